@@ -1,0 +1,84 @@
+"""Identifiers: checkpoint IDs, attempt IDs, task names. Pure, but for the random source that is injected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import total_ordering
+
+from statemgr.errors import InvalidError
+
+_CHECKPOINT_ID = re.compile(r"(\d{1,19})-(\d{6})\Z")
+_TASK = re.compile(r"Partition (0|[1-9]\d{0,5})\Z")
+#: Names of jobs and stores: safe as a file name, an object key and a part of a topic's name.
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class CheckpointId:
+    """``<epoch millis>-<last 6 digits of the nano clock>`` (the form of Apache Samza's checkpoint IDs).
+
+    Ordering is by text of its parts and only for people; what is newer is decided by offsets on the topic.
+    """
+
+    millis: int
+    nanos: int
+
+    @classmethod
+    def at(cls, time_ns: int) -> CheckpointId:
+        """The ID for a wall-clock time in nanoseconds since the epoch."""
+        return cls(time_ns // 1_000_000, time_ns % 1_000_000)
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointId:
+        """Raises: InvalidError when ``text`` is not a checkpoint ID."""
+        match = _CHECKPOINT_ID.match(text)
+        if not match:
+            raise InvalidError(f"{text!r} is not a checkpoint ID", hint="it looks like 1700000000000-123456")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.millis}-{self.nanos:06d}"
+
+    def __lt__(self, other: CheckpointId) -> bool:
+        return (self.millis, self.nanos) < (other.millis, other.nanos)
+
+
+def task_name(index: int) -> str:
+    """``Partition <index>``; task i owns partition i of every changelog."""
+    return f"Partition {index}"
+
+
+def task_index(task: str) -> int:
+    """The number in a task's name. Raises: InvalidError when it is not a task's name."""
+    match = _TASK.match(task)
+    if not match:
+        raise InvalidError(f"{task!r} is not a task", hint="tasks are called 'Partition 0', 'Partition 1', …")
+    return int(match[1])
+
+
+def task_path(task: str) -> str:
+    """The task's name as one part of a path or of a blob's name: ``Partition_<index>``."""
+    return f"Partition_{task_index(task)}"
+
+
+@dataclass(frozen=True)
+class IdSource:
+    """Makes the IDs of one process.
+
+    Args:
+        time_ns: wall clock in nanoseconds since the epoch.
+        token: random text, 32 hexadecimal digits.
+    """
+
+    time_ns: Callable[[], int]
+    token: Callable[[], str]
+
+    def checkpoint_id(self) -> CheckpointId:
+        return CheckpointId.at(self.time_ns())
+
+    def attempt_id(self) -> str:
+        """Unique per attempt; sorts by time for people: ``<epoch millis>-<16 random hexadecimal digits>``."""
+        return f"{self.time_ns() // 1_000_000}-{self.token()[:16]}"

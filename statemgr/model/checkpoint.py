@@ -1,0 +1,178 @@
+"""Checkpoints: what a record on the checkpoint topic says. Pure.
+
+A record's value embeds whole all the retained checkpoints of its task, newest first, because compaction keeps only
+the newest record of a key. The design follows Samza's CheckpointV2 (SEP for SAMZA-2657), with what it lacks: the
+layout, the sequence number, the list of all stores, the outbox of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from statemgr.ids import CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRef:
+    """Where bytes are, and how to recognise them.
+
+    ``blob_id`` is the name relative to the blob store's root, ``size`` in bytes, ``hash`` 16 bytes (XXH3-128).
+    """
+
+    blob_id: str
+    size: int
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class IndexMarker:
+    """Marker of ``blob-store``: the index blob, necessary and sufficient to rebuild the store."""
+
+    index: BlobRef
+
+
+@dataclass(frozen=True, slots=True)
+class ChangelogMarker:
+    """Marker of ``kafka-changelog``: the offset after the last record that belongs to the checkpoint.
+
+    ``topic_id`` is Kafka's UUID of the topic as text; None when older software (version 1) wrote the marker.
+    """
+
+    topic: str
+    topic_id: str | None
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueMarker:
+    """Marker of a backend from outside, as bytes of its own format."""
+
+    data: bytes
+
+
+Marker = IndexMarker | ChangelogMarker | OpaqueMarker
+#: factory name → store → marker
+Markers = Mapping[str, Mapping[str, Marker]]
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """Bytes published with a checkpoint (output rows of a micro-batch): inline, or in a blob. Exactly one is set."""
+
+    name: str
+    inline: bytes | None = None
+    blob: BlobRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What a Spark micro-batch is known by: query, number, and its source's offsets (Spark's JSON, normalised)."""
+
+    query_id: str
+    batch_id: int
+    start_offsets: str
+    end_offsets: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutstandingTtl:
+    """A blob of a published checkpoint whose TTL could not be removed yet, and since when (epoch milliseconds)."""
+
+    blob_id: str
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How keys are spread over tasks. It is part of every checkpoint; changing it is a rescale."""
+
+    generation: int
+    tasks: int
+    partitioner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One published state of one task.
+
+    ``input_offsets``: source partition (``orders-0``) → next offset to read. ``stores``: every store of the job →
+    its state ID, unique per attempt that made this content. ``state_checkpoint_markers``: factory → store → marker.
+    ``sequence`` counts publishes and is never used twice.
+    """
+
+    checkpoint_id: CheckpointId
+    sequence: int
+    epoch: int
+    input_offsets: Mapping[str, int]
+    stores: Mapping[str, str]
+    state_checkpoint_markers: Markers
+    backup_factories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    restore_factories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    batch: MicroBatch | None = None
+    attachments: tuple[Attachment, ...] = ()
+    outstanding_ttl: tuple[OutstandingTtl, ...] = ()
+    record_version: int = 2
+
+    def marker(self, factory: str, store: str) -> Marker | None:
+        """The marker of a backend for a store, or None where the backend has none."""
+        return self.state_checkpoint_markers.get(factory, {}).get(store)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointKey:
+    """Key of a record on the checkpoint topic."""
+
+    job_name: str
+    job_id: str
+    layout_generation: int
+    task: str
+    record_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """Value of a record on the checkpoint topic: the layout, and the retained checkpoints, newest first (≥ 1)."""
+
+    job_name: str
+    job_id: str
+    task: str
+    layout: Layout
+    checkpoints: tuple[Checkpoint, ...]
+    #: Kafka offset it was read at; None before it is published. Not part of the encoded record.
+    offset: int | None = field(default=None, compare=False)
+
+    @property
+    def current(self) -> Checkpoint:
+        return self.checkpoints[0]
+
+    def key(self, record_version: int = 2) -> CheckpointKey:
+        return CheckpointKey(self.job_name, self.job_id, self.layout.generation, self.task, record_version)
+
+    def followed_by(self, checkpoint: Checkpoint, retained: int) -> CheckpointRecord:
+        """The record that publishes ``checkpoint`` and keeps up to ``retained`` in all.
+
+        Attachments stay with the newest only: output is kept until the next batch is published.
+        """
+        older = tuple(replace(c, attachments=()) for c in self.checkpoints[: max(retained - 1, 0)])
+        return replace(self, checkpoints=(checkpoint, *older), offset=None)
+
+
+def with_version_one(newest: CheckpointRecord | None, version_one: CheckpointRecord | None) -> CheckpointRecord | None:
+    """The current record when both versions of it were read: the highest offset wins.
+
+    A version 1 record that is newer (older software ran meanwhile) becomes the current checkpoint, with changelog
+    markers alone and the next sequence number, in front of what was retained before.
+    """
+    if newest is None or version_one is None:
+        return newest or version_one
+    assert newest.offset is not None and version_one.offset is not None
+    same_commit = version_one.current.checkpoint_id == newest.current.checkpoint_id
+    if same_commit or version_one.offset < newest.offset:
+        return newest
+    current = replace(
+        version_one.current, sequence=newest.current.sequence + 1, epoch=newest.current.epoch
+    )
+    record = replace(newest, offset=version_one.offset)
+    return replace(record.followed_by(current, len(newest.checkpoints) + 1), offset=version_one.offset)

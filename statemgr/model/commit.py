@@ -1,0 +1,106 @@
+"""A prepared commit: everything that one task's commit needs to be published, already durable. Pure.
+
+It is made where the state is (a consumer loop, a Spark executor) and published where the transaction is (the loop
+itself, Spark's driver). Its bytes are Avro (``prepared_commit``), small: large parts are blobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from statemgr.model.checkpoint import Attachment, BlobRef, Layout, Marker
+
+#: A put, or a delete when the value is None.
+Change = tuple[bytes, bytes | None]
+
+
+class ChangeSet(Protocol):
+    """Changes in the order in which they are to be applied; can be iterated any number of times.
+
+    ``count`` changes of together ``size`` bytes of keys and values.
+    """
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Change]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeList:
+    """A change set in memory."""
+
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.changes)
+
+    @property
+    def size(self) -> int:
+        return sum(len(key) + len(value or b"") for key, value in self.changes)
+
+    def __iter__(self) -> Iterator[Change]:
+        return iter(self.changes)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChanges:
+    """What a commit sends to a changelog. Exactly one of ``local``, ``inline`` and ``blob`` is set.
+
+    ``fill``: the changes are the whole state, and every key that the topic has beside them needs a tombstone.
+    ``local``: not leaving this process (never in the encoded form). ``inline``: a change segment's bytes.
+    ``blob``: where the change segment is.
+    """
+
+    fill: bool
+    local: ChangeSet | None = None
+    inline: bytes | None = None
+    blob: BlobRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStore:
+    """One store's part: its new state ID, factory → marker for backends that are done, and factory → changes for
+    those whose marker is made inside the publishing transaction. A backend in neither keeps nothing."""
+
+    state_id: str
+    markers: Mapping[str, Marker] = field(default_factory=dict)
+    changes: Mapping[str, PreparedChanges] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducedRecord:
+    """One output record that is sent in the publishing transaction (``task.produce``)."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    partition: int | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCommit:
+    """One task's prepared commit. ``base_checkpoint_id`` is the checkpoint that it continues (None: the first).
+
+    ``added_blobs``: everything this commit uploaded, whose TTL goes when it is published.
+    """
+
+    job_name: str
+    job_id: str
+    task: str
+    layout: Layout
+    epoch: int
+    attempt: str
+    base_checkpoint_id: str | None
+    input_offsets: Mapping[str, int]
+    stores: Mapping[str, PreparedStore]
+    added_blobs: tuple[str, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
+    produced: tuple[ProducedRecord, ...] = ()

@@ -1,0 +1,83 @@
+"""The dir diff: what a commit uploads, keeps and removes. Pure.
+
+Identity is content (size and hash). Names mean nothing: RocksDB reissues file numbers, so the same name and size may
+be another file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from statemgr.model.snapshot import DirIndex, FileIndex
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A file of a local directory: path relative to its root, size in bytes, XXH3-128 of its content."""
+
+    path: str
+    size: int
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTree:
+    """A local directory as the diff sees it: files by relative path, and all sub-directories (also empty ones)."""
+
+    files: tuple[LocalFile, ...]
+    dirs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DirDiff:
+    """``added``: local files whose content the base lacks; ``kept``: relative path → the base's file that has the
+    same content; ``removed``: the base's files that nothing local has."""
+
+    added: tuple[LocalFile, ...]
+    kept: Mapping[str, FileIndex]
+    removed: tuple[FileIndex, ...]
+
+
+def diff(local: LocalTree, base: DirIndex | None) -> DirDiff:
+    """Compare a local directory with the last acknowledged index (None: everything is new)."""
+    known = {file.identity: file for _, file in base.walk()} if base else {}
+    added: list[LocalFile] = []
+    kept: dict[str, FileIndex] = {}
+    for file in local.files:
+        same = known.get((file.size, file.hash))
+        if same is None:
+            added.append(file)
+        else:
+            kept[file.path] = same
+    used = {file.identity for file in kept.values()}
+    removed = tuple(file for identity, file in known.items() if identity not in used)
+    return DirDiff(tuple(added), kept, removed)
+
+
+def assemble(dirs: tuple[str, ...], files: Mapping[str, FileIndex]) -> DirIndex:
+    """Build the tree for relative paths → files (the names inside are replaced by the paths' last parts)."""
+    from_root: dict[str, tuple[dict[str, FileIndex], set[str]]] = {"": ({}, set())}
+
+    def enter(path: str) -> tuple[dict[str, FileIndex], set[str]]:
+        if path not in from_root:
+            parent, _, name = path.rpartition("/")
+            enter(parent)[1].add(name)
+            from_root[path] = ({}, set())
+        return from_root[path]
+
+    for path in dirs:
+        enter(path)
+    for path, file in files.items():
+        parent, _, name = path.rpartition("/")
+        enter(parent)[0][name] = FileIndex(name, file.size, file.hash, file.inline, file.parts)
+
+    def build(path: str, name: str) -> DirIndex:
+        found, subs = from_root[path]
+        return DirIndex(
+            name,
+            tuple(found[n] for n in sorted(found)),
+            tuple(build(f"{path}/{sub}" if path else sub, sub) for sub in sorted(subs)),
+        )
+
+    return build("", "")

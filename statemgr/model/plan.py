@@ -1,0 +1,138 @@
+"""The restore plans: which factory supplies each store, and which file comes from where. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from statemgr.errors import MissingState, PermissionNeeded
+from statemgr.model.checkpoint import Checkpoint, Marker
+from statemgr.model.snapshot import DirIndex, FileIndex
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlan:
+    """How one store comes back: the factories to try in order, each with its marker, and why others are left out.
+
+    An empty ``candidates`` with ``empty`` set means that the store starts empty, knowingly.
+    """
+
+    store: str
+    state_id: str | None
+    candidates: tuple[tuple[str, Marker], ...]
+    skipped: Mapping[str, str]
+    empty: bool = False
+
+
+def plan_stores(
+    checkpoint: Checkpoint | None,
+    restore_factories: Mapping[str, Sequence[str]],
+    *,
+    durable: Mapping[str, bool],
+    allow_new_stores: bool = False,
+    allow_removed_stores: bool = False,
+    job: str = "",
+    task: str = "",
+) -> list[StorePlan]:
+    """Choose for every configured store where it is restored from.
+
+    Args:
+        checkpoint: the current one, or None at the job's first start.
+        restore_factories: store → factories in order of preference.
+        durable: store → whether it is backed up at all; one that is not starts empty every time.
+
+    Raises:
+        PermissionNeeded: a store that the checkpoint does not list, or one it lists that the config lacks.
+        MissingState: no restore factory has a marker for a listed store.
+    """
+    if checkpoint is None:
+        return [StorePlan(store, None, (), {}, empty=True) for store in sorted(restore_factories)]
+    _check_listing(checkpoint, restore_factories, allow_new_stores, allow_removed_stores, durable, job, task)
+    plans = []
+    for store in sorted(restore_factories):
+        if not durable[store] or store not in checkpoint.stores:
+            plans.append(StorePlan(store, None, (), {}, empty=True))
+            continue
+        found: list[tuple[str, Marker]] = []
+        skipped: dict[str, str] = {}
+        for factory in restore_factories[store]:
+            marker = checkpoint.marker(factory, store)
+            if marker is None:
+                skipped[factory] = f"checkpoint {checkpoint.checkpoint_id} has no marker of it for this store"
+            else:
+                found.append((factory, marker))
+        if not found:
+            have = sorted(f for f, m in checkpoint.state_checkpoint_markers.items() if store in m)
+            raise MissingState(
+                "no restore factory can supply the store: "
+                + "; ".join(f"{factory}: {why}" for factory, why in skipped.items() or [("(none)", "none is configured")]),
+                hint=f"set task.restore.factories to one that the checkpoint has: {', '.join(have) or 'it has none'}",
+                job=job, task=task, store=store,
+            )
+        plans.append(StorePlan(store, checkpoint.stores[store], tuple(found), skipped))
+    return plans
+
+
+def _check_listing(
+    checkpoint: Checkpoint,
+    configured: Mapping[str, Sequence[str]],
+    allow_new: bool,
+    allow_removed: bool,
+    durable: Mapping[str, bool],
+    job: str,
+    task: str,
+) -> None:
+    new = sorted(store for store in configured if durable[store] and store not in checkpoint.stores)
+    gone = sorted(store for store in checkpoint.stores if store not in configured)
+    listed = ", ".join(sorted(checkpoint.stores)) or "none"
+    if new and not allow_new:
+        raise PermissionNeeded(
+            f"store {new[0]!r} is not one of those in checkpoint {checkpoint.checkpoint_id} ({listed})",
+            hint="a mistyped name? To start it empty, open once with --allow-new-store (allow_new_stores=True)",
+            job=job, task=task, store=new[0],
+        )
+    if gone and not allow_removed:
+        raise PermissionNeeded(
+            f"store {gone[0]!r} is in checkpoint {checkpoint.checkpoint_id} but not in the configuration",
+            hint="a mistyped name? To drop it, open once with --allow-removed-store (allow_removed_stores=True)",
+            job=job, task=task, store=gone[0],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """``link``: target path → (directory number, path in it) of a local file of the same identity;
+    ``inline``: target path → its content in the index; ``fetch``: target path → file to fetch part by part."""
+
+    dirs: tuple[str, ...]
+    link: Mapping[str, tuple[int, str]]
+    inline: Mapping[str, FileIndex]
+    fetch: Mapping[str, FileIndex]
+
+    @property
+    def fetch_bytes(self) -> int:
+        return sum(file.size for file in self.fetch.values())
+
+
+def plan_files(root: DirIndex, local: Sequence[Mapping[str, tuple[int, bytes]]]) -> FilePlan:
+    """Decide for every file of an index where it comes from.
+
+    Args:
+        root: the index's directory.
+        local: for each local directory that may be reused, relative path → identity (size, hash), verified.
+    """
+    known: dict[tuple[int, bytes], tuple[int, str]] = {}
+    for number, files in enumerate(local):
+        for path, identity in files.items():
+            known.setdefault(identity, (number, path))
+    link: dict[str, tuple[int, str]] = {}
+    inline: dict[str, FileIndex] = {}
+    fetch: dict[str, FileIndex] = {}
+    for path, file in root.walk():
+        if file.inline is not None:
+            inline[path] = file
+        elif file.identity in known:
+            link[path] = known[file.identity]
+        else:
+            fetch[path] = file
+    return FilePlan(tuple(root.walk_dirs()), link, inline, fetch)

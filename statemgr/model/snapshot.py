@@ -1,0 +1,164 @@
+"""The snapshot index: what an index blob says about one store's directory. Pure.
+
+Necessary and sufficient to rebuild the directory: small files are inside, large ones are named part by part.
+Everything read from outside is validated here before any I/O (:func:`validate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from statemgr.errors import CorruptBlob
+from statemgr.model.checkpoint import BlobRef
+
+#: Files up to this size are stored inside the index blob.
+INLINE_LIMIT = 16 * 1024
+#: All inline files of one index together.
+INLINE_TOTAL_LIMIT = 1024 * 1024
+MAX_FILES = 1_000_000
+MAX_DEPTH = 32
+MAX_FILE_SIZE = 1 << 44
+MAX_INDEX_SIZE = 512 * 1024 * 1024
+MAX_NAME_LENGTH = 255
+
+
+@dataclass(frozen=True, slots=True)
+class FileIndex:
+    """One file: its name within its directory, size in bytes, XXH3-128 of its content, and where the content is.
+
+    Exactly one of ``inline`` and ``parts`` is set; parts are in order and their sizes add up to ``size``.
+    """
+
+    name: str
+    size: int
+    hash: bytes
+    inline: bytes | None = None
+    parts: tuple[BlobRef, ...] = ()
+
+    @property
+    def identity(self) -> tuple[int, bytes]:
+        """Two files are the same if and only if this is equal: size and content hash, never the name."""
+        return self.size, self.hash
+
+
+@dataclass(frozen=True, slots=True)
+class DirIndex:
+    """A directory: its files and sub-directories, each sorted by name. The root's name is empty."""
+
+    name: str
+    files: tuple[FileIndex, ...] = ()
+    dirs: tuple[DirIndex, ...] = ()
+
+    def walk(self, prefix: str = "") -> Iterator[tuple[str, FileIndex]]:
+        """Every file at every depth with its path relative to the root, ``/`` between parts."""
+        for file in self.files:
+            yield prefix + file.name, file
+        for sub in self.dirs:
+            yield from sub.walk(f"{prefix}{sub.name}/")
+
+    def walk_dirs(self, prefix: str = "") -> Iterator[str]:
+        """Every sub-directory's relative path, parents first."""
+        for sub in self.dirs:
+            yield prefix + sub.name
+            yield from sub.walk_dirs(f"{prefix}{sub.name}/")
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for _, file in self.walk())
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotIndex:
+    """An index blob: whose state it is, its directory, and the index that came before it.
+
+    ``attempt`` is the part of blob names that this snapshot's own uploads carry: what it added is what bears it.
+    """
+
+    job_name: str
+    job_id: str
+    task: str
+    store: str
+    state_id: str
+    attempt: str
+    created_ms: int
+    root: DirIndex
+    previous: BlobRef | None = None
+
+    def blobs(self) -> Iterator[BlobRef]:
+        """Every blob that the index refers to (not the index blob itself)."""
+        for _, file in self.root.walk():
+            yield from file.parts
+
+    def added(self) -> Iterator[BlobRef]:
+        """The blobs that this snapshot's own commit uploaded."""
+        return (blob for blob in self.blobs() if f"/{self.attempt}/" in blob.blob_id)
+
+
+def validate(index: SnapshotIndex, blob_id: str, *, job_name: str, job_id: str, task: str, store: str) -> None:
+    """Refuse a hostile or foreign index before anything is done with it.
+
+    Raises: CorruptBlob naming the blob and what is wrong with it.
+    """
+
+    def refuse(what: str) -> CorruptBlob:
+        return CorruptBlob(
+            f"index blob refused: {what}", blob=blob_id, job=job_name, task=task, store=store,
+            hint="restore from another factory, or roll back to an older checkpoint",
+        )
+
+    owner = (index.job_name, index.job_id, index.task, index.store)
+    if owner != (job_name, job_id, task, store):
+        raise refuse(f"it belongs to job {owner[0]!r}/{owner[1]!r}, task {owner[2]!r}, store {owner[3]!r}")
+    count = inline = 0
+    pending = [(index.root, 0)]
+    while pending:
+        directory, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            raise refuse(f"directories deeper than {MAX_DEPTH}")
+        seen: set[str] = set()
+        for name in [*(f.name for f in directory.files), *(d.name for d in directory.dirs)]:
+            problem = name_problem(name)
+            if problem or name in seen:
+                raise refuse(f"file name {name!r} {problem or 'appears twice'}")
+            seen.add(name)
+        count += len(directory.files) + len(directory.dirs)
+        if count > MAX_FILES:
+            raise refuse(f"more than {MAX_FILES} files")
+        for file in directory.files:
+            problem = _file_problem(file, f"{job_name}/{job_id}/")
+            if problem:
+                raise refuse(f"file {file.name!r} {problem}")
+            inline += len(file.inline or b"")
+        pending.extend((sub, depth + 1) for sub in directory.dirs)
+    if inline > INLINE_TOTAL_LIMIT:
+        raise refuse(f"more than {INLINE_TOTAL_LIMIT} bytes of inline files")
+
+
+def name_problem(name: str) -> str | None:
+    """Why a file name may not be used as one, or None."""
+    if not name or name in (".", ".."):
+        return "is not a file name"
+    if "/" in name or "\\" in name or "\0" in name:
+        return "contains a separator or NUL"
+    if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_LENGTH:
+        return "is too long"
+    return None
+
+
+def _file_problem(file: FileIndex, blob_prefix: str) -> str | None:
+    if not 0 <= file.size <= MAX_FILE_SIZE:
+        return f"has an absurd size of {file.size}"
+    if len(file.hash) != 16:
+        return "has no 16-byte hash"
+    if file.inline is not None:
+        if file.parts or len(file.inline) != file.size:
+            return "has inline content that does not match its size"
+        return None
+    if any(part.size < 0 for part in file.parts) or sum(part.size for part in file.parts) != file.size:
+        return "has parts that do not add up to its size"
+    for part in file.parts:
+        if len(part.hash) != 16 or not part.blob_id.startswith(blob_prefix) or ".." in part.blob_id.split("/"):
+            return f"names the blob {part.blob_id!r}, which is not one of this job's"
+    return None
