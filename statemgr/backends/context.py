@@ -1,0 +1,31 @@
+"""What a state backend is built from. Backends from outside get the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from statemgr.config import JobConfig
+from statemgr.ids import IdSource
+from statemgr.ports import BlobStore, Changelog, Clock
+
+if TYPE_CHECKING:
+    from statemgr.backends.transfer import Transfer
+
+
+@dataclass(frozen=True)
+class BackendContext:
+    """Configuration, time and IDs, a scratch directory, and the adapters, made when first asked for.
+
+    ``blobs`` is already retrying and verifying; ``transfer`` moves files over it in parallel.
+    """
+
+    config: JobConfig
+    clock: Clock
+    ids: IdSource
+    scratch: Path
+    blobs: Callable[[], BlobStore]
+    transfer: Callable[[], Transfer]
+    changelog: Callable[[], Changelog]

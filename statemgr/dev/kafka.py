@@ -1,0 +1,167 @@
+"""A one-node Kafka broker in KRaft mode, as a child process on this machine.
+
+Writes below the broker's own directory only: ``server.properties``, ``data/``, ``broker.log``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from statemgr.dev.jars import broker_jars
+from statemgr.dev.java import find_java
+from statemgr.dev.process import ServerProcess, accepts_connections, free_port, spawn, wait_until_ready
+from statemgr.errors import UnavailableError
+
+_READY_DEADLINE_S = 60.0
+_HEAP = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+
+_LOGGING = """\
+Configuration:
+  Appenders:
+    Console:
+      name: Console
+      target: SYSTEM_ERR
+      PatternLayout:
+        pattern: "[%d] %p %m (%c)%n"
+  Loggers:
+    Root:
+      level: WARN
+      AppenderRef:
+        - ref: Console
+    Logger:
+      - name: kafka.server.KafkaRaftServer
+        level: INFO
+"""
+
+
+@dataclass(kw_only=True)
+class KafkaBroker:
+    """A broker in ``directory``; its ports stay the same over restarts.
+
+    Args:
+        settings: broker properties that go over the ones written here (``{"log.cleaner.backoff.ms": "500"}``).
+    """
+
+    directory: Path
+    port: int = field(default_factory=free_port)
+    controller_port: int = field(default_factory=free_port)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    process: ServerProcess | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """``host:port`` for clients."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, *, deadline_s: float = _READY_DEADLINE_S) -> None:
+        """Format the data directory if it is new, start, and return when the broker answers a metadata request.
+
+        Raises:
+            PrerequisiteMissing: no Java 17.
+            UnavailableError: the jars could not be fetched, or the broker did not come up (its log is named).
+        """
+        if self.process is not None and self.process.running:
+            return
+        java = str(find_java().program)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        classpath = ":".join(str(jar) for jar in broker_jars())
+        run = [java, *_HEAP, f"-Dlog4j2.configurationFile={self._write_logging()}", "-cp", classpath]
+        properties = self._write_properties()
+        if not (self.directory / "data" / "meta.properties").exists():
+            self._format([*run, "kafka.tools.StorageTool", "format", "--cluster-id"], properties)
+        self.process = spawn([*run, "kafka.Kafka", str(properties)], log=self.directory / "broker.log")
+        try:
+            wait_until_ready(self.process, self.answers, name="the Kafka broker", deadline_s=deadline_s)
+        except BaseException:
+            self.process.stop(1.0)
+            raise
+
+    def stop(self, grace_s: float = 15.0) -> None:
+        """Stop it in good order; SIGKILL if that takes longer than ``grace_s``."""
+        if self.process is not None:
+            self.process.resume()
+            self.process.stop(grace_s)
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        if self.process is not None:
+            self.process.kill()
+
+    def restart(self) -> None:
+        """Stop and start on the same port and data."""
+        self.stop()
+        self.start()
+
+    def delete(self) -> None:
+        """Stop it and remove its directory."""
+        self.stop(2.0)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def answers(self) -> bool:
+        """Whether it answers a metadata request with itself in it."""
+        # librdkafka backs off after a refused connection; the port is asked first, so that it never meets one
+        if not accepts_connections(self.port):
+            return False
+        client = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+        try:
+            return len(client.list_topics(timeout=2.0).brokers) == 1
+        except KafkaException:
+            return False
+
+    def _format(self, command: list[str], properties: Path) -> None:
+        cluster_id = secrets.token_urlsafe(16).replace("-", "A")
+        run = subprocess.run(
+            [*command, cluster_id, "--config", str(properties)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
+        if run.returncode != 0:
+            lines = (run.stderr or run.stdout).strip().splitlines()
+            raise UnavailableError(
+                "the Kafka broker's data directory could not be formatted",
+                hint=lines[-1][:300] if lines else None,
+                directory=str(self.directory),
+            )
+
+    def _write_properties(self) -> Path:
+        properties = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@127.0.0.1:{self.controller_port}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.controller_port}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": str((self.directory / "data").absolute()),
+            "auto.create.topics.enable": "false",
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "4",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "4",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            "controlled.shutdown.enable": "false",
+            "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
+            **self.settings,
+        }
+        path = self.directory / "server.properties"
+        path.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+        return path
+
+    def _write_logging(self) -> Path:
+        path = self.directory / "log4j2.yaml"
+        path.write_text(_LOGGING)
+        return path

@@ -1,0 +1,146 @@
+"""A server process that outlives its starter: started detached, known by PID *and* start time, stopped by PID.
+
+A PID alone may have been given to another process since; the start time tells them apart.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from statemgr.errors import UnavailableError
+
+_START_TIME_TOLERANCE_S = 1.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerProcess:
+    """One server: its PID, when that process began (seconds since the epoch) and its log file."""
+
+    pid: int
+    started_at: float
+    log: Path
+
+    def process(self) -> psutil.Process | None:
+        """The running process, or None if it has ended (or its PID is another process's now)."""
+        try:
+            process = psutil.Process(self.pid)
+            if abs(process.create_time() - self.started_at) > _START_TIME_TOLERANCE_S:
+                return None
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return None
+        except psutil.NoSuchProcess:
+            return None
+        return process
+
+    @property
+    def running(self) -> bool:
+        """Whether it still runs."""
+        return self.process() is not None
+
+    def stop(self, grace_s: float = 10.0) -> bool:
+        """End it with SIGTERM, and with SIGKILL after ``grace_s``; False if it was not running."""
+        process = self.process()
+        if process is None:
+            return False
+        try:
+            process.terminate()
+            process.wait(grace_s)
+        except psutil.TimeoutExpired:
+            process.kill()
+            process.wait(grace_s)
+        except psutil.NoSuchProcess:
+            pass
+        return True
+
+    def kill(self) -> None:
+        """End it with SIGKILL and wait."""
+        process = self.process()
+        if process is not None:
+            process.kill()
+            process.wait(10.0)
+
+    def suspend(self) -> None:
+        """Stop its threads (SIGSTOP), as a long pause of the machine would."""
+        process = self.process()
+        if process is not None:
+            process.suspend()
+
+    def resume(self) -> None:
+        """Let it go on (SIGCONT)."""
+        process = self.process()
+        if process is not None:
+            process.resume()
+
+
+def spawn(
+    command: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> ServerProcess:
+    """Start a command in a session of its own with its output appended to ``log``."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=None if environment is None else dict(environment),
+            cwd=cwd,
+            start_new_session=True,  # Ctrl-C in the terminal is the caller's, not the server's
+        )
+    try:
+        started_at = psutil.Process(child.pid).create_time()
+    except psutil.NoSuchProcess:
+        started_at = 0.0
+    # The server may outlive this process: without a return code, Popen's finalizer would warn of that.
+    child.returncode = 0
+    return ServerProcess(pid=child.pid, started_at=started_at, log=log)
+
+
+def wait_until_ready(
+    server: ServerProcess, ready: Callable[[], bool], *, name: str, deadline_s: float
+) -> None:
+    """Poll ``ready`` until it answers True.
+
+    Raises:
+        UnavailableError: the process ended, or the deadline passed; it names the log and quotes its last line.
+    """
+    end = time.monotonic() + deadline_s
+    while True:
+        if not server.running:
+            raise _not_up(server, f"{name} ended while it was starting")
+        if ready():
+            return
+        if time.monotonic() > end:
+            raise _not_up(server, f"{name} was not ready after {deadline_s:.0f} s")
+        time.sleep(_POLL_S)
+
+
+def _not_up(server: ServerProcess, message: str) -> UnavailableError:
+    lines = server.log.read_text(errors="replace").splitlines() if server.log.exists() else []
+    errors = [line for line in lines if "ERROR" in line or "Exception" in line or "error" in line] or lines
+    last = errors[-1].strip()[:300] if errors else "its log is empty"
+    return UnavailableError(message, hint=f"see its log; it says: {last}", log=str(server.log))
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return int(port)
+
+
+def accepts_connections(port: int) -> bool:
+    """Whether somebody listens on this port of the loopback interface."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
