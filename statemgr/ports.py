@@ -326,10 +326,15 @@ class BackupManager(Protocol):
     def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
         """The marker for an unchanged store: the base's if it is still valid, or None when it must be filled."""
 
-    def clean_up(
-        self, identity: StoreIdentity, current: Marker, evicted: Sequence[Marker], retained: Sequence[Marker]
-    ) -> None:
-        """After an acknowledged publish: delete what no retained checkpoint references. Idempotent."""
+    def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
+        """After an acknowledged publish: delete what no retained checkpoint references. Idempotent.
+
+        ``retained`` is newest first and empty when the store or the backend was removed; ``evicted`` is empty at an
+        open, where only what a dead owner left behind is finished.
+        """
+
+    def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
+        """Whether the backend holds committed changes beyond the marker (only an adopted changelog can)."""
 
     def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
         """Names of the blobs that the commit of ``marker`` itself added (for REMOVE_TTL at open)."""

@@ -1,0 +1,134 @@
+"""An open store of a task: its live database, the changes since the last acknowledged commit, and what it was made
+from. Held by a task or an attempt; the commit flow freezes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from statemgr.config import StoreConfig
+from statemgr.errors import ClosedError
+from statemgr.flows.parts import Parts
+from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
+from statemgr.model.commit import Change, ChangeList, ChangeSet
+from statemgr.ports import CommittedDirectory, LocalDirectories, LocalStore, StoreIdentity
+
+#: Bytes of changes that one store keeps in memory before they go to a local segment.
+CHANGE_BUDGET = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class FrozenStore:
+    """One store at the moment of a commit. ``staging`` is None when nothing changed and no backend needs a snapshot."""
+
+    state_id: str
+    staging: Path | None
+    changes: FrozenChanges | None
+    sequence_number: int
+
+
+class OpenStore:
+    """One open store. One thread writes; one commit runs beside it.
+
+    Args:
+        committed: the directory it is cloned from, None when it starts empty.
+        state_id: the published state it continues, None when it has never been published.
+        track_changes: whether a backend needs the changes of each commit.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        identity: StoreIdentity,
+        config: StoreConfig,
+        committed: CommittedDirectory | None,
+        state_id: str | None,
+        *,
+        track_changes: bool,
+    ) -> None:
+        self.identity = identity
+        self.config = config
+        self.directories: LocalDirectories = parts.directories(identity.task, identity.store)
+        self.live = self.directories.clone(committed)
+        self.local: LocalStore = parts.open_store(config, self.live)
+        self.state_id = state_id
+        self._committed_at = self.local.sequence_number
+        self._buffer = (
+            ChangeBuffer(self.directories.staging(), CHANGE_BUDGET) if track_changes else None
+        )
+        self._closed = False
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything that the published checkpoint does not have."""
+        return self.state_id is None or self.local.sequence_number != self._committed_at
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Apply changes to the store, and keep them for the changelog until a commit of them is acknowledged."""
+        if self._closed:
+            raise ClosedError("the store is closed", task=self.identity.task, store=self.identity.store)
+        self.local.write(changes)
+        if self._buffer is not None:
+            self._buffer.extend(changes)
+
+    def freeze(self, state_id: str, *, snapshot: bool) -> FrozenStore:
+        """The synchronous part of a commit: flush and, if asked for, a checkpoint directory."""
+        changes = self._buffer.freeze() if self._buffer is not None else None
+        staging = None
+        if snapshot:
+            self.local.flush()
+            staging = self.directories.staging()
+            self.local.checkpoint(staging)
+        return FrozenStore(state_id, staging, changes, self.local.sequence_number)
+
+    def acknowledged(self, frozen: FrozenStore, state_id: str) -> None:
+        """The commit of ``frozen`` was published as ``state_id``: later commits continue it."""
+        self.state_id = state_id
+        self._committed_at = frozen.sequence_number
+        if self._buffer is not None and frozen.changes is not None:
+            self._buffer.acknowledge(frozen.changes)
+
+    def close(self) -> None:
+        """Close the database and remove its live directory: what is committed is elsewhere."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.local.close()
+        finally:
+            if self._buffer is not None:
+                self._buffer.close()
+            self.directories.discard(self.live)
+
+
+NO_CHANGES: ChangeSet = ChangeList()
+
+
+class WholeState:
+    """The complete content of a committed directory as a change set, read when it is iterated."""
+
+    def __init__(self, parts: Parts, directories: LocalDirectories, config: StoreConfig,
+                 committed: CommittedDirectory) -> None:
+        self._parts, self._directories, self._config, self._committed = parts, directories, config, committed
+
+    @property
+    def count(self) -> int:
+        return sum(1 for _ in self)
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk: an estimate of the bytes of keys and values."""
+        return sum(size for size, _ in self._committed.files.values())
+
+    def __iter__(self) -> Iterator[Change]:
+        live = self._directories.clone(self._committed)
+        try:
+            store = self._parts.open_store(self._config, live)
+            try:
+                items: Iterable[tuple[bytes, bytes]] = store.scan(None, None)
+                yield from items
+            finally:
+                store.close()
+        finally:
+            self._directories.discard(live)

@@ -1,0 +1,49 @@
+"""What the flows are given: configuration, time, IDs, and how to get each engine and local directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from statemgr.config import JobConfig, StoreConfig
+from statemgr.ids import IdSource
+from statemgr.ports import (
+    BackupManager,
+    BlobStore,
+    Changelog,
+    Clock,
+    LocalDirectories,
+    LocalStore,
+    RestoreManager,
+    StoreIdentity,
+)
+
+if TYPE_CHECKING:
+    from statemgr.backends.transfer import Transfer
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of one process for one job. The callables make a thing when it is first asked for."""
+
+    config: JobConfig
+    clock: Clock
+    ids: IdSource
+    blobs: Callable[[], BlobStore]
+    transfer: Callable[[], Transfer]
+    changelog: Callable[[], Changelog]
+    backup_manager: Callable[[str], BackupManager]
+    restore_manager: Callable[[str], RestoreManager]
+    directories: Callable[[str, str], LocalDirectories]
+    open_store: Callable[[StoreConfig, Path], LocalStore]
+    task_directory: Callable[[str], Path]
+
+    def identity(self, task: str, store: str) -> StoreIdentity:
+        return StoreIdentity(self.config.job_name, self.config.job_id, task, store)
+
+    @property
+    def durable(self) -> Mapping[str, bool]:
+        """Store → whether it is backed up at all."""
+        return {name: bool(store.backup_factories) for name, store in self.config.stores.items()}

@@ -1,0 +1,232 @@
+"""Publish: one Kafka transaction, and the only act that changes what is current.
+
+Steps:
+
+1. check that every prepared commit continues what the topic says, in the owner's epoch
+2. stage: bring the changelogs' changes to this machine (nothing has been written to Kafka yet)
+3. begin the transaction
+4. send the changelog records and the output, wait for their offsets: the changelog markers
+5. send one checkpoint record per task (and record version)
+6. commit the transaction; an unknown outcome is settled, and the topic says what happened
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError
+from statemgr.flows.parts import Parts
+from statemgr.ids import CheckpointId
+from statemgr.model import codec
+from statemgr.model.checkpoint import (
+    Checkpoint,
+    CheckpointRecord,
+    Layout,
+    Marker,
+    MicroBatch,
+    OutstandingTtl,
+)
+from statemgr.model.commit import PreparedCommit
+from statemgr.phases import Phase, announce
+from statemgr.ports import CheckpointLog, Publisher, StagedChanges, Transaction
+
+#: task → (store, factory) → changes that are ready to be sent
+_Staged = dict[str, dict[tuple[str, str], StagedChanges]]
+
+
+@dataclass
+class Published:
+    """What the topic says of the tasks that one publisher covers. Changed by :func:`publish` alone.
+
+    ``pending`` holds the records of a publish whose outcome is unknown; while it does, only :func:`settle` helps.
+    """
+
+    records: dict[str, CheckpointRecord | None]
+    epoch: int
+    layout: Layout
+    pending: dict[str, CheckpointRecord] = field(default_factory=dict)
+
+    def checkpoint(self, task: str) -> Checkpoint | None:
+        record = self.records[task]
+        return record.current if record else None
+
+
+def publish(
+    parts: Parts,
+    publisher: Publisher,
+    log: CheckpointLog,
+    published: Published,
+    commits: Sequence[PreparedCommit],
+    *,
+    batch: MicroBatch | None = None,
+    outstanding: Mapping[str, Sequence[OutstandingTtl]] | None = None,
+) -> None:
+    """Publish prepared commits of different tasks in one transaction, and update ``published``.
+
+    Raises:
+        FencedError: another owner took over; nothing was published.
+        RetryableError: surely not published; the changes are in the next commit.
+        OutcomeUnknownError: it could not be settled yet; call :func:`settle` before anything else.
+        InvalidError: a prepared commit of another job, layout, epoch or base.
+    """
+    if published.pending:
+        settle(parts, publisher, log, published)
+    for commit in commits:  # 1
+        _check(parts, published, commit)
+    staged = {commit.task: _stage(parts, published, commit) for commit in commits}  # 2
+    checkpoint_id = parts.ids.checkpoint_id()
+    sequence = 1 + max((r.current.sequence for r in published.records.values() if r), default=0)
+    subject = ", ".join(commit.task for commit in commits)
+    records: dict[str, CheckpointRecord] = {}
+    try:
+        announce(Phase.BEGIN, subject)
+        with publisher.transaction() as transaction:  # 3
+            announce(Phase.SEND_CHANGELOG, subject)
+            _send_changes(transaction, commits, staged)  # 4
+            delivered = transaction.flush()
+            announce(Phase.SEND_CHECKPOINT, subject)
+            for commit in commits:  # 5
+                ours = _checkpoint(parts, published, commit, checkpoint_id, sequence, batch,
+                                   tuple((outstanding or {}).get(commit.task, ())))
+                ours = _with_changelog_markers(ours, staged[commit.task], delivered)
+                records[commit.task] = _record(parts, published, commit, ours)
+                _send_record(parts, transaction, records[commit.task])
+            announce(Phase.COMMIT_TRANSACTION, subject)  # 6
+    except OutcomeUnknownError:
+        published.pending = records
+        settle(parts, publisher, log, published)
+        return
+    published.records.update(records)
+    announce(Phase.ACKNOWLEDGED, subject)
+
+
+def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Published) -> None:
+    """Find out what became of a publish whose acknowledgement was lost, and take it over into ``published``.
+
+    Raises:
+        RetryableError: it was not published; the old checkpoint stands.
+        FencedError: another owner took over.
+        OutcomeUnknownError: it cannot be settled yet; nothing may be deleted, call again.
+    """
+    try:
+        publisher.settle()
+        now = log.read(tuple(published.pending))
+    except RetryableError as error:
+        raise OutcomeUnknownError(
+            f"the outcome of a publish is unknown and could not be settled yet: {error.message}",
+            hint="it is settled before the next commit", job=parts.config.job_name,
+        ) from error
+    pending, published.pending = published.pending, {}
+    outcomes = set()
+    for task, ours in pending.items():
+        before, found = published.records[task], now.get(task)
+        if found is not None and found.current.checkpoint_id == ours.current.checkpoint_id:
+            outcomes.add("published")
+        elif (found and found.current.checkpoint_id) == (before and before.current.checkpoint_id):
+            outcomes.add("not published")
+        else:
+            raise FencedError("another owner published a checkpoint meanwhile", job=parts.config.job_name, task=task)
+    if outcomes == {"published"}:
+        published.records.update(pending)
+        announce(Phase.ACKNOWLEDGED, ", ".join(pending))
+        return
+    raise RetryableError(
+        "the commit was not published", hint="its changes are in the next one", job=parts.config.job_name
+    )
+
+
+def _check(parts: Parts, published: Published, commit: PreparedCommit) -> None:
+    config = parts.config
+    base = published.checkpoint(commit.task)
+    problem = None
+    if (commit.job_name, commit.job_id) != (config.job_name, config.job_id):
+        problem = f"it belongs to job {commit.job_name!r}/{commit.job_id!r}"
+    elif commit.layout != published.layout:
+        problem = f"it was made for {commit.layout}, the job has {published.layout}"
+    elif commit.base_checkpoint_id != (str(base.checkpoint_id) if base else None):
+        problem = f"it continues checkpoint {commit.base_checkpoint_id}, the topic has {base and base.checkpoint_id}"
+    if problem is None and commit.epoch != published.epoch:
+        raise FencedError(
+            f"prepared in epoch {commit.epoch}, the owner's is {published.epoch}", job=config.job_name, task=commit.task
+        )
+    if problem:
+        raise InvalidError(f"prepared commit refused: {problem}", job=config.job_name, task=commit.task)
+
+
+def _stage(parts: Parts, published: Published, commit: PreparedCommit) -> dict[tuple[str, str], StagedChanges]:
+    base = published.checkpoint(commit.task)
+    staged = {}
+    for store, prepared in commit.stores.items():
+        for factory, changes in prepared.changes.items():
+            marker = base.marker(factory, store) if base and not changes.fill else None
+            identity = parts.identity(commit.task, store)
+            staged[store, factory] = parts.backup_manager(factory).stage(identity, changes, marker)
+    return staged
+
+
+def _send_changes(transaction: Transaction, commits: Sequence[PreparedCommit], staged: _Staged) -> None:
+    for commit in commits:
+        for changes in staged[commit.task].values():
+            changes.send(transaction)
+        for record in commit.produced:
+            transaction.send(
+                record.topic, record.key, record.value, partition=record.partition, headers=record.headers
+            )
+
+
+def _checkpoint(
+    parts: Parts,
+    published: Published,
+    commit: PreparedCommit,
+    checkpoint_id: CheckpointId,
+    sequence: int,
+    batch: MicroBatch | None,
+    outstanding: tuple[OutstandingTtl, ...],
+) -> Checkpoint:
+    markers: dict[str, dict[str, Marker]] = {}
+    for store, prepared in commit.stores.items():
+        for factory, marker in prepared.markers.items():
+            markers.setdefault(factory, {})[store] = marker
+    stores = parts.config.stores
+    return Checkpoint(
+        checkpoint_id=checkpoint_id,
+        sequence=sequence,
+        epoch=published.epoch,
+        input_offsets=dict(commit.input_offsets),
+        stores={store: prepared.state_id for store, prepared in commit.stores.items()},
+        state_checkpoint_markers=markers,
+        backup_factories={store: stores[store].backup_factories for store in commit.stores},
+        restore_factories={store: stores[store].restore_factories for store in commit.stores},
+        batch=batch,
+        attachments=commit.attachments,
+        outstanding_ttl=outstanding,
+    )
+
+
+def _with_changelog_markers(
+    checkpoint: Checkpoint,
+    staged: Mapping[tuple[str, str], StagedChanges],
+    delivered: Mapping[tuple[str, int], int],
+) -> Checkpoint:
+    markers = {factory: dict(of_store) for factory, of_store in checkpoint.state_checkpoint_markers.items()}
+    for (store, factory), changes in staged.items():
+        markers.setdefault(factory, {})[store] = changes.marker(delivered)
+    return replace(checkpoint, state_checkpoint_markers=markers)
+
+
+def _record(
+    parts: Parts, published: Published, commit: PreparedCommit, checkpoint: Checkpoint
+) -> CheckpointRecord:
+    before = published.records[commit.task]
+    if before is not None:
+        return before.followed_by(checkpoint, parts.config.retained)
+    return CheckpointRecord(commit.job_name, commit.job_id, commit.task, published.layout, (checkpoint,))
+
+
+def _send_record(parts: Parts, transaction: Transaction, record: CheckpointRecord) -> None:
+    topic, versions = parts.config.checkpoint_topic, parts.config.write_versions
+    if 1 in versions:
+        transaction.send(topic, codec.encode_key(record.key(1)), codec.encode_record_v1(record), partition=0)
+    if 2 in versions:
+        transaction.send(topic, codec.encode_key(record.key(2)), codec.encode_record(record), partition=0)

@@ -1,0 +1,157 @@
+"""Restore: bring every store of a task to exactly one published checkpoint.
+
+Steps (the topic was fenced and read before, by the manager or the driver):
+
+1. plan: which factory supplies each store, or a typed error
+2. per store, the local directory made for this state, if it is here and verifies
+3. otherwise the first factory that can: fetch or replay into staging, verify
+4. swap in by rename
+5. clone into a private live directory and open
+
+Nothing local is changed before the plan stands. A factory that fails with missing, corrupt or unreachable state is
+followed by the next one of the restore list, and the reason is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from statemgr.errors import CorruptError, MissingError, MissingState, RetryableError, StatemgrError
+from statemgr.flows.open_store import OpenStore
+from statemgr.flows.parts import Parts
+from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.plan import StorePlan, plan_stores
+from statemgr.phases import Phase, announce
+from statemgr.ports import CommittedDirectory, Progress, RestoreRequest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRestore:
+    """How one store came back. ``factory`` is a factory's name, ``local`` (the directory was here) or ``empty``.
+
+    ``seconds`` of wall time; ``reasons``: factory → why it was not used.
+    """
+
+    store: str
+    factory: str
+    bytes_fetched: int = 0
+    bytes_reused: int = 0
+    records: int = 0
+    seconds: float = 0.0
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """A progress callback that shows nothing."""
+
+
+def restore_task(
+    parts: Parts,
+    task: str,
+    checkpoint: Checkpoint | None,
+    *,
+    allow_new_stores: bool = False,
+    allow_removed_stores: bool = False,
+    progress: Progress = no_progress,
+) -> tuple[dict[str, OpenStore], list[StoreRestore]]:
+    """Restore and open all stores of a task.
+
+    Raises: PermissionNeeded, MissingState, CorruptError, UnavailableError, DiskFull; then no store is left open.
+    """
+    announce(Phase.PLAN, task)
+    config = parts.config
+    plans = plan_stores(
+        checkpoint,
+        {name: store.restore_factories for name, store in config.stores.items()},
+        durable=parts.durable,
+        allow_new_stores=allow_new_stores,
+        allow_removed_stores=allow_removed_stores,
+        job=config.job_name,
+        task=task,
+    )
+    stores: dict[str, OpenStore] = {}
+    restores: list[StoreRestore] = []
+    try:
+        for plan in plans:
+            committed, restored = restore_store(parts, task, plan, progress)
+            restores.append(restored)
+            log.info(
+                "task %s store %s restored from %s in %.3f s (%d bytes fetched, %d reused, %d records)%s",
+                task, plan.store, restored.factory, restored.seconds, restored.bytes_fetched,
+                restored.bytes_reused, restored.records,
+                "".join(f"; {factory}: {why}" for factory, why in restored.reasons.items()),
+            )
+            announce(Phase.OPEN, f"{task}/{plan.store}")
+            stores[plan.store] = _open(parts, task, plan, committed)
+    except BaseException:
+        for store in stores.values():
+            store.close()
+        raise
+    return stores, restores
+
+
+def restore_store(
+    parts: Parts, task: str, plan: StorePlan, progress: Progress
+) -> tuple[CommittedDirectory | None, StoreRestore]:
+    """One store: the local directory if it is exactly this state, else the first factory that can supply it."""
+    started = parts.clock.monotonic()
+    if plan.empty:
+        return None, StoreRestore(plan.store, "empty")
+    assert plan.state_id is not None
+    directories = parts.directories(task, plan.store)
+    here = directories.find(plan.state_id)
+    if here is not None:
+        reused = sum(size for size, _ in here.files.values())
+        return here, StoreRestore(
+            plan.store, "local", bytes_reused=reused, seconds=parts.clock.monotonic() - started,
+            reasons=plan.skipped,
+        )
+    reasons = dict(plan.skipped)
+    failure: StatemgrError | None = None
+    for factory, marker in plan.candidates:
+        staging = directories.staging()
+        try:
+            restored = parts.restore_manager(factory).restore(
+                RestoreRequest(parts.identity(task, plan.store), marker, staging, directories.reusable(), progress)
+            )
+            announce(Phase.SWAP, f"{task}/{plan.store}")
+            committed = directories.adopt(staging, plan.state_id, restored.files)
+        except (MissingError, CorruptError, RetryableError) as error:
+            reasons[factory] = str(error)
+            failure = error.with_where(task=task, store=plan.store)
+            log.warning("task %s store %s: %s could not restore it: %s", task, plan.store, factory, error)
+            continue
+        finally:
+            directories.discard(staging)
+        return committed, StoreRestore(
+            plan.store, factory, restored.bytes_fetched, restored.bytes_reused, restored.records,
+            parts.clock.monotonic() - started, reasons,
+        )
+    raise _none_could(failure, reasons, parts.config.job_name, task, plan.store)
+
+
+def _open(parts: Parts, task: str, plan: StorePlan, committed: CommittedDirectory | None) -> OpenStore:
+    config = parts.config.stores[plan.store]
+    needs_changes = any(parts.backup_manager(factory).needs_changes for factory in config.backup_factories)
+    return OpenStore(
+        parts, parts.identity(task, plan.store), config, committed,
+        plan.state_id if committed is not None else None, track_changes=needs_changes,
+    )
+
+
+def _none_could(
+    failure: StatemgrError | None, reasons: Mapping[str, str], job: str, task: str, store: str
+) -> StatemgrError:
+    """One factory: its own error. Several: one error that has all reasons."""
+    assert failure is not None
+    if len(reasons) == 1:
+        return failure
+    return MissingState(
+        "no restore factory could supply the store: " + "; ".join(f"{f}: {why}" for f, why in reasons.items()),
+        hint="nothing local was changed; mend one of them, or roll back to an older checkpoint",
+        job=job, task=task, store=store,
+    )
