@@ -1,7 +1,7 @@
 """Resolve jars from Maven Central through the Apache Ivy that PySpark ships.
 
-Writes below the user's cache directory only. Two processes may resolve the same jars at once: each downloads into
-a directory of its own, and the first rename wins. What is in the cache is used without starting Java.
+Writes below the user's cache directory only. Two processes may resolve the same jars at once: each downloads
+into a directory of its own, and the first rename wins. What is in the cache is used without starting Java.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Artifact:
 
 
 BROKER = Artifact("org.apache.kafka", "kafka_2.13", KAFKA_VERSION)
+#: The broker's dependencies have no logger of their own: without this one its log would be empty.
+_LOGGER = Artifact("org.slf4j", "slf4j-simple", "1.7.36")
 _KAFKA_CLIENTS = Artifact("org.apache.kafka", "kafka-clients", "3.9.1")
 _COMMONS_POOL = Artifact("org.apache.commons", "commons-pool2", "2.12.1")
 #: The last token provider that every mirror is known to have.
@@ -52,27 +54,29 @@ def cache_directory() -> Path:
 
 
 def broker_jars(cache: Path | None = None) -> list[Path]:
-    """The broker's jars and their dependencies, fetched at the first call (45 files, 44 MB).
+    """The broker's jars and their dependencies, fetched at the first call (46 files, 44 MB).
 
     Raises:
         PrerequisiteMissing: no Java, or no PySpark (whose Ivy resolves).
         UnavailableError: the repository could not be reached.
         MissingError: the repository does not have an artifact.
     """
-    return _jars(BROKER, transitive=True, cache=cache)
+    return _jars(BROKER, transitive=True, cache=cache) + _jars(_LOGGER, transitive=False, cache=cache)
 
 
 def connector_jars(cache: Path | None = None) -> list[Path]:
     """The jars of Spark's Kafka connector for the installed PySpark, to be passed as ``spark.jars``.
 
-    They are fetched one by one: some mirrors lack newer token providers, and then the connector's own dependency
-    list does not resolve. The newest token provider that there is, is taken.
+    They are fetched one by one: some mirrors lack newer token providers, and then the connector's own
+    dependency list does not resolve. The newest token provider that there is, is taken.
 
     Raises:
         As :func:`broker_jars`.
     """
     version = pyspark_version()
-    jars = _jars(Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", version), transitive=False, cache=cache)
+    jars = _jars(
+        Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", version), transitive=False, cache=cache
+    )
     jars += _token_provider(version, cache)
     for artifact in (_KAFKA_CLIENTS, _COMMONS_POOL):
         jars += _jars(artifact, transitive=False, cache=cache)
@@ -129,7 +133,9 @@ def _jars(artifact: Artifact, *, transitive: bool, cache: Path | None) -> list[P
 
 
 def _directory_of(artifact: Artifact, cache: Path | None) -> Path:
-    return (cache or cache_directory()) / "jars" / f"{artifact.organisation}.{artifact.name}-{artifact.revision}"
+    return (
+        (cache or cache_directory()) / "jars" / f"{artifact.organisation}.{artifact.name}-{artifact.revision}"
+    )
 
 
 def _cached(artifact: Artifact, cache: Path | None) -> list[Path]:
@@ -153,7 +159,12 @@ def _resolve(artifact: Artifact, *, transitive: bool, ivy_cache: Path, target: P
         command.append("-notransitive")
     try:
         run = subprocess.run(
-            command, capture_output=True, text=True, timeout=_RESOLVE_DEADLINE_S, check=False, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_RESOLVE_DEADLINE_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as error:
         raise _unreachable(artifact) from error
@@ -161,7 +172,14 @@ def _resolve(artifact: Artifact, *, transitive: bool, ivy_cache: Path, target: P
     output = run.stdout + run.stderr
     if run.returncode == 0 and any(target.glob("*.jar")) and "UNRESOLVED DEPENDENCIES" not in output:
         return
-    network = ("UnknownHostException", "ConnectException", "SocketTimeout", "Host ", "NoRouteToHost", "SSLHandshake")
+    network = (
+        "UnknownHostException",
+        "ConnectException",
+        "SocketTimeout",
+        "Host ",
+        "NoRouteToHost",
+        "SSLHandshake",
+    )
     if any(word in output for word in network):
         raise _unreachable(artifact)
     raise MissingError("the jar was not found in Maven Central or its mirror", artifact=str(artifact))

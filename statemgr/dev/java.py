@@ -16,8 +16,8 @@ from statemgr.errors import PrerequisiteMissing
 MINIMUM_VERSION = 17
 
 _HINT = (
-    f"install Java {MINIMUM_VERSION} (Debian: apt install openjdk-17-jre-headless; macOS: brew install openjdk@17) "
-    "or set JAVA_HOME"
+    f"install Java {MINIMUM_VERSION} "
+    "(Debian: apt install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME"
 )
 _DEADLINE_S = 30
 
@@ -52,7 +52,9 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     version = _version_of(program)
     if version < MINIMUM_VERSION:
         raise PrerequisiteMissing(
-            f"Java {version} is too old, {MINIMUM_VERSION} or newer is needed", hint=_HINT, program=str(program)
+            f"Java {version} is too old, {MINIMUM_VERSION} or newer is needed",
+            hint=_HINT,
+            program=str(program),
         )
     return Java(program=program, version=version)
 

@@ -23,23 +23,12 @@ from statemgr.errors import UnavailableError
 _READY_DEADLINE_S = 60.0
 _HEAP = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
-_LOGGING = """\
-Configuration:
-  Appenders:
-    Console:
-      name: Console
-      target: SYSTEM_ERR
-      PatternLayout:
-        pattern: "[%d] %p %m (%c)%n"
-  Loggers:
-    Root:
-      level: WARN
-      AppenderRef:
-        - ref: Console
-    Logger:
-      - name: kafka.server.KafkaRaftServer
-        level: INFO
-"""
+_LOGGING = {
+    "defaultLogLevel": "warn",
+    "log.kafka.server.KafkaRaftServer": "info",
+    "showDateTime": "true",
+    "dateTimeFormat": "yyyy-MM-dd HH:mm:ss.SSS",
+}
 
 
 @dataclass(kw_only=True)
@@ -47,7 +36,7 @@ class KafkaBroker:
     """A broker in ``directory``; its ports stay the same over restarts.
 
     Args:
-        settings: broker properties that go over the ones written here (``{"log.cleaner.backoff.ms": "500"}``).
+        settings: broker properties that override the defaults (``{"log.cleaner.backoff.ms": "500"}``).
     """
 
     directory: Path
@@ -62,7 +51,7 @@ class KafkaBroker:
         return f"127.0.0.1:{self.port}"
 
     def start(self, *, deadline_s: float = _READY_DEADLINE_S) -> None:
-        """Format the data directory if it is new, start, and return when the broker answers a metadata request.
+        """Format the data directory if it is new, start, and return when it answers a metadata request.
 
         Raises:
             PrerequisiteMissing: no Java 17.
@@ -73,7 +62,8 @@ class KafkaBroker:
         java = str(find_java().program)
         self.directory.mkdir(parents=True, exist_ok=True)
         classpath = ":".join(str(jar) for jar in broker_jars())
-        run = [java, *_HEAP, f"-Dlog4j2.configurationFile={self._write_logging()}", "-cp", classpath]
+        logging = [f"-Dorg.slf4j.simpleLogger.{name}={value}" for name, value in _LOGGING.items()]
+        run = [java, *_HEAP, *logging, "-cp", classpath]
         properties = self._write_properties()
         if not (self.directory / "data" / "meta.properties").exists():
             self._format([*run, "kafka.tools.StorageTool", "format", "--cluster-id"], properties)
@@ -153,15 +143,12 @@ class KafkaBroker:
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
-            "controlled.shutdown.enable": "false",
+            # after a kill, the controller waits this long before it lets the same broker in again
+            "broker.session.timeout.ms": "3000",
+            "broker.heartbeat.interval.ms": "500",
             "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
             **self.settings,
         }
         path = self.directory / "server.properties"
         path.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
-        return path
-
-    def _write_logging(self) -> Path:
-        path = self.directory / "log4j2.yaml"
-        path.write_text(_LOGGING)
         return path

@@ -1,4 +1,4 @@
-"""A server process that outlives its starter: started detached, known by PID *and* start time, stopped by PID.
+"""A server process that outlives its starter: started detached, known and stopped by PID and start time.
 
 A PID alone may have been given to another process since; the start time tells them apart.
 """
@@ -81,7 +81,11 @@ class ServerProcess:
 
 
 def spawn(
-    command: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+    command: Sequence[str],
+    *,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> ServerProcess:
     """Start a command in a session of its own with its output appended to ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +114,7 @@ def wait_until_ready(
     """Poll ``ready`` until it answers True.
 
     Raises:
-        UnavailableError: the process ended, or the deadline passed; it names the log and quotes its last line.
+        UnavailableError: the process ended, or the deadline passed; it quotes the log's last line.
     """
     end = time.monotonic() + deadline_s
     while True:
@@ -144,3 +148,13 @@ def accepts_connections(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def stays_taken(port: int, *, wait_s: float = 1.0) -> bool:
+    """Whether somebody else holds this port: a server that has just died may hold it a moment longer."""
+    end = time.monotonic() + wait_s
+    while accepts_connections(port):
+        if time.monotonic() > end:
+            return True
+        time.sleep(_POLL_S)
+    return False

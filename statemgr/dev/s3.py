@@ -1,4 +1,4 @@
-"""An S3 server as a child process on this machine: versitygw if it is there or Go can build it, otherwise moto.
+"""An S3 server as a child process on this machine: versitygw, or moto where that cannot be had.
 
 versitygw stores objects as files, checks checksums and answers conditional writes; moto keeps them in memory.
 Writes below the server's own directory, and the built versitygw below the user's cache directory.
@@ -63,11 +63,15 @@ class S3Server:
         self.directory.mkdir(parents=True, exist_ok=True)
         program = find_versitygw() if self.kind in (None, "versitygw") else None
         if self.kind == "versitygw" and program is None:
-            raise PrerequisiteMissing("versitygw was not found", hint="put it on PATH, or install Go so that it can be built")
+            raise PrerequisiteMissing(
+                "versitygw was not found", hint="put it on PATH, or install Go so that it can be built"
+            )
         self.kind = "versitygw" if program else "moto"
         command = self._versitygw(program) if program else self._moto()
         environment = os.environ | {"ROOT_ACCESS_KEY": self.access_key, "ROOT_SECRET_KEY": self.secret_key}
-        self.process = spawn(command, log=self.directory / "s3.log", environment=environment, cwd=self.directory)
+        self.process = spawn(
+            command, log=self.directory / "s3.log", environment=environment, cwd=self.directory
+        )
         try:
             wait_until_ready(self.process, self.answers, name="the S3 server", deadline_s=deadline_s)
             if self.kind == "moto":
@@ -100,7 +104,15 @@ class S3Server:
         data = (self.directory / "objects").absolute()
         # a directory at the top is a bucket
         (data / self.bucket).mkdir(parents=True, exist_ok=True)
-        command = [str(program), "--port", f"127.0.0.1:{self.port}", "--region", self.region, "--quiet", "posix"]
+        command = [
+            str(program),
+            "--port",
+            f"127.0.0.1:{self.port}",
+            "--region",
+            self.region,
+            "--quiet",
+            "posix",
+        ]
         if not _has_extended_attributes(data):
             sidecar = (self.directory / "metadata").absolute()
             sidecar.mkdir(exist_ok=True)
@@ -111,13 +123,13 @@ class S3Server:
         if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
             raise PrerequisiteMissing(
                 "no S3 server was found",
-                hint="pip install 'moto[server]', or put versitygw on PATH, or install Go so that it can be built",
+                hint="pip install 'moto[server]', or put versitygw on PATH, or install Go, which builds it",
             )
         return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
 
 
 def find_versitygw(*, build: bool = True) -> Path | None:
-    """The versitygw program: on ``PATH``, in ``GOBIN``, in our cache, or (with Go there) built into our cache."""
+    """The versitygw program: on ``PATH``, in ``GOBIN``, in our cache, or built there by Go."""
     if found := shutil.which("versitygw"):
         return Path(found)
     kept = cache_directory() / "bin" / f"versitygw-{VERSITYGW_VERSION}"

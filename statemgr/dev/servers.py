@@ -1,4 +1,4 @@
-"""Start, stop and describe the servers of one directory: what ``statemgr dev`` does and the demo and tests use."""
+"""Start, stop and describe the servers of one directory: for ``statemgr dev``, the demo and the tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from statemgr.dev.kafka import KafkaBroker
-from statemgr.dev.process import accepts_connections, free_port
+from statemgr.dev.process import free_port, stays_taken
 from statemgr.dev.s3 import S3Server
 from statemgr.dev.state import read_state, write_state
 
@@ -68,9 +68,9 @@ def up(
         broker = broker or KafkaBroker(directory=root / "kafka", settings=dict(kafka_settings or {}))
         if broker.process is None or not broker.process.running:
             report("starting the Kafka broker (its jars are fetched the first time)")
-            if accepts_connections(broker.port):  # somebody else has taken it since
+            if stays_taken(broker.port):  # somebody else has taken it since
                 broker.port = free_port()
-            if accepts_connections(broker.controller_port):
+            if stays_taken(broker.controller_port):
                 broker.controller_port = free_port()
             broker.start()
             write_state(root, broker, store)
@@ -78,7 +78,7 @@ def up(
         store = store or S3Server(directory=root / "s3", kind=s3_kind)
         if store.process is None or not store.process.running:
             report("starting the S3 server (it is built the first time)")
-            if accepts_connections(store.port):
+            if stays_taken(store.port):
                 store.port = free_port()
             store.start()
             write_state(root, broker, store)

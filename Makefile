@@ -1,0 +1,52 @@
+# Runs with GNU make 3.81 and a POSIX shell. `make help` lists the targets.
+# PYTHON=...   the interpreter for the virtual environment (default: the newest python3.11+ on PATH)
+# ARGS=...     more arguments for the command that the target runs
+
+VENV ?= .venv
+PYTHON ?=
+ARGS ?=
+PYTEST_ARGS ?=
+DEMO_ARGS = $(if $(BLOB),--blob $(BLOB)) $(if $(INPUT),--input $(INPUT)) $(if $(KEY),--key $(KEY)) \
+	$(foreach column,$(SUM),--sum $(column)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-containers lint format dev-up dev-down clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' Makefile
+
+install: $(STAMP) ## Make the virtual environment and install everything
+
+$(STAMP): pyproject.toml constraints.txt scripts/install.sh
+	@PYTHON='$(PYTHON)' sh scripts/install.sh '$(VENV)'
+
+demo: $(STAMP) ## Run the demo (BLOB=s3, INPUT=file.csv.gz KEY=column SUM="column ...", SEED=n)
+	@$(BIN)/statemgr demo $(DEMO_ARGS)
+
+test: $(STAMP) ## Run the whole test suite on local servers (PYTEST_ARGS=...)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-containers: $(STAMP) ## Run the integration tests on containers (needs Docker)
+	@STATEMGR_TEST_SERVERS=containers $(BIN)/python -m pytest -m 'integration or containers' $(PYTEST_ARGS)
+
+lint: $(STAMP) ## Check style, types and the floors
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(STAMP) ## Format the code
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+dev-up: $(STAMP) ## Start a local Kafka broker and S3 server
+	@$(BIN)/statemgr dev up $(ARGS)
+
+dev-down: $(STAMP) ## Stop them
+	@$(BIN)/statemgr dev down $(ARGS)
+
+clean: ## Stop local servers; remove the virtual environment, state and caches
+	@if [ -d .statemgr/dev ] && [ -x $(BIN)/statemgr ]; then $(BIN)/statemgr dev down; fi
+	@rm -rf $(VENV) .statemgr build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

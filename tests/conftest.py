@@ -1,0 +1,78 @@
+"""Fixtures that every layer of the suite shares: the broker and the S3 server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from statemgr.dev.kafka import KafkaBroker
+from tests import servers
+
+_LAYERS = {"integration": pytest.mark.integration, "spark": pytest.mark.spark, "crash": pytest.mark.crash}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin the run in the process that the user started; its workers inherit the directory."""
+    if not hasattr(config, "workerinput"):
+        servers.begin_run()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop the run's servers, after the last worker has ended."""
+    if not hasattr(config, "workerinput"):
+        servers.end_run()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by their layer; a test elsewhere that takes a server is an integration test."""
+    root = Path(__file__).parent
+    for item in items:
+        layer = item.path.relative_to(root).parts[0]
+        if layer in _LAYERS:
+            item.add_marker(_LAYERS[layer])
+        elif {"kafka", "s3", "own_kafka"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(_LAYERS["integration"])
+
+
+@pytest.fixture(scope="session")
+def kafka() -> servers.KafkaServer:
+    """The run's broker; tests share it and take names from ``fresh_name``."""
+    return servers.kafka_server()
+
+
+@pytest.fixture(scope="session")
+def s3() -> servers.S3Server:
+    """The run's S3 server; tests share its bucket and take prefixes from ``fresh_prefix``."""
+    return servers.s3_server()
+
+
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[Callable[..., KafkaBroker]]:
+    """A factory of local brokers that a test may stop, kill, suspend and restart: ``own_kafka(**settings)``.
+
+    Settings are broker properties by name: ``own_kafka(**{"log.cleaner.backoff.ms": "100"})``.
+    """
+    brokers: list[KafkaBroker] = []
+
+    def start(**settings: str) -> KafkaBroker:
+        broker = KafkaBroker(
+            directory=tmp_path / f"kafka-{len(brokers)}", settings={**servers.BROKER_SETTINGS, **settings}
+        )
+        brokers.append(broker)
+        broker.start()
+        return broker
+
+    yield start
+    for broker in brokers:
+        broker.delete()
+
+
+@pytest.fixture(autouse=True)
+def _no_ambient_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests never pick up the credentials or the endpoint of the person who runs them."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

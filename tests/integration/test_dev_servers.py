@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from statemgr.cli.dev import command
+from statemgr.dev import down, jars, status, up
+from statemgr.dev.process import ServerProcess, free_port, spawn, wait_until_ready
+from statemgr.dev.s3 import S3Server, find_versitygw
+from statemgr.dev.state import read_state
+from statemgr.errors import CorruptError, UnavailableError
+from tests import servers
+
+_TIMEOUT_S = 20.0
+
+
+def _create_topic(bootstrap_servers: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(_TIMEOUT_S)
+
+
+def _commit_one_transaction(bootstrap_servers: str, topic: str) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": f"{topic}-writer"})
+    producer.init_transactions(_TIMEOUT_S)
+    producer.begin_transaction()
+    producer.produce(topic, key=b"k", value=b"v")
+    producer.commit_transaction(_TIMEOUT_S)
+
+
+def test_the_shared_broker_commits_a_transaction(kafka: servers.KafkaServer) -> None:
+    """The suite's broker, of whichever kind, takes a transaction."""
+    topic = kafka.fresh_name("transaction")
+    _create_topic(kafka.bootstrap_servers, topic)
+    _commit_one_transaction(kafka.bootstrap_servers, topic)
+
+
+def test_the_shared_broker_creates_no_topic_by_itself(kafka: servers.KafkaServer) -> None:
+    """A topic that nobody created stays absent when it is asked for."""
+    topic = kafka.fresh_name("absent")
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.list_topics(topic, timeout=_TIMEOUT_S)
+    assert topic not in admin.list_topics(timeout=_TIMEOUT_S).topics
+
+
+def test_the_shared_s3_server_keeps_objects_and_tags(s3: servers.S3Server) -> None:
+    """The suite's S3 server, of whichever kind, keeps bytes and tags and deletes both."""
+    client, key = s3.client(), f"{s3.fresh_prefix()}/blob"
+    client.put_object(Bucket=s3.bucket, Key=key, Body=b"bytes", Tagging="ttl=30")
+    with client.get_object(Bucket=s3.bucket, Key=key)["Body"] as body:
+        assert body.read() == b"bytes"
+    assert client.get_object_tagging(Bucket=s3.bucket, Key=key)["TagSet"] == [{"Key": "ttl", "Value": "30"}]
+    client.delete_object(Bucket=s3.bucket, Key=key)
+    assert client.list_objects_v2(Bucket=s3.bucket, Prefix=key)["KeyCount"] == 0
+    client.close()
+
+
+def test_an_own_broker_keeps_its_data_over_a_kill_and_goes_on_after_a_pause(own_kafka) -> None:
+    """Killed and started again, suspended and resumed: same address, same topics."""
+    broker = own_kafka()
+    _create_topic(broker.bootstrap_servers, "kept")
+    broker.kill()
+    assert not broker.process.running
+    broker.start()
+    broker.process.suspend()
+    broker.process.resume()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    assert "kept" in admin.list_topics(timeout=_TIMEOUT_S).topics
+
+
+def test_dev_up_status_down_by_command_line(tmp_path: Path) -> None:
+    """Servers outlive `up`, a second `up` finds them, `down` stops them, a third `up` has the data."""
+    runner = CliRunner()
+
+    def call(*arguments: str) -> dict:
+        result = runner.invoke(command, [*arguments, "--directory", str(tmp_path), "--json"])
+        return json.loads(result.stdout) | {"exit": result.exit_code}
+
+    try:
+        first = call("up")
+        _create_topic(first["bootstrap_servers"], "kept")
+        assert call("up") == first
+        assert call("status") == first
+        assert call("down") == {"stopped": True, "exit": 0}
+        assert not psutil.pid_exists(first["kafka_pid"])
+        assert not psutil.pid_exists(first["s3_pid"])
+        assert call("status")["exit"] == 1
+        again = call("up")
+        assert again["bootstrap_servers"] == first["bootstrap_servers"]
+        admin = AdminClient({"bootstrap.servers": again["bootstrap_servers"]})
+        assert "kept" in admin.list_topics(timeout=_TIMEOUT_S).topics
+    finally:
+        down(tmp_path)
+
+
+def test_the_state_file_is_for_its_owner_only(tmp_path: Path) -> None:
+    """It holds the local server's keys, so that nobody else may read it; neither does a repr show them."""
+    try:
+        running = up(tmp_path, kafka=False)
+        assert (tmp_path / "servers.json").stat().st_mode & 0o077 == 0
+        assert running.s3_secret_key not in repr(running)
+        assert running.s3_secret_key not in repr(read_state(tmp_path))
+    finally:
+        down(tmp_path)
+
+
+def test_a_reused_pid_is_never_stopped(tmp_path: Path) -> None:
+    """A process that has the PID but began at another time is somebody else's."""
+    stranger = spawn(["sleep", "60"], log=tmp_path / "log")
+    try:
+        remembered = ServerProcess(pid=stranger.pid, started_at=stranger.started_at - 100, log=stranger.log)
+        assert not remembered.running
+        assert not remembered.stop()
+        remembered.kill()
+        assert stranger.running
+    finally:
+        stranger.kill()
+    assert not stranger.running
+
+
+def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    """After the grace time comes SIGKILL."""
+    server = spawn(
+        ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"], log=tmp_path / "log"
+    )
+    wait_until_ready(server, lambda: "ready" in server.log.read_text(), name="it", deadline_s=10)
+    assert server.stop(grace_s=0.3)
+    assert not server.running
+
+
+def test_a_server_that_ends_at_once_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    """The error names the log and quotes it."""
+    server = spawn(["sh", "-c", "echo 'error: no room'; exit 3"], log=tmp_path / "log")
+    with pytest.raises(UnavailableError, match="no room") as raised:
+        wait_until_ready(server, lambda: False, name="it", deadline_s=10)
+    assert raised.value.where["log"] == str(tmp_path / "log")
+
+
+def test_a_server_that_never_answers_meets_the_deadline(tmp_path: Path) -> None:
+    """Waiting ends with a typed error."""
+    server = spawn(["sleep", "60"], log=tmp_path / "log")
+    try:
+        with pytest.raises(UnavailableError, match="not ready"):
+            wait_until_ready(server, lambda: False, name="it", deadline_s=0.2)
+    finally:
+        server.kill()
+
+
+def test_a_killed_server_is_seen_as_down_and_comes_back(tmp_path: Path) -> None:
+    """`status` asks the process, not the file; `up` starts what is missing, on the same keys."""
+    try:
+        first = up(tmp_path, kafka=False)
+        os.kill(first.s3_pid, signal.SIGKILL)
+        end = time.monotonic() + 10
+        while status(tmp_path).s3_pid is not None:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        second = up(tmp_path, kafka=False)
+        assert (second.s3_endpoint, second.s3_access_key) == (first.s3_endpoint, first.s3_access_key)
+        assert second.s3_pid != first.s3_pid
+    finally:
+        down(tmp_path)
+
+
+def test_a_taken_port_is_given_up_for_another(tmp_path: Path) -> None:
+    """Somebody else listens on the port of the last run: the server moves."""
+    try:
+        first = up(tmp_path, kafka=False, s3_kind="moto")
+        down(tmp_path)
+        _, stopped = read_state(tmp_path)
+        other = S3Server(directory=tmp_path / "other", kind="moto", port=stopped.port)
+        other.start()
+        try:
+            assert up(tmp_path, kafka=False).s3_endpoint != first.s3_endpoint
+        finally:
+            other.stop()
+    finally:
+        down(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["versitygw", "moto"])
+def test_both_s3_servers_serve_a_bucket(tmp_path: Path, kind: str) -> None:
+    """The fallback and the first choice are both good for a put and a get."""
+    if kind == "versitygw" and find_versitygw() is None:
+        pytest.skip("neither versitygw nor Go is here")
+    server = S3Server(directory=tmp_path, kind=kind, port=free_port())
+    server.start()
+    try:
+        view = servers.S3Server(
+            endpoint=server.endpoint,
+            bucket=server.bucket,
+            region=server.region,
+            access_key=server.access_key,
+            secret_key=server.secret_key,
+            server=kind,
+            kind="local",
+        )
+        client = view.client()
+        client.put_object(Bucket=view.bucket, Key="a/b", Body=b"x")
+        assert client.head_object(Bucket=view.bucket, Key="a/b")["ContentLength"] == 1
+        client.close()
+    finally:
+        server.stop()
+
+
+def test_a_damaged_state_file_is_an_error_that_says_what_to_remove(tmp_path: Path) -> None:
+    """Never a second broker beside one that was forgotten."""
+    (tmp_path / "servers.json").write_text('{"kafka": 7}')
+    with pytest.raises(CorruptError, match=r"servers\.json"):
+        status(tmp_path)
+
+
+def test_cached_jars_need_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the cache is answered without a process: Java is not even looked for."""
+    found = jars.broker_jars()
+    monkeypatch.setenv("JAVA_HOME", "/nonexistent")
+    assert jars.broker_jars() == found
+    assert any(jar.name.startswith("kafka_2.13-") for jar in found)
