@@ -62,9 +62,10 @@ def freeze(
     base: CommitBase,
     input_offsets: Mapping[str, int],
     produced: Sequence[ProducedRecord] = (),
+    attempt: str | None = None,
 ) -> FrozenCommit:
     """Step 1, the synchronous one. Raises: DiskFull; then nothing has changed and the commit can be repeated."""
-    attempt = parts.ids.attempt_id()
+    attempt = attempt or parts.ids.attempt_id()
     frozen: dict[str, FrozenStore] = {}
     try:
         for name, store in stores.items():

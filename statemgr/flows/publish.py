@@ -70,8 +70,7 @@ def publish(
         OutcomeUnknownError: it could not be settled yet; call :func:`settle` before anything else.
         InvalidError: a prepared commit of another job, layout, epoch or base.
     """
-    if published.pending:
-        settle(parts, publisher, log, published)
+    assert not published.pending, "settle first"
     for commit in commits:  # 1
         _check(parts, published, commit)
     staged = {commit.task: _stage(parts, published, commit) for commit in commits}  # 2
@@ -95,17 +94,21 @@ def publish(
             announce(Phase.COMMIT_TRANSACTION, subject)  # 6
     except OutcomeUnknownError:
         published.pending = records
-        settle(parts, publisher, log, published)
+        if not settle(parts, publisher, log, published):
+            raise RetryableError(
+                "the commit was not published", hint="its changes are in the next one", job=parts.config.job_name
+            ) from None
         return
     published.records.update(records)
     announce(Phase.ACKNOWLEDGED, subject)
 
 
-def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Published) -> None:
+def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Published) -> bool:
     """Find out what became of a publish whose acknowledgement was lost, and take it over into ``published``.
 
+    Returns: whether it was published; if not, the old checkpoint stands.
+
     Raises:
-        RetryableError: it was not published; the old checkpoint stands.
         FencedError: another owner took over.
         OutcomeUnknownError: it cannot be settled yet; nothing may be deleted, call again.
     """
@@ -130,10 +133,8 @@ def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Pu
     if outcomes == {"published"}:
         published.records.update(pending)
         announce(Phase.ACKNOWLEDGED, ", ".join(pending))
-        return
-    raise RetryableError(
-        "the commit was not published", hint="its changes are in the next one", job=parts.config.job_name
-    )
+        return True
+    return False
 
 
 def _check(parts: Parts, published: Published, commit: PreparedCommit) -> None:

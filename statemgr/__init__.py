@@ -1,0 +1,42 @@
+"""statemgr: keyed state of stream jobs, restored from a blob store in bulk, with Kafka as the source of truth.
+
+The public surface: what is named here, :mod:`statemgr.engine`, :mod:`statemgr.errors` and :mod:`statemgr.phases`.
+Names are loaded when first used, so that importing one part does not import every client library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from statemgr.config import JobConfig
+    from statemgr.errors import StatemgrError
+    from statemgr.manager import StateManager
+    from statemgr.model.checkpoint import Checkpoint
+    from statemgr.serdes import Serde
+    from statemgr.store import Store
+    from statemgr.task import Task
+
+__all__ = ["Checkpoint", "JobConfig", "Serde", "StateManager", "StatemgrError", "Store", "Task"]
+__version__ = "0.1.0"
+
+_HOME = {
+    "Checkpoint": "statemgr.model.checkpoint",
+    "JobConfig": "statemgr.config",
+    "Serde": "statemgr.serdes",
+    "StateManager": "statemgr.manager",
+    "StatemgrError": "statemgr.errors",
+    "Store": "statemgr.store",
+    "Task": "statemgr.task",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'statemgr' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,217 @@
+"""The engine surface: for an engine that commits many tasks at once, on many machines.
+
+Steps of one atomic commit of a whole job::
+
+    epoch = manager.acquire()                                  # where the transaction is: fences, reads the topic
+    with open_attempt(config, task, checkpoint, epoch) as a:   # on any machine; no Kafka needed to commit
+        a.store("totals").put(key, value)
+        a.attach("output", rows)
+        prepared = a.prepare(input_offsets)                    # everything it names is durable
+    manager.publish(list_of_prepared)                          # all tasks, one Kafka transaction
+
+An attempt that is never published leaves blobs that expire, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from statemgr.config import JobConfig
+from statemgr.errors import ClosedError, ConfigError, CorruptBlob
+from statemgr.flows.commit import CommitBase, Refill, freeze, prepare
+from statemgr.flows.open_store import OpenStore
+from statemgr.flows.restore import StoreRestore, restore_task
+from statemgr.ids import task_path
+from statemgr.model import codec
+from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, MicroBatch
+from statemgr.model.commit import PreparedCommit
+from statemgr.ports import FileSlice, Progress
+from statemgr.runtime import Runtime, shared_runtime
+from statemgr.serdes import serde
+from statemgr.store import Store
+
+__all__ = [
+    "Attempt",
+    "Epoch",
+    "MicroBatch",
+    "PreparedCommit",
+    "checkpoint_from_bytes",
+    "checkpoint_to_bytes",
+    "epoch_from_bytes",
+    "epoch_to_bytes",
+    "open_attempt",
+    "prepared_from_bytes",
+    "prepared_to_bytes",
+    "read_attachment",
+]
+
+#: Attachments up to this many bytes travel inside the checkpoint record.
+ATTACHMENT_INLINE_LIMIT = 16 * 1024
+#: Attachments are read whole up to this many bytes.
+ATTACHMENT_LIMIT = 1 << 31
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A fencing token of a whole job: its number, the layout, and what was published when it was acquired.
+
+    ``refill``: task → (factory, store) pairs that must be filled anew by the next commit.
+    ``removed_stores``/``new_stores``: whether the one-shot permissions were given.
+    """
+
+    number: int
+    layout: Layout
+    checkpoints: Mapping[str, Checkpoint | None]
+    refill: Mapping[str, Refill] = field(default_factory=dict)
+    allow_new_stores: bool = False
+    allow_removed_stores: bool = False
+
+    def for_executor(self) -> Epoch:
+        """A small copy without the checkpoints."""
+        return replace(self, checkpoints={})
+
+
+class Attempt:
+    """One attempt at one task's part of a commit: private stores, opened at one checkpoint."""
+
+    def __init__(
+        self, runtime: Runtime, base: CommitBase, stores: dict[str, OpenStore], restored: list[StoreRestore]
+    ) -> None:
+        self.restored = restored
+        self.attempt_id = runtime.ids.attempt_id()
+        self._parts = runtime.parts
+        self._base = base
+        self._open = stores
+        self._attachments: list[Attachment] = []
+        self._attached_blobs: list[str] = []
+        self._closed = False
+        self.stores: Mapping[str, Store] = {
+            name: Store(opened, serde(opened.config.key_serde), serde(opened.config.value_serde))
+            for name, opened in stores.items()
+        }
+
+    @property
+    def task(self) -> str:
+        return self._base.task
+
+    def store(self, name: str) -> Store:
+        """Raises: ConfigError for an unknown name."""
+        if name not in self.stores:
+            raise ConfigError(f"the job has no store {name!r}", hint=f"it has {', '.join(self.stores) or 'none'}")
+        return self.stores[name]
+
+    def attach(self, name: str, data: bytes | Path) -> None:
+        """Publish bytes (or a file's) with the commit, under ``name``: inline when small, else in a blob."""
+        size = len(data) if isinstance(data, bytes) else data.stat().st_size
+        if size <= ATTACHMENT_INLINE_LIMIT:
+            inline = data if isinstance(data, bytes) else data.read_bytes()
+            self._attachments.append(Attachment(name, inline=inline))
+            return
+        config = self._parts.config
+        blob_id = (
+            f"{config.job_name}/{config.job_id}/{task_path(self.task)}/_commit/{self.attempt_id}/{name}"
+        )
+        body = data if isinstance(data, bytes) else FileSlice(data, 0, size)
+        self._attachments.append(Attachment(name, blob=self._parts.transfer().put(blob_id, body)))
+        self._attached_blobs.append(blob_id)
+
+    def prepare(self, input_offsets: Mapping[str, int]) -> PreparedCommit:
+        """Make everything durable and describe it. The attempt is finished by it: only :meth:`close` remains.
+
+        Raises: RetryableError, AccessDenied, DiskFull.
+        """
+        if self._closed:
+            raise ClosedError("the attempt is closed", task=self.task)
+        frozen = freeze(self._parts, self._open, self._base, input_offsets, attempt=self.attempt_id)
+        return prepare(
+            self._parts, self._open, frozen, portable=True,
+            attachments=self._attachments, attached_blobs=self._attached_blobs,
+        )
+
+    def close(self) -> None:
+        """Close and remove the private stores. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            for opened in self._open.values():
+                opened.close()
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+
+def open_attempt(
+    config: JobConfig,
+    task: str,
+    checkpoint: Checkpoint | None,
+    epoch: Epoch,
+    *,
+    progress: Progress | None = None,
+) -> Attempt:
+    """Open private copies of a task's stores at ``checkpoint``, on any machine.
+
+    Kafka is needed only where a changelog is what a store is restored from.
+    Raises: what :func:`statemgr.flows.restore.restore_task` does.
+    """
+    runtime = shared_runtime(config)
+    stores, restored = restore_task(
+        runtime.parts, task, checkpoint,
+        allow_new_stores=epoch.allow_new_stores, allow_removed_stores=epoch.allow_removed_stores,
+        **({"progress": progress} if progress else {}),
+    )
+    base = CommitBase(task, epoch.layout, epoch.number, checkpoint, epoch.refill.get(task, frozenset()))
+    return Attempt(runtime, base, stores, restored)
+
+
+def read_attachment(config: JobConfig, attachment: Attachment) -> bytes:
+    """The bytes of an attachment. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+    if attachment.inline is not None:
+        return attachment.inline
+    if attachment.blob is None:
+        raise CorruptBlob(f"attachment {attachment.name!r} has no content")
+    return shared_runtime(config).transfer().get_bytes(attachment.blob, ATTACHMENT_LIMIT)
+
+
+def prepared_to_bytes(prepared: PreparedCommit) -> bytes:
+    """Avro, single-object encoding."""
+    return codec.encode_prepared(prepared)
+
+
+def prepared_from_bytes(data: bytes) -> PreparedCommit:
+    """Raises: CorruptRecord."""
+    return codec.decode_prepared(data)
+
+
+def checkpoint_to_bytes(checkpoint: Checkpoint) -> bytes:
+    """Avro, single-object encoding."""
+    return codec.encode_checkpoint(checkpoint)
+
+
+def checkpoint_from_bytes(data: bytes) -> Checkpoint:
+    """Raises: CorruptRecord."""
+    return codec.decode_checkpoint(data)
+
+
+def epoch_to_bytes(epoch: Epoch) -> bytes:
+    """JSON, without the checkpoints."""
+    layout = epoch.layout
+    return json.dumps({
+        "number": epoch.number,
+        "layout": [layout.generation, layout.tasks, layout.partitioner],
+        "refill": {task: sorted(pairs) for task, pairs in epoch.refill.items() if pairs},
+        "allow": [epoch.allow_new_stores, epoch.allow_removed_stores],
+    }).encode()
+
+
+def epoch_from_bytes(data: bytes) -> Epoch:
+    """The executor's copy of an epoch."""
+    found = json.loads(data)
+    refill = {task: frozenset((f, s) for f, s in pairs) for task, pairs in found["refill"].items()}
+    new, removed = found["allow"]
+    return Epoch(found["number"], Layout(*found["layout"]), {}, refill, new, removed)

@@ -1,0 +1,107 @@
+"""Opening, the part that a task and a whole job share: topics, fencing, reading, and what must be filled anew.
+
+Steps (DESIGN of the protocol: fence, then read):
+
+1. verify the topics, creating those that may be created
+2. fence: the own transactional ID first, then every ID of the other kind that covers the same tasks
+3. read the checkpoint topic to the end captured after the fencing
+4. check the layout, and that nothing starts empty silently
+5. find changelogs with a tail that no checkpoint covers: their backend is filled anew by the next commit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from statemgr.errors import LayoutMismatch
+from statemgr.flows.commit import Refill
+from statemgr.flows.first_start import refuse_lost_checkpoint, refuse_lost_topic
+from statemgr.flows.parts import Parts
+from statemgr.kafka.publisher import TransactionalPublisher
+from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
+from statemgr.model.checkpoint import CheckpointRecord, Layout
+from statemgr.phases import Phase, announce
+from statemgr.ports import CheckpointLog
+
+_FENCE_PARALLELISM = 8
+
+
+def prepare_topics(parts: Parts, *, allow_empty_start: bool) -> None:
+    """Step 1. Raises: TopicMisconfigured with the mending command; PermissionNeeded when the checkpoint topic is
+    gone while state exists."""
+    config = parts.config
+    with TopicAdmin(config) as admin:
+        specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
+        if not admin.exists(config.checkpoint_topic):
+            refuse_lost_topic(parts, allow_empty_start)
+        admin.create_missing(specs)
+        admin.verify(specs)
+
+
+def fence(parts: Parts, own: TransactionalPublisher, others: Sequence[str]) -> None:
+    """Step 2. ``others`` are the transactional IDs of the other kind of owner."""
+    announce(Phase.FENCE, parts.config.job_name)
+    own.fence()
+
+    def fence_other(transactional_id: str) -> None:
+        other = TransactionalPublisher(parts.config, transactional_id, parts.clock)
+        try:
+            other.fence()
+        finally:
+            other.close()
+
+    with ThreadPoolExecutor(_FENCE_PARALLELISM, thread_name_prefix="statemgr-fence") as pool:
+        list(pool.map(fence_other, others))
+
+
+def read_records(
+    parts: Parts, log: CheckpointLog, layout: Layout, tasks: Collection[str], *, allow_empty_start: bool
+) -> dict[str, CheckpointRecord | None]:
+    """Steps 3 and 4. Raises: LayoutMismatch, PermissionNeeded, CorruptRecord, UnavailableError."""
+    announce(Phase.READ_TOPIC, parts.config.job_name)
+    found = log.read(tasks)
+    records = {task: found.get(task) for task in tasks}
+    for task, record in records.items():
+        if record is not None:
+            check_layout(parts, record, layout)
+        refuse_lost_checkpoint(parts, log, task, record, allow_empty_start)
+    return records
+
+
+def check_layout(parts: Parts, record: CheckpointRecord, layout: Layout) -> None:
+    """Raises: LayoutMismatch when the checkpoint was made with another number of tasks or partitioner."""
+    was = record.layout
+    if (was.tasks, was.partitioner) == (layout.tasks, layout.partitioner):
+        return
+    raise LayoutMismatch(
+        f"checkpoint {record.current.checkpoint_id} was made with {was.tasks} tasks partitioned by "
+        f"{was.partitioner!r}; the job now has {layout.tasks} and {layout.partitioner!r}",
+        hint=f"set job.tasks = {was.tasks} and keep the partitioner; keys would be looked for in the wrong task",
+        job=parts.config.job_name, task=record.task,
+    )
+
+
+def tails(parts: Parts, records: Mapping[str, CheckpointRecord | None]) -> dict[str, Refill]:
+    """Step 5: task → backends and stores that hold committed changes beyond the checkpoint.
+
+    They are left out of the restored state and overwritten by the fill, tombstones included.
+    """
+    found: dict[str, Refill] = {}
+    for task, record in records.items():
+        pairs = set()
+        for store in parts.config.stores.values():
+            for factory in store.backup_factories:
+                marker = record.current.marker(factory, store.name) if record else None
+                if marker is None:
+                    continue
+                if parts.backup_manager(factory).has_tail(parts.identity(task, store.name), marker):
+                    pairs.add((factory, store.name))
+        found[task] = frozenset(pairs)
+    return found
+
+
+def latest_generation(records: Mapping[str, CheckpointRecord | None], layout: Layout) -> Layout:
+    """The layout with the generation that the topic has."""
+    generations = {record.layout.generation for record in records.values() if record}
+    return Layout(max(generations, default=layout.generation), layout.tasks, layout.partitioner)

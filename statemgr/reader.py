@@ -1,0 +1,130 @@
+"""Reading a job's published state without disturbing it: no fencing, nothing written to Kafka or to blobs."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from statemgr.config import JobConfig
+from statemgr.errors import ConfigError, InvalidError, MissingState
+from statemgr.flows.restore import StoreRestore, no_progress, restore_store
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.local import open_store
+from statemgr.local.directories import StoreDirectories
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, IndexMarker
+from statemgr.model.plan import plan_stores
+from statemgr.model.snapshot import SnapshotIndex
+from statemgr.ports import LocalStore, Progress
+from statemgr.runtime import Runtime
+
+
+class JobReader:
+    """Reads the checkpoint topic, indexes and stores of a job that may be running. Close it when done."""
+
+    def __init__(self, config: JobConfig) -> None:
+        self.config = config
+        self._runtime = Runtime(config)
+        self._log = CheckpointTopic(config, self._runtime.clock)
+
+    def records(self) -> Mapping[str, CheckpointRecord]:
+        """Task → its newest record. Raises: UnavailableError, CorruptRecord, MissingState (no such topic)."""
+        return self._log.read()
+
+    def history(self) -> Iterator[CheckpointRecord]:
+        """Every committed record of the job that is still on the topic, oldest first."""
+        return self._log.history()
+
+    def checkpoint(self, task: str, checkpoint_id: str | None = None) -> Checkpoint:
+        """A retained checkpoint of a task; the current one unless an ID is given. Raises: MissingState."""
+        record = self.records().get(task)
+        if record is None:
+            raise MissingState("the topic has no checkpoint of the task", job=self.config.job_name, task=task,
+                               topic=self.config.checkpoint_topic, hint="statemgr checkpoints list")
+        for checkpoint in record.checkpoints:
+            if checkpoint_id is None or str(checkpoint.checkpoint_id) == checkpoint_id:
+                return checkpoint
+        retained = ", ".join(str(c.checkpoint_id) for c in record.checkpoints)
+        raise MissingState(f"checkpoint {checkpoint_id} is not retained", task=task, hint=f"retained are: {retained}")
+
+    def index(self, task: str, store: str, checkpoint_id: str | None = None) -> SnapshotIndex:
+        """The snapshot index of a store. Raises: MissingState, MissingBlob, CorruptBlob."""
+        from statemgr.backends.blob_store import read_index
+
+        marker = self.checkpoint(task, checkpoint_id).marker("blob-store", store)
+        if not isinstance(marker, IndexMarker):
+            raise MissingState("the checkpoint has no blob-store marker for the store", task=task, store=store)
+        return read_index(self._runtime.transfer(), marker, self._runtime.parts.identity(task, store))
+
+    def restore(
+        self,
+        task: str,
+        into: Path,
+        checkpoint_id: str | None = None,
+        stores: Sequence[str] | None = None,
+        factories: Sequence[str] | None = None,
+        progress: Progress = no_progress,
+    ) -> list[StoreRestore]:
+        """Restore stores of a task into ``into/<store>``, which must not exist yet; all or nothing per store.
+
+        Raises: InvalidError, MissingState, CorruptError, UnavailableError, DiskFull.
+        """
+        checkpoint = self.checkpoint(task, checkpoint_id)
+        config = self.config.stores
+        chosen = list(stores) if stores else sorted(set(config) & set(checkpoint.stores))
+        for store in chosen:
+            if store not in config:
+                raise ConfigError(f"the job has no store {store!r}", hint=f"it has {', '.join(config)}", store=store)
+            if (into / store).exists():
+                raise InvalidError(f"{into / store} exists", hint="give a directory that does not hold the store yet")
+        plans = plan_stores(
+            checkpoint,
+            {name: tuple(factories or s.restore_factories) for name, s in config.items() if name in chosen},
+            durable=self._runtime.parts.durable, allow_new_stores=False, allow_removed_stores=True,
+            job=self.config.job_name, task=task,
+        )
+        into.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".restoring-", dir=into))
+        try:
+            return [self._restore_one(task, plan, work, into, progress) for plan in plans]
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _restore_one(self, task: str, plan: Any, work: Path, into: Path, progress: Progress) -> StoreRestore:
+        from dataclasses import replace
+
+        runtime = self._runtime
+        directories = StoreDirectories(work / plan.store, runtime.clock, runtime.ids)
+        parts = replace(runtime.parts, directories=lambda _task, _store: directories)
+        committed, restored = restore_store(parts, task, plan, progress)
+        if committed is not None:
+            committed.path.rename(into / plan.store)
+        return restored
+
+    @contextmanager
+    def open_store(
+        self, task: str, store: str, checkpoint_id: str | None = None, progress: Progress = no_progress
+    ) -> Iterator[LocalStore]:
+        """A store as one checkpoint has it, restored into a temporary directory that goes with the block."""
+        with tempfile.TemporaryDirectory(prefix="statemgr-") as temporary:
+            into = Path(temporary)
+            self.restore(task, into, checkpoint_id, [store], progress=progress)
+            config = self.config.stores[store]
+            opened = open_store(config.type, into / store, config.rocksdb)
+            try:
+                yield opened
+            finally:
+                opened.close()
+
+    def close(self) -> None:
+        self._log.close()
+        self._runtime.close()
+
+    def __enter__(self) -> JobReader:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()

@@ -1,0 +1,137 @@
+"""Wiring: the adapters and engines of one process for one job, made when first needed and closed together."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from statemgr.backends.context import BackendContext
+from statemgr.backends.transfer import Transfer
+from statemgr.blobs import open_blob_store
+from statemgr.config import JobConfig, StoreConfig
+from statemgr.errors import ConfigError
+from statemgr.flows.parts import Parts
+from statemgr.ids import IdSource, task_path
+from statemgr.kafka.changelog_topic import ChangelogTopics
+from statemgr.local import open_store
+from statemgr.local.clock import SystemClock, system_ids
+from statemgr.local.directories import StoreDirectories
+from statemgr.ports import BlobStore, Changelog, Clock, LocalDirectories, LocalStore, StateBackend
+
+T = TypeVar("T")
+_BUILT_IN = {
+    "kafka-changelog": "statemgr.backends.kafka_changelog:KafkaChangelogBackend",
+    "blob-store": "statemgr.backends.blob_store:BlobStoreBackend",
+}
+
+
+class Runtime:
+    """All that one process needs for one job. Safe to use from many threads; close it when done."""
+
+    def __init__(self, config: JobConfig, clock: Clock | None = None, ids: IdSource | None = None) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.ids = ids or system_ids()
+        self._lock = threading.RLock()
+        self._made: dict[str, Any] = {}
+        self._to_close: list[Callable[[], None]] = []
+        context = BackendContext(
+            config=config, clock=self.clock, ids=self.ids, scratch=self._job_directory() / "scratch",
+            blobs=self.blobs, transfer=self.transfer, changelog=self.changelog,
+        )
+        self._context = context
+        self.parts = Parts(
+            config=config, clock=self.clock, ids=self.ids, blobs=self.blobs, transfer=self.transfer,
+            changelog=self.changelog,
+            backup_manager=lambda factory: self._once(
+                f"backup {factory}", lambda: self.backend(factory).backup_manager()
+            ),
+            restore_manager=lambda factory: self._once(
+                f"restore {factory}", lambda: self.backend(factory).restore_manager()
+            ),
+            directories=self._directories,
+            open_store=_open_store,
+            task_directory=self._task_directory,
+        )
+
+    def blobs(self) -> BlobStore:
+        return self._once("blobs", lambda: open_blob_store(self.config, self.clock), BlobStore.close)
+
+    def transfer(self) -> Transfer:
+        config = self.config
+        return self._once(
+            "transfer",
+            lambda: Transfer(
+                self.blobs(), parallelism=config.parallelism, part_size=config.part_size, ttl_days=config.ttl_days
+            ),
+            Transfer.close,
+        )
+
+    def changelog(self) -> Changelog:
+        return self._once("changelog", lambda: ChangelogTopics(self.config, self.clock), ChangelogTopics.close)
+
+    def backend(self, factory: str) -> StateBackend:
+        """The backend that a factory name, an entry point or a dotted path stands for. Raises: ConfigError."""
+        return self._once(f"backend {factory}", lambda: _load(factory)(self._context), lambda b: b.close())
+
+    def close(self) -> None:
+        """Close everything, newest first."""
+        with self._lock:
+            while self._to_close:
+                self._to_close.pop()()
+            self._made.clear()
+
+    def _once(self, name: str, make: Callable[[], T], close: Callable[[Any], None] | None = None) -> T:
+        with self._lock:
+            if name not in self._made:
+                self._made[name] = made = make()
+                if close is not None:
+                    self._to_close.append(lambda: close(made))
+            found: T = self._made[name]
+            return found
+
+    def _job_directory(self) -> Path:
+        return self.config.state_dir / self.config.job_name / self.config.job_id
+
+    def _task_directory(self, task: str) -> Path:
+        return self._job_directory() / task_path(task)
+
+    def _directories(self, task: str, store: str) -> LocalDirectories:
+        return self._once(
+            f"directories {task} {store}",
+            lambda: StoreDirectories(self._task_directory(task) / store, self.clock, self.ids),
+        )
+
+
+def _open_store(store: StoreConfig, directory: Path) -> LocalStore:
+    return open_store(store.type, directory, store.rocksdb)
+
+
+def _load(factory: str) -> Callable[[BackendContext], StateBackend]:
+    found = {entry.name: entry.value for entry in entry_points(group="statemgr.state_backends")}
+    target = {**found, **_BUILT_IN}.get(factory, factory)
+    module, _, attribute = target.replace(":", ".").rpartition(".")
+    try:
+        loaded: Callable[[BackendContext], StateBackend] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"no state backend is called {factory!r}",
+            hint=f"one of {', '.join(sorted({*found, *_BUILT_IN}))}, or a dotted path to a class",
+        ) from error
+    return loaded
+
+
+def shared_runtime(config: JobConfig) -> Runtime:
+    """One runtime per process and configuration: executors open many short attempts."""
+    return _shared(json.dumps(config.to_mapping(), sort_keys=True))
+
+
+@lru_cache(maxsize=8)
+def _shared(mapping: str) -> Runtime:
+    return Runtime(JobConfig.from_mapping(json.loads(mapping)))

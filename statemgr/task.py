@@ -1,0 +1,222 @@
+"""A task of a consumer loop: its stores, and its commits (prepare and publish in one process)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from statemgr.errors import ClosedError, ConfigError, FencedError, OutcomeUnknownError, RetryableError
+from statemgr.flows.clean_up import CleanUp
+from statemgr.flows.commit import CommitBase, FrozenCommit, Refill, freeze, prepare
+from statemgr.flows.first_start import remember_published
+from statemgr.flows.open_store import OpenStore
+from statemgr.flows.parts import Parts
+from statemgr.flows.publish import Published, publish, settle
+from statemgr.flows.restore import StoreRestore
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
+from statemgr.model.commit import PreparedCommit, ProducedRecord
+from statemgr.ports import CheckpointLog, Publisher
+from statemgr.serdes import Serde, serde
+from statemgr.store import Store
+
+log = logging.getLogger(__name__)
+#: Bytes of output that may wait for a commit.
+PRODUCE_BUDGET = 256 * 1024 * 1024
+
+
+class Task:
+    """One task, opened by :meth:`statemgr.StateManager.open_task`. Use it from one thread.
+
+    Attributes:
+        name: ``Partition <i>``.
+        restored: how each store came back.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        name: str,
+        publisher: Publisher,
+        checkpoint_log: CheckpointLog,
+        published: Published,
+        stores: dict[str, OpenStore],
+        restored: Sequence[StoreRestore],
+        refill: Refill,
+        on_close: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.restored = tuple(restored)
+        self._parts = parts
+        self._publisher = publisher
+        self._log = checkpoint_log
+        self._published = published
+        self._stores = stores
+        self._refill = refill
+        self._on_close = on_close
+        self._clean_up = CleanUp(parts, name)
+        self._produced: list[ProducedRecord] = []
+        self._produced_bytes = 0
+        self._commits = ThreadPoolExecutor(1, thread_name_prefix=f"statemgr-commit-{name}")
+        self._in_flight: Future[Checkpoint] | None = None
+        self._unsettled: tuple[FrozenCommit, PreparedCommit, CheckpointRecord | None] | None = None
+        self._fenced: FencedError | None = None
+        self._closed = False
+        self._clean_up.at_open(published.records[name])
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    def store(self, name: str, key_serde: str | Serde | None = None, value_serde: str | Serde | None = None) -> Store:
+        """A store of this task; serdes as configured unless given. Raises: ConfigError for an unknown name."""
+        opened = self._stores.get(name)
+        if opened is None:
+            raise ConfigError(
+                f"the job has no store {name!r}", hint=f"it has {', '.join(self._stores) or 'none'}; declare it by a "
+                f"stores.{name}.* key", task=self.name, store=name,
+            )
+        return Store(opened, serde(key_serde or opened.config.key_serde), serde(value_serde or opened.config.value_serde))
+
+    def produce(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        partition: int | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+    ) -> None:
+        """Output in the same transaction as the next commit. Raises: RetryableError when too much waits for it."""
+        size = len(key or b"") + len(value or b"")
+        if self._produced_bytes + size > PRODUCE_BUDGET:
+            raise RetryableError(
+                f"more than {PRODUCE_BUDGET} bytes of output wait for a commit", hint="commit more often", task=self.name
+            )
+        self._produced.append(ProducedRecord(topic, key, value, partition, tuple(headers)))
+        self._produced_bytes += size
+
+    @property
+    def last_checkpoint(self) -> Checkpoint | None:
+        """The newest published checkpoint; None before the first commit."""
+        return self._published.checkpoint(self.name)
+
+    @property
+    def commit_in_flight(self) -> bool:
+        """Whether an asynchronous commit has been started and has not ended."""
+        return self._in_flight is not None and not self._in_flight.done()
+
+    # --- commits -------------------------------------------------------------------------------------------------
+
+    def commit(self, input_offsets: Mapping[str, int]) -> Checkpoint:
+        """Commit all stores, the output and ``input_offsets`` (source partition → next offset), and wait for it.
+
+        Raises: FencedError, RetryableError, OutcomeUnknownError, DiskFull, ClosedError; the error of an earlier
+        asynchronous commit if nobody has seen it. After an error the next commit carries the same changes.
+        """
+        future = self.commit_async(input_offsets)
+        self._in_flight = None  # its error is raised here, not by the next commit
+        return self._in_time(future)
+
+    def commit_async(self, input_offsets: Mapping[str, int]) -> Future[Checkpoint]:
+        """Start a commit: flush and checkpoint directories now; upload, publish and clean-up while the task goes on.
+
+        At most one is in flight: a second waits for the first, and raises its error.
+        """
+        self._finish_in_flight()
+        self._check_usable()
+        self._settle()
+        base = CommitBase(
+            self.name, self._published.layout, self._published.epoch, self.last_checkpoint, self._refill
+        )
+        produced = tuple(self._produced)
+        frozen = freeze(self._parts, self._stores, base, input_offsets, produced)
+        self._in_flight = self._commits.submit(self._finish, frozen)
+        return self._in_flight
+
+    def _finish(self, frozen: FrozenCommit) -> Checkpoint:
+        """The asynchronous part of a commit, on the commit thread."""
+        self._clean_up.check()
+        prepared = prepare(self._parts, self._stores, frozen, portable=False)
+        before = self._published.records[self.name]
+        try:
+            publish(
+                self._parts, self._publisher, self._log, self._published, [prepared],
+                outstanding={self.name: self._clean_up.outstanding},
+            )
+        except OutcomeUnknownError:
+            self._unsettled = (frozen, prepared, before)
+            raise
+        except FencedError as error:
+            self._fenced = error
+            raise
+        return self._acknowledged(frozen, prepared, before)
+
+    def _acknowledged(
+        self, frozen: FrozenCommit, prepared: PreparedCommit, before: CheckpointRecord | None
+    ) -> Checkpoint:
+        record = self._published.records[self.name]
+        assert record is not None
+        for name, part in frozen.stores.items():
+            self._stores[name].acknowledged(part, prepared.stores[name].state_id)
+        del self._produced[: len(frozen.produced)]
+        self._produced_bytes = sum(len(r.key or b"") + len(r.value or b"") for r in self._produced)
+        self._refill = frozenset()
+        remember_published(self._parts, self.name)
+        self._clean_up.after_publish(before, record, prepared)
+        for name, part in frozen.stores.items():
+            self._stores[name].directories.keep_only({prepared.stores[name].state_id})
+        return record.current
+
+    def _settle(self) -> None:
+        """Before a new commit: find out what became of one whose acknowledgement was lost."""
+        if self._unsettled is None:
+            return
+        try:
+            published = settle(self._parts, self._publisher, self._log, self._published)
+        except FencedError as error:
+            self._fenced = error
+            raise
+        unsettled, self._unsettled = self._unsettled, None
+        if published:
+            self._acknowledged(*unsettled)
+
+    def _finish_in_flight(self) -> None:
+        if self._in_flight is not None:
+            pending, self._in_flight = self._in_flight, None
+            self._in_time(pending)
+
+    def _in_time(self, future: Future[Checkpoint]) -> Checkpoint:
+        timeout = self._parts.config.commit_timeout_ms / 1000
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            self._in_flight = future
+            raise RetryableError(
+                f"the commit has not ended within task.commit.timeout.ms = {timeout * 1000:.0f}",
+                hint="it goes on; the next commit waits for it", task=self.name,
+            ) from None
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError("the task is closed", task=self.name)
+        if self._fenced is not None:
+            raise self._fenced
+
+    # --- end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close without committing: what was not committed is processed again by the next owner. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._commits.shutdown(wait=True)
+        for store in self._stores.values():
+            store.close()
+        self._publisher.close()
+        self._on_close()
+
+    def __enter__(self) -> Task:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
