@@ -2,7 +2,7 @@
 
 Three kinds, chosen by environment: addresses of servers that already run (``STATEMGR_TEST_KAFKA``,
 ``STATEMGR_TEST_S3_ENDPOINT`` …), containers (``STATEMGR_TEST_SERVERS=containers``), or local processes (the
-default). A run's servers are started at first use, shared by all its workers, and stopped at its end. Those of a
+default). A run's servers start at first use, are shared by all its workers, and stop at its end. Those of a
 run that was killed are stopped by the next one.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 from filelock import FileLock
 
 from statemgr.dev import down, up
@@ -173,7 +176,14 @@ def _local_s3() -> dict[str, Any]:
 def _containers_kafka() -> dict[str, Any]:
     from testcontainers.community.kafka import KafkaContainer
 
-    container = KafkaContainer(os.environ.get("STATEMGR_TEST_KAFKA_IMAGE", _CP_KAFKA_IMAGE)).with_kraft()
+    class Broker(KafkaContainer):
+        """Ready when it answers; what it logs by then differs between images and loggers."""
+
+        def configure(self) -> None:
+            super().configure()
+            self.wait_for = re.compile("")
+
+    container = Broker(os.environ.get("STATEMGR_TEST_KAFKA_IMAGE", _CP_KAFKA_IMAGE)).with_kraft()
     settings = BROKER_SETTINGS | {
         "transaction.state.log.replication.factor": "1",
         "transaction.state.log.min.isr": "1",
@@ -181,9 +191,23 @@ def _containers_kafka() -> dict[str, Any]:
     }
     for name, value in settings.items():
         container.with_env("KAFKA_" + name.upper().replace(".", "_"), value)
-    container.start(timeout=_CONTAINER_DEADLINE_S)
     _containers.append(container)
+    container.start(timeout=_CONTAINER_DEADLINE_S)
+    _wait_for_broker(container.get_bootstrap_server())
     return {"bootstrap_servers": container.get_bootstrap_server(), "kind": "containers"}
+
+
+def _wait_for_broker(bootstrap_servers: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    end = time.monotonic() + _CONTAINER_DEADLINE_S
+    while True:
+        try:
+            admin.list_topics(timeout=2.0)
+            return
+        except KafkaException:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
 
 
 def _containers_s3() -> dict[str, Any]:

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import email
+import json
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+_SHOW = (
+    "import json, pathlib, statemgr; from statemgr.model.schemas import load_schema_files; "
+    "print(json.dumps([statemgr.__file__, {k: v.decode() for k, v in load_schema_files().items()}]))"
+)
+
+
+def _run(*command: str, cwd: Path, pythonpath: Path | None = None) -> str:
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(cwd)}
+    if pythonpath is not None:
+        environment["PYTHONPATH"] = str(pythonpath)
+    run = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def _schemas() -> dict[str, str]:
+    return {file.stem: file.read_text() for file in sorted((ROOT / "schemas").glob("*.avsc"))}
+
+
+def _build(kind: str, target: Path) -> Path:
+    code = f"import hatchling.build, sys; hatchling.build.{kind}(sys.argv[1])"
+    _run(sys.executable, "-c", f"import os; os.chdir({str(ROOT)!r}); {code}", str(target), cwd=target)
+    (wheel,) = target.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that would be published."""
+    return _build("build_wheel", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which the wheel is installed, without its dependencies."""
+    target = tmp_path_factory.mktemp("installed")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--quiet",
+        "--target",
+        str(target),
+    ]
+    _run(*pip, str(wheel), cwd=wheel.parent)
+    return target
+
+
+def test_the_installed_wheel_loads_every_schema(installed: Path, tmp_path: Path) -> None:
+    """All files of schemas/ come out of the installed package, byte for byte, outside the source tree."""
+    where, schemas = json.loads(_run(sys.executable, "-P", "-c", _SHOW, cwd=tmp_path, pythonpath=installed))
+    assert Path(where).is_relative_to(installed)
+    assert schemas == _schemas()
+    assert schemas, "there are schemas"
+
+
+def test_the_wheel_brings_two_packages_and_no_more(installed: Path) -> None:
+    """No top-level `schemas`, no tests in site-packages; both packages typed."""
+    packages = {
+        path.name for path in installed.iterdir() if path.is_dir() and not path.name.endswith(".dist-info")
+    }
+    assert packages - {"bin"} == {"statemgr", "spark_integration"}
+    assert (installed / "statemgr" / "py.typed").is_file()
+    assert (installed / "spark_integration" / "py.typed").is_file()
+
+
+def test_an_editable_install_loads_the_schemas_of_the_source_tree(tmp_path: Path) -> None:
+    """The editable wheel is a path to the sources, with no copy of the schemas that could become stale."""
+    editable = _build("build_editable", tmp_path)
+    with zipfile.ZipFile(editable) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        (path_file,) = names
+        assert path_file.endswith(".pth")
+        source = Path(archive.read(path_file).decode().strip())
+    where, schemas = json.loads(_run(sys.executable, "-P", "-c", _SHOW, cwd=tmp_path, pythonpath=source))
+    assert Path(where).is_relative_to(ROOT)
+    assert schemas == _schemas()
+
+
+def test_every_entry_point_leads_to_an_object(wheel: Path) -> None:
+    """Commands, backends and the script exist where the metadata says."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        project = tomllib.load(file)["project"]
+    groups = [project["scripts"], *project["entry-points"].values()]
+    targets = [target for group in groups for target in group.values()]
+    for target in targets:
+        module, _, name = target.partition(":")
+        _run(sys.executable, "-c", f"import {module} as m; m.{name}", cwd=ROOT)
+
+
+def test_the_metadata_of_the_wheel(wheel: Path) -> None:
+    """Name, licence, Python version, extras; PySpark is held below its next minor version."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(archive.read(name))
+        assert any(path.endswith("licenses/LICENSE") for path in archive.namelist())
+    assert (metadata["Name"], metadata["License-Expression"]) == ("statemgr", "Apache-2.0")
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert set(metadata.get_all("Provides-Extra")) == {"spark", "s3", "demo", "dev"}
+    requirements = metadata.get_all("Requires-Dist")
+    assert "pyspark<4.3,>=4.2; extra == 'spark'" in requirements
+
+
+def test_statemgr_needs_no_spark_to_be_imported(tmp_path: Path) -> None:
+    """Importing the public surface loads neither PySpark nor pandas."""
+    code = (
+        "import statemgr, statemgr.engine, sys; print([m for m in ('pyspark', 'pandas') if m in sys.modules])"
+    )
+    assert _run(sys.executable, "-c", code, cwd=tmp_path, pythonpath=ROOT).strip() == "[]"
+
+
+def test_constraints_name_exact_versions_without_addresses() -> None:
+    """Every line is name==version; every dependency of the project is among them."""
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    names = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
+    assert all(line.count("==") == 1 and "@" not in line and "/" not in line for line in lines)
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        project = tomllib.load(file)["project"]
+    wanted = [
+        *project["dependencies"],
+        *(r for group in project["optional-dependencies"].values() for r in group),
+    ]
+    needed = {r.split("[")[0].split(">")[0].split("=")[0].lower() for r in wanted}
+    assert needed - {"statemgr"} <= names
