@@ -1,0 +1,103 @@
+"""Settings that are right one by one and wrong together. Reads the metadata of installed packages.
+
+Each is one error that names the key to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+
+from statemgr.config.store import StoreConfig
+from statemgr.config.values import is_dotted_path
+from statemgr.errors import ConfigError
+
+#: The factories that come with statemgr.
+KAFKA_CHANGELOG = "kafka-changelog"
+BLOB_STORE = "blob-store"
+_BUILT_IN = (KAFKA_CHANGELOG, BLOB_STORE)
+_SERDES = ("bytes", "string", "json", "integer", "long", "double")
+#: What the protocol depends on.
+_OWN_SETTINGS = ("transactional.id", "enable.idempotence", "isolation.level", "enable.auto.commit", "acks")
+
+
+def check_factories(key: str, factories: Iterable[str]) -> None:
+    """Raises: ConfigError for a name that is neither built in, nor an entry point, nor a dotted path."""
+    for factory in factories:
+        if factory in _BUILT_IN or is_dotted_path(factory):
+            continue
+        known = (*_BUILT_IN, *(point.name for point in entry_points(group="statemgr.state_backends")))
+        if factory not in known:
+            near = get_close_matches(factory, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(set(known)))}"
+            raise ConfigError(f"{key} names the unknown factory {factory!r}", hint=hint, key=key)
+
+
+def check_store(store: StoreConfig, *, has_blob_uri: bool, write_versions: Sequence[int]) -> None:
+    """One store against the rest. Raises: ConfigError."""
+    prefix = f"stores.{store.name}"
+    for part, serde in (("key", store.key_serde), ("value", store.value_serde)):
+        if serde not in _SERDES and not is_dotted_path(serde):
+            key = f"{prefix}.{part}.serde"
+            raise ConfigError(
+                f"{key} must be one of {', '.join(_SERDES)} or a dotted path, not {serde!r}", key=key
+            )
+    if store.restore_factories and not store.durable:
+        key = f"{prefix}.restore.factories"
+        raise ConfigError(
+            f"{key} is set, but the store is not backed up", hint=f"set {prefix}.backup.factories", key=key
+        )
+    if store.durable and not store.restore_factories:
+        key = f"{prefix}.restore.factories"
+        raise ConfigError(f"{key} is empty, but the store is backed up: it could never be restored", key=key)
+    if BLOB_STORE in (*store.backup_factories, *store.restore_factories) and not has_blob_uri:
+        raise ConfigError(
+            f"blob.store.uri is not set, but the store {store.name!r} uses {BLOB_STORE}",
+            hint='for example blob.store.uri = "file:///var/lib/statemgr/blobs" or "s3://bucket/prefix"',
+            key="blob.store.uri",
+        )
+    if 1 in write_versions and store.durable and KAFKA_CHANGELOG not in store.backup_factories:
+        raise ConfigError(
+            f"task.checkpoint.write.versions has 1, but the store {store.name!r} has no {KAFKA_CHANGELOG} "
+            "backup: a version 1 checkpoint could not name its state",
+            hint=f"back it up to {KAFKA_CHANGELOG} too, or write version 2 alone",
+            key="task.checkpoint.write.versions",
+        )
+
+
+def check_versions(read: Sequence[int], write: Sequence[int]) -> None:
+    """Raises: ConfigError when what is written could not be read, or version 2 is not written."""
+    if 2 not in write:
+        key = "task.checkpoint.write.versions"
+        raise ConfigError(f"{key} must contain 2", hint="[1, 2] also serves older software", key=key)
+    if not set(write) <= set(read):
+        key = "task.checkpoint.read.versions"
+        raise ConfigError(f"{key} must contain every version in task.checkpoint.write.versions", key=key)
+
+
+def check_topics(topics: Iterable[tuple[str, str]]) -> None:
+    """No topic has two uses. ``topics`` are pairs (key, topic). Raises: ConfigError."""
+    used: dict[str, str] = {}
+    for key, topic in topics:
+        if len(topic) > 249:
+            raise ConfigError(f"{key}: the topic's name is longer than 249 characters", key=key, topic=topic)
+        if topic in used:
+            raise ConfigError(
+                f"{key} names the topic of {used[topic]} too", hint="give each its own", key=key, topic=topic
+            )
+        used[topic] = key
+
+
+def check_client_settings(values: Mapping[str, object]) -> None:
+    """Raises: ConfigError for a setting of librdkafka that statemgr sets itself."""
+    for key in values:
+        if not key.startswith("kafka."):
+            continue
+        name = key.removeprefix("kafka.")
+        for kind in ("producer.", "consumer.", "admin."):
+            name = name.removeprefix(kind)
+        if name in _OWN_SETTINGS:
+            raise ConfigError(
+                f"{key} cannot be set: exactly-once publishing depends on it", hint="leave it out", key=key
+            )

@@ -1,0 +1,59 @@
+"""The configuration of one store. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from statemgr.config.keys import lookup
+from statemgr.config.rocksdb_options import ROCKSDB_OPTIONS, rocksdb_defaults
+from statemgr.config.values import Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreConfig:
+    """One store.
+
+    ``type`` is ``rocksdb`` or ``memory``; ``restore_factories`` is in order of preference;
+    ``min_compaction_lag_ms``: the changelog's; ``rocksdb`` has every option, by its name after ``rocksdb.``.
+    """
+
+    name: str
+    type: str = "rocksdb"
+    backup_factories: tuple[str, ...] = ()
+    restore_factories: tuple[str, ...] = ()
+    changelog_topic: str
+    min_compaction_lag_ms: int = 4 * 3600 * 1000
+    key_serde: str = "bytes"
+    value_serde: str = "bytes"
+    rocksdb: Mapping[str, Value] = field(default_factory=rocksdb_defaults)
+
+    @property
+    def durable(self) -> bool:
+        """True when its state is backed up anywhere."""
+        return bool(self.backup_factories)
+
+
+def store_from_values(name: str, values: Mapping[str, Value], *, changelog_prefix: str) -> StoreConfig:
+    """The store ``name`` from checked values. A store that is not backed up is not restored by default."""
+
+    def value(suffix: str) -> Any:
+        key = f"stores.{name}.{suffix}"
+        return values.get(key, lookup(key).default)
+
+    default_backup = values.get("task.backup.factories", lookup("task.backup.factories").default)
+    backup = cast("list[str]", values.get(f"stores.{name}.backup.factories", default_backup))
+    default_restore = values.get("task.restore.factories", backup) if backup else []
+    restore = cast("list[str]", values.get(f"stores.{name}.restore.factories", default_restore))
+    return StoreConfig(
+        name=name,
+        type=value("type"),
+        backup_factories=tuple(backup),
+        restore_factories=tuple(restore),
+        changelog_topic=value("changelog.topic") or f"{changelog_prefix}-{name}-changelog",
+        min_compaction_lag_ms=value("changelog.min.compaction.lag.ms"),
+        key_serde=value("key.serde"),
+        value_serde=value("value.serde"),
+        rocksdb={option.name: value(f"rocksdb.{option.name}") for option in ROCKSDB_OPTIONS},
+    )

@@ -1,0 +1,184 @@
+"""Kinds of configuration values: what is accepted, and what it becomes. Pure.
+
+Every kind accepts a value of TOML's own type and a string. A kind's ``parse`` raises ValueError, which says
+nothing of the value: the caller knows the key, and whether the value may be shown.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from statemgr.ids import NAME
+
+#: What a key may hold after parsing; safe for JSON.
+Value = str | int | float | bool | list[str] | list[int]
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
+_DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*|\.[A-Za-z_]\w*)\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of value: its name and what is expected, both for people, and the parser."""
+
+    name: str
+    expected: str
+    parse: Callable[[object], Value]
+
+
+def _string(value: object) -> str:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError
+    return value.strip()
+
+
+def matching(name: str, pattern: re.Pattern[str], expected: str) -> Kind:
+    """Text that a pattern matches as a whole."""
+
+    def parse(value: object) -> str:
+        text = _string(value)
+        if not pattern.fullmatch(text):
+            raise ValueError
+        return text
+
+    return Kind(name=name, expected=expected, parse=parse)
+
+
+def integer(minimum: int, maximum: int, unit: str = "") -> Kind:
+    """A whole number with ``minimum`` ≤ value ≤ ``maximum``."""
+
+    def parse(value: object) -> int:
+        if isinstance(value, str):
+            value = int(value.strip().replace("_", ""))
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise ValueError
+        return value
+
+    suffix = f" ({unit})" if unit else ""
+    return Kind(name="integer", expected=f"a whole number from {minimum} to {maximum}{suffix}", parse=parse)
+
+
+def number(minimum: float, maximum: float) -> Kind:
+    """A number with ``minimum`` ≤ value ≤ ``maximum``."""
+
+    def parse(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError
+        result = float(value)
+        if not math.isfinite(result) or not minimum <= result <= maximum:
+            raise ValueError
+        return result
+
+    return Kind(name="number", expected=f"a number from {minimum:g} to {maximum:g}", parse=parse)
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.strip().lower())
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def choice(*names: str) -> Kind:
+    """One of a few words."""
+
+    def parse(value: object) -> str:
+        text = _string(value)
+        if text not in names:
+            raise ValueError
+        return text
+
+    return Kind(name="word", expected="one of " + ", ".join(names), parse=parse)
+
+
+def _items(value: object) -> list[object]:
+    """A list as it is, or a text cut at its commas (an empty text is an empty list)."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")] if value.strip() else []
+    if isinstance(value, list | tuple):
+        return list(value)
+    raise ValueError
+
+
+def texts(item: Kind, expected: str) -> Kind:
+    """A list of texts without duplicates; order matters."""
+
+    def parse(value: object) -> list[str]:
+        result = [str(item.parse(part)) for part in _items(value)]
+        if len(set(result)) != len(result):
+            raise ValueError
+        return result
+
+    return Kind(name="list", expected=expected, parse=parse)
+
+
+def numbers(allowed: tuple[int, ...], expected: str) -> Kind:
+    """A list of whole numbers, each one of ``allowed``, without duplicates; kept in ascending order."""
+    item = integer(min(allowed), max(allowed))
+
+    def parse(value: object) -> list[int]:
+        parts = _items(value) if isinstance(value, str | list | tuple) else [value]
+        result = sorted(int(str(item.parse(part))) for part in parts)
+        if not result or len(set(result)) != len(result) or not set(result) <= set(allowed):
+            raise ValueError
+        return result
+
+    return Kind(name="list", expected=expected, parse=parse)
+
+
+def _blob_uri(value: object) -> str:
+    text = _string(value)
+    uri = urlsplit(text)
+    if uri.username or uri.password or uri.query or uri.fragment:
+        raise ValueError
+    if uri.scheme == "file" and uri.netloc in ("", "localhost") and uri.path.startswith("/"):
+        return text
+    if uri.scheme == "s3" and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", uri.netloc):
+        return text
+    if uri.scheme == "memory":
+        return text
+    raise ValueError
+
+
+def _endpoint(value: object) -> str:
+    text = _string(value)
+    uri = urlsplit(text)
+    if uri.scheme not in ("http", "https") or not uri.hostname or uri.username or uri.password:
+        raise ValueError
+    return text
+
+
+def _client_value(value: object) -> Value:
+    if isinstance(value, list | tuple):
+        return ",".join(_string(part) for part in value)
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return value
+    raise ValueError
+
+
+def is_dotted_path(text: str) -> bool:
+    """True for ``package.module:Class`` and ``package.module.Class``."""
+    return bool(_DOTTED_PATH.fullmatch(text))
+
+
+TEXT = Kind(name="text", expected="a text that is not empty", parse=_string)
+BOOLEAN = Kind(name="boolean", expected="true or false", parse=_boolean)
+CLIENT_VALUE = Kind(name="librdkafka's", expected="a text, a number, true or false", parse=_client_value)
+NAME_KIND = matching("name", NAME, "a name of letters, digits, '.', '_' and '-' (at most 128)")
+TOPIC = matching("topic", _TOPIC, "a topic's name: letters, digits, '.', '_' and '-' (at most 249)")
+TOPICS = texts(TOPIC, "a list of different topics, or a text with commas")
+FACTORIES = texts(TEXT, "a list of different factory names, or a text with commas")
+BLOB_URI = Kind(
+    name="URI", expected="file:///directory or s3://bucket/prefix, without credentials", parse=_blob_uri
+)
+ENDPOINT = Kind(name="URL", expected="http://… or https://…, without credentials", parse=_endpoint)
