@@ -17,7 +17,7 @@ from statemgr.errors import ConfigError
 KAFKA_CHANGELOG = "kafka-changelog"
 BLOB_STORE = "blob-store"
 _BUILT_IN = (KAFKA_CHANGELOG, BLOB_STORE)
-_SERDES = ("bytes", "string", "json", "integer", "long", "double")
+_SERDES = ("bytes", "string", "integer", "json")
 #: What the protocol depends on.
 _OWN_SETTINGS = ("transactional.id", "enable.idempotence", "isolation.level", "enable.auto.commit", "acks")
 
@@ -38,11 +38,9 @@ def check_store(store: StoreConfig, *, has_blob_uri: bool, write_versions: Seque
     """One store against the rest. Raises: ConfigError."""
     prefix = f"stores.{store.name}"
     for part, serde in (("key", store.key_serde), ("value", store.value_serde)):
-        if serde not in _SERDES and not is_dotted_path(serde):
+        if serde not in _SERDES:
             key = f"{prefix}.{part}.serde"
-            raise ConfigError(
-                f"{key} must be one of {', '.join(_SERDES)} or a dotted path, not {serde!r}", key=key
-            )
+            raise ConfigError(f"{key} must be one of {', '.join(_SERDES)}, not {serde!r}", key=key)
     if store.restore_factories and not store.durable:
         key = f"{prefix}.restore.factories"
         raise ConfigError(

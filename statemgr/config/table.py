@@ -76,7 +76,7 @@ _CHECKPOINTS = (
         pattern="task.checkpoint.replication.factor",
         kind=integer(-1, 32767),
         default=-1,
-        doc="Replicas of a checkpoint topic that is created; -1 is the broker's default.",
+        doc="Replicas of the topics that statemgr creates; -1 is the broker's default.",
     ),
     Key(
         pattern="task.checkpoint.read.versions",
@@ -145,7 +145,7 @@ _STORES = (
         pattern="stores.<name>.key.serde",
         kind=TEXT,
         default="bytes",
-        doc="Serde of keys: `bytes`, `string`, `json`, `integer`, `long`, `double`, or a dotted path.",
+        doc="Serde of keys: `bytes`, `string`, `integer` (8 bytes, sorts as numbers) or `json`.",
     ),
     Key(
         pattern="stores.<name>.value.serde",
