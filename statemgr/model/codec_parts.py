@@ -1,0 +1,102 @@
+"""Avro forms of what several records share: blob references, markers, layouts, attachments. Pure.
+
+``*_to_avro`` make what fastavro writes; ``*_from_avro`` take what it read and raise ValueError where a rule
+that the schema cannot express is broken. Maps are written sorted: equal records have equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from statemgr.model.checkpoint import (
+    Attachment,
+    BlobRef,
+    ChangelogMarker,
+    IndexMarker,
+    Layout,
+    Marker,
+    OpaqueMarker,
+)
+
+Avro = dict[str, Any]
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+
+def each(mapping: Mapping[str, _In], convert: Callable[[_In], _Out]) -> dict[str, _Out]:
+    """Convert the values of a map, in the order of its keys."""
+    return {key: convert(mapping[key]) for key in sorted(mapping)}
+
+
+def blob_to_avro(blob: BlobRef) -> Avro:
+    """The record ``BlobRef``."""
+    return {"blob_id": blob.blob_id, "size": blob.size, "hash": blob.hash}
+
+
+def blob_from_avro(value: Avro) -> BlobRef:
+    """Raises: ValueError for a negative size."""
+    if value["size"] < 0:
+        raise ValueError(f"blob {value['blob_id']!r} has a negative size")
+    return BlobRef(value["blob_id"], value["size"], value["hash"])
+
+
+def optional_blob_from_avro(value: Avro | None) -> BlobRef | None:
+    """A ``BlobRef`` or null. Raises: ValueError for a negative size."""
+    return None if value is None else blob_from_avro(value)
+
+
+def marker_to_avro(marker: Marker) -> tuple[str, Avro]:
+    """The member of the union of markers, with its full name."""
+    match marker:
+        case IndexMarker(index):
+            return "statemgr.IndexMarker", {"index": blob_to_avro(index)}
+        case ChangelogMarker(topic, topic_id, partition, offset):
+            fields = {"topic": topic, "topic_id": topic_id, "partition": partition, "offset": offset}
+            return "statemgr.ChangelogMarker", fields
+        case OpaqueMarker(data):
+            return "statemgr.OpaqueMarker", {"data": data}
+
+
+def marker_from_avro(value: tuple[str, Avro]) -> Marker:
+    """Raises: ValueError for a negative size, partition or offset."""
+    name, fields = value
+    if name == "statemgr.IndexMarker":
+        return IndexMarker(blob_from_avro(fields["index"]))
+    if name == "statemgr.ChangelogMarker":
+        return changelog_marker(fields["topic"], fields["topic_id"], fields["partition"], fields["offset"])
+    return OpaqueMarker(fields["data"])
+
+
+def changelog_marker(topic: str, topic_id: str | None, partition: int, offset: int) -> ChangelogMarker:
+    """A changelog marker that was read. Raises: ValueError for a negative partition or offset."""
+    if partition < 0 or offset < 0:
+        raise ValueError(f"changelog marker of {topic!r} has partition {partition} and offset {offset}")
+    return ChangelogMarker(topic, topic_id, partition, offset)
+
+
+def layout_to_avro(layout: Layout) -> Avro:
+    """The record ``Layout``."""
+    return {"generation": layout.generation, "tasks": layout.tasks, "partitioner": layout.partitioner}
+
+
+def layout_from_avro(value: Avro) -> Layout:
+    """The model of the record ``Layout``."""
+    return Layout(value["generation"], value["tasks"], value["partitioner"])
+
+
+def attachment_to_avro(attachment: Attachment) -> Avro:
+    """The record ``Attachment``."""
+    blob = attachment.blob
+    return {
+        "name": attachment.name,
+        "inline": attachment.inline,
+        "blob": None if blob is None else blob_to_avro(blob),
+    }
+
+
+def attachment_from_avro(value: Avro) -> Attachment:
+    """Raises: ValueError unless exactly one of inline and blob is set."""
+    if (value["inline"] is None) == (value["blob"] is None):
+        raise ValueError(f"attachment {value['name']!r} needs exactly one of inline and blob")
+    return Attachment(value["name"], value["inline"], optional_blob_from_avro(value["blob"]))

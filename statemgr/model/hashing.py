@@ -1,0 +1,33 @@
+"""The content hash: XXH3-128, which says whether two pieces of content are the same. Pure.
+
+It finds accidents, not forgery: what a checkpoint names is trusted as far as the checkpoint topic is.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import xxhash
+
+#: Bytes of a digest.
+HASH_SIZE = 16
+
+
+class Hasher(Protocol):
+    """An incremental hash."""
+
+    def update(self, data: bytes | bytearray | memoryview, /) -> None:
+        """Feed the next piece of content."""
+
+    def digest(self) -> bytes:
+        """The 16-byte digest of what was fed so far (canonical, big-endian form)."""
+
+
+def hasher() -> Hasher:
+    """A new incremental hash."""
+    return xxhash.xxh3_128()
+
+
+def content_hash(data: bytes | bytearray | memoryview) -> bytes:
+    """The 16-byte digest of ``data``."""
+    return xxhash.xxh3_128_digest(data)

@@ -1,0 +1,222 @@
+"""Change segments: puts and deletes in order, checksummed and compressed, streamed both ways. Pure.
+
+::
+
+    header  "SMCS" · version (1 byte, 1)
+    block*  01 · raw size u32 · compressed size u32 · changes u32 · XXH3-64 · one zstandard frame
+    end     00 · number of blocks u32 · number of changes u64 · XXH3-128
+
+Integers are little-endian, hashes canonical (big-endian). A block's hash covers the block's number (u64, from
+0), its 13 bytes of tag and sizes, and the frame; the hash at the end covers every byte before it. A block's raw
+content is whole changes: key size u32 · value size u32 (``FFFFFFFF``: delete) · key · value. Nothing may
+follow the end.
+
+Blocks are cut at :data:`BLOCK_SIZE` raw bytes, so both directions hold one block in memory; only a change
+that is larger makes a larger one, and no block may be larger than one change of the largest size.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+import xxhash
+import zstandard
+
+from statemgr.errors import CorruptBlob, InvalidError
+from statemgr.model.commit import Change
+from statemgr.model.hashing import HASH_SIZE, hasher
+
+MAGIC = b"SMCS\x01"
+#: Raw bytes after which a block is closed.
+BLOCK_SIZE = 1024 * 1024
+#: Largest key and largest value, in bytes.
+MAX_KEY_SIZE = MAX_VALUE_SIZE = 64 * 1024 * 1024
+_CHANGE = struct.Struct("<II")
+_BLOCK = struct.Struct("<BIII")
+_END = struct.Struct("<BIQ")
+_DELETE = 0xFFFFFFFF
+_MAX_RAW = BLOCK_SIZE + _CHANGE.size + MAX_KEY_SIZE + MAX_VALUE_SIZE
+#: zstandard's bound for incompressible input, generously.
+_MAX_COMPRESSED = _MAX_RAW + _MAX_RAW // 128 + 1024
+_READ_SIZE = 1024 * 1024
+
+
+def write_segment(changes: Iterable[Change], sink: BinaryIO) -> None:
+    """Write a segment: what ``changes`` yields, in order.
+
+    Raises: InvalidError for a key or value above 64 MiB.
+    """
+    writer = _Writer(sink)
+    pieces: list[bytes] = []
+    size = count = 0
+    for key, value in changes:
+        value_size = _DELETE if value is None else len(value)
+        if len(key) > MAX_KEY_SIZE or (value is not None and value_size > MAX_VALUE_SIZE):
+            raise InvalidError(f"a key or value is larger than {MAX_KEY_SIZE} bytes")
+        pieces.append(_CHANGE.pack(len(key), value_size))
+        pieces.append(key)
+        size += _CHANGE.size + len(key)
+        if value is not None:
+            pieces.append(value)
+            size += value_size
+        count += 1
+        if size >= BLOCK_SIZE:
+            writer.block(b"".join(pieces), count)
+            pieces.clear()
+            size = count = 0
+    if count:
+        writer.block(b"".join(pieces), count)
+    writer.end()
+
+
+def encode_segment(changes: Iterable[Change]) -> bytes:
+    """A segment as bytes, for changes that fit in memory."""
+    sink = io.BytesIO()
+    write_segment(changes, sink)
+    return sink.getvalue()
+
+
+def read_segment(source: BinaryIO, blob_id: str | None = None) -> Iterator[Change]:
+    """Yield a segment's changes in order, holding one block in memory.
+
+    Changes are yielded as their block is verified; that the segment is whole is known only when the iterator
+    ends, and its last step may raise: what it yielded before is then a part of a history, not a shorter one.
+    A caller that cannot undo what it applied calls :func:`verify_segment` first.
+
+    Raises: CorruptBlob naming the blob, for any byte that differs from what was written.
+    """
+    for count, raw in _blocks(source, blob_id):
+        yield from _changes(raw, count, blob_id)
+
+
+def verify_segment(source: BinaryIO, blob_id: str | None = None) -> int:
+    """Read a segment to its end and return how many changes it has. Raises: CorruptBlob."""
+    return sum(1 for _ in read_segment(source, blob_id))
+
+
+class _Writer:
+    """Frames blocks and counts them."""
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self._sink = sink
+        self._hash = hasher()
+        self._compressor = zstandard.ZstdCompressor(level=1, write_content_size=True)
+        self._blocks = 0
+        self._changes = 0
+        self._write(MAGIC)
+
+    def block(self, raw: bytes, count: int) -> None:
+        frame = self._compressor.compress(raw)
+        header = _BLOCK.pack(1, len(raw), len(frame), count)
+        self._write(header)
+        self._write(_block_hash(self._blocks, header, frame))
+        self._write(frame)
+        self._blocks += 1
+        self._changes += count
+
+    def end(self) -> None:
+        self._write(_END.pack(0, self._blocks, self._changes))
+        self._sink.write(self._hash.digest())
+
+    def _write(self, data: bytes) -> None:
+        self._hash.update(data)
+        self._sink.write(data)
+
+
+def _blocks(source: BinaryIO, blob_id: str | None) -> Iterator[tuple[int, bytes]]:
+    """Each block's number of changes and raw content, verified; ends only at an end mark that agrees."""
+    whole = hasher()
+
+    def take(size: int) -> bytes:
+        data = _read_exactly(source, size, blob_id)
+        whole.update(data)
+        return data
+
+    if take(len(MAGIC)) != MAGIC:
+        raise _corrupt("it is not a change segment of a known version", blob_id)
+    decompressor = zstandard.ZstdDecompressor()
+    blocks = changes = 0
+    while (tag := take(1)) == b"\x01":
+        header = tag + take(_BLOCK.size - 1)
+        _, raw_size, frame_size, count = _BLOCK.unpack(header)
+        if (
+            raw_size > _MAX_RAW
+            or frame_size > _MAX_COMPRESSED
+            or count * _CHANGE.size > raw_size
+            or not count
+        ):
+            raise _corrupt(f"block {blocks} declares absurd sizes", blob_id)
+        expected = take(8)
+        frame = take(frame_size)
+        if _block_hash(blocks, header, frame) != expected:
+            raise _corrupt(f"block {blocks} does not have its checksum", blob_id)
+        yield count, _decompress(decompressor, frame, raw_size, blob_id)
+        blocks += 1
+        changes += count
+    end = tag + take(_END.size - 1)
+    expected_hash = whole.digest()
+    if end != _END.pack(0, blocks, changes) or _read_exactly(source, HASH_SIZE, blob_id) != expected_hash:
+        raise _corrupt(f"its end does not agree with its {blocks} blocks of {changes} changes", blob_id)
+    if source.read(1):
+        raise _corrupt("bytes follow its end", blob_id)
+
+
+def _decompress(
+    decompressor: zstandard.ZstdDecompressor, frame: bytes, raw_size: int, blob_id: str | None
+) -> bytes:
+    """The frame's content. The size that it declares itself is what would be allocated: checked first."""
+    try:
+        if zstandard.get_frame_parameters(frame).content_size != raw_size:
+            raise _corrupt("a compressed frame is not of the declared size", blob_id)
+        raw = decompressor.decompress(frame, max_output_size=raw_size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise _corrupt(f"a block cannot be decompressed: {error}", blob_id) from error
+    if len(raw) != raw_size:
+        raise _corrupt("a block is not of the declared size", blob_id)
+    return raw
+
+
+def _changes(raw: bytes, count: int, blob_id: str | None) -> Iterator[Change]:
+    position, end = 0, len(raw)
+    for _ in range(count):
+        if position + _CHANGE.size > end:
+            raise _corrupt("a block is shorter than its changes", blob_id)
+        key_size, value_size = _CHANGE.unpack_from(raw, position)
+        value_start = position + _CHANGE.size + key_size
+        position = value_start if value_size == _DELETE else value_start + value_size
+        if position > end or key_size > MAX_KEY_SIZE or MAX_VALUE_SIZE < value_size != _DELETE:
+            raise _corrupt("a change is larger than its block or the limits", blob_id)
+        key = raw[value_start - key_size : value_start]
+        yield key, None if value_size == _DELETE else raw[value_start:position]
+    if position != end:
+        raise _corrupt("a block is longer than its changes", blob_id)
+
+
+def _block_hash(number: int, header: bytes, frame: bytes) -> bytes:
+    state = xxhash.xxh3_64(number.to_bytes(8, "little") + header)
+    state.update(frame)
+    return state.digest()
+
+
+def _read_exactly(source: BinaryIO, size: int, blob_id: str | None) -> bytes:
+    """``size`` bytes; read in pieces, so that a declared size alone allocates nothing."""
+    pieces: list[bytes] = []
+    missing = size
+    while missing:
+        piece = source.read(min(missing, _READ_SIZE))
+        if not piece:
+            raise _corrupt(f"it ends {missing} bytes too early", blob_id)
+        pieces.append(piece)
+        missing -= len(piece)
+    return b"".join(pieces)
+
+
+def _corrupt(why: str, blob_id: str | None) -> CorruptBlob:
+    return CorruptBlob(
+        f"change segment refused: {why}",
+        blob=blob_id,
+        hint="restore from another factory, or roll back to an older checkpoint",
+    )
