@@ -1,5 +1,5 @@
 # Runs with GNU make 3.81 and a POSIX shell. `make help` lists the targets.
-# PYTHON=...   the interpreter for the virtual environment (default: the newest python3.11+ on PATH)
+# PYTHON=...   the interpreter for the virtual environment (default: python3, or a newer python3.x on PATH)
 # ARGS=...     more arguments for the command that the target runs
 
 VENV ?= .venv
