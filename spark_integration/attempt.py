@@ -1,0 +1,189 @@
+"""The worker: one attempt at one task of one micro-batch, on an executor, as a function for ``mapInArrow``.
+
+Steps: wait for the first rows, open the attempt, run the process function, keep its output, prepare the
+commit, return one row. Nothing stays open afterwards, and nothing is written to Kafka.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+
+import pyarrow as pa
+
+from spark_integration.context import ProcessFunction, RestoreReport, StateContext
+from spark_integration.failures import marked
+from spark_integration.partitioning import Partitioning
+from statemgr import JobConfig
+from statemgr.engine import (
+    Attempt,
+    checkpoint_from_bytes,
+    epoch_from_bytes,
+    open_attempt,
+    prepared_to_bytes,
+)
+from statemgr.errors import InvalidError, RetryableError, StatemgrError
+from statemgr.ids import task_name
+
+#: The attachment that holds a task's output rows: an Arrow IPC stream.
+OUTPUT = "output"
+#: What a worker returns: its task, and either a typed error or the prepared commit with a report.
+RESULT_DDL = "task int, error string, prepared binary, restored string"
+_RESULT = pa.schema(
+    [("task", pa.int32()), ("error", pa.string()), ("prepared", pa.binary()), ("restored", pa.string())]
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Everything that the workers of one micro-batch need, for all tasks; Spark ships it with the function.
+
+    ``config`` is JSON with secrets unresolved, ``epoch`` and ``checkpoints`` (task's number → its checkpoint)
+    are bytes of statemgr's own format, ``schema`` is Arrow's.
+    """
+
+    config: str
+    epoch: bytes
+    checkpoints: Mapping[int, bytes]
+    tasks: int
+    partitioning: Partitioning
+    process: ProcessFunction
+    schema: bytes
+    sequence: int
+    time_ms: int
+    watermark_ms: int | None
+    end: Mapping[str, int]
+
+
+def worker(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function for ``mapInArrow``; the task is the number of Spark's partition."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None, "runs on an executor only"
+        task = context.partitionId()
+        try:
+            prepared, restored = attempt(work, task, batches)
+        except RetryableError as error:
+            # Spark runs the task again, on another executor if it can
+            raise RetryableError(marked(error)) from error
+        except StatemgrError as error:
+            # running it again cannot help, so it is not an error to Spark but a result
+            yield _row(task, error=error.with_where(task=task_name(task)).to_json())
+        else:
+            yield _row(task, prepared=prepared, restored=json.dumps([asdict(report) for report in restored]))
+
+    return run
+
+
+def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[bytes, list[RestoreReport]]:
+    """One attempt at one task: the bytes of its prepared commit, and how its stores came back."""
+    # 1. the input first: while the shuffle is waited for, no store need be open
+    first = next(batches, None)
+    rows = () if first is None else chain((first,), batches)
+    # 2. open
+    saved = work.checkpoints.get(task)
+    checkpoint = checkpoint_from_bytes(saved) if saved is not None else None
+    config = JobConfig.from_mapping(json.loads(work.config))
+    with (
+        open_attempt(config, task_name(task), checkpoint, epoch_from_bytes(work.epoch)) as opened,
+        tempfile.TemporaryDirectory(prefix="statemgr-output-") as directory,
+    ):
+        # 3. process, 4. keep the output
+        own = (work.partitioning.check(batch, task, work.tasks) for batch in rows)
+        context = _context(work, task, opened)
+        schema = pa.ipc.read_schema(pa.py_buffer(work.schema))
+        produced = _checked(work.process(own, opened.stores, context), schema)
+        output = Path(directory, "rows.arrows")
+        if _write(produced, output):
+            opened.attach(OUTPUT, output)
+        for _ in own:
+            pass  # rows that process left unread are checked all the same
+        # 5. prepare: everything is durable when this returns
+        prepared = opened.prepare(work.partitioning.offsets_of(task, work.end))
+        return prepared_to_bytes(prepared), _reports(task, opened)
+
+
+def _context(work: Work, task: int, opened: Attempt) -> StateContext:
+    return StateContext(
+        task=task_name(task),
+        sequence=work.sequence,
+        batch_time=_time(work.time_ms),
+        watermark=None if work.watermark_ms is None else _time(work.watermark_ms),
+        attempt=opened.attempt_id,
+    )
+
+
+def _time(millis: int) -> datetime:
+    return datetime.fromtimestamp(millis / 1000, UTC)
+
+
+def _checked(produced: object, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The produced batches in exactly the declared schema. Raises: InvalidError."""
+    if not isinstance(produced, Iterator):
+        raise InvalidError(
+            f"the process function returned {type(produced).__name__}, not an iterator of record batches",
+            hint="use yield in it; one without output yields nothing: `yield from ()`",
+        )
+    for batch in produced:
+        if not isinstance(batch, pa.RecordBatch):
+            kind = type(batch).__name__
+            raise InvalidError(f"the process function yielded {kind}, not a pyarrow.RecordBatch")
+        if batch.schema.equals(schema):
+            yield batch
+            continue
+        try:
+            yield batch.select(schema.names).cast(schema)
+        except (pa.ArrowException, KeyError) as error:
+            raise InvalidError(
+                f"the process function yielded rows that are not of the output schema: {error}",
+                hint=f"declared: {', '.join(f'{field.name} {field.type}' for field in schema)}; "
+                f"yielded: {', '.join(f'{field.name} {field.type}' for field in batch.schema)}",
+            ) from error
+
+
+def _write(batches: Iterator[pa.RecordBatch], path: Path) -> bool:
+    """Write rows as an Arrow IPC stream, batch by batch; False, and no file, when there are none."""
+    writer = None
+    try:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            if writer is None:
+                options = pa.ipc.IpcWriteOptions(compression="zstd")
+                writer = pa.ipc.new_stream(str(path), batch.schema, options=options)
+            writer.write_batch(batch)
+    finally:
+        if writer is not None:
+            writer.close()
+    return writer is not None
+
+
+def _reports(task: int, opened: Attempt) -> list[RestoreReport]:
+    return [
+        RestoreReport(
+            task=task_name(task),
+            store=restore.store,
+            factory=restore.factory,
+            bytes_fetched=restore.bytes_fetched,
+            bytes_reused=restore.bytes_reused,
+            records=restore.records,
+            seconds=restore.seconds,
+            reasons=tuple(restore.reasons),
+        )
+        for restore in opened.restored
+    ]
+
+
+def _row(
+    task: int, *, error: str | None = None, prepared: bytes | None = None, restored: str | None = None
+) -> pa.RecordBatch:
+    row = {"task": task, "error": error, "prepared": prepared, "restored": restored}
+    return pa.RecordBatch.from_pylist([row], schema=_RESULT)

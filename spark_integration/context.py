@@ -1,0 +1,71 @@
+"""What a process function is told about its batch, and what a query reports about a finished one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from statemgr import Store
+
+
+@dataclass(frozen=True, slots=True)
+class StateContext:
+    """The batch as one task sees it.
+
+    Attributes:
+        task: ``Partition 0`` … ``Partition N-1``.
+        sequence: the number under which this batch's state and output will be published; never used twice.
+        batch_time: when Spark began the batch; the same when the batch is run again.
+        watermark: the query's event-time watermark, or None where it has none yet.
+        attempt: names this attempt; another attempt at the same task and batch has another name.
+    """
+
+    task: str
+    sequence: int
+    batch_time: datetime
+    watermark: datetime | None
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """How one store of one task came back before a batch: from a factory, ``local`` or ``empty``."""
+
+    task: str
+    store: str
+    factory: str
+    bytes_fetched: int
+    bytes_reused: int
+    records: int
+    seconds: float
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """What was done for one micro-batch. Seconds of a step that was skipped are 0.
+
+    Attributes:
+        replayed: the batch was published before; only its stored output was given again.
+    """
+
+    batch_id: int
+    sequence: int
+    replayed: bool
+    restored: tuple[RestoreReport, ...]
+    stage_seconds: float
+    publish_seconds: float
+    output_seconds: float
+
+
+#: ``process(batches, stores, context)`` yields the batch's output rows.
+ProcessFunction = Callable[
+    ["Iterator[pa.RecordBatch]", "Mapping[str, Store]", StateContext], "Iterator[pa.RecordBatch]"
+]
+#: ``write(df, sequence)``; df is a Spark DataFrame.
+OutputFunction = Callable[[Any, int], None]

@@ -1,0 +1,261 @@
+"""The driver's side of a stateful query: what ``foreachBatch`` runs for each micro-batch.
+
+Steps: recognise the batch, run the stage, collect exactly one prepared commit per task, publish all in one
+transaction, give the stored rows to the output. Only publishing changes what is current; everything before it
+leaves nothing behind but blobs that expire, and everything after it is done again when the batch is replayed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from spark_integration.attempt import RESULT_DDL, Work, worker
+from spark_integration.context import BatchReport, OutputFunction, ProcessFunction, RestoreReport
+from spark_integration.failures import find
+from spark_integration.location import Location
+from spark_integration.outbox import stored_rows
+from spark_integration.partitioning import Partitioning
+from spark_integration.sources import BatchInput, check_continues, read_batch, to_json
+from statemgr import JobConfig, StateManager
+from statemgr.engine import (
+    Epoch,
+    MicroBatch,
+    PreparedCommit,
+    checkpoint_to_bytes,
+    epoch_to_bytes,
+    prepared_from_bytes,
+)
+from statemgr.errors import (
+    BatchMismatch,
+    FencedError,
+    InvalidError,
+    OutcomeUnknownError,
+    StatemgrError,
+    from_json,
+)
+from statemgr.ids import task_index, task_name
+from statemgr.phases import Phase, announce
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from statemgr import Checkpoint
+
+log = logging.getLogger(__name__)
+
+#: How often a publish whose outcome is unknown is tried to be settled; each try has its own deadline.
+SETTLE_ATTEMPTS = 3
+_REPORTS_KEPT = 100
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a query does with a batch, as the user declared it."""
+
+    config: JobConfig
+    partitioning: Partitioning
+    process: ProcessFunction
+    schema: StructType
+    output: OutputFunction
+    on_batch: Callable[[BatchReport], None] | None = None
+
+
+class Driver:
+    """Runs the micro-batches of one query, one at a time.
+
+    ``failure`` is the typed error that the last batch ended with: Spark keeps only its text.
+    """
+
+    def __init__(self, plan: Plan, manager: StateManager, epoch: Epoch) -> None:
+        self.failure: StatemgrError | None = None
+        self.reports: deque[BatchReport] = deque(maxlen=_REPORTS_KEPT)
+        self.location: Location | None = None
+        self._plan = plan
+        self._manager = manager
+        self._epoch = epoch
+        self._checkpoints: dict[str, Checkpoint | None] = dict(epoch.checkpoints)
+        self._query_id: str | None = None
+
+    # --- what is published --------------------------------------------------------------------------------
+
+    def published(self) -> dict[str, Checkpoint]:
+        """Task → its current checkpoint, for the tasks that have one."""
+        return {task: checkpoint for task, checkpoint in self._checkpoints.items() if checkpoint is not None}
+
+    def published_batch(self) -> MicroBatch | None:
+        """The micro-batch that is current, if the job was last published by one."""
+        batches = {checkpoint.batch if checkpoint else None for checkpoint in self._checkpoints.values()}
+        return batches.pop() if len(batches) == 1 else None
+
+    def input_offsets(self) -> dict[str, int] | None:
+        """Where the published state has read to, over all tasks; None where nothing is published.
+
+        Raises: BatchMismatch when tasks disagree about a partition (a consumer loop left them so).
+        """
+        published = self.published()
+        if not published:
+            return None
+        offsets: dict[str, int] = {}
+        for task, checkpoint in published.items():
+            for partition, offset in checkpoint.input_offsets.items():
+                if offsets.setdefault(partition, offset) != offset:
+                    raise BatchMismatch(
+                        "the tasks' checkpoints are at different offsets of one partition",
+                        hint="a job whose tasks were committed one by one continues with "
+                        "partition_by_kafka_partition only",
+                        partition=partition,
+                        task=task,
+                    )
+        return offsets
+
+    # --- a batch ------------------------------------------------------------------------------------------
+
+    def run(self, rows: DataFrame, batch_id: int) -> None:
+        """The body of ``foreachBatch``. Raises: statemgr's typed errors, and what user functions raise."""
+        try:
+            report = self._run(rows, batch_id)
+        except StatemgrError as error:
+            self.failure = error
+            raise
+        except Exception as error:
+            # a worker's typed error arrives as text
+            self.failure = find(str(error))
+            if self.failure is not None:
+                raise self.failure from error
+            raise
+        self.reports.append(report)
+        if self._plan.on_batch is not None:
+            self._plan.on_batch(report)
+
+    def _run(self, rows: DataFrame, batch_id: int) -> BatchReport:
+        assert self.location is not None
+        spark = rows.sparkSession
+        # 1. recognise
+        source = read_batch(Location(spark, self.location.uri), batch_id)
+        batch = MicroBatch(self._id(), batch_id, to_json(source.start), to_json(source.end))
+        replayed = self._recognise(batch, source)
+        began = time.monotonic()
+        staged = done = began
+        restored: tuple[RestoreReport, ...] = ()
+        if not replayed:
+            # 2. run the stage, 3. collect
+            prepared, restored = self._stage(rows, source)
+            staged = time.monotonic()
+            # 4. publish
+            self._publish(prepared, batch)
+            done = time.monotonic()
+        # 5. output
+        sequence = self.give_output(spark)
+        return BatchReport(
+            batch_id, sequence, replayed, restored, staged - began, done - staged, time.monotonic() - done
+        )
+
+    def _id(self) -> str:
+        assert self.location is not None
+        if self._query_id is None:
+            self._query_id = self.location.query_id()
+        if self._query_id is None:
+            raise InvalidError("the checkpoint location has no metadata", location=self.location.uri)
+        return self._query_id
+
+    def _recognise(self, batch: MicroBatch, source: BatchInput) -> bool:
+        """Whether the batch is the published one. Raises: BatchMismatch when neither that nor the next."""
+        published = self.published_batch()
+        if published == batch:
+            return True
+        here = (batch.query_id, batch.batch_id)
+        if published is not None and (published.query_id, published.batch_id) == here:
+            raise BatchMismatch(
+                f"batch {batch.batch_id} was published with other offsets than it has now",
+                hint="the checkpoint location was changed; take a new one and the callable form of input",
+                published=f"{published.start_offsets} to {published.end_offsets}",
+                now=f"{batch.start_offsets} to {batch.end_offsets}",
+            )
+        self._plan.partitioning.check_input(source.end, self._plan.config.tasks)
+        check_continues(source, self.input_offsets())
+        return False
+
+    def _stage(
+        self, rows: DataFrame, source: BatchInput
+    ) -> tuple[list[PreparedCommit], tuple[RestoreReport, ...]]:
+        plan = self._plan
+        spread = plan.partitioning.spread(rows, plan.config.tasks)
+        results = spread.mapInArrow(worker(self._work(source)), RESULT_DDL).collect()
+        failures = [from_json(row.error) for row in results if row.error is not None]
+        if failures:
+            # one that another owner caused explains all the others
+            raise next((error for error in failures if isinstance(error, FencedError)), failures[0])
+        prepared = [prepared_from_bytes(bytes(row.prepared)) for row in results]
+        self._check_complete(prepared)
+        restored = [RestoreReport(**report) for row in results for report in json.loads(row.restored)]
+        for report in restored:
+            if report.factory not in ("local", "empty"):
+                log.info("restored %s of %s from %s: %s", report.store, report.task, report.factory, report)
+        return prepared, tuple(restored)
+
+    def _work(self, source: BatchInput) -> Work:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        plan, published = self._plan, self.published()
+        return Work(
+            config=json.dumps(plan.config.to_mapping()),
+            epoch=epoch_to_bytes(self._epoch.for_executor()),
+            # the output rows of the batch before stay here
+            checkpoints={
+                task_index(task): checkpoint_to_bytes(replace(checkpoint, attachments=()))
+                for task, checkpoint in published.items()
+            },
+            tasks=plan.config.tasks,
+            partitioning=plan.partitioning,
+            process=plan.process,
+            schema=to_arrow_schema(plan.schema).serialize().to_pybytes(),
+            sequence=1 + max((checkpoint.sequence for checkpoint in published.values()), default=0),
+            time_ms=source.time_ms,
+            watermark_ms=source.watermark_ms,
+            end=source.end,
+        )
+
+    def _check_complete(self, prepared: list[PreparedCommit]) -> None:
+        """Exactly one commit per task, of this epoch. Raises: InvalidError, FencedError."""
+        expected = sorted(task_name(index) for index in range(self._plan.config.tasks))
+        tasks = sorted(commit.task for commit in prepared)
+        if tasks != expected:
+            raise InvalidError(
+                f"the stage returned commits of {', '.join(tasks) or 'no task'}, "
+                f"not one of each of {len(expected)} tasks",
+                hint="something between the input and the state changed the number of Spark's partitions",
+            )
+        for commit in prepared:
+            if commit.epoch != self._epoch.number:
+                raise FencedError(
+                    f"a task was prepared in epoch {commit.epoch}, the query's is {self._epoch.number}",
+                    task=commit.task,
+                )
+
+    def _publish(self, prepared: list[PreparedCommit], batch: MicroBatch) -> None:
+        for left in reversed(range(SETTLE_ATTEMPTS)):
+            try:
+                checkpoints: Mapping[str, Checkpoint] = self._manager.publish(prepared, batch)
+            except OutcomeUnknownError:
+                if not left:
+                    raise
+            else:
+                break
+        self._checkpoints.update(checkpoints)
+        # permissions and fills were for one publish
+        self._epoch = replace(self._epoch, refill={}, allow_new_stores=False, allow_removed_stores=False)
+
+    def give_output(self, spark: SparkSession) -> int:
+        """Give the published batch's stored rows to the output. Returns: their sequence number."""
+        published = self.published()
+        sequence = max(checkpoint.sequence for checkpoint in published.values())
+        announce(Phase.OUTPUT, f"sequence {sequence}")
+        self._plan.output(stored_rows(spark, self._plan.config, published, self._plan.schema), sequence)
+        return sequence

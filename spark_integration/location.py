@@ -1,0 +1,57 @@
+"""Spark's checkpoint location, read through Spark, so that it may be on any file system Spark knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from statemgr.errors import CorruptRecord
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Location:
+    """A checkpoint location: ``uri`` as it was given to Spark."""
+
+    def __init__(self, spark: SparkSession, uri: str) -> None:
+        self._spark = spark
+        self.uri = uri.rstrip("/")
+
+    def query_id(self) -> str | None:
+        """The ID of the query that the location belongs to; None where it is new. Raises: CorruptRecord."""
+        lines = self.read("metadata")
+        if lines is None:
+            return None
+        try:
+            return str(json.loads(lines[0])["id"])
+        except (ValueError, KeyError, IndexError) as error:
+            raise CorruptRecord("the location's metadata cannot be read", location=self.uri) from error
+
+    def read(self, name: str) -> list[str] | None:
+        """The lines of a file below the location that are not empty; None where there is no such file."""
+        parts = urlsplit(self.uri)
+        if parts.scheme == "file":
+            # Spark would start a job for it
+            try:
+                text = Path(unquote(parts.path), name).read_text()
+            except FileNotFoundError:
+                return None
+            return _lines(text.splitlines())
+        from pyspark.errors import AnalysisException
+
+        try:
+            rows = self._spark.read.text(f"{self.uri}/{name}", wholetext=True).collect()
+        except AnalysisException as error:
+            if error.getCondition() == "PATH_NOT_FOUND":
+                return None
+            raise
+        return _lines(line for row in rows for line in row[0].splitlines())
+
+
+def _lines(lines: Iterable[str]) -> list[str]:
+    # Kafka's initial offsets begin with a NUL for the sake of Spark 2.1
+    return [line.strip("\0") for line in lines if line.strip("\0 ")]

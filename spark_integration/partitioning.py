@@ -1,0 +1,107 @@
+"""How rows are spread over tasks: by the hash of a key, or as they lie in Kafka's partitions.
+
+The task's number is computed by Spark (:meth:`Partitioning.spread`) and checked again where the rows arrive
+(:meth:`Partitioning.check`): Spark wraps numbers that are too large and sends null to 0 without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statemgr.errors import InvalidError, LayoutMismatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: The column that carries a row's task to its worker.
+TASK_COLUMN = "__statemgr_task"
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioning:
+    """``by_key``: ``pmod(hash(columns), N)`` (Spark's Murmur3); else the one column is Kafka's partition.
+
+    A null key is a key like any other: Spark's hash of it is constant, so all null keys share one task.
+    """
+
+    columns: tuple[str, ...]
+    by_key: bool
+
+    @property
+    def name(self) -> str:
+        """The partitioner's name in every checkpoint."""
+        return "spark-hash" if self.by_key else "kafka-partition"
+
+    def spread(self, rows: DataFrame, tasks: int) -> DataFrame:
+        """Rows with their task's number as the last column, moved to the partition of that number.
+
+        Raises: InvalidError when a column is missing or the reserved name is taken.
+        """
+        from pyspark.sql import functions
+
+        names = [name.lower() for name in rows.columns]
+        if TASK_COLUMN in names:
+            raise InvalidError("the input has a column of a reserved name", column=TASK_COLUMN)
+        for column in self.columns:
+            if column.lower() not in names:
+                raise InvalidError(
+                    "the input has no such column to partition by",
+                    hint=f"its columns are {', '.join(rows.columns)}",
+                    column=column,
+                )
+        quoted = ["`" + column.replace("`", "``") + "`" for column in self.columns]
+        if self.by_key:
+            number = functions.pmod(functions.hash(*quoted), functions.lit(tasks))
+        else:
+            number = functions.col(quoted[0])
+        # the column is the last one, so the worker finds it by position
+        numbered = rows.withColumn(TASK_COLUMN, number.cast("int"))
+        return numbered.repartitionById(tasks, TASK_COLUMN)
+
+    def check(self, batch: pa.RecordBatch, task: int, tasks: int) -> pa.RecordBatch:
+        """The rows without the task's number.
+
+        Raises: LayoutMismatch, InvalidError when a row is not this task's.
+        """
+        numbers = batch.column(batch.num_columns - 1)
+        if numbers.null_count:
+            raise InvalidError(
+                "a row has no partition",
+                hint="the column must be Kafka's own partition",
+                column=self.columns[0],
+            )
+        if batch.num_rows and not pc.all(pc.equal(numbers, task)).as_py():
+            foreign = pc.filter(numbers, pc.not_equal(numbers, task))[0].as_py()
+            if not 0 <= foreign < tasks:
+                raise too_many_partitions(foreign, tasks)
+            raise LayoutMismatch("a row reached another task than its own", task=task, belongs_to=foreign)
+        return batch.drop_columns([batch.schema.names[-1]])
+
+    def offsets_of(self, task: int, offsets: Mapping[str, int]) -> dict[str, int]:
+        """What a task's checkpoint carries of the input's offsets: its own partition's, or all if by key."""
+        if self.by_key:
+            return dict(offsets)
+        return {name: offset for name, offset in offsets.items() if name.rpartition("-")[2] == str(task)}
+
+    def check_input(self, offsets: Mapping[str, int], tasks: int) -> None:
+        """Raises: LayoutMismatch when the input has a partition that no task owns."""
+        if not self.by_key:
+            for name in offsets:
+                number = int(name.rpartition("-")[2])
+                if number >= tasks:
+                    raise too_many_partitions(number, tasks)
+
+
+def too_many_partitions(number: int, tasks: int) -> LayoutMismatch:
+    """The error for a Kafka partition beyond the job's tasks."""
+    return LayoutMismatch(
+        f"the input has a row of Kafka partition {number}, but the job has {tasks} tasks (0 to {tasks - 1})",
+        hint="a topic with more partitions than tasks needs key_by, or a rescale to more tasks",
+        partition=number,
+        tasks=tasks,
+    )

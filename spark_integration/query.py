@@ -1,0 +1,198 @@
+"""``StatefulQuery``: a Structured Streaming query whose state is statemgr's, declared step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from spark_integration.context import BatchReport, OutputFunction, ProcessFunction
+from spark_integration.driver import Driver, Plan
+from spark_integration.location import Location
+from spark_integration.partitioning import Partitioning
+from spark_integration.running import RunningQuery
+from spark_integration.sources import StartingOffsets
+from statemgr import JobConfig, StateManager
+from statemgr.errors import BatchMismatch, InvalidError, PrerequisiteMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+LOCATION = "checkpointLocation"
+#: Options of ``start``: statemgr's one-shot permissions.
+PERMISSIONS = ("allow_empty_start", "allow_new_stores", "allow_removed_stores")
+
+InputFunction = Callable[[StartingOffsets], Any]
+
+
+@dataclass(frozen=True)
+class StatefulQuery:
+    """A stateful query over Kafka. Every method returns a new query; nothing runs before :meth:`start`.
+
+    Args:
+        config: the job; ``job.tasks`` is the number of state partitions.
+    """
+
+    config: JobConfig
+    _input: Any = None
+    _partitioning: Partitioning | None = None
+    _process: ProcessFunction | None = None
+    _schema: Any = None
+    _output: OutputFunction | None = None
+    _on_batch: Callable[[BatchReport], None] | None = None
+    _name: str | None = None
+    _trigger: Mapping[str, Any] = field(default_factory=dict)
+    _options: Mapping[str, Any] = field(default_factory=dict)
+
+    def input(self, source: InputFunction | DataFrame) -> StatefulQuery:
+        """A function from ``startingOffsets`` to a streaming DataFrame over Kafka, or such a DataFrame.
+
+        The function is given where the published state has read to, so a lost checkpoint location is no loss.
+        """
+        return replace(self, _input=source)
+
+    def key_by(self, *columns: str) -> StatefulQuery:
+        """One task owns all rows of a key: the columns' hash decides which. Null is a key like any other."""
+        if not columns:
+            raise InvalidError("key_by needs a column")
+        return replace(self, _partitioning=Partitioning(columns, by_key=True))
+
+    def partition_by_kafka_partition(self, column: str = "partition") -> StatefulQuery:
+        """Task i owns Kafka's partition i, as in a consumer loop: for a job that migrates from or to one."""
+        return replace(self, _partitioning=Partitioning((column,), by_key=False))
+
+    def process(self, function: ProcessFunction, output_schema: StructType | str) -> StatefulQuery:
+        """``function(batches, stores, context)`` yields rows of ``output_schema`` (a StructType or DDL).
+
+        It is called once per task and micro-batch, also when there are no rows, on an executor.
+        """
+        return replace(self, _process=function, _schema=output_schema)
+
+    def output(self, write: OutputFunction) -> StatefulQuery:
+        """``write(df, sequence)``: may be called again for the same sequence, and then has the same rows."""
+        return replace(self, _output=write)
+
+    def on_batch(self, report: Callable[[BatchReport], None]) -> StatefulQuery:
+        """Be told of every finished batch, on the driver."""
+        return replace(self, _on_batch=report)
+
+    def queryName(self, name: str) -> StatefulQuery:  # noqa: N802 - as Spark's DataStreamWriter
+        """The query's name in Spark."""
+        return replace(self, _name=name)
+
+    def trigger(self, **trigger: Any) -> StatefulQuery:
+        """As ``DataStreamWriter.trigger``. Continuous processing has no micro-batches and is refused."""
+        if "continuous" in trigger or "realTime" in trigger:
+            hint = "trigger processingTime or availableNow"
+            raise InvalidError("a stateful query needs micro-batches", hint=hint)
+        return replace(self, _trigger=trigger)
+
+    def option(self, name: str, value: Any) -> StatefulQuery:
+        """An option of Spark's writer; ``checkpointLocation`` is required."""
+        return replace(self, _options={**self._options, name: value})
+
+    def options(self, **options: Any) -> StatefulQuery:
+        """Several options."""
+        return replace(self, _options={**self._options, **options})
+
+    def start(self, **permissions: bool) -> RunningQuery:
+        """Take the job over and start.
+
+        Args:
+            permissions: one-shot: ``allow_empty_start``, ``allow_new_stores``, ``allow_removed_stores``.
+
+        Raises:
+            InvalidError: a part of the query is missing or cannot be right.
+            BatchMismatch: a new checkpoint location, a plain DataFrame, and a published checkpoint.
+            StatemgrError: what ``StateManager.acquire`` raises.
+        """
+        unknown = sorted(set(permissions) - set(PERMISSIONS))
+        if unknown:
+            raise InvalidError(f"start has no option {unknown[0]!r}", hint=f"it has {', '.join(PERMISSIONS)}")
+        uri = self._location()
+        plan = self._plan()
+        manager = StateManager(self.config, plan.partitioning.name)
+        try:
+            driver = Driver(plan, manager, manager.acquire(**permissions))
+            return self._start(driver, manager, uri)
+        except BaseException:
+            manager.close()
+            raise
+
+    def _start(self, driver: Driver, manager: StateManager, uri: str) -> RunningQuery:
+        offsets = driver.input_offsets()
+        callable_form = callable(self._input)
+        rows: DataFrame = self._input(StartingOffsets.of(offsets or {})) if callable_form else self._input
+        if not getattr(rows, "isStreaming", False):
+            raise InvalidError("the input is no streaming DataFrame", hint="it is made by spark.readStream")
+        driver.location = Location(rows.sparkSession, uri)
+        query_id = driver.location.query_id()
+        if query_id is None and offsets is not None and not callable_form:
+            raise BatchMismatch(
+                "the checkpoint location is new, but the job has a published checkpoint",
+                hint="give input a function, `.input(lambda starting_offsets: spark.readStream…)`, "
+                "and it starts where the checkpoint ended",
+                location=uri,
+                job=self.config.job_name,
+            )
+        published = driver.published_batch()
+        if published is not None and published.query_id != query_id:
+            # its own location would have replayed a batch whose output a crash cut off; this one cannot
+            driver.give_output(rows.sparkSession)
+        writer = rows.writeStream.foreachBatch(driver.run).options(**self._options)
+        if self._name is not None:
+            writer = writer.queryName(self._name)
+        if self._trigger:
+            writer = writer.trigger(**self._trigger)
+        return RunningQuery(writer.start(), driver, manager)
+
+    def _location(self) -> str:
+        for name, value in self._options.items():
+            if name.lower() == LOCATION.lower():
+                return str(value)
+        raise InvalidError(
+            "the query has no checkpoint location",
+            hint=f".option({LOCATION!r}, 'file:///…'), one for each query",
+        )
+
+    def _plan(self) -> Plan:
+        missing = {
+            "input": self._input,
+            "key_by or partition_by_kafka_partition": self._partitioning,
+            "process": self._process,
+            "output": self._output,
+        }
+        for method, value in missing.items():
+            if value is None:
+                raise InvalidError("the query is not complete", hint=f"call {method} before start")
+        assert self._partitioning is not None
+        assert self._process is not None
+        assert self._output is not None
+        return Plan(
+            config=self.config,
+            partitioning=self._partitioning,
+            process=self._process,
+            schema=_schema(self._schema),
+            output=self._output,
+            on_batch=self._on_batch,
+        )
+
+
+def _schema(schema: StructType | str) -> StructType:
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql.types import StructType
+    except ImportError as error:
+        raise PrerequisiteMissing("PySpark is not installed", hint="pip install 'statemgr[spark]'") from error
+    if isinstance(schema, StructType):
+        return schema
+    try:
+        parsed = StructType.fromDDL(schema)
+    except PySparkException as error:
+        raise InvalidError(f"the output schema cannot be parsed: {error}") from error
+    if not isinstance(parsed, StructType):
+        raise InvalidError(
+            "the output schema is not a list of columns", hint="such as 'key string, total bigint'"
+        )
+    return parsed

@@ -1,0 +1,77 @@
+"""A running stateful query: Spark's ``StreamingQuery``, with statemgr's typed errors and reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spark_integration.context import BatchReport
+from spark_integration.driver import Driver
+from spark_integration.failures import find
+from statemgr import StateManager
+from statemgr.errors import InvalidError, StatemgrError
+
+if TYPE_CHECKING:
+    from pyspark.errors import StreamingQueryException
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_UNLISTED_PARTITIONS = "you must specify all TopicPartitions"
+
+
+class RunningQuery:
+    """What ``start()`` returns. Whatever is not here is delegated to Spark's ``StreamingQuery``."""
+
+    def __init__(self, query: StreamingQuery, driver: Driver, manager: StateManager) -> None:
+        self._query = query
+        self._driver = driver
+        self._manager = manager
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._query, name)
+
+    @property
+    def recentBatches(self) -> tuple[BatchReport, ...]:  # noqa: N802 - Spark's style beside Spark's names
+        """Reports of the last batches, oldest first: what was restored, how long the steps took."""
+        return tuple(self._driver.reports)
+
+    def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802
+        """As Spark's. Raises: statemgr's typed error when one ended the query, else Spark's exception."""
+        from pyspark.errors import StreamingQueryException
+
+        try:
+            return self._query.awaitTermination(timeout)
+        except StreamingQueryException as error:
+            raise self._typed(error) from error
+        finally:
+            if not self._query.isActive:
+                self._manager.close()
+
+    def processAllAvailable(self) -> None:  # noqa: N802
+        """As Spark's, with the errors of :meth:`awaitTermination`."""
+        from pyspark.errors import StreamingQueryException
+
+        try:
+            self._query.processAllAvailable()
+        except StreamingQueryException as error:
+            raise self._typed(error) from error
+
+    def exception(self) -> StatemgrError | StreamingQueryException | None:
+        """What ended the query, as a typed error where it is one of statemgr's."""
+        error = self._query.exception()
+        return None if error is None else self._typed(error)
+
+    def stop(self) -> None:
+        """Stop the query and let go of the job."""
+        self._query.stop()
+        self._manager.close()
+
+    def _typed(self, error: StreamingQueryException) -> StatemgrError | StreamingQueryException:
+        text = str(error)
+        if _UNLISTED_PARTITIONS in text:
+            return InvalidError(
+                "the input has partitions that the checkpoint does not know",
+                hint="name them in the callable: starting_offsets.including('orders-4'); Spark says: "
+                + text[text.index("Specified:") :].split(" SQLSTATE")[0][:500]
+                if "Specified:" in text
+                else None,
+            )
+        return self._driver.failure or find(text) or error

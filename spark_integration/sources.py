@@ -1,0 +1,194 @@
+"""What Spark knows of a batch's input, and what the checkpoint says of it. Reads the checkpoint location.
+
+Spark writes the end offsets of batch n to ``<location>/offsets/n`` before it runs the batch; a batch starts
+where the one before it ended, and the first at ``<location>/sources/<i>/0``. The files are text: a version
+line, a line of metadata as JSON, and a line of offsets as JSON for every source (``OffsetSeqLog`` and
+``KafkaSourceInitialOffsetWriter`` of Spark 4).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spark_integration.location import Location
+from statemgr.errors import BatchMismatch, CorruptRecord, InvalidError
+
+#: Source partition (``orders-0``) → offset.
+Offsets = Mapping[str, int]
+
+_VOID = "-"
+_EARLIEST = -2
+
+
+class StartingOffsets(str):
+    """Spark's ``startingOffsets``: ``earliest`` at the job's first start, later the checkpoint's as JSON.
+
+    In an input of several Kafka sources each takes its own: ``starting_offsets.for_topics("orders")``.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, offsets: Offsets) -> StartingOffsets:
+        """From a checkpoint's input offsets; ``earliest`` where there are none."""
+        return cls(to_json(offsets)) if offsets else cls("earliest")
+
+    def for_topics(self, *topics: str) -> StartingOffsets:
+        """Only these topics; ``earliest`` where the checkpoint has none of them."""
+        return self.of({name: offset for name, offset in self._offsets().items() if _topic(name) in topics})
+
+    def including(self, *partitions: str) -> StartingOffsets:
+        """With partitions that the checkpoint does not know (``orders-4``), from their earliest record on."""
+        known = self._offsets()
+        return self.of({**dict.fromkeys(partitions, _EARLIEST), **known}) if known else self
+
+    def _offsets(self) -> dict[str, int]:
+        return {} if self == "earliest" else flatten([str(self)])
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInput:
+    """One batch as Spark planned it: offsets of every source partition, times in epoch milliseconds."""
+
+    batch_id: int
+    start: Offsets
+    end: Offsets
+    time_ms: int
+    watermark_ms: int | None
+
+
+def read_batch(location: Location, batch_id: int) -> BatchInput:
+    """Raises: InvalidError when the location is not one of Spark 4 with Kafka sources; CorruptRecord."""
+    lines = _offset_lines(location, batch_id)
+    metadata = _json(lines[1], location, batch_id)
+    ends = lines[2:]
+    before = _offset_lines(location, batch_id - 1)[2:] if batch_id else []
+    starts = [before[i] if i < len(before) else _VOID for i in range(len(ends))]
+    for i, start in enumerate(starts):
+        if start == _VOID:
+            starts[i] = _initial(location, i)
+    return BatchInput(
+        batch_id=batch_id,
+        start=flatten(starts),
+        end=flatten(ends),
+        time_ms=int(metadata["batchTimestampMs"]),
+        watermark_ms=int(metadata["batchWatermarkMs"]) or None,
+    )
+
+
+def flatten(sources: Iterable[str]) -> dict[str, int]:
+    """``{"orders": {"0": 5}}`` of every source → ``{"orders-0": 5}``.
+
+    Raises: InvalidError for a source that is not Kafka, and for a topic that two sources read.
+    """
+    offsets: dict[str, int] = {}
+    seen: set[str] = set()
+    for text in sources:
+        if text == _VOID:
+            continue
+        topics = json.loads(text)
+        if not _is_kafka(topics):
+            raise InvalidError(
+                f"the input has a source whose offsets are not Kafka's: {text[:100]}",
+                hint="a stateful query reads from Kafka only; join other data inside process",
+            )
+        twice = seen.intersection(topics)
+        if twice:
+            raise InvalidError(
+                "two sources of the input read the same topic",
+                hint="read it once and split it into two afterwards",
+                topic=sorted(twice)[0],
+            )
+        seen.update(topics)
+        for topic, partitions in topics.items():
+            offsets.update({f"{topic}-{partition}": offset for partition, offset in partitions.items()})
+    return offsets
+
+
+def to_json(offsets: Offsets) -> str:
+    """Spark's JSON of Kafka offsets, normalised: equal offsets give equal text."""
+    topics: dict[str, dict[str, int]] = {}
+    for name, offset in offsets.items():
+        topic, _, partition = name.rpartition("-")
+        topics.setdefault(topic, {})[partition] = offset
+    return json.dumps(topics, sort_keys=True, separators=(",", ":"))
+
+
+def check_continues(batch: BatchInput, checkpoint: Offsets | None) -> None:
+    """Raises: BatchMismatch unless the batch starts exactly where the checkpoint (None: no checkpoint) ended.
+
+    Partitions that the checkpoint does not know may come with the first batch of a location: they are new.
+    """
+    if checkpoint is None:
+        if batch.batch_id:
+            raise BatchMismatch(
+                f"the checkpoint location is at batch {batch.batch_id}, but the checkpoint topic has nothing",
+                hint="was the topic deleted, or job.name changed? To begin anew, take a new location",
+                batch=batch.batch_id,
+            )
+        return
+    for name in sorted({*checkpoint, *batch.start}):
+        has, starts = checkpoint.get(name), batch.start.get(name)
+        if has == starts or (has is None and batch.batch_id == 0):
+            continue
+        loss = "rows between would be lost" if (starts or 0) > (has or 0) else "rows would be counted twice"
+        raise BatchMismatch(
+            f"batch {batch.batch_id} starts at {_position(starts)}, the checkpoint is at {_position(has)}: "
+            f"{loss}",
+            hint="take a new location and the callable form of input, which starts at the checkpoint",
+            partition=name,
+            batch=batch.batch_id,
+        )
+
+
+def _position(offset: int | None) -> str:
+    return "nothing" if offset is None else f"offset {offset}"
+
+
+def _offset_lines(location: Location, batch_id: int) -> list[str]:
+    lines = location.read(f"offsets/{batch_id}")
+    if lines is None or len(lines) < 2:
+        raise InvalidError(
+            "the checkpoint location has no record of the batch's offsets",
+            hint="asynchronous progress tracking cannot be used with a stateful query",
+            location=location.uri,
+            batch=batch_id,
+        )
+    if lines[0] != "v1":
+        raise InvalidError(
+            f"the offset log has format {lines[0]!r}; only 'v1' is known",
+            hint="leave spark.sql.streaming.offsetLog.formatVersion at 1",
+            location=location.uri,
+            batch=batch_id,
+        )
+    return lines
+
+
+def _initial(location: Location, source: int) -> str:
+    lines = location.read(f"sources/{source}/0")
+    if lines is None:
+        return _VOID  # not a Kafka source, or one that has not been planned yet: it shows in the end offsets
+    return lines[-1]
+
+
+def _json(text: str, location: Location, batch_id: int) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise CorruptRecord("the offset log cannot be read", location=location.uri, batch=batch_id) from error
+    return data
+
+
+def _is_kafka(topics: object) -> bool:
+    return isinstance(topics, dict) and all(
+        isinstance(partitions, dict)
+        and all(partition.isdigit() and isinstance(offset, int) for partition, offset in partitions.items())
+        for partitions in topics.values()
+    )
+
+
+def _topic(partition: str) -> str:
+    return partition.rpartition("-")[0]
