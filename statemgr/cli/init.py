@@ -1,0 +1,96 @@
+"""``statemgr init``: a commented configuration file. Writes one file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from statemgr.cli.options import DEFAULT_FILE
+from statemgr.cli.output import messages
+from statemgr.config import JobConfig
+from statemgr.errors import InvalidError
+
+TEMPLATE = """\
+# Configuration of a statemgr job. Every key: docs/configuration.md, or `statemgr config show --all`.
+# Keys may be written in tables, as here, or with dots: "task.commit.ms" = 60000.
+
+[job]
+name = "{name}"
+# id = "1"                        # tells runs of one job apart
+tasks = 4                         # state partitions; changing it later is a rescale
+
+[task]
+inputs = ["{name}"]               # input topics of a consumer loop
+backup.factories = ["kafka-changelog", "blob-store"]     # both: dual commit
+restore.factories = ["blob-store", "kafka-changelog"]    # in order of preference
+commit.ms = 60000
+# commit.timeout.ms = 300000
+# checkpoint.topic = "__statemgr_checkpoints_{name}_1"
+# checkpoint.replication.factor = 3     # of the topics that statemgr creates; -1 is the broker's default
+# checkpoint.retained = 2               # checkpoints kept per task
+# checkpoint.read.versions = [1, 2]
+# checkpoint.write.versions = [2]       # [1, 2] while older software may have to take over
+
+# One table a store.
+[stores.totals]
+type = "rocksdb"                  # or "memory"
+key.serde = "string"              # bytes, string, integer or json
+value.serde = "json"
+# backup.factories = ["blob-store"]     # for this store alone
+# restore.factories = ["blob-store"]
+# changelog.topic = "{name}-1-totals-changelog"
+# changelog.min.compaction.lag.ms = 14400000
+# rocksdb.compression = "lz4"
+# rocksdb.write.buffer.size = 33554432
+
+[blob.store]
+uri = "{blob_uri}"
+# uri = "s3://bucket/prefix"
+# ttl.days = 30
+# part.size = 67108864
+# parallelism = 8
+# retry.policy.max.retries = 10
+# s3.endpoint = "https://s3.example.com"
+# s3.region = "eu-central-1"
+# s3.path.style = true
+# s3.access.key = "${{env:S3_ACCESS_KEY}}"          # without keys, the SDK looks for credentials as usual
+# s3.secret.key = "${{file:/run/secrets/s3}}"       # secrets stay out of this file
+
+[kafka]
+bootstrap.servers = "localhost:9092"
+# Everything else here goes to librdkafka under its own names; [kafka.producer], [kafka.consumer] and
+# [kafka.admin] are for one kind of client.
+# security.protocol = "SASL_SSL"
+# sasl.mechanism = "SCRAM-SHA-512"
+# sasl.username = "${{env:KAFKA_USER}}"
+# sasl.password = "${{env:KAFKA_PASSWORD}}"
+
+[state]
+dir = "./.statemgr/state"         # a cache: it may vanish at any time
+
+# [metrics]
+# port = 9400                     # Prometheus
+"""
+
+
+@click.command("init")
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT_FILE)
+@click.option("--name", default="orders", show_default=True, help="Name of the job.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+def command(path: Path, name: str, force: bool) -> None:
+    """Write a commented configuration file (job.toml, if no PATH is given)."""
+    # Checked before anything is written.
+    JobConfig.from_mapping({"job.name": name})
+    blob_uri = (Path.cwd() / ".statemgr" / "blobs").as_uri()
+    text = TEMPLATE.format(name=name, blob_uri=blob_uri)
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
+    try:
+        # Only its owner may read it: people do put passwords here.
+        descriptor = os.open(path, flags, 0o600)
+    except FileExistsError:
+        raise InvalidError(f"{path} exists", hint="--force overwrites it") from None
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    messages().print(f"wrote {path}; next: statemgr config check, statemgr doctor", markup=False)

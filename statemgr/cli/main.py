@@ -1,0 +1,171 @@
+"""``statemgr``: finds commands, loads them when used, turns errors into one line and an exit status.
+
+Commands are entry points of the group ``statemgr.commands``. Those of statemgr itself are also in a table here, so
+that a source tree works without installation.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+import click
+
+from statemgr import __version__
+from statemgr.cli.output import show_error
+from statemgr.errors import PrerequisiteMissing, StatemgrError
+
+#: Name → (where it is, what it does). The text is here so that `--help` need not load every command.
+_BUILT_IN = {
+    "checkpoints": ("statemgr.cli.checkpoints:command", "List and show checkpoints on the checkpoint topic."),
+    "config": ("statemgr.cli.config:command", "Show or check the configuration."),
+    "demo": (
+        "spark_integration.commands:demo",
+        "Run a real PySpark pipeline, kill it, restore it, recount it.",
+    ),
+    "dev": ("statemgr.cli.dev:command", "A local Kafka and S3 server, without Docker."),
+    "doctor": ("statemgr.cli.doctor:command", "Check everything that the job needs, and say how to mend it."),
+    "init": ("statemgr.cli.init:command", "Write a commented configuration file."),
+    "restore": ("statemgr.cli.restore:command", "Restore published state into a directory."),
+    "snapshots": ("statemgr.cli.snapshots:command", "List and show snapshots in the blob store."),
+    "store": ("statemgr.cli.store:command", "Read keys of a published store."),
+    "topics": ("statemgr.cli.topics:command", "Create or check the job's topics."),
+}
+#: Extras that a command needs, where it is not `spark`.
+_EXTRAS = {"demo": "demo"}
+_INTERRUPTED = 130
+
+
+class CommandLine(click.Group):
+    """The top group: lazy commands, and the exit statuses that the help shows."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command, installed or built in, by name."""
+        return sorted(_targets())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load a command. One whose extra is missing becomes a command that says so."""
+        target = _targets().get(cmd_name)
+        if target is None:
+            return None
+        module, _, attribute = target.partition(":")
+        try:
+            loaded: click.Command = getattr(import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            missing = error.name or module
+            if missing.startswith("statemgr."):
+                raise
+            return _not_installed(cmd_name, missing)
+        return loaded
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Like click's, with the nearest command for an unknown one."""
+        if args and not args[0].startswith("-") and args[0] not in _targets():
+            near = get_close_matches(args[0], list(_targets()), n=1)
+            ctx.fail(f"no command is called {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without loading those that are known here."""
+        rows = []
+        for name in self.list_commands(ctx):
+            if name in _BUILT_IN:
+                rows.append((name, _BUILT_IN[name][1]))
+            elif (loaded := self.get_command(ctx, name)) is not None:
+                rows.append((name, loaded.get_short_help_str()))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> None:
+        """Run, and leave the process with the right status."""
+        extra.pop("standalone_mode", None)
+        arguments = list(sys.argv[1:] if args is None else args)
+        sys.exit(self._status(arguments, prog_name or "statemgr", extra))
+
+    def _status(self, arguments: list[str], prog_name: str, extra: dict[str, Any]) -> int:
+        try:
+            result = super().main(arguments, prog_name, standalone_mode=False, **extra)
+            return result if isinstance(result, int) else 0
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code
+        except click.Abort:
+            show_error("interrupted")
+            return _INTERRUPTED
+        except StatemgrError as error:
+            _debug(arguments)
+            show_error(_describe(error), error.hint)
+            return error.exit_status
+        except BrokenPipeError:
+            # The reader of a pipe has gone (`| head`): nothing is wrong, and nothing more can be written.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except OSError as error:
+            _debug(arguments)
+            show_error(str(error))
+            return 1
+
+
+def _describe(error: StatemgrError) -> str:
+    where = ", ".join(f"{name}={value}" for name, value in error.where.items() if name != "key")
+    return f"{error.message} [{where}]" if where else error.message
+
+
+def _debug(arguments: Sequence[str]) -> None:
+    if "--debug" in arguments:
+        traceback.print_exc()
+
+
+def _targets() -> dict[str, str]:
+    targets = {name: target for name, (target, _) in _BUILT_IN.items()}
+    targets.update({entry.name: entry.value for entry in entry_points(group="statemgr.commands")})
+    return targets
+
+
+def _not_installed(name: str, module: str) -> click.Command:
+    extra = _EXTRAS.get(name, "spark")
+
+    def refuse(**_: object) -> None:
+        raise PrerequisiteMissing(
+            f"statemgr {name} needs {module}, which is not installed", hint=f"pip install 'statemgr[{extra}]'"
+        )
+
+    return click.Command(
+        name,
+        callback=refuse,
+        help=f"Needs: pip install 'statemgr[{extra}]'.",
+        add_help_option=False,
+        params=[click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED)],
+        context_settings={"ignore_unknown_options": True},
+    )
+
+
+@click.command(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="statemgr")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Keyed state of stream jobs, restored from a blob store in bulk, with Kafka as the source of truth.
+
+    \b
+    Exit status: 0 done · 1 a check found something wrong · 2 wrong use or configuration
+                 3 a part could not be reached · 4 state missing or corrupt
+    """
+
+
+def main() -> None:
+    """The console script."""
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

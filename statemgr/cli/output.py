@@ -1,0 +1,91 @@
+"""How results are shown: tables and progress bars for people, JSON for machines. Writes to the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from statemgr import ports
+
+#: Columns of a table that does not go to a terminal: nothing is cut there.
+_WIDE = 400
+
+
+def console() -> Console:
+    """Where results go."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=_WIDE)
+
+
+def messages() -> Console:
+    """Where everything else goes: progress, notes, errors."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
+    """A table; ``empty`` is said instead when there are no rows. Texts are never taken for markup."""
+    if not rows:
+        messages().print(empty, markup=False)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for header in headers:
+        numeric = all(isinstance(row[len(table.columns)], int | float) for row in rows)
+        table.add_column(header, overflow="fold", justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*("" if cell is None else escape(str(cell)) for cell in row))
+    console().print(table)
+
+
+def show_error(message: str, hint: str | None = None) -> None:
+    """One red line, and what to do about it."""
+    stderr = messages()
+    stderr.print("error:", style="bold red", end=" ")
+    stderr.print(message, style="red", markup=False)
+    if hint:
+        stderr.print(f"hint: {hint}", markup=False)
+
+
+def size(number: int) -> str:
+    """A number of bytes for people."""
+    return decimal(number)
+
+
+def moment(millis: int) -> str:
+    """Epoch milliseconds for people: UTC, to the millisecond."""
+    return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+
+
+@contextmanager
+def progress_bars(*, quiet: bool) -> Iterator[ports.Progress]:
+    """One bar per thing that reports progress, on stderr; none when ``quiet`` or not on a terminal."""
+    stderr = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=stderr, disable=quiet or not stderr.is_terminal) as bars:
+        known: dict[str, TaskID] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in known:
+                known[what] = bars.add_task(what, total=total or None)
+            bars.update(known[what], completed=done, total=max(total, done))
+
+        yield report
