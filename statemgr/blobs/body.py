@@ -1,0 +1,111 @@
+"""The bodies of PUTs and GETs: reading a slice of a file as a stream, and a buffer as one.
+
+Touches local files for reading only.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, cast
+
+from statemgr.errors import CorruptError
+from statemgr.ports import BlobReader, Body, FileSlice
+
+#: Bytes that are read at once.
+CHUNK = 1024 * 1024
+
+
+def body_size(body: Body) -> int:
+    """Bytes of a PUT's body."""
+    return body.length if isinstance(body, FileSlice) else len(body)
+
+
+@contextmanager
+def open_body(body: Body) -> Iterator[IO[bytes]]:
+    """A seekable stream of exactly the body's bytes. Raises: CorruptError when the file is shorter."""
+    if isinstance(body, bytes):
+        yield io.BytesIO(body)
+        return
+    with SliceStream(body) as stream:
+        yield cast(IO[bytes], stream)
+
+
+class SliceStream(io.RawIOBase):
+    """A read-only stream of a slice of a file; position 0 is the slice's start. Links are refused."""
+
+    def __init__(self, piece: FileSlice) -> None:
+        super().__init__()
+        self._piece = piece
+        self._position = 0
+        self._fd = os.open(piece.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if os.fstat(self._fd).st_size < piece.offset + piece.length:
+            self.close()
+            raise self._too_short()
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes from the slice's start."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a position within the slice."""
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._piece.length}[whence]
+        self._position = max(start + offset, 0)
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Up to ``size`` bytes, none at the slice's end. Raises: CorruptError when the file ends before."""
+        left = max(self._piece.length - self._position, 0)
+        wanted = left if size is None or size < 0 else min(size, left)
+        if wanted == 0:
+            return b""
+        data = os.pread(self._fd, wanted, self._piece.offset + self._position)
+        if not data:
+            raise self._too_short()
+        self._position += len(data)
+        return data
+
+    def readall(self) -> bytes:
+        """Everything that is left."""
+        return b"".join(iter(lambda: self.read(CHUNK), b""))
+
+    def close(self) -> None:
+        """Close the file; repeating it is no error."""
+        if not self.closed:
+            os.close(self._fd)
+        super().close()
+
+    def _too_short(self) -> CorruptError:
+        return CorruptError(
+            "a file changed while it was uploaded: it is shorter than it was", path=self._piece.path
+        )
+
+
+class BytesReader:
+    """A :class:`statemgr.ports.BlobReader` over bytes."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._data = memoryview(data)
+
+    def readinto(self, buffer: memoryview) -> int:
+        """As the port says."""
+        size = min(len(buffer), len(self._data))
+        buffer[:size] = self._data[:size]
+        self._data = self._data[size:]
+        return size
+
+
+def chunks(reader: BlobReader, buffer: memoryview) -> Iterator[memoryview]:
+    """What is left of an open GET, piece by piece, in ``buffer``: each is valid until the next."""
+    while size := reader.readinto(buffer):
+        yield buffer[:size]

@@ -1,0 +1,306 @@
+"""Blobs as files below one directory. Touches that directory only.
+
+Each blob is written under a temporary name, synced, and linked to its own name, so that it is there whole or
+not at all and nothing is ever overwritten. Its TTL is a record ``.<name>.expires`` beside it: epoch
+milliseconds as text, written first, so that a blob without a record is always one to keep. Every directory on
+the way is opened relative to its parent and without following links: no name and no planted link leads out of
+the root.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from statemgr.blobs.body import CHUNK, BytesReader, open_body
+from statemgr.blobs.names import BlobExists, check_blob_id
+from statemgr.errors import AccessDenied, CorruptBlob, DiskFull, MissingBlob, StatemgrError, UnavailableError
+from statemgr.ports import BlobInfo, BlobReader, Body, Clock
+
+_DAY_MS = 24 * 3600 * 1000
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# a planted FIFO must not make an open wait
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
+
+
+class FileBlobStore:
+    """A blob store in a local (or mounted) directory, which is made when the first blob is written."""
+
+    #: A file system takes no checksum with a write, so the bytes are read back.
+    checks_uploads = False
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self._root = root
+        self._clock = clock
+
+    def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
+        """As the port says. Raises: BlobExists."""
+        *parents, name = check_blob_id(blob_id)
+        with open_body(body) as stream, _translated(blob_id):
+            for attempts_left in (2, 1, 0):
+                try:
+                    with self._directory(parents, create=True) as directory:
+                        stream.seek(0)
+                        self._write(directory, name, blob_id, stream, ttl_days)
+                        return
+                except FileNotFoundError:
+                    # a delete took the directory away as it became empty
+                    if not attempts_left:
+                        raise
+
+    def _write(self, directory: int, name: str, blob_id: str, body: IO[bytes], ttl_days: int | None) -> None:
+        if _exists(directory, name):
+            raise BlobExists("a blob of this name exists already", blob=blob_id)
+        temporary = f".{uuid.uuid4().hex}.tmp"
+        try:
+            _write_new(directory, temporary, body)
+            if ttl_days is not None:
+                expires = self._clock.time_ns() // 1_000_000 + ttl_days * _DAY_MS
+                with suppress(FileNotFoundError):
+                    os.unlink(_expiry(name), dir_fd=directory)
+                _write_new(directory, _expiry(name), io.BytesIO(str(expires).encode()))
+            _link(directory, temporary, name, blob_id)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=directory)
+        os.fsync(directory)
+
+    @contextmanager
+    def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
+        """As the port says."""
+        with _translated(blob_id):
+            fd = self._open(blob_id)
+        try:
+            if length == 0:
+                yield BytesReader(b"")
+            else:
+                os.lseek(fd, offset, os.SEEK_SET)
+                yield _FileReader(fd, length, blob_id)
+        finally:
+            os.close(fd)
+
+    def delete(self, blob_id: str) -> None:
+        """As the port says; directories that become empty go too."""
+        *parents, name = check_blob_id(blob_id)
+        with _translated(blob_id), suppress(FileNotFoundError):
+            with self._directory(parents) as directory:
+                for entry in (name, _expiry(name)):
+                    with suppress(FileNotFoundError):
+                        os.unlink(entry, dir_fd=directory)
+                os.fsync(directory)
+            self._prune(parents)
+
+    def remove_ttl(self, blob_id: str) -> None:
+        """As the port says."""
+        *parents, name = check_blob_id(blob_id)
+        with _translated(blob_id), self._directory(parents) as directory:
+            _info(directory, name, blob_id)
+            with suppress(FileNotFoundError):
+                os.unlink(_expiry(name), dir_fd=directory)
+                os.fsync(directory)
+
+    def stat(self, blob_id: str) -> BlobInfo:
+        """As the port says."""
+        *parents, name = check_blob_id(blob_id)
+        with _translated(blob_id), self._directory(parents) as directory:
+            return _info(directory, name, blob_id)
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        """As the port says, in the order of directories; blobs that vanish meanwhile may be left out."""
+        parents = prefix.split("/")[:-1]
+        if any(part in ("", ".", "..") for part in parents):
+            return
+        with _translated(prefix):
+            try:
+                with self._directory(parents) as directory:
+                    yield from self._walk(directory, "".join(f"{part}/" for part in parents), prefix)
+            except FileNotFoundError:
+                return
+
+    def _walk(self, directory: int, path: str, prefix: str) -> Iterator[BlobInfo]:
+        for name in sorted(os.listdir(directory)):
+            blob_id = path + name
+            # temporaries and expiry records start with a dot
+            if name.startswith(".") or not (blob_id.startswith(prefix) or prefix.startswith(f"{blob_id}/")):
+                continue
+            try:
+                mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+                if stat.S_ISDIR(mode):
+                    fd = os.open(name, _DIRECTORY, dir_fd=directory)
+                    try:
+                        yield from self._walk(fd, f"{blob_id}/", prefix)
+                    finally:
+                        os.close(fd)
+                elif stat.S_ISREG(mode):
+                    yield _info(directory, name, blob_id)
+            except FileNotFoundError:
+                continue
+
+    def probe(self) -> Sequence[str]:
+        """Whether the directory can be written to."""
+        try:
+            with _translated(str(self._root)), self._directory([], create=True) as directory:
+                name = f".{uuid.uuid4().hex}.tmp"
+                _write_new(directory, name, io.BytesIO())
+                os.unlink(name, dir_fd=directory)
+        except StatemgrError as error:
+            return (f"{self._root} cannot be written to: {error.message}",)
+        return ()
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    # --- directories ---
+
+    @contextmanager
+    def _directory(self, parts: Sequence[str], *, create: bool = False) -> Iterator[int]:
+        if create and not self._root.is_dir():
+            self._root.mkdir(parents=True, exist_ok=True)
+        # the root itself may be a link: it is the user's own word
+        fd = os.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
+        try:
+            for part in parts:
+                if create:
+                    with suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=fd)
+                        os.fsync(fd)
+                below = os.open(part, _DIRECTORY, dir_fd=fd)
+                os.close(fd)
+                fd = below
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _open(self, blob_id: str) -> int:
+        *parents, name = check_blob_id(blob_id)
+        with self._directory(parents) as directory:
+            fd = os.open(name, _READ, dir_fd=directory)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise _not_a_file(blob_id)
+        return fd
+
+    def _prune(self, parents: Sequence[str]) -> None:
+        for depth in range(len(parents), 0, -1):
+            with self._directory(parents[: depth - 1]) as directory:
+                try:
+                    os.rmdir(parents[depth - 1], dir_fd=directory)
+                except OSError:
+                    return  # in use
+
+
+class _FileReader:
+    def __init__(self, fd: int, length: int | None, blob_id: str) -> None:
+        self._fd = fd
+        self._left = length
+        self._blob_id = blob_id
+
+    def readinto(self, buffer: memoryview) -> int:
+        with _translated(self._blob_id):
+            size = os.readv(self._fd, [buffer if self._left is None else buffer[: self._left]])
+        if self._left is not None:
+            self._left -= size
+        return size
+
+
+def _write_new(directory: int, name: str, stream: IO[bytes]) -> None:
+    fd = os.open(name, _NEW, 0o644, dir_fd=directory)
+    try:
+        while data := memoryview(stream.read(CHUNK)):
+            while data:
+                data = data[os.write(fd, data) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _link(directory: int, temporary: str, name: str, blob_id: str) -> None:
+    try:
+        os.link(temporary, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+    except FileExistsError:
+        raise BlobExists("a blob of this name exists already", blob=blob_id) from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # no hard links here: names are unique per attempt, so that looking first is enough
+        if _exists(directory, name):
+            raise BlobExists("a blob of this name exists already", blob=blob_id) from None
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+def _exists(directory: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _expiry(name: str) -> str:
+    return f".{name}.expires"
+
+
+def _info(directory: int, name: str, blob_id: str) -> BlobInfo:
+    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if not stat.S_ISREG(found.st_mode):
+        raise _not_a_file(blob_id)
+    expires: int | None = None
+    try:
+        fd = os.open(_expiry(name), _READ, dir_fd=directory)
+    except FileNotFoundError:
+        pass
+    else:
+        try:
+            text = os.read(fd, 32)
+        finally:
+            os.close(fd)
+        # a record that was cut short is a TTL whose end is not known
+        expires = int(text) if text.isdigit() else -1
+    return BlobInfo(blob_id, found.st_size, found.st_mtime_ns // 1_000_000, expires)
+
+
+def _not_a_file(blob_id: str) -> StatemgrError:
+    return CorruptBlob(
+        "the blob is not a regular file", blob=blob_id, hint="links below blob.store.uri are never followed"
+    )
+
+
+@contextmanager
+def _translated(blob_id: str) -> Iterator[None]:
+    """OSErrors of the block as statemgr's."""
+    try:
+        yield
+    except OSError as error:
+        raise _translate(error, blob_id) from error
+
+
+def _translate(error: OSError, blob_id: str) -> StatemgrError:
+    what = error.strerror or str(error)
+    match error.errno:
+        case errno.ENOENT | errno.EISDIR:
+            return MissingBlob("the blob does not exist", blob=blob_id)
+        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+            return DiskFull(f"no space for the blob: {what}", blob=blob_id, hint="free space and call again")
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return AccessDenied(
+                f"the blob directory refuses: {what}",
+                blob=blob_id,
+                hint="check owner and mode of blob.store.uri",
+            )
+        case errno.ELOOP | errno.ENOTDIR:
+            return CorruptBlob(
+                "a link or a file stands where a directory or a blob should",
+                blob=blob_id,
+                hint="links below blob.store.uri are never followed",
+            )
+        case _:
+            return UnavailableError(f"the blob directory failed: {what}", blob=blob_id)

@@ -1,0 +1,94 @@
+"""Blobs in this process's memory: for tests, and for trying things out. Touches nothing outside."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from statemgr.blobs.body import BytesReader, open_body
+from statemgr.blobs.names import BlobExists, check_blob_id
+from statemgr.errors import MissingBlob
+from statemgr.ports import BlobInfo, BlobReader, Body, Clock
+
+_DAY_MS = 24 * 3600 * 1000
+
+
+@dataclass
+class _Space:
+    """What all stores of one name share."""
+
+    blobs: dict[str, tuple[bytes, BlobInfo]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_spaces: dict[str, _Space] = {}
+_spaces_lock = threading.Lock()
+
+
+class MemoryBlobStore:
+    """A blob store in memory; stores of the same non-empty name in one process see the same blobs."""
+
+    checks_uploads = True
+
+    def __init__(self, clock: Clock, name: str = "") -> None:
+        self._clock = clock
+        with _spaces_lock:
+            self._space = _spaces.setdefault(name, _Space()) if name else _Space()
+
+    def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
+        """As the port says. Raises: BlobExists."""
+        check_blob_id(blob_id)
+        with open_body(body) as stream:
+            data = stream.read()
+        now = self._clock.time_ns() // 1_000_000
+        expires = None if ttl_days is None else now + ttl_days * _DAY_MS
+        with self._space.lock:
+            if blob_id in self._space.blobs:
+                raise BlobExists("a blob of this name exists already", blob=blob_id)
+            self._space.blobs[blob_id] = data, BlobInfo(blob_id, len(data), now, expires)
+
+    @contextmanager
+    def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
+        """As the port says."""
+        data, _ = self._find(blob_id)
+        yield BytesReader(memoryview(data)[offset : None if length is None else offset + length])
+
+    def delete(self, blob_id: str) -> None:
+        """As the port says."""
+        check_blob_id(blob_id)
+        with self._space.lock:
+            self._space.blobs.pop(blob_id, None)
+
+    def remove_ttl(self, blob_id: str) -> None:
+        """As the port says."""
+        data, info = self._find(blob_id)
+        with self._space.lock:
+            if blob_id in self._space.blobs:
+                self._space.blobs[blob_id] = data, replace(info, expires_ms=None)
+
+    def stat(self, blob_id: str) -> BlobInfo:
+        """As the port says."""
+        return self._find(blob_id)[1]
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        """As the port says, in the order of names."""
+        with self._space.lock:
+            found = [info for blob_id, (_, info) in self._space.blobs.items() if blob_id.startswith(prefix)]
+        yield from sorted(found, key=lambda info: info.blob_id)
+
+    def probe(self) -> Sequence[str]:
+        """Nothing can be wrong with it."""
+        return ()
+
+    def close(self) -> None:
+        """Nothing to close: the blobs stay for other stores of the same name."""
+
+    def _find(self, blob_id: str) -> tuple[bytes, BlobInfo]:
+        check_blob_id(blob_id)
+        with self._space.lock:
+            found = self._space.blobs.get(blob_id)
+        if found is None:
+            raise MissingBlob("the blob does not exist", blob=blob_id)
+        return found

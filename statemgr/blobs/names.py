@@ -1,0 +1,43 @@
+"""What a blob may be called, the same rule for every store. Pure.
+
+A name is parts joined by ``/``. A part never starts with a dot, so that a store can keep records of its own
+beside the blobs, and is short enough to be a file name everywhere.
+"""
+
+from __future__ import annotations
+
+from statemgr.errors import InvalidError
+
+#: Bytes of UTF-8; S3 allows 1024 with the prefix of the store's URI.
+MAX_BLOB_ID = 900
+#: Bytes of UTF-8 of one part: a file name has 255, and records beside a blob need some of them.
+MAX_PART = 200
+
+
+class BlobExists(InvalidError):
+    """A blob of this name is there already; nothing was written."""
+
+
+def check_blob_id(blob_id: str) -> tuple[str, ...]:
+    """The parts of a blob's name. Raises: InvalidError when it is not one."""
+    problem = _problem(blob_id)
+    if problem:
+        raise InvalidError(f"{blob_id[:200]!r} cannot be the name of a blob: {problem}")
+    return tuple(blob_id.split("/"))
+
+
+def _problem(blob_id: str) -> str | None:
+    if not blob_id.isprintable():
+        return "it has control characters"
+    if "\\" in blob_id:
+        return "it has a backslash"
+    if len(blob_id.encode("utf-8", "surrogatepass")) > MAX_BLOB_ID:
+        return f"it is longer than {MAX_BLOB_ID} bytes"
+    for part in blob_id.split("/"):
+        if not part:
+            return "a part of it is empty"
+        if part.startswith("."):
+            return "a part of it starts with a dot"
+        if len(part.encode("utf-8", "surrogatepass")) > MAX_PART:
+            return f"a part of it is longer than {MAX_PART} bytes"
+    return None

@@ -1,0 +1,151 @@
+"""Retries around any blob store: jittered exponential back-off inside one deadline. Waits by the clock only.
+
+Only ``UnavailableError`` is tried again; what that cannot mend (AccessDenied, MissingBlob) surfaces at once.
+A GET that breaks off is opened anew where it stopped: blobs never change.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TypeVar
+
+import tenacity
+
+from statemgr.config import RetryPolicy
+from statemgr.errors import UnavailableError
+from statemgr.ports import BlobInfo, BlobReader, BlobStore, Body, Clock
+
+T = TypeVar("T")
+
+
+class RetryingBlobStore:
+    """A blob store that tries again by ``policy``; each call has a deadline of its own."""
+
+    def __init__(
+        self,
+        inner: BlobStore,
+        policy: RetryPolicy,
+        clock: Clock,
+        uniform: Callable[[], float] = random.random,
+    ) -> None:
+        self.inner = inner
+        self._policy = policy
+        self._clock = clock
+        self._uniform = uniform
+
+    @property
+    def checks_uploads(self) -> bool:
+        """As the port says."""
+        return self._call(lambda: self.inner.checks_uploads)
+
+    def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
+        """As the port says."""
+        self._call(lambda: self.inner.put(blob_id, body, ttl_days=ttl_days))
+
+    @contextmanager
+    def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
+        """As the port says."""
+
+        def opened(position: int) -> AbstractContextManager[BlobReader]:
+            left = None if length is None else length - position
+            return self.inner.get(blob_id, offset + position, left)
+
+        with ExitStack() as stack:
+            yield _ResumingReader(opened, self._call, stack)
+
+    def delete(self, blob_id: str) -> None:
+        """As the port says."""
+        self._call(lambda: self.inner.delete(blob_id))
+
+    def remove_ttl(self, blob_id: str) -> None:
+        """As the port says."""
+        self._call(lambda: self.inner.remove_ttl(blob_id))
+
+    def stat(self, blob_id: str) -> BlobInfo:
+        """As the port says."""
+        return self._call(lambda: self.inner.stat(blob_id))
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        """As the port says; held in memory, since a listing that broke off cannot be resumed."""
+        yield from self._call(lambda: list(self.inner.list(prefix)))
+
+    def probe(self) -> Sequence[str]:
+        """As the port says."""
+        return self._call(self.inner.probe)
+
+    def close(self) -> None:
+        """Close the store inside."""
+        self.inner.close()
+
+    def _call(self, action: Callable[[], T]) -> T:
+        policy, clock = self._policy, self._clock
+        deadline = clock.monotonic() + policy.max_duration_ms / 1000
+
+        def pause(state: tenacity.RetryCallState) -> float:
+            # computed step by step: a power could overflow
+            milliseconds = float(policy.backoff_ms)
+            for _ in range(state.attempt_number - 1):
+                if milliseconds >= policy.backoff_max_ms:
+                    break
+                milliseconds *= policy.factor
+            milliseconds = min(milliseconds, policy.backoff_max_ms)
+            return milliseconds * (1 - policy.jitter * self._uniform()) / 1000
+
+        def ended(state: tenacity.RetryCallState) -> bool:
+            out_of_retries = 0 <= policy.max_retries < state.attempt_number
+            return out_of_retries or clock.monotonic() + state.upcoming_sleep >= deadline
+
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(UnavailableError),
+            wait=pause,
+            stop=ended,
+            sleep=clock.sleep,
+            reraise=True,
+        )
+        try:
+            return attempts(action)
+        except UnavailableError as error:
+            number = attempts.statistics.get("attempt_number")
+            raise error.with_where(attempts=number) from error.__cause__
+
+
+class _ResumingReader:
+    """Reads on in a new stream when one breaks off."""
+
+    def __init__(
+        self,
+        opened: Callable[[int], AbstractContextManager[BlobReader]],
+        call: Callable[[Callable[[], BlobReader]], BlobReader],
+        stack: ExitStack,
+    ) -> None:
+        self._opened = opened
+        self._call = call
+        self._stack = stack
+        self._position = 0
+        self._reader = call(self._open)
+
+    def readinto(self, buffer: memoryview) -> int:
+        if not len(buffer):
+            return 0
+        sizes: list[int] = []
+
+        def read() -> BlobReader:
+            sizes.append(self._reader.readinto(buffer))
+            return self._reader
+
+        def read_anew() -> BlobReader:
+            self._stack.close()
+            self._reader = self._open()
+            return read()
+
+        try:
+            read()
+        except UnavailableError:
+            self._call(read_anew)
+        self._position += sizes[-1]
+        return sizes[-1]
+
+    def _open(self) -> BlobReader:
+        return self._stack.enter_context(self._opened(self._position))

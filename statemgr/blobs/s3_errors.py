@@ -1,0 +1,127 @@
+"""What S3's and botocore's errors mean, in statemgr's words. The only place that reads their codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import urllib3.exceptions
+from botocore import exceptions as sdk
+
+from statemgr.blobs.names import BlobExists
+from statemgr.errors import (
+    AccessDenied,
+    DiskFull,
+    InvalidError,
+    MissingBlob,
+    StatemgrError,
+    UnavailableError,
+)
+
+_CREDENTIALS = {
+    "AccessDenied", "AccountProblem", "AllAccessDisabled", "AuthFailure", "AuthorizationHeaderMalformed",
+    "ExpiredToken", "ExpiredTokenException", "Forbidden", "InvalidAccessKeyId", "InvalidSecurity",
+    "InvalidToken", "NotSignedUp", "RequestExpired", "SignatureDoesNotMatch", "TokenRefreshRequired",
+    "UnauthorizedAccess",
+}  # fmt: skip
+_BUCKET = {"NoSuchBucket", "InvalidBucketName", "InvalidBucketState"}
+_REGION = {"PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException", "301", "307"}
+#: Damaged on the way: sent again, it may arrive whole.
+DIGEST = {
+    "BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch",
+    "IncompleteBody",
+}  # fmt: skip
+_BUSY = {
+    "BandwidthLimitExceeded", "ConditionalRequestConflict", "InternalError", "OperationAborted",
+    "PriorRequestNotComplete", "RequestLimitExceeded", "RequestThrottled", "RequestTimeout",
+    "RequestTimeoutException", "ServiceUnavailable",
+    "SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException",
+}  # fmt: skip
+_FULL = {"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull"}
+_CREDENTIAL_EXCEPTIONS = (
+    sdk.NoCredentialsError,
+    sdk.PartialCredentialsError,
+    sdk.CredentialRetrievalError,
+    sdk.TokenRetrievalError,
+    sdk.UnauthorizedSSOTokenError,
+    sdk.ProfileNotFound,
+    sdk.NoRegionError,
+)
+_NETWORK_EXCEPTIONS = (
+    sdk.ConnectionError,
+    sdk.HTTPClientError,
+    sdk.ResponseStreamingError,
+    sdk.IncompleteReadError,
+    urllib3.exceptions.HTTPError,
+    ConnectionError,
+    TimeoutError,
+)
+
+_KEYS_HINT = (
+    "check blob.store.s3.access.key, .secret.key and .session.token, the rights, and this machine's clock"
+)
+_BUCKET_HINT = "create the bucket, or mend blob.store.uri"
+
+
+@contextmanager
+def translated(bucket: str, blob_id: str | None = None) -> Iterator[None]:
+    """The SDK's and the network's exceptions of the block as statemgr's."""
+    try:
+        yield
+    except sdk.ClientError as error:
+        raise _of_answer(error, bucket, blob_id) from error
+    except _CREDENTIAL_EXCEPTIONS as error:
+        raise AccessDenied(f"no S3 credentials: {error}", hint=_KEYS_HINT, bucket=bucket) from error
+    except (*_NETWORK_EXCEPTIONS,) as error:
+        raise _of_network(error, bucket, blob_id) from error
+    except sdk.BotoCoreError as error:
+        raise InvalidError(f"S3 request refused by the SDK: {error}", bucket=bucket, blob=blob_id) from error
+
+
+def code_and_status(error: sdk.ClientError) -> tuple[str, int]:
+    """S3's error code and the HTTP status of an answer."""
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    return code, int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> StatemgrError:
+    code, status = code_and_status(error)
+    message = str(error.response.get("Error", {}).get("Message", ""))[:200]
+    text = f"S3 answered {status or '?'} {code}: {message}".rstrip(": ")
+    if code in _BUCKET:
+        return AccessDenied(text, hint=_BUCKET_HINT, bucket=bucket, blob=blob_id)
+    if code in _REGION or status in (301, 307):
+        return AccessDenied(
+            text, hint="set blob.store.s3.region to the bucket's", bucket=bucket, blob=blob_id
+        )
+    if code in _CREDENTIALS or status in (401, 403):
+        hint = "set this machine's clock" if code == "RequestTimeTooSkewed" else _KEYS_HINT
+        return AccessDenied(text, hint=hint, bucket=bucket, blob=blob_id)
+    if status == 412 or code == "PreconditionFailed":
+        return BlobExists("a blob of this name exists already", bucket=bucket, blob=blob_id)
+    if code in _FULL or status == 507:
+        return DiskFull(text, hint="the object store is full: free space there", bucket=bucket, blob=blob_id)
+    if code == "NotImplemented" or status == 501:
+        return InvalidError(text, hint="this S3 server lacks the function", bucket=bucket, blob=blob_id)
+    if code in DIGEST or code in _BUSY or status in (408, 409, 429) or status >= 500:
+        return UnavailableError(text, bucket=bucket, blob=blob_id)
+    if status in (404, 410):
+        return MissingBlob("the blob does not exist", bucket=bucket, blob=blob_id)
+    return InvalidError(text, bucket=bucket, blob=blob_id)
+
+
+def _of_network(error: BaseException, bucket: str, blob_id: str | None) -> StatemgrError:
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return AccessDenied(
+            "the S3 endpoint's certificate is not trusted",
+            hint="install its authority's certificate, or set AWS_CA_BUNDLE",
+            bucket=bucket,
+            blob=blob_id,
+        )
+    # the text may hold the signed address; the type says enough
+    return UnavailableError(
+        f"S3 was not reached: {type(error).__name__}",
+        hint="check blob.store.s3.endpoint",
+        bucket=bucket,
+        blob=blob_id,
+    )

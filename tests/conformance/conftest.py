@@ -1,0 +1,64 @@
+"""Blob stores of every kind for the suite that all of them pass."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from statemgr.blobs import open_blob_store, open_raw_blob_store
+from statemgr.config import JobConfig
+from statemgr.ports import BlobStore
+
+BLOB_KINDS = ("memory", "file", "s3")
+
+
+class WallClock:
+    """The real clock."""
+
+    def time_ns(self) -> int:
+        """Nanoseconds since the epoch."""
+        return time.time_ns()
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+
+@pytest.fixture(params=BLOB_KINDS)
+def blob_config(request: pytest.FixtureRequest, tmp_path: Path) -> JobConfig:
+    """The configuration of a job with an empty blob store of its own."""
+    settings: dict[str, object] = {"job.name": "orders"}
+    if request.param == "s3":
+        s3 = request.getfixturevalue("s3")
+        settings |= {
+            "blob.store.uri": f"s3://{s3.bucket}/{s3.fresh_prefix('conformance')}",
+            "blob.store.s3.endpoint": s3.endpoint,
+            "blob.store.s3.region": s3.region,
+            "blob.store.s3.access.key": s3.access_key,
+            "blob.store.s3.secret.key": s3.secret_key,
+            "blob.store.s3.path.style": True,
+        }
+    elif request.param == "file":
+        settings["blob.store.uri"] = (tmp_path / "blobs").as_uri()
+    else:
+        settings["blob.store.uri"] = f"memory://{secrets.token_hex(8)}"
+    return JobConfig.from_mapping(settings)
+
+
+@pytest.fixture(params=["raw", "decorated"])
+def blobs(request: pytest.FixtureRequest, blob_config: JobConfig) -> Iterator[BlobStore]:
+    """A blob store of each kind, as its adapter is and as the job gets it."""
+    opened: Callable[[JobConfig, WallClock], BlobStore] = (
+        open_raw_blob_store if request.param == "raw" else open_blob_store
+    )
+    store = opened(blob_config, WallClock())
+    yield store
+    store.close()
