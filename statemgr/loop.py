@@ -176,7 +176,7 @@ class ConsumerLoop:
         assert owned.task is not None
         now = self._manager._runtime.clock.monotonic()
         try:
-            owned.task.commit_async(owned.offsets)
+            future = owned.task.commit_async(owned.offsets)
         except (RetryableError, OutcomeUnknownError) as error:
             owned.failing_since = owned.failing_since or now
             if now - owned.failing_since > self._manager.config.commit_timeout_ms / 1000:
@@ -184,6 +184,8 @@ class ConsumerLoop:
             log.warning("%s: a commit failed and is repeated: %s", owned.task.name, error)
             return
         owned.dirty = False
+        owned.failing_since = None
+        future.add_done_callback(lambda ended: setattr(owned, "dirty", owned.dirty or ended.exception() is not None))
 
     def _close(self, tasks: set[int]) -> None:
         for index in tasks:

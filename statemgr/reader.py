@@ -18,7 +18,7 @@ from statemgr.local.directories import StoreDirectories
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, IndexMarker
 from statemgr.model.plan import plan_stores
 from statemgr.model.snapshot import SnapshotIndex
-from statemgr.ports import LocalStore, Progress
+from statemgr.ports import BlobInfo, LocalStore, Progress
 from statemgr.runtime import Runtime
 
 
@@ -58,6 +58,10 @@ class JobReader:
         if not isinstance(marker, IndexMarker):
             raise MissingState("the checkpoint has no blob-store marker for the store", task=task, store=store)
         return read_index(self._runtime.transfer(), marker, self._runtime.parts.identity(task, store))
+
+    def blob_info(self, blob_id: str) -> BlobInfo:
+        """Size and expiry of a blob. Raises: MissingBlob."""
+        return self._runtime.blobs().stat(blob_id)
 
     def restore(
         self,

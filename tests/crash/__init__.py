@@ -1,0 +1,1 @@
+"""Real processes killed at named steps; the oracle is the deterministic model."""

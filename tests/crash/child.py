@@ -1,0 +1,57 @@
+"""A consumer that kills itself with SIGKILL at a chosen step: ``python -m tests.crash.child '{…}'``.
+
+Input is a JSON object: ``config`` (a mapping), ``commits`` (commit until input offset), ``phase`` and ``occurrence``
+(die at the n-th time that this step is announced).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+from statemgr import JobConfig, StateManager
+from statemgr.phases import Phase, add_observer
+from tests.crash.model import STORES, changes
+
+
+def die_at(phase: Phase, occurrence: int) -> None:
+    """Kill this process at the n-th announcement of ``phase``."""
+    seen = 0
+
+    def observe(announced: Phase, subject: str) -> None:
+        nonlocal seen
+        if announced is phase:
+            seen += 1
+            if seen == occurrence:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    add_observer(observe)
+
+
+def run(config: JobConfig, commits: int) -> None:
+    """Commit until ``commits`` commits are published, from wherever the checkpoint says."""
+    with StateManager(config) as manager:
+        task = manager.open_task("Partition 0")
+        done = task.last_checkpoint.input_offsets["input-0"] if task.last_checkpoint else 0
+        for number in range(done + 1, commits + 1):
+            for store in STORES:
+                opened = task.store(store)
+                for key, value in changes(store, number):
+                    if value is None:
+                        opened.delete(key)
+                    else:
+                        opened.put(key, value)
+            task.commit({"input-0": number})
+
+
+def main() -> None:
+    order = json.loads(sys.argv[1])
+    if order.get("phase"):
+        die_at(Phase(order["phase"]), order["occurrence"])
+    run(JobConfig.from_mapping(order["config"]), order["commits"])
+
+
+if __name__ == "__main__":
+    main()
