@@ -68,8 +68,9 @@ class BlobStore(Protocol):
     Errors of every method: UnavailableError (try again), AccessDenied, and DiskFull where it is a disk.
     """
 
-    #: True when a PUT whose content does not match the checksum sent with it is known to be refused.
-    checks_uploads: bool
+    @property
+    def checks_uploads(self) -> bool:
+        """True when a PUT whose content does not match the checksum sent with it is known to be refused."""
 
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
         """Write a new blob, whole or not at all, durable when it returns; expires after ``ttl_days`` if given."""
