@@ -1,0 +1,1 @@
+"""Kafka adapters (floor 2): checkpoint topic, changelog topics, transactional publisher, topic settings."""

@@ -1,0 +1,70 @@
+"""Changelog topics, for reading. Reads Kafka only.
+
+Keys and values are raw bytes, so that an existing job's changelog can be adopted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from statemgr.config import JobConfig
+from statemgr.errors import CorruptRecord, MissingState
+from statemgr.kafka.metadata import TopicMetadata
+from statemgr.kafka.reader import PartitionReader
+from statemgr.ports import ChangelogRecord, Clock, TopicInfo
+
+_ELSEWHERE = "restore from another factory, or roll back to an older checkpoint"
+
+
+class ChangelogTopics:
+    """Implements :class:`statemgr.ports.Changelog`. Safe to use from many threads.
+
+    Args:
+        stall_s: seconds without progress after which reading fails (see :class:`PartitionReader`).
+    """
+
+    def __init__(self, config: JobConfig, clock: Clock, *, stall_s: float | None = None) -> None:
+        self._metadata = TopicMetadata(config)
+        self._reader = PartitionReader(config, clock, stall_s)
+
+    def describe(self, topic: str) -> TopicInfo:
+        """See :meth:`statemgr.ports.Changelog.describe`. Also raises: UnavailableError, AccessDenied."""
+        found = self._metadata.describe([topic]).get(topic)
+        if found is None:
+            raise MissingState("the changelog topic does not exist", hint=_ELSEWHERE, topic=topic)
+        config = self._metadata.settings([topic])[topic]
+        return TopicInfo(topic, str(found.topic_id), len(found.partitions), config)
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """See :meth:`statemgr.ports.Changelog.bounds`. Raises: MissingState, UnavailableError."""
+        return self._metadata.bounds(topic, partition)
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Sequence[ChangelogRecord]]:
+        """See :meth:`statemgr.ports.Changelog.read`. The bounds are checked at the first step."""
+        low, high = self.bounds(topic, partition)
+        if start < low or end > high:
+            raise MissingState(
+                f"the changelog has offsets {low} to {high}, but {start} to {end} are wanted",
+                hint=_ELSEWHERE,
+                topic=topic,
+                partition=partition,
+            )
+        for batch in self._reader.read(topic, partition, start, end):
+            records = []
+            for message in batch:
+                key, offset = message.key(), message.offset()
+                assert offset is not None
+                if key is None:
+                    raise CorruptRecord(
+                        "a changelog record has no key",
+                        hint=f"nobody but the job may write to its changelog. {_ELSEWHERE.capitalize()}",
+                        topic=topic,
+                        partition=partition,
+                        offset=offset,
+                    )
+                records.append(ChangelogRecord(key, message.value(), offset, message.timestamp()[1]))
+            yield records
+
+    def close(self) -> None:
+        """Let go of the clients."""
+        self._metadata.close()

@@ -1,0 +1,125 @@
+"""What brokers say of topics: IDs, partitions, settings, first and last offsets. Asks an admin client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.admin._topic import TopicDescription
+
+from statemgr.config import JobConfig
+from statemgr.errors import UnavailableError
+from statemgr.kafka.clients import ClientErrors, admin, is_missing, is_unreachable, translate
+
+K = TypeVar("K")
+V = TypeVar("V")
+#: Seconds that a question may stay unanswered in all, and each time that it is put.
+DEADLINE_S = 30.0
+_REQUEST_S = 10.0
+_PAUSE_S = 0.1
+
+
+class TopicMetadata:
+    """Answers about topics. Safe to use from many threads."""
+
+    def __init__(self, config: JobConfig) -> None:
+        self.errors = ClientErrors()
+        self.client: AdminClient = admin(config, self.errors)
+
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicDescription]:
+        """Those of ``topics`` that exist. Raises: UnavailableError, AccessDenied."""
+        if not topics:
+            return {}
+        return self.ask(
+            "describing topics",
+            lambda: self.client.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_S),
+            missing_is_none=True,
+        )
+
+    def wait_for(self, topics: Sequence[str]) -> None:
+        """Return when new topics are known to the broker that is asked. Raises: UnavailableError."""
+        deadline = time.monotonic() + DEADLINE_S
+        while len(self.describe(topics)) < len(set(topics)):
+            if time.monotonic() > deadline:
+                raise UnavailableError("new topics did not become known in time", topics=", ".join(topics))
+            time.sleep(_PAUSE_S)
+
+    def settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Every setting of topics that exist, as text. Raises: UnavailableError, AccessDenied."""
+        if not topics:
+            return {}
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        found = self.ask(
+            "reading topics' settings",
+            lambda: self.client.describe_configs(resources, request_timeout=_REQUEST_S),
+        )
+        return {
+            resource.name: {entry.name: str(entry.value) for entry in entries.values()}
+            for resource, entries in found.items()
+        }
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """First offset and high watermark.
+
+        The latter is asked for with read_uncommitted: under read_committed it would be the last stable
+        offset, and another owner's open transaction would hide newer records.
+
+        Raises: MissingState, UnavailableError, AccessDenied.
+        """
+        place = TopicPartition(topic, partition)
+
+        def offset(spec: OffsetSpec) -> int:
+            answers = self.ask(
+                "asking for a topic's offsets",
+                lambda: self.client.list_offsets(
+                    {place: spec}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_REQUEST_S
+                ),
+                topic=topic,
+                partition=partition,
+            )
+            return int(answers[place].offset)
+
+        return offset(OffsetSpec.earliest()), offset(OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+    def ask(
+        self,
+        doing: str,
+        request: Callable[[], Mapping[K, Future[V]]],
+        *,
+        missing_is_none: bool = False,
+        **where: str | int,
+    ) -> dict[K, V]:
+        """Put a question until it is answered or the deadline has passed.
+
+        ``missing_is_none`` leaves out what the brokers do not know, instead of raising MissingState.
+        """
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                answers: dict[K, V] = {}
+                for name, future in request().items():
+                    try:
+                        answers[name] = future.result(_REQUEST_S + DEADLINE_S)
+                    except KafkaException as error:
+                        if not (missing_is_none and is_missing(error.args[0])):
+                            raise
+                self.errors.clear()
+                return answers
+            except KafkaException as error:
+                reason = error.args[0]
+                self.client.poll(0)
+                late = time.monotonic() >= deadline
+                if late or not is_unreachable(reason) or self.errors.refused():
+                    raise translate(reason, doing, reported=self.errors, **where) from error
+            time.sleep(_PAUSE_S)
+
+    def close(self) -> None:
+        """Let go of the client; it has nothing that must be waited for."""
+        self.client.poll(0)

@@ -1,0 +1,106 @@
+"""Reading one partition, committed records only, from an offset up to exactly another.
+
+The end is met by position, never by counting: control records, aborted transactions and compaction leave
+gaps. Under read_committed librdkafka tells the position by an end-of-partition event at the last stable
+offset; as long as that is below the wanted end, a transaction is still open there, and the reader waits for
+it or meets its deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+from confluent_kafka import KafkaError, Message, TopicPartition
+
+from statemgr.config import JobConfig
+from statemgr.errors import UnavailableError
+from statemgr.kafka.clients import ClientErrors, consumer, is_unreachable, translate
+from statemgr.ports import Clock
+
+_BATCH = 10_000
+#: ``consume`` waits this long for a full batch: a longer one would be paid at every end of a topic.
+_WAIT_S = 0.02
+#: Seconds beyond the longest life of a transaction that a read may make no progress.
+_GRACE_S = 30.0
+
+
+class PartitionReader:
+    """Reads with a consumer of its own each time.
+
+    Args:
+        stall_s: seconds without progress after which a read fails; by default as long as another owner's open
+            transaction may live (``task.commit.timeout.ms``), and a little more.
+    """
+
+    def __init__(self, config: JobConfig, clock: Clock, stall_s: float | None = None) -> None:
+        self._config = config
+        self._clock = clock
+        self._stall_s = config.commit_timeout_ms / 1000 + _GRACE_S if stall_s is None else stall_s
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[Message]]:
+        """Committed records with ``start`` ≤ offset < ``end``, in batches.
+
+        Raises: MissingState (the topic or the offset is gone), UnavailableError (deadline), AccessDenied.
+        """
+        if start >= end:
+            return
+        errors = ClientErrors()
+        client = consumer(self._config, errors, isolation_level="read_committed", enable_partition_eof=True)
+        try:
+            client.assign([TopicPartition(topic, partition, start)])
+            position, last_progress = start, self._clock.monotonic()
+            while position < end:
+                before = position
+                batch: list[Message] = []
+                for message in client.consume(_BATCH, _WAIT_S):
+                    position = max(position, _position(message, topic, partition, errors))
+                    if position > end:
+                        break
+                    if message.error() is None:
+                        batch.append(message)
+                if batch:
+                    yield batch
+                if position > before:
+                    last_progress = self._clock.monotonic()
+                elif self._clock.monotonic() - last_progress > self._stall_s or errors.refused():
+                    _stalled(topic, partition, position, end, errors)
+        finally:
+            client.close()
+
+
+def _position(message: Message, topic: str, partition: int, errors: ClientErrors) -> int:
+    """The position after a message or an event; 0 where an event tells none."""
+    error, offset = message.error(), message.offset()
+    if error is None:
+        assert offset is not None
+        return offset + 1
+    if error.code() == KafkaError._PARTITION_EOF:
+        return offset or 0
+    if is_unreachable(error):
+        errors(error)
+        return 0
+    raise translate(error, "reading a topic", reported=errors, topic=topic, partition=partition)
+
+
+def _stalled(topic: str, partition: int, position: int, end: int, errors: ClientErrors) -> NoReturn:
+    refused, last = errors.refused(), errors.last()
+    if refused is not None:
+        raise translate(refused, "reading a topic", topic=topic, partition=partition)
+    if last is not None:
+        raise UnavailableError(
+            f"the topic could not be read to its end at {end}: {last}",
+            hint="is the broker up?",
+            topic=topic,
+            partition=partition,
+            offset=position,
+        )
+    raise UnavailableError(
+        f"the topic could not be read to its end at {end}: "
+        f"an open transaction of another owner holds it at {position}",
+        hint="it ends when that owner commits, or at its transaction.timeout.ms; "
+        "`kafka-transactions.sh find-hanging` finds one that never ends",
+        topic=topic,
+        partition=partition,
+        offset=position,
+    )

@@ -1,0 +1,204 @@
+"""Topics: how they must be set, making them, and refusing those whose settings would lose state.
+
+Talks to the brokers through an admin client; reads and writes no records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin._topic import TopicDescription
+from confluent_kafka.cimpl import NewTopic
+
+from statemgr.config import JobConfig
+from statemgr.errors import TopicMisconfigured
+from statemgr.kafka.clients import translated
+from statemgr.kafka.metadata import DEADLINE_S, TopicMetadata
+
+#: A changelog's tombstones stay this long, so that a replay that was begun before still meets them.
+DELETE_RETENTION_MS = 24 * 3600 * 1000
+_FACTORY = "kafka-changelog"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """How a topic must be: partitions exactly, replicas at least (-1: any), and settings.
+
+    ``config`` is what it is created with. ``at_least`` names those of them for which more is fine too.
+    """
+
+    name: str
+    partitions: int
+    replication_factor: int
+    config: Mapping[str, str]
+    at_least: Collection[str] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class TopicProblem:
+    """What is wrong with a topic, and the command that mends it."""
+
+    topic: str
+    message: str
+    fix_command: str
+
+
+def checkpoint_topic_spec(config: JobConfig) -> TopicSpec:
+    """One partition, compacted: the newest record of every task stays for ever."""
+    return TopicSpec(
+        config.checkpoint_topic, 1, config.checkpoint_replication_factor, {"cleanup.policy": "compact"}
+    )
+
+
+def changelog_topic_specs(config: JobConfig) -> list[TopicSpec]:
+    """One partition per task, compacted, but not what a rewind or a replay under way still needs."""
+    return [
+        TopicSpec(
+            store.changelog_topic,
+            config.tasks,
+            config.checkpoint_replication_factor,
+            {
+                "cleanup.policy": "compact",
+                "min.compaction.lag.ms": str(store.min_compaction_lag_ms),
+                "delete.retention.ms": str(DELETE_RETENTION_MS),
+            },
+            at_least=("min.compaction.lag.ms", "delete.retention.ms"),
+        )
+        for store in config.stores.values()
+        if _FACTORY in (*store.backup_factories, *store.restore_factories)
+    ]
+
+
+class TopicAdmin:
+    """Makes and checks topics. Use it in a ``with`` block, or :meth:`close` it."""
+
+    def __init__(self, config: JobConfig) -> None:
+        self._metadata = TopicMetadata(config)
+        self._servers = str(config.kafka_client("admin")["bootstrap.servers"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the client; it has nothing that must be waited for."""
+        self._metadata.close()
+
+    def exists(self, topic: str) -> bool:
+        """Raises: UnavailableError, AccessDenied."""
+        return topic in self._metadata.describe([topic])
+
+    def create_missing(self, specs: Sequence[TopicSpec]) -> list[str]:
+        """Create those that do not exist, and return their names; one made meanwhile by another is no error.
+
+        Raises: UnavailableError, AccessDenied, InvalidError (the brokers refuse the settings).
+        """
+        found = self._metadata.describe([spec.name for spec in specs])
+        missing = [spec for spec in specs if spec.name not in found]
+        if not missing:
+            return []
+        requested = [
+            NewTopic(s.name, s.partitions, s.replication_factor, config=dict(s.config)) for s in missing
+        ]
+        futures = self._metadata.client.create_topics(
+            requested, operation_timeout=DEADLINE_S, request_timeout=DEADLINE_S
+        )
+        created = []
+        for name, future in futures.items():
+            with translated("creating a topic", self._metadata.errors, topic=name):
+                try:
+                    future.result(2 * DEADLINE_S)
+                    created.append(name)
+                except KafkaException as error:
+                    if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                        raise
+        self._metadata.wait_for([spec.name for spec in missing])
+        return created
+
+    def check(self, specs: Sequence[TopicSpec]) -> list[TopicProblem]:
+        """Everything that is wrong with these topics; empty when all is well.
+
+        Raises: UnavailableError, AccessDenied.
+        """
+        found = self._metadata.describe([spec.name for spec in specs])
+        settings = self._metadata.settings(list(found))
+        problems: list[TopicProblem] = []
+        for spec in specs:
+            if spec.name not in found:
+                problems.append(TopicProblem(spec.name, "does not exist", "statemgr topics create"))
+                continue
+            problems += self._shape_problems(spec, found[spec.name])
+            problems += self._setting_problems(spec, settings[spec.name])
+        return problems
+
+    def verify(self, specs: Sequence[TopicSpec]) -> None:
+        """Raises: TopicMisconfigured with the first problem and the command that mends it."""
+        for problem in self.check(specs):
+            raise TopicMisconfigured(
+                f"topic {problem.topic}: {problem.message}", hint=problem.fix_command, topic=problem.topic
+            )
+
+    def _shape_problems(self, spec: TopicSpec, found: TopicDescription) -> list[TopicProblem]:
+        problems = []
+        partitions = len(found.partitions)
+        if partitions != spec.partitions:
+            grow = (
+                f"kafka-topics.sh --bootstrap-server {self._servers} --alter --topic {spec.name} --partitions"
+            )
+            if spec.partitions == 1:
+                command = (
+                    "set task.checkpoint.topic to a new topic, or delete this one if it is none of yours"
+                )
+            elif partitions < spec.partitions:
+                command = f"{grow} --partitions {spec.partitions} (only while the job has no state yet)"
+            else:
+                command = f"set job.tasks = {partitions}, or give the store a new changelog topic"
+            problems.append(
+                TopicProblem(
+                    spec.name, f"it has {partitions} partitions and must have {spec.partitions}", command
+                )
+            )
+        replicas = min((len(p.replicas) for p in found.partitions), default=0)
+        if replicas < spec.replication_factor:
+            problems.append(
+                TopicProblem(
+                    spec.name,
+                    f"it has {replicas} replicas and must have {spec.replication_factor}",
+                    f"kafka-reassign-partitions.sh --bootstrap-server {self._servers} --execute "
+                    "--reassignment-json-file FILE (or lower task.checkpoint.replication.factor)",
+                )
+            )
+        return problems
+
+    def _setting_problems(self, spec: TopicSpec, found: Mapping[str, str]) -> list[TopicProblem]:
+        wrong = {
+            name: value for name, value in spec.config.items() if not _suits(spec, name, found.get(name))
+        }
+        if not wrong:
+            return []
+        message = ", ".join(
+            f"{name} is {found.get(name)} and must be {value}" for name, value in wrong.items()
+        )
+        changes = ",".join(f"{name}={value}" for name, value in wrong.items())
+        command = (
+            f"kafka-configs.sh --bootstrap-server {self._servers} --alter --entity-type topics "
+            f"--entity-name {spec.name} --add-config {changes}"
+        )
+        return [TopicProblem(spec.name, message, command)]
+
+
+def _suits(spec: TopicSpec, name: str, found: str | None) -> bool:
+    wanted = spec.config[name]
+    if found is None:
+        return False
+    if name in spec.at_least:
+        return int(found) >= int(wanted)
+    return found == wanted

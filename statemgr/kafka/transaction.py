@@ -1,0 +1,137 @@
+"""One open transaction: records go into librdkafka's queue, with back-pressure, and their offsets come back.
+
+A record of many is sent without a callback of its own: in a transaction, one failed delivery makes the commit
+fail, and an idempotent producer keeps the order of a partition, so the last record's offset is the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from statemgr.errors import ClosedError, RetryableError
+from statemgr.kafka.clients import SLICE_S, ClientErrors, translate, unmasked
+from statemgr.model.commit import Change
+from statemgr.ports import Clock
+
+_CHUNK = 5000
+#: Seconds to wait for room when the queue is full.
+_BACK_PRESSURE_S = 0.02
+
+
+class KafkaTransaction:
+    """Implements :class:`statemgr.ports.Transaction`. Made by the publisher; of no use after its block."""
+
+    def __init__(self, producer: Producer, clock: Clock, deadline: float, errors: ClientErrors) -> None:
+        self._producer = producer
+        self._clock = clock
+        self._deadline = deadline
+        self._errors = errors
+        self._delivered: dict[tuple[str, int], int] = {}
+        self._failed: KafkaError | None = None
+        self._closed = False
+
+    def send(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        partition: int | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+    ) -> None:
+        """See :meth:`statemgr.ports.Transaction.send`."""
+        self._check()
+        options: dict[str, Any] = {"on_delivery": self._on_delivery}
+        if partition is not None:
+            options["partition"] = partition
+        if headers:
+            options["headers"] = list(headers)
+        while True:
+            try:
+                self._producer.produce(topic, value, key, **options)
+                return
+            except BufferError:
+                self._wait_for_room()
+
+    def send_changes(self, topic: str, partition: int, changes: Iterable[Change]) -> None:
+        """See :meth:`statemgr.ports.Transaction.send_changes`."""
+        iterator = iter(changes)
+        last: Change | None = None
+        while chunk := list(islice(iterator, _CHUNK)):
+            if last is not None:
+                self._send_batch(topic, partition, [last])
+            last = chunk.pop()
+            self._send_batch(topic, partition, chunk)
+        if last is not None:
+            self.send(topic, last[0], last[1], partition=partition)
+
+    def flush(self) -> Mapping[tuple[str, int], int]:
+        """See :meth:`statemgr.ports.Transaction.flush`."""
+        self._check()
+        while self._flush_some() > 0:
+            self._check()
+            if self._left() <= 0:
+                last = self._errors.last()
+                raise RetryableError(
+                    "the broker has not taken all records within the commit's timeout"
+                    + (f" ({last})" if last else ""),
+                    hint="raise task.commit.timeout.ms, or look at the brokers",
+                )
+        self._check()
+        return dict(self._delivered)
+
+    def close(self) -> None:
+        """No more records."""
+        self._closed = True
+
+    def _send_batch(self, topic: str, partition: int, changes: Sequence[Change]) -> None:
+        self._check()
+        waiting: list[dict[str, Any]] = [{"key": key, "value": value} for key, value in changes]
+        while waiting:
+            with contextlib.suppress(BufferError):  # the rejected ones are marked
+                self._producer.produce_batch(topic, waiting, partition)
+            waiting = [message for message in waiting if "_error" in message]
+            for message in waiting:
+                error = message.pop("_error")
+                if error.code() != KafkaError._QUEUE_FULL:
+                    raise KafkaException(error)
+            if waiting:
+                self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        with unmasked():
+            self._producer.poll(_BACK_PRESSURE_S)
+        self._check()
+        if self._left() <= 0:
+            raise RetryableError(
+                "the broker takes records too slowly for the commit's timeout",
+                hint="raise task.commit.timeout.ms, or look at the brokers",
+            )
+
+    def _flush_some(self) -> int:
+        with unmasked():
+            return self._producer.flush(max(min(SLICE_S, self._left()), 0.01))
+
+    def _left(self) -> float:
+        return self._deadline - self._clock.monotonic()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError("the transaction has ended")
+        if self._failed is not None:
+            raise translate(self._failed, "sending to Kafka", reported=self._errors)
+
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._failed = self._failed or error
+            return
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        assert topic is not None
+        assert partition is not None
+        assert offset is not None
+        self._delivered[topic, partition] = max(self._delivered.get((topic, partition), 0), offset + 1)
