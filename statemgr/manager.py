@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 from statemgr.config import JobConfig
 from statemgr.engine import Epoch
 from statemgr.errors import ClosedError, InvalidError
-from statemgr.flows.first_start import remember_published
 from statemgr.flows.clean_up import CleanUp
+from statemgr.flows.first_start import remember_published
 from statemgr.flows.opening import fence, latest_generation, prepare_topics, read_records, tails
 from statemgr.flows.publish import Published, publish, settle
 from statemgr.flows.restore import no_progress, restore_task
 from statemgr.ids import task_index, task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
+from statemgr.metrics import Metrics
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout, MicroBatch
 from statemgr.model.commit import PreparedCommit
 from statemgr.ports import Progress
@@ -44,6 +45,7 @@ class StateManager:
         self._runtime = Runtime(config)
         self._parts = self._runtime.parts
         self._log = CheckpointTopic(config, self._runtime.clock)
+        self.metrics = Metrics(config.job_name, config.metrics_port, self._runtime.clock.monotonic)
         self._tasks: dict[str, Task] = {}
         self._job: _WholeJob | None = None
         self._closed = False
@@ -94,6 +96,8 @@ class StateManager:
             on_close=lambda: self._tasks.pop(task, None),
         )
         self._tasks[task] = opened
+        for restore in restored:
+            self.metrics.restored(restore)
         if refill:
             self._undo_tail(opened)
         return opened
@@ -172,6 +176,7 @@ class StateManager:
             task.close()
         if self._job is not None:
             self._job.publisher.close()
+        self.metrics.close()
         self._log.close()
         self._runtime.close()
 
