@@ -1,7 +1,7 @@
 """``statemgr``: finds commands, loads them when used, turns errors into one line and an exit status.
 
-Commands are entry points of the group ``statemgr.commands``. Those of statemgr itself are also in a table here, so
-that a source tree works without installation.
+Commands are entry points of the group ``statemgr.commands``. Those of statemgr itself are also
+in a table here: a source tree works without installation.
 """
 
 from __future__ import annotations

@@ -1,0 +1,154 @@
+"""``statemgr checkpoints``: what the checkpoint topic says. Reads the topic, fences nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from statemgr.cli.options import checkpoint_option, json_option, tasks_option, with_config
+from statemgr.cli.output import console, moment, print_json, print_table
+from statemgr.config import JobConfig
+from statemgr.errors import MissingState
+from statemgr.ids import task_index
+from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord, IndexMarker, Marker
+from statemgr.model.render import to_json_dict
+
+
+@click.group("checkpoints")
+def command() -> None:
+    """List and show checkpoints on the checkpoint topic."""
+
+
+@command.command("list")
+@with_config
+@json_option
+@tasks_option
+@click.option("--current", is_flag=True, help="Only the checkpoint in force of each task.")
+@click.option(
+    "--history", is_flag=True, help="Every record that compaction has left on the topic, oldest first."
+)
+def list_command(
+    config: JobConfig, as_json: bool, tasks: tuple[str, ...], current: bool, history: bool
+) -> None:
+    """List the checkpoints that each task retains, newest first."""
+    from statemgr.reader import JobReader
+
+    with JobReader(config) as reader:
+        records: list[CheckpointRecord] = (
+            [record for record in reader.history() if not tasks or record.task in tasks]
+            if history
+            else _chosen(reader.records().values(), tasks)
+        )
+    pairs = [
+        (record, checkpoint)
+        for record in records
+        for checkpoint in (record.checkpoints[:1] if current or history else record.checkpoints)
+    ]
+    if as_json:
+        print_json([to_json_dict(record, checkpoint) for record, checkpoint in pairs])
+        return
+    print_table(
+        ("task", "checkpoint", "taken", "seq", "offset", "input offsets", "stores", "backends"),
+        [_row(record, checkpoint) for record, checkpoint in pairs],
+        empty="no checkpoints yet",
+    )
+
+
+@command.command("show")
+@with_config
+@json_option
+@tasks_option
+@checkpoint_option
+def show_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], checkpoint_id: str | None) -> None:
+    """Show checkpoints whole: offsets, markers of every backend and store, factories, batch."""
+    from statemgr.reader import JobReader
+
+    with JobReader(config) as reader:
+        records = _chosen(reader.records().values(), tasks)
+    shown = [(r, c) for r in records for c in r.checkpoints if _wanted(r, c, checkpoint_id)]
+    if not shown:
+        retained = {str(c.checkpoint_id) for r in records for c in r.checkpoints}
+        raise MissingState(
+            f"no task retains checkpoint {checkpoint_id}" if checkpoint_id else "the job has no checkpoint",
+            hint=f"retained are: {', '.join(sorted(retained))}" if retained else "statemgr checkpoints list",
+            job=config.job_name,
+            topic=config.checkpoint_topic,
+        )
+    if as_json:
+        print_json([to_json_dict(record, checkpoint) for record, checkpoint in shown])
+        return
+    for record, checkpoint in shown:
+        _print_whole(record, checkpoint)
+
+
+def _chosen(records: Iterable[CheckpointRecord], tasks: tuple[str, ...]) -> list[CheckpointRecord]:
+    """Records of the wanted tasks (all, if none is named), in the tasks' order. Raises: MissingState."""
+    found = sorted(records, key=lambda record: task_index(record.task))
+    missing = set(tasks) - {record.task for record in found}
+    if missing:
+        raise MissingState(f"the topic has no checkpoint of {', '.join(sorted(missing))}")
+    return [record for record in found if not tasks or record.task in tasks]
+
+
+def _wanted(record: CheckpointRecord, checkpoint: Checkpoint, checkpoint_id: str | None) -> bool:
+    if checkpoint_id is None:
+        return checkpoint is record.current
+    return str(checkpoint.checkpoint_id) == checkpoint_id
+
+
+def _row(record: CheckpointRecord, checkpoint: Checkpoint) -> tuple[object, ...]:
+    return (
+        record.task,
+        str(checkpoint.checkpoint_id) + (" *" if checkpoint is record.current else ""),
+        moment(checkpoint.checkpoint_id.millis),
+        checkpoint.sequence,
+        "" if record.offset is None else record.offset,
+        _offsets(checkpoint),
+        ", ".join(sorted(checkpoint.stores)),
+        ", ".join(sorted(name for name, stores in checkpoint.state_checkpoint_markers.items() if stores)),
+    )
+
+
+def _offsets(checkpoint: Checkpoint) -> str:
+    return ", ".join(f"{name}:{offset}" for name, offset in sorted(checkpoint.input_offsets.items()))
+
+
+def _print_whole(record: CheckpointRecord, checkpoint: Checkpoint) -> None:
+    layout = record.layout
+    lines: list[tuple[str, Any]] = [
+        ("task", record.task),
+        ("checkpoint", f"{checkpoint.checkpoint_id} ({moment(checkpoint.checkpoint_id.millis)})"),
+        ("in force", "yes" if checkpoint is record.current else "no, retained"),
+        ("sequence", checkpoint.sequence),
+        ("epoch", checkpoint.epoch),
+        ("offset on the topic", record.offset),
+        ("record version", checkpoint.record_version),
+        ("layout", f"{layout.tasks} tasks by {layout.partitioner}, generation {layout.generation}"),
+        ("input offsets", _offsets(checkpoint)),
+    ]
+    for factory, stores in sorted(checkpoint.state_checkpoint_markers.items()):
+        lines += [(f"{factory} / {store}", _marker(marker)) for store, marker in sorted(stores.items())]
+    for store, names in sorted(checkpoint.restore_factories.items()):
+        lines.append((f"restore of {store}", ", ".join(names)))
+    if checkpoint.batch:
+        lines.append(("batch", f"{checkpoint.batch.batch_id} of query {checkpoint.batch.query_id}"))
+    lines += [("attachment", attachment.name) for attachment in checkpoint.attachments]
+    if checkpoint.outstanding_ttl:
+        lines.append(("TTLs to remove", len(checkpoint.outstanding_ttl)))
+    width = max(len(name) for name, _ in lines)
+    out = console()
+    for name, value in lines:
+        out.print(f"{name:<{width}}  {value}", markup=False, soft_wrap=True)
+    out.print()
+
+
+def _marker(marker: Marker) -> str:
+    match marker:
+        case IndexMarker(index):
+            return f"{index.blob_id} ({index.size} bytes, hash {index.hash.hex()})"
+        case ChangelogMarker(topic, topic_id, partition, offset):
+            return f"{topic}-{partition} up to offset {offset} (topic {topic_id or 'ID unknown'})"
+        case _:
+            return f"{len(marker.data)} bytes"

@@ -1,0 +1,111 @@
+"""``statemgr snapshots``: what the blob store holds for retained checkpoints. Reads the topic and index blobs."""
+
+from __future__ import annotations
+
+import click
+
+from statemgr.cli.options import checkpoint_option, json_option, task_option, tasks_option, with_config
+from statemgr.cli.output import messages, moment, print_json, print_table, size
+from statemgr.config import JobConfig
+from statemgr.errors import CorruptError, MissingError
+from statemgr.ids import task_index, task_name
+from statemgr.model.checkpoint import IndexMarker
+from statemgr.model.render import index_to_json_dict
+
+_FACTORY = "blob-store"
+
+
+@click.group("snapshots")
+def command() -> None:
+    """List and show snapshots in the blob store."""
+
+
+@command.command("list")
+@with_config
+@json_option
+@tasks_option
+def list_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...]) -> None:
+    """List the snapshot of every store in every retained checkpoint; exit status 4 if an index cannot be read."""
+    from statemgr.backends.blob_store import read_index
+    from statemgr.reader import JobReader
+    from statemgr.runtime import Runtime
+
+    found = []
+    with JobReader(config) as reader:
+        records = sorted(reader.records().values(), key=lambda record: task_index(record.task))
+    runtime = Runtime(config)
+    try:
+        for record in records:
+            for checkpoint in record.checkpoints if not tasks or record.task in tasks else ():
+                for store, marker in sorted(checkpoint.state_checkpoint_markers.get(_FACTORY, {}).items()):
+                    if not isinstance(marker, IndexMarker):
+                        continue
+                    entry: dict[str, object] = {
+                        "task": record.task,
+                        "checkpoint_id": str(checkpoint.checkpoint_id),
+                        "current": checkpoint is record.current,
+                        "store": store,
+                        "index": marker.index.blob_id,
+                        "index_size": marker.index.size,
+                    }
+                    try:
+                        index = read_index(
+                            runtime.transfer(), marker, runtime.parts.identity(record.task, store)
+                        )
+                        entry |= {"files": sum(1 for _ in index.root.walk()), "size": index.root.size}
+                        entry |= {"created_ms": index.created_ms, "problem": None}
+                    except (MissingError, CorruptError) as error:
+                        entry |= {"files": None, "size": None, "created_ms": None, "problem": error.message}
+                    found.append(entry)
+    finally:
+        runtime.close()
+    _print_list(found, as_json)
+    if any(entry["problem"] for entry in found):
+        raise SystemExit(MissingError.exit_status)
+
+
+def _print_list(found: list[dict[str, object]], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            entry["task"],
+            f"{entry['checkpoint_id']}{' *' if entry['current'] else ''}",
+            entry["store"],
+            "" if entry["files"] is None else entry["files"],
+            "" if entry["size"] is None else size(int(str(entry["size"]))),
+            entry["problem"] or entry["index"],
+        )
+        for entry in found
+    ]
+    print_table(
+        ("task", "checkpoint", "store", "files", "size", "index blob"), rows, empty="no snapshots yet"
+    )
+
+
+@command.command("show")
+@with_config
+@json_option
+@task_option
+@checkpoint_option
+@click.argument("store")
+def show_command(
+    config: JobConfig, as_json: bool, task: str | None, checkpoint_id: str | None, store: str
+) -> None:
+    """Show every file of the snapshot of STORE, and where its parts are (Partition 0, if no task is given)."""
+    from statemgr.reader import JobReader
+
+    with JobReader(config) as reader:
+        index = reader.index(task or task_name(0), store, checkpoint_id)
+    if as_json:
+        print_json(index_to_json_dict(index))
+        return
+    head = f"{index.task} / {index.store}, state {index.state_id}, made {moment(index.created_ms)}"
+    messages().print(f"{head}, {size(index.root.size)}", markup=False)
+    rows = [
+        (path, file.size, file.hash.hex(), "in the index" if file.inline is not None else part)
+        for path, file in index.root.walk()
+        for part in ([blob.blob_id for blob in file.parts] or [""])
+    ]
+    print_table(("file", "bytes", "hash", "part"), rows, empty="no files")

@@ -1,0 +1,227 @@
+"""``statemgr store``: keys and values of a published store, restored into a temporary directory. Fences nobody."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from statemgr.cli.options import checkpoint_option, json_option, tasks_option, with_config
+from statemgr.cli.output import console, print_json, print_table, progress_bars, show_error
+from statemgr.config import JobConfig
+from statemgr.errors import ConfigError, InvalidError, MissingState, StatemgrError
+from statemgr.ids import task_index
+from statemgr.ports import LocalStore
+
+_SERDES = click.Choice(["bytes", "hex", "string", "integer", "json"])
+_key_serde = click.option("--key-serde", type=_SERDES, help="Default: the store's.")
+_value_serde = click.option("--value-serde", type=_SERDES, help="Default: the store's.")
+
+
+@click.group("store")
+def command() -> None:
+    """Read keys of a published store. Bytes that are no text are shown as 0x…."""
+
+
+@command.command("get")
+@with_config
+@json_option
+@tasks_option
+@checkpoint_option
+@_key_serde
+@_value_serde
+@click.argument("store")
+@click.argument("key")
+def get_command(
+    config: JobConfig,
+    as_json: bool,
+    tasks: tuple[str, ...],
+    checkpoint_id: str | None,
+    key_serde: str | None,
+    value_serde: str | None,
+    store: str,
+    key: str,
+) -> None:
+    """Print the value of KEY, looking in every task unless one is given; exit status 1 if there is none."""
+    wanted = parse(key, key_serde or _configured(config, store).key_serde)
+    show = value_serde or _configured(config, store).value_serde
+    for task, opened in _stores(config, store, tasks, checkpoint_id, quiet=as_json):
+        value = opened.get(wanted)
+        if value is None:
+            continue
+        if as_json:
+            print_json({"task": task, "store": store, "key": key, "value": render(value, show)})
+        else:
+            click.echo(text(render(value, show)))
+        return
+    show_error(
+        f"store {store} has no such key", "keys are found only with the serde that they were written with"
+    )
+    raise SystemExit(1)
+
+
+@command.command("scan")
+@with_config
+@json_option
+@tasks_option
+@checkpoint_option
+@_key_serde
+@_value_serde
+@click.option("--from", "start", help="First key.")
+@click.option("--to", "end", help="Key after the last.")
+@click.option("--prefix", help="Only keys that start with this.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(min=0), help="0: no limit.")
+@click.argument("store")
+def scan_command(
+    config: JobConfig,
+    as_json: bool,
+    tasks: tuple[str, ...],
+    checkpoint_id: str | None,
+    key_serde: str | None,
+    value_serde: str | None,
+    start: str | None,
+    end: str | None,
+    prefix: str | None,
+    limit: int,
+    store: str,
+) -> None:
+    """Print keys and values in key order, task by task."""
+    keys = key_serde or _configured(config, store).key_serde
+    values = value_serde or _configured(config, store).value_serde
+    bounds = _bounds(start, end, prefix, lambda given: parse(given, keys))
+    entries = (
+        (task, render(key, keys), render(value, values))
+        for task, opened in _stores(config, store, tasks, checkpoint_id, quiet=as_json)
+        for key, value in opened.scan(*bounds)
+    )
+    shown, more = 0, False
+    separator = "["
+    for task, key, value in entries:
+        if limit and shown == limit:
+            more = True
+            break
+        shown += 1
+        if as_json:
+            # Written one by one: a store may be larger than the memory.
+            click.echo(separator + json.dumps({"task": task, "key": key, "value": value}, ensure_ascii=False))
+            separator = ","
+        else:
+            click.echo(f"{task}\t{text(key)}\t{text(value)}")
+    if as_json:
+        click.echo("]" if shown else "[]")
+    elif more:
+        show_error(f"stopped after {limit} keys", "--limit 0 shows all")
+
+
+@command.command("count")
+@with_config
+@json_option
+@tasks_option
+@checkpoint_option
+@click.argument("store")
+def count_command(
+    config: JobConfig, as_json: bool, tasks: tuple[str, ...], checkpoint_id: str | None, store: str
+) -> None:
+    """Count the keys of each task."""
+    _configured(config, store)
+    counts = [
+        {"task": task, "store": store, "count": sum(1 for _ in opened.scan(None, None))}
+        for task, opened in _stores(config, store, tasks, checkpoint_id, quiet=as_json)
+    ]
+    if as_json:
+        print_json(counts)
+        return
+    print_table(("task", "keys"), [(entry["task"], entry["count"]) for entry in counts], empty="no tasks")
+    console().print(f"{sum(int(str(entry['count'])) for entry in counts)} keys")
+
+
+def parse(given: str, serde_name: str) -> bytes:
+    """A key from the command line as bytes. Raises: InvalidError."""
+    from statemgr.serdes import serde
+
+    try:
+        if serde_name == "bytes":
+            return bytes.fromhex(given[2:]) if given.startswith("0x") else given.encode()
+        if serde_name == "hex":
+            return bytes.fromhex(given.removeprefix("0x"))
+        value = {"integer": int, "json": json.loads}.get(serde_name, str)(given)
+        return serde(serde_name).serialize(value)
+    except (ValueError, OverflowError):
+        raise InvalidError(
+            f"{given!r} is no key of serde {serde_name}", hint="--key-serde names another"
+        ) from None
+
+
+def render(data: bytes, serde_name: str) -> Any:
+    """Bytes as something that JSON can hold. Raises: InvalidError."""
+    from statemgr.serdes import serde
+
+    if serde_name == "hex":
+        return data.hex()
+    try:
+        if serde_name != "bytes":
+            return serde(serde_name).deserialize(data)
+        decoded = data.decode()
+        return decoded if decoded.isprintable() else f"0x{data.hex()}"
+    except (ValueError, StatemgrError):
+        if serde_name == "bytes":
+            return f"0x{data.hex()}"
+        raise InvalidError(
+            f"0x{data[:40].hex()} is nothing of serde {serde_name}",
+            hint="--key-serde and --value-serde name others",
+        ) from None
+
+
+def text(value: Any) -> str:
+    """A rendered value on one line."""
+    if isinstance(value, str) and value.isprintable():
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _bounds(
+    start: str | None, end: str | None, prefix: str | None, to_bytes: Callable[[str], bytes]
+) -> tuple[bytes | None, bytes | None]:
+    if prefix is None:
+        return start and to_bytes(start), end and to_bytes(end)  # type: ignore[return-value]
+    if start is not None or end is not None:
+        raise click.UsageError("--prefix goes without --from and --to")
+    first = to_bytes(prefix)
+    return first, _after(first)
+
+
+def _after(prefix: bytes) -> bytes | None:
+    """The smallest key after all that start with ``prefix``; None when there is none."""
+    shortened = prefix.rstrip(b"\xff")
+    return shortened[:-1] + bytes([shortened[-1] + 1]) if shortened else None
+
+
+def _configured(config: JobConfig, store: str) -> Any:
+    if store not in config.stores:
+        known = ", ".join(config.stores) or "none"
+        raise ConfigError(f"the job has no store {store!r}", hint=f"it has: {known}", store=store)
+    return config.stores[store]
+
+
+def _stores(
+    config: JobConfig, store: str, tasks: tuple[str, ...], checkpoint_id: str | None, *, quiet: bool
+) -> Iterator[tuple[str, LocalStore]]:
+    """Each task's store, opened one after the other. Raises: MissingState."""
+    from statemgr.reader import JobReader
+
+    with JobReader(config) as reader:
+        chosen = list(tasks) or sorted(reader.records(), key=task_index)
+        if not chosen:
+            raise MissingState(
+                "the job has no checkpoint", job=config.job_name, topic=config.checkpoint_topic
+            )
+        for task in chosen:
+            with progress_bars(quiet=quiet) as progress:
+                context = reader.open_store(task, store, checkpoint_id, progress)
+                opened = context.__enter__()
+            try:
+                yield task, opened
+            finally:
+                context.__exit__(None, None, None)
