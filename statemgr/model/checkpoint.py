@@ -1,8 +1,8 @@
 """Checkpoints: what a record on the checkpoint topic says. Pure.
 
-A record's value embeds whole all the retained checkpoints of its task, newest first, because compaction keeps only
-the newest record of a key. The design follows Samza's CheckpointV2 (SEP for SAMZA-2657), with what it lacks: the
-layout, the sequence number, the list of all stores, the outbox of a micro-batch.
+A record's value embeds whole all the retained checkpoints of its task, newest first, because compaction keeps
+only the newest record of a key. The design follows Samza's CheckpointV2 (SEP for SAMZA-2657), with what it
+lacks: the layout, the sequence number, the list of all stores, the outbox of a micro-batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statemgr.ids import CheckpointId
 class BlobRef:
     """Where bytes are, and how to recognise them.
 
-    ``blob_id`` is the name relative to the blob store's root, ``size`` in bytes, ``hash`` 16 bytes (XXH3-128).
+    ``blob_id`` is the name relative to the blob store's root, ``size`` in bytes, ``hash`` 16 bytes, XXH3-128.
     """
 
     blob_id: str
@@ -59,7 +59,7 @@ Markers = Mapping[str, Mapping[str, Marker]]
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Bytes published with a checkpoint (output rows of a micro-batch): inline, or in a blob. Exactly one is set."""
+    """Bytes published with a checkpoint (output rows of a micro-batch): either inline, or in a blob."""
 
     name: str
     inline: bytes | None = None
@@ -68,7 +68,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What a Spark micro-batch is known by: query, number, and its source's offsets (Spark's JSON, normalised)."""
+    """What a Spark micro-batch is known by: query, number, source offsets (Spark's JSON, normalised)."""
 
     query_id: str
     batch_id: int
@@ -78,7 +78,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class OutstandingTtl:
-    """A blob of a published checkpoint whose TTL could not be removed yet, and since when (epoch milliseconds)."""
+    """A published blob whose TTL could not be removed yet, and since when (epoch milliseconds)."""
 
     blob_id: str
     since_ms: int
@@ -97,9 +97,9 @@ class Layout:
 class Checkpoint:
     """One published state of one task.
 
-    ``input_offsets``: source partition (``orders-0``) → next offset to read. ``stores``: every store of the job →
-    its state ID, unique per attempt that made this content. ``state_checkpoint_markers``: factory → store → marker.
-    ``sequence`` counts publishes and is never used twice.
+    ``input_offsets``: source partition (``orders-0``) → next offset to read. ``stores``: every store of the
+    job → its state ID, unique per attempt that made this content. ``state_checkpoint_markers``: factory →
+    store → marker. ``sequence`` counts publishes and is never used twice.
     """
 
     checkpoint_id: CheckpointId
@@ -133,7 +133,7 @@ class CheckpointKey:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """Value of a record on the checkpoint topic: the layout, and the retained checkpoints, newest first (≥ 1)."""
+    """Value of a record on the checkpoint topic: the layout, and at least one checkpoint, newest first."""
 
     job_name: str
     job_id: str
@@ -145,9 +145,11 @@ class CheckpointRecord:
 
     @property
     def current(self) -> Checkpoint:
+        """The checkpoint in force."""
         return self.checkpoints[0]
 
     def key(self, record_version: int = 2) -> CheckpointKey:
+        """The key that it is published under."""
         return CheckpointKey(self.job_name, self.job_id, self.layout.generation, self.task, record_version)
 
     def followed_by(self, checkpoint: Checkpoint, retained: int) -> CheckpointRecord:
@@ -159,20 +161,21 @@ class CheckpointRecord:
         return replace(self, checkpoints=(checkpoint, *older), offset=None)
 
 
-def with_version_one(newest: CheckpointRecord | None, version_one: CheckpointRecord | None) -> CheckpointRecord | None:
+def with_version_one(
+    newest: CheckpointRecord | None, version_one: CheckpointRecord | None
+) -> CheckpointRecord | None:
     """The current record when both versions of it were read: the highest offset wins.
 
-    A version 1 record that is newer (older software ran meanwhile) becomes the current checkpoint, with changelog
-    markers alone and the next sequence number, in front of what was retained before.
+    A version 1 record that is newer (older software ran meanwhile) becomes the current checkpoint, with
+    changelog markers alone and the next sequence number, in front of what was retained before.
     """
     if newest is None or version_one is None:
         return newest or version_one
-    assert newest.offset is not None and version_one.offset is not None
+    assert newest.offset is not None
+    assert version_one.offset is not None
     same_commit = version_one.current.checkpoint_id == newest.current.checkpoint_id
     if same_commit or version_one.offset < newest.offset:
         return newest
-    current = replace(
-        version_one.current, sequence=newest.current.sequence + 1, epoch=newest.current.epoch
-    )
+    current = replace(version_one.current, sequence=newest.current.sequence + 1, epoch=newest.current.epoch)
     record = replace(newest, offset=version_one.offset)
     return replace(record.followed_by(current, len(newest.checkpoints) + 1), offset=version_one.offset)

@@ -23,6 +23,7 @@ from statemgr.model.codec_parts import (
     layout_to_avro,
     marker_from_avro,
     marker_to_avro,
+    state_id_from_avro,
 )
 from statemgr.model.codec_wire import Refuse, decode, encode
 
@@ -207,7 +208,7 @@ def _checkpoint_from_avro(value: Avro) -> Checkpoint:
         sequence=value["sequence"],
         epoch=value["epoch"],
         input_offsets=value["input_offsets"],
-        stores=value["stores"],
+        stores={store: state_id_from_avro(state_id) for store, state_id in value["stores"].items()},
         state_checkpoint_markers={
             factory: {store: marker_from_avro(marker) for store, marker in stores.items()}
             for factory, stores in value["state_checkpoint_markers"].items()

@@ -14,6 +14,7 @@ from statemgr.model.codec_parts import (
     marker_from_avro,
     marker_to_avro,
     optional_blob_from_avro,
+    state_id_from_avro,
 )
 from statemgr.model.codec_wire import decode, encode
 from statemgr.model.commit import PreparedChanges, PreparedCommit, PreparedStore, ProducedRecord
@@ -82,7 +83,7 @@ def _store_to_avro(store: PreparedStore) -> Avro:
 
 def _store_from_avro(value: Avro) -> PreparedStore:
     return PreparedStore(
-        state_id=value["state_id"],
+        state_id=state_id_from_avro(value["state_id"]),
         markers={factory: marker_from_avro(marker) for factory, marker in value["markers"].items()},
         changes={factory: _changes_from_avro(changes) for factory, changes in value["changes"].items()},
     )

@@ -18,6 +18,7 @@ from statemgr.model.checkpoint import (
     Marker,
     OpaqueMarker,
 )
+from statemgr.model.snapshot import name_problem
 
 Avro = dict[str, Any]
 _In = TypeVar("_In")
@@ -73,6 +74,13 @@ def changelog_marker(topic: str, topic_id: str | None, partition: int, offset: i
     if partition < 0 or offset < 0:
         raise ValueError(f"changelog marker of {topic!r} has partition {partition} and offset {offset}")
     return ChangelogMarker(topic, topic_id, partition, offset)
+
+
+def state_id_from_avro(value: str) -> str:
+    """A state ID, which becomes a local directory's name. Raises: ValueError when it may not be one."""
+    if problem := name_problem(value):
+        raise ValueError(f"state ID {value!r} {problem}")
+    return value
 
 
 def layout_to_avro(layout: Layout) -> Avro:

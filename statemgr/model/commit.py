@@ -1,7 +1,7 @@
 """A prepared commit: everything that one task's commit needs to be published, already durable. Pure.
 
-It is made where the state is (a consumer loop, a Spark executor) and published where the transaction is (the loop
-itself, Spark's driver). Its bytes are Avro (``prepared_commit``), small: large parts are blobs.
+It is made where the state is (a consumer loop, a Spark executor) and published where the transaction is (the
+loop itself, Spark's driver). Its bytes are Avro (``prepared_commit``), small: large parts are blobs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ class ChangeSet(Protocol):
     """
 
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """How many changes."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Bytes of all keys and values."""
 
     def __iter__(self) -> Iterator[Change]: ...
 
@@ -39,10 +41,12 @@ class ChangeList:
 
     @property
     def count(self) -> int:
+        """How many changes."""
         return len(self.changes)
 
     @property
     def size(self) -> int:
+        """Bytes of all keys and values."""
         return sum(len(key) + len(value or b"") for key, value in self.changes)
 
     def __iter__(self) -> Iterator[Change]:
@@ -66,8 +70,8 @@ class PreparedChanges:
 
 @dataclass(frozen=True, slots=True)
 class PreparedStore:
-    """One store's part: its new state ID, factory → marker for backends that are done, and factory → changes for
-    those whose marker is made inside the publishing transaction. A backend in neither keeps nothing."""
+    """One store's part: its new state ID, factory → marker for backends that are done, and factory → changes
+    for those whose marker is made inside the publishing transaction. A backend in neither keeps nothing."""
 
     state_id: str
     markers: Mapping[str, Marker] = field(default_factory=dict)
@@ -87,7 +91,7 @@ class ProducedRecord:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCommit:
-    """One task's prepared commit. ``base_checkpoint_id`` is the checkpoint that it continues (None: the first).
+    """One task's prepared commit. ``base_checkpoint_id``: the checkpoint it continues (None: the first).
 
     ``added_blobs``: everything this commit uploaded, whose TTL goes when it is published.
     """

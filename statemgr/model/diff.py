@@ -1,7 +1,7 @@
 """The dir diff: what a commit uploads, keeps and removes. Pure.
 
-Identity is content (size and hash). Names mean nothing: RocksDB reissues file numbers, so the same name and size may
-be another file.
+Identity is content (size and hash). Names mean nothing: RocksDB reissues file numbers, so the same name and
+size may be another file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True)
 class LocalTree:
-    """A local directory as the diff sees it: files by relative path, and all sub-directories (also empty ones)."""
+    """A local directory as the diff sees it: files by relative path, all sub-directories (empty ones too)."""
 
     files: tuple[LocalFile, ...]
     dirs: tuple[str, ...] = ()
@@ -31,8 +31,8 @@ class LocalTree:
 
 @dataclass(frozen=True, slots=True)
 class DirDiff:
-    """``added``: local files whose content the base lacks; ``kept``: relative path → the base's file that has the
-    same content; ``removed``: the base's files that nothing local has."""
+    """``added``: local files whose content the base lacks; ``kept``: relative path → the base's file that has
+    the same content; ``removed``: the base's files that nothing local has."""
 
     added: tuple[LocalFile, ...]
     kept: Mapping[str, FileIndex]

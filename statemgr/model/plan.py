@@ -12,7 +12,7 @@ from statemgr.model.snapshot import DirIndex, FileIndex
 
 @dataclass(frozen=True, slots=True)
 class StorePlan:
-    """How one store comes back: the factories to try in order, each with its marker, and why others are left out.
+    """How one store comes back: the factories to try in order, each with its marker, why others are not.
 
     An empty ``candidates`` with ``empty`` set means that the store starts empty, knowingly.
     """
@@ -65,9 +65,15 @@ def plan_stores(
             have = sorted(f for f, m in checkpoint.state_checkpoint_markers.items() if store in m)
             raise MissingState(
                 "no restore factory can supply the store: "
-                + "; ".join(f"{factory}: {why}" for factory, why in skipped.items() or [("(none)", "none is configured")]),
-                hint=f"set task.restore.factories to one that the checkpoint has: {', '.join(have) or 'it has none'}",
-                job=job, task=task, store=store,
+                + "; ".join(
+                    f"{factory}: {why}"
+                    for factory, why in skipped.items() or [("(none)", "none is configured")]
+                ),
+                hint="set task.restore.factories to one that the checkpoint has: "
+                + (", ".join(have) or "it has none"),
+                job=job,
+                task=task,
+                store=store,
             )
         plans.append(StorePlan(store, checkpoint.stores[store], tuple(found), skipped))
     return plans
@@ -88,21 +94,25 @@ def _check_listing(
     if new and not allow_new:
         raise PermissionNeeded(
             f"store {new[0]!r} is not one of those in checkpoint {checkpoint.checkpoint_id} ({listed})",
-            hint="a mistyped name? To start it empty, open once with --allow-new-store (allow_new_stores=True)",
-            job=job, task=task, store=new[0],
+            hint="a mistyped name? To start it empty, use --allow-new-store (allow_new_stores=True) once",
+            job=job,
+            task=task,
+            store=new[0],
         )
     if gone and not allow_removed:
         raise PermissionNeeded(
             f"store {gone[0]!r} is in checkpoint {checkpoint.checkpoint_id} but not in the configuration",
-            hint="a mistyped name? To drop it, open once with --allow-removed-store (allow_removed_stores=True)",
-            job=job, task=task, store=gone[0],
+            hint="a mistyped name? To drop it, use --allow-removed-store (allow_removed_stores=True) once",
+            job=job,
+            task=task,
+            store=gone[0],
         )
 
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
     """``link``: target path → (directory number, path in it) of a local file of the same identity;
-    ``inline``: target path → its content in the index; ``fetch``: target path → file to fetch part by part."""
+    ``inline``: target path → its content in the index; ``fetch``: target path → file to fetch in parts."""
 
     dirs: tuple[str, ...]
     link: Mapping[str, tuple[int, str]]
@@ -111,6 +121,7 @@ class FilePlan:
 
     @property
     def fetch_bytes(self) -> int:
+        """Bytes that have to come from the blob store."""
         return sum(file.size for file in self.fetch.values())
 
 

@@ -7,8 +7,8 @@
     end     00 · number of blocks u32 · number of changes u64 · XXH3-128
 
 Integers are little-endian, hashes canonical (big-endian). A block's hash covers the block's number (u64, from
-0), its 13 bytes of tag and sizes, and the frame; the hash at the end covers every byte before it. A block's raw
-content is whole changes: key size u32 · value size u32 (``FFFFFFFF``: delete) · key · value. Nothing may
+0), its 13 bytes of tag and sizes, and the frame; the hash at the end covers every byte before it. A block's
+raw content is whole changes: key size u32 · value size u32 (``FFFFFFFF``: delete) · key · value. Nothing may
 follow the end.
 
 Blocks are cut at :data:`BLOCK_SIZE` raw bytes, so both directions hold one block in memory; only a change

@@ -25,7 +25,7 @@ MAX_NAME_LENGTH = 255
 
 @dataclass(frozen=True, slots=True)
 class FileIndex:
-    """One file: its name within its directory, size in bytes, XXH3-128 of its content, and where the content is.
+    """One file: its name within its directory, size in bytes, XXH3-128 of its content, where that is.
 
     Exactly one of ``inline`` and ``parts`` is set; parts are in order and their sizes add up to ``size``.
     """
@@ -73,7 +73,7 @@ class DirIndex:
 class SnapshotIndex:
     """An index blob: whose state it is, its directory, and the index that came before it.
 
-    ``attempt`` is the part of blob names that this snapshot's own uploads carry: what it added is what bears it.
+    ``attempt`` is the part of blob names that this snapshot's own uploads carry: it added what bears it.
     """
 
     job_name: str
@@ -96,7 +96,9 @@ class SnapshotIndex:
         return (blob for blob in self.blobs() if f"/{self.attempt}/" in blob.blob_id)
 
 
-def validate(index: SnapshotIndex, blob_id: str, *, job_name: str, job_id: str, task: str, store: str) -> None:
+def validate(
+    index: SnapshotIndex, blob_id: str, *, job_name: str, job_id: str, task: str, store: str
+) -> None:
     """Refuse a hostile or foreign index before anything is done with it.
 
     Raises: CorruptBlob naming the blob and what is wrong with it.
@@ -104,13 +106,22 @@ def validate(index: SnapshotIndex, blob_id: str, *, job_name: str, job_id: str, 
 
     def refuse(what: str) -> CorruptBlob:
         return CorruptBlob(
-            f"index blob refused: {what}", blob=blob_id, job=job_name, task=task, store=store,
+            f"index blob refused: {what}",
+            blob=blob_id,
+            job=job_name,
+            task=task,
+            store=store,
             hint="restore from another factory, or roll back to an older checkpoint",
         )
 
     owner = (index.job_name, index.job_id, index.task, index.store)
     if owner != (job_name, job_id, task, store):
         raise refuse(f"it belongs to job {owner[0]!r}/{owner[1]!r}, task {owner[2]!r}, store {owner[3]!r}")
+    if index.previous is not None and (problem := blob_id_problem(index.previous.blob_id, job_name, job_id)):
+        raise refuse(f"the index before it {problem}")
+    for what, name in (("state ID", index.state_id), ("attempt", index.attempt)):
+        if problem := name_problem(name):
+            raise refuse(f"its {what} {name!r} {problem}")
     count = inline = 0
     pending = [(index.root, 0)]
     while pending:
@@ -127,7 +138,7 @@ def validate(index: SnapshotIndex, blob_id: str, *, job_name: str, job_id: str, 
         if count > MAX_FILES:
             raise refuse(f"more than {MAX_FILES} files")
         for file in directory.files:
-            problem = _file_problem(file, f"{job_name}/{job_id}/")
+            problem = _file_problem(file, job_name, job_id)
             if problem:
                 raise refuse(f"file {file.name!r} {problem}")
             inline += len(file.inline or b"")
@@ -147,7 +158,14 @@ def name_problem(name: str) -> str | None:
     return None
 
 
-def _file_problem(file: FileIndex, blob_prefix: str) -> str | None:
+def blob_id_problem(blob_id: str, job_name: str, job_id: str) -> str | None:
+    """Why a job may not refer to a blob of this name, or None."""
+    if not blob_id.startswith(f"{job_name}/{job_id}/") or any(map(name_problem, blob_id.split("/"))):
+        return f"names the blob {blob_id!r}, which is not one of this job's"
+    return None
+
+
+def _file_problem(file: FileIndex, job_name: str, job_id: str) -> str | None:
     if not 0 <= file.size <= MAX_FILE_SIZE:
         return f"has an absurd size of {file.size}"
     if len(file.hash) != 16:
@@ -159,6 +177,8 @@ def _file_problem(file: FileIndex, blob_prefix: str) -> str | None:
     if any(part.size < 0 for part in file.parts) or sum(part.size for part in file.parts) != file.size:
         return "has parts that do not add up to its size"
     for part in file.parts:
-        if len(part.hash) != 16 or not part.blob_id.startswith(blob_prefix) or ".." in part.blob_id.split("/"):
-            return f"names the blob {part.blob_id!r}, which is not one of this job's"
+        if len(part.hash) != 16:
+            return f"has no 16-byte hash for the blob {part.blob_id!r}"
+        if problem := blob_id_problem(part.blob_id, job_name, job_id):
+            return problem
     return None

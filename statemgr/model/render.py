@@ -1,0 +1,124 @@
+"""Models as JSON-safe dicts, for the command line's ``--json``. Pure.
+
+Names are those of the Avro records; hashes are hexadecimal; bytes are shown by their size, never whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from statemgr.model.checkpoint import (
+    Attachment,
+    BlobRef,
+    ChangelogMarker,
+    Checkpoint,
+    CheckpointRecord,
+    IndexMarker,
+    Marker,
+)
+from statemgr.model.snapshot import FileIndex, SnapshotIndex
+
+Json = dict[str, Any]
+
+
+def to_json_array(record: CheckpointRecord) -> list[Json]:
+    """One object for each retained checkpoint of a task, newest first."""
+    return [to_json_dict(record, checkpoint) for checkpoint in record.checkpoints]
+
+
+def to_json_dict(record: CheckpointRecord, checkpoint: Checkpoint | None = None) -> Json:
+    """One checkpoint of a record (the current one by default) with the fields of the record around it.
+
+    ``offset``: the Kafka offset that the record was read at; ``current``: whether the checkpoint is in force.
+    """
+    shown = record.current if checkpoint is None else checkpoint
+    batch = shown.batch
+    return {
+        "job_name": record.job_name,
+        "job_id": record.job_id,
+        "task": record.task,
+        "checkpoint_id": str(shown.checkpoint_id),
+        "sequence": shown.sequence,
+        "epoch": shown.epoch,
+        "current": shown.checkpoint_id == record.current.checkpoint_id,
+        "offset": record.offset,
+        "record_version": shown.record_version,
+        "layout": {
+            "generation": record.layout.generation,
+            "tasks": record.layout.tasks,
+            "partitioner": record.layout.partitioner,
+        },
+        "input_offsets": dict(sorted(shown.input_offsets.items())),
+        "stores": dict(sorted(shown.stores.items())),
+        "state_checkpoint_markers": {
+            factory: {store: _marker(marker) for store, marker in sorted(stores.items())}
+            for factory, stores in sorted(shown.state_checkpoint_markers.items())
+        },
+        "backup_factories": {store: list(names) for store, names in sorted(shown.backup_factories.items())},
+        "restore_factories": {store: list(names) for store, names in sorted(shown.restore_factories.items())},
+        "batch": None
+        if batch is None
+        else {
+            "query_id": batch.query_id,
+            "batch_id": batch.batch_id,
+            "start_offsets": batch.start_offsets,
+            "end_offsets": batch.end_offsets,
+        },
+        "attachments": [_attachment(attachment) for attachment in shown.attachments],
+        "outstanding_ttl": [
+            {"blob_id": ttl.blob_id, "since_ms": ttl.since_ms} for ttl in shown.outstanding_ttl
+        ],
+    }
+
+
+def index_to_json_dict(index: SnapshotIndex) -> Json:
+    """A snapshot index; ``files`` is flat, with paths relative to the store's directory."""
+    return {
+        "job_name": index.job_name,
+        "job_id": index.job_id,
+        "task": index.task,
+        "store": index.store,
+        "state_id": index.state_id,
+        "attempt": index.attempt,
+        "created_ms": index.created_ms,
+        "previous": None if index.previous is None else _blob(index.previous),
+        "size": index.root.size,
+        "dirs": list(index.root.walk_dirs()),
+        "files": [_file(path, file) for path, file in index.root.walk()],
+    }
+
+
+def _blob(blob: BlobRef) -> Json:
+    return {"blob_id": blob.blob_id, "size": blob.size, "hash": blob.hash.hex()}
+
+
+def _marker(marker: Marker) -> Json:
+    match marker:
+        case IndexMarker(index):
+            return {"type": "index", "index": _blob(index)}
+        case ChangelogMarker(topic, topic_id, partition, offset):
+            return {
+                "type": "changelog",
+                "topic": topic,
+                "topic_id": topic_id,
+                "partition": partition,
+                "offset": offset,
+            }
+        case _:
+            return {"type": "opaque", "size": len(marker.data)}
+
+
+def _attachment(attachment: Attachment) -> Json:
+    blob = attachment.blob
+    size = len(attachment.inline or b"") if blob is None else blob.size
+    return {"name": attachment.name, "size": size, "blob": None if blob is None else _blob(blob)}
+
+
+def _file(path: str, file: FileIndex) -> Json:
+    return {
+        "path": path,
+        "size": file.size,
+        "hash": file.hash.hex(),
+        "inline": file.inline is not None,
+        "parts": [_blob(part) for part in file.parts],
+    }
