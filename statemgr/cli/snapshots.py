@@ -1,6 +1,9 @@
-"""``statemgr snapshots``: what the blob store holds for retained checkpoints. Reads the topic and index blobs."""
+"""``statemgr snapshots``: what the blob store holds for retained checkpoints. Reads only."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,8 +12,11 @@ from statemgr.cli.output import messages, moment, print_json, print_table, size
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptError, MissingError
 from statemgr.ids import task_index, task_name
-from statemgr.model.checkpoint import IndexMarker
+from statemgr.model.checkpoint import CheckpointRecord, IndexMarker
 from statemgr.model.render import index_to_json_dict
+
+if TYPE_CHECKING:
+    from statemgr.runtime import Runtime
 
 _FACTORY = "blob-store"
 
@@ -25,43 +31,48 @@ def command() -> None:
 @json_option
 @tasks_option
 def list_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...]) -> None:
-    """List the snapshot of every store in every retained checkpoint; exit status 4 if an index cannot be read."""
-    from statemgr.backends.blob_store import read_index
+    """List the snapshot of every store in every retained checkpoint; exit status 4 if one is lost."""
     from statemgr.reader import JobReader
     from statemgr.runtime import Runtime
 
-    found = []
+    found: list[dict[str, object]] = []
     with JobReader(config) as reader:
         records = sorted(reader.records().values(), key=lambda record: task_index(record.task))
     runtime = Runtime(config)
     try:
         for record in records:
-            for checkpoint in record.checkpoints if not tasks or record.task in tasks else ():
-                for store, marker in sorted(checkpoint.state_checkpoint_markers.get(_FACTORY, {}).items()):
-                    if not isinstance(marker, IndexMarker):
-                        continue
-                    entry: dict[str, object] = {
-                        "task": record.task,
-                        "checkpoint_id": str(checkpoint.checkpoint_id),
-                        "current": checkpoint is record.current,
-                        "store": store,
-                        "index": marker.index.blob_id,
-                        "index_size": marker.index.size,
-                    }
-                    try:
-                        index = read_index(
-                            runtime.transfer(), marker, runtime.parts.identity(record.task, store)
-                        )
-                        entry |= {"files": sum(1 for _ in index.root.walk()), "size": index.root.size}
-                        entry |= {"created_ms": index.created_ms, "problem": None}
-                    except (MissingError, CorruptError) as error:
-                        entry |= {"files": None, "size": None, "created_ms": None, "problem": error.message}
-                    found.append(entry)
+            if not tasks or record.task in tasks:
+                found += _snapshots(runtime, record)
     finally:
         runtime.close()
     _print_list(found, as_json)
     if any(entry["problem"] for entry in found):
         raise SystemExit(MissingError.exit_status)
+
+
+def _snapshots(runtime: Runtime, record: CheckpointRecord) -> Iterator[dict[str, object]]:
+    """One entry per retained checkpoint and store; ``problem`` says why an index could not be read."""
+    from statemgr.backends.blob_store import read_index
+
+    for checkpoint in record.checkpoints:
+        for store, marker in sorted(checkpoint.state_checkpoint_markers.get(_FACTORY, {}).items()):
+            if not isinstance(marker, IndexMarker):
+                continue
+            entry: dict[str, object] = {
+                "task": record.task,
+                "checkpoint_id": str(checkpoint.checkpoint_id),
+                "current": checkpoint is record.current,
+                "store": store,
+                "index": marker.index.blob_id,
+                "index_size": marker.index.size,
+            }
+            try:
+                index = read_index(runtime.transfer(), marker, runtime.parts.identity(record.task, store))
+                entry |= {"files": sum(1 for _ in index.root.walk()), "size": index.root.size}
+                entry |= {"created_ms": index.created_ms, "problem": None}
+            except (MissingError, CorruptError) as error:
+                entry |= {"files": None, "size": None, "created_ms": None, "problem": error.message}
+            yield entry
 
 
 def _print_list(found: list[dict[str, object]], as_json: bool) -> None:
@@ -93,7 +104,7 @@ def _print_list(found: list[dict[str, object]], as_json: bool) -> None:
 def show_command(
     config: JobConfig, as_json: bool, task: str | None, checkpoint_id: str | None, store: str
 ) -> None:
-    """Show every file of the snapshot of STORE, and where its parts are (Partition 0, if no task is given)."""
+    """Show every file of the snapshot of STORE, and where its parts are (of Partition 0 by default)."""
     from statemgr.reader import JobReader
 
     with JobReader(config) as reader:

@@ -1,9 +1,10 @@
-"""``statemgr store``: keys and values of a published store, restored into a temporary directory. Fences nobody."""
+"""``statemgr store``: keys and values of a published store, restored where nobody else looks. Fences nobody."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import click
@@ -146,8 +147,8 @@ def parse(given: str, serde_name: str) -> bytes:
             return bytes.fromhex(given[2:]) if given.startswith("0x") else given.encode()
         if serde_name == "hex":
             return bytes.fromhex(given.removeprefix("0x"))
-        value = {"integer": int, "json": json.loads}.get(serde_name, str)(given)
-        return serde(serde_name).serialize(value)
+        readers: dict[str, Callable[[str], Any]] = {"integer": int, "json": json.loads}
+        return serde(serde_name).serialize(readers.get(serde_name, str)(given))
     except (ValueError, OverflowError):
         raise InvalidError(
             f"{given!r} is no key of serde {serde_name}", hint="--key-serde names another"
@@ -185,7 +186,7 @@ def _bounds(
     start: str | None, end: str | None, prefix: str | None, to_bytes: Callable[[str], bytes]
 ) -> tuple[bytes | None, bytes | None]:
     if prefix is None:
-        return start and to_bytes(start), end and to_bytes(end)  # type: ignore[return-value]
+        return None if start is None else to_bytes(start), None if end is None else to_bytes(end)
     if start is not None or end is not None:
         raise click.UsageError("--prefix goes without --from and --to")
     first = to_bytes(prefix)
@@ -218,10 +219,7 @@ def _stores(
                 "the job has no checkpoint", job=config.job_name, topic=config.checkpoint_topic
             )
         for task in chosen:
-            with progress_bars(quiet=quiet) as progress:
-                context = reader.open_store(task, store, checkpoint_id, progress)
-                opened = context.__enter__()
-            try:
+            with ExitStack() as stack:
+                with progress_bars(quiet=quiet) as progress:
+                    opened = stack.enter_context(reader.open_store(task, store, checkpoint_id, progress))
                 yield task, opened
-            finally:
-                context.__exit__(None, None, None)
