@@ -40,7 +40,13 @@ class SliceStream(io.RawIOBase):
         super().__init__()
         self._piece = piece
         self._position = 0
-        self._fd = os.open(piece.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._fd = -1  # closed also when it could not be opened
+        try:
+            self._fd = os.open(piece.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise CorruptError(
+                f"a file to upload cannot be read: {error.strerror}", path=piece.path
+            ) from error
         if os.fstat(self._fd).st_size < piece.offset + piece.length:
             self.close()
             raise self._too_short()
@@ -81,8 +87,9 @@ class SliceStream(io.RawIOBase):
 
     def close(self) -> None:
         """Close the file; repeating it is no error."""
-        if not self.closed:
+        if self._fd >= 0:
             os.close(self._fd)
+            self._fd = -1
         super().close()
 
     def _too_short(self) -> CorruptError:

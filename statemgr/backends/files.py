@@ -1,0 +1,158 @@
+"""Local files at both ends of a transfer. Touches only the paths that it is given; follows no links."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from statemgr.errors import CorruptError, DiskFull, InvalidError
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+# a planted FIFO must not make an open wait
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Errors of local files as statemgr's. Raises: DiskFull, InvalidError, CorruptError."""
+    try:
+        yield
+    except FileExistsError as error:
+        raise InvalidError(
+            "a path that is to be written exists already", hint="nothing existing is written to", path=path
+        ) from error
+    except OSError as error:
+        if error.errno in _FULL:
+            raise DiskFull("the local disk is full", hint="free space and call again", path=path) from error
+        if error.errno == errno.ELOOP:
+            raise InvalidError(
+                "a symbolic link stands in the way", hint="links are never followed", path=path
+            ) from error
+        raise CorruptError(
+            f"a local file cannot be used: {error.strerror or error}",
+            hint="what is local is a cache: delete it and open the task again",
+            path=path,
+        ) from error
+
+
+class SourceFile:
+    """A regular file, open for reading."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with disk_errors(path):
+            self._file = FileIO(os.open(path, _READ))
+            status = os.fstat(self._file.fileno())
+            self.size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            self._file.close()
+            raise InvalidError("not a regular file", path=path)
+
+    def pieces(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
+        """``length`` bytes from ``offset``, piece by piece in ``buffer``. Raises: CorruptError: too few."""
+        with disk_errors(self._path):
+            self._file.seek(offset)
+            while length:
+                size = self._file.readinto(buffer[:length])
+                if not size:
+                    raise CorruptError(
+                        "a local file is shorter than it was when it was committed", path=self._path
+                    )
+                yield buffer[:size]
+                length -= size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+class NewFile:
+    """A file that must not exist yet, made at its full size and written part by part from many threads.
+
+    Args:
+        path: whose directory exists.
+        size: bytes; they are reserved where the file system can, so that a full disk is found at once.
+        parts: how many parts will be written.
+    """
+
+    def __init__(self, path: Path, size: int, parts: int) -> None:
+        self.path = path
+        self._left = parts
+        self._lock = threading.Lock()
+        with disk_errors(path):
+            fd = os.open(path, _NEW, 0o644)
+            try:
+                if size:
+                    _reserve(fd, size)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    @contextmanager
+    def part(self) -> Iterator[int]:
+        """A descriptor to write one part with; synced at the end."""
+        with disk_errors(self.path):
+            fd = os.open(self.path, _WRITE)
+        try:
+            yield fd
+            with disk_errors(self.path):
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def write(self, fd: int, offset: int, data: memoryview) -> None:
+        """Write all of ``data`` at ``offset``. Raises: DiskFull."""
+        with disk_errors(self.path):
+            while data:
+                size = os.pwrite(fd, data, offset)
+                data = data[size:]
+                offset += size
+
+    def part_done(self) -> bool:
+        """Count a finished part; True for the last one."""
+        with self._lock:
+            self._left -= 1
+            return self._left == 0
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a small new file, synced. Raises: DiskFull, InvalidError when the path exists."""
+    target = NewFile(path, len(data), 1)
+    if data:
+        with target.part() as fd:
+            target.write(fd, 0, memoryview(data))
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    with disk_errors(path):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _reserve(fd: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(fd, 0, size)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS):
+                raise
+    os.ftruncate(fd, size)

@@ -1,0 +1,252 @@
+"""The transfer engine: files and bytes to and from a blob store, in parallel parts, hashed on the way.
+
+Every upload bears the job's TTL: only an acknowledged publish takes it away. Memory is one buffer per thread,
+whatever the files' sizes. A file is in parts ``<prefix>.0``, ``<prefix>.1``, … each a blob of its own with
+its own hash. The blob store retries and verifies uploads by itself; what is fetched is verified here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from statemgr.backends.files import NewFile, SourceFile
+from statemgr.backends.pool import Batch, Counter
+from statemgr.errors import CorruptBlob, CorruptError, StatemgrError
+from statemgr.model.checkpoint import BlobRef
+from statemgr.model.hashing import content_hash, hasher
+from statemgr.model.snapshot import FileIndex
+from statemgr.ports import BlobStore, Body, FileSlice, Progress
+
+_BUFFER = 1024 * 1024
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A local file to upload: its path, its size and XXH3-128, and the name before its parts' numbers."""
+
+    path: Path
+    size: int
+    hash: bytes
+    blob_prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A file of an index and the path, which must not exist yet, to write it to."""
+
+    file: FileIndex
+    target: Path
+
+
+class Transfer:
+    """Moves files and bytes; safe to call from many threads.
+
+    Args:
+        blobs: retrying and verifying.
+        parallelism: parts in flight at a time, over all calls.
+        part_size: bytes of one part of a file.
+        ttl_days: how long what was uploaded lives unless its TTL is removed.
+    """
+
+    def __init__(self, blobs: BlobStore, *, parallelism: int, part_size: int, ttl_days: int) -> None:
+        self._blobs = blobs
+        self._part_size = part_size
+        self._ttl_days = ttl_days
+        self._window = 2 * parallelism
+        self._pool = ThreadPoolExecutor(parallelism, thread_name_prefix="statemgr-transfer")
+        self._local = threading.local()
+
+    # --- files --------------------
+
+    def upload_files(self, uploads: Sequence[Upload], progress: Progress = no_progress) -> list[FileIndex]:
+        """Upload files in parts; returns them in order, named by their path's last part.
+
+        One pass over each file hashes the parts and checks the whole against what was committed.
+        Raises: UnavailableError, AccessDenied, DiskFull, CorruptError (a local file is not what it was).
+        """
+        done, total = Counter(), sum(upload.size for upload in uploads)
+        with Batch(self._pool, self._window, lambda: progress("upload", done.value, total)) as batch:
+            return [self._upload(batch, upload, done) for upload in uploads]
+
+    def _upload(self, batch: Batch, upload: Upload, done: Counter) -> FileIndex:
+        parts: list[BlobRef] = []
+        whole = hasher()
+        with SourceFile(upload.path) as source:
+            for number, offset in enumerate(range(0, upload.size, self._part_size)):
+                length = min(self._part_size, upload.size - offset)
+                part = hasher()
+                for piece in source.pieces(offset, length, self._buffer()):
+                    part.update(piece)
+                    whole.update(piece)
+                ref = BlobRef(f"{upload.blob_prefix}.{number}", length, part.digest())
+                parts.append(ref)
+                batch.submit(self._put_job(ref, FileSlice(upload.path, offset, length), done))
+            size = source.size
+        if size != upload.size or whole.digest() != upload.hash:
+            raise CorruptError(
+                "a local file is not what it was when it was committed",
+                hint="delete the local state directory and open the task again",
+                path=upload.path,
+            )
+        return FileIndex(upload.path.name, upload.size, upload.hash, parts=tuple(parts))
+
+    def _put_job(self, ref: BlobRef, body: FileSlice, done: Counter) -> Callable[[], None]:
+        def job() -> None:
+            self._blobs.put(ref.blob_id, body, ttl_days=self._ttl_days)
+            done.add(ref.size)
+
+        return job
+
+    def fetch_files(self, fetches: Sequence[Fetch], progress: Progress = no_progress) -> None:
+        """Write files, part by part in parallel, verified and synced. Nothing existing is written to.
+
+        Raises: MissingBlob, CorruptBlob (twice the wrong bytes), UnavailableError, AccessDenied, DiskFull.
+        """
+        done, total = Counter(), sum(fetch.file.size for fetch in fetches)
+        with Batch(self._pool, self._window, lambda: progress("fetch", done.value, total)) as batch:
+            for fetch in fetches:
+                self._fetch(batch, fetch, done)
+
+    def _fetch(self, batch: Batch, fetch: Fetch, done: Counter) -> None:
+        target = NewFile(fetch.target, fetch.file.size, len(fetch.file.parts))
+        offset = 0
+        for part in fetch.file.parts:
+            batch.submit(self._fetch_job(batch, fetch.file, part, target, offset, done))
+            offset += part.size
+
+    def _fetch_job(
+        self, batch: Batch, file: FileIndex, part: BlobRef, target: NewFile, offset: int, done: Counter
+    ) -> Callable[[], None]:
+        def job() -> None:
+            with target.part() as fd:
+
+                def write(position: int, piece: memoryview) -> None:
+                    batch.check()
+                    target.write(fd, offset + position, piece)
+                    done.add(len(piece))
+
+                self._read_verified(part, write, restart=lambda got: done.add(-got))
+            if target.part_done() and len(file.parts) > 1:
+                self._verify_whole(file, target.path)
+
+        return job
+
+    def _verify_whole(self, file: FileIndex, path: Path) -> None:
+        whole = hasher()
+        with SourceFile(path) as written:
+            for piece in written.pieces(0, written.size, self._buffer()):
+                whole.update(piece)
+        if whole.digest() != file.hash:
+            raise CorruptBlob(
+                "the parts of a file are right one by one, but together they are not the file",
+                blob=file.parts[0].blob_id,
+                file=file.name,
+                hint="restore from another factory, or roll back to an older checkpoint",
+            )
+
+    # --- single blobs --------------------
+
+    def put(self, blob_id: str, body: Body) -> BlobRef:
+        """Write one blob, on the caller's thread. Raises: UnavailableError, AccessDenied, DiskFull."""
+        if isinstance(body, bytes):
+            ref = BlobRef(blob_id, len(body), content_hash(body))
+        else:
+            hashed = hasher()
+            with SourceFile(body.path) as source:
+                for piece in source.pieces(body.offset, body.length, self._buffer()):
+                    hashed.update(piece)
+            ref = BlobRef(blob_id, body.length, hashed.digest())
+        self._blobs.put(blob_id, body, ttl_days=self._ttl_days)
+        return ref
+
+    def put_bytes(self, blob_id: str, data: bytes) -> BlobRef:
+        """Write bytes as one blob. Raises: as :meth:`put`."""
+        return self.put(blob_id, data)
+
+    def get_bytes(self, ref: BlobRef, limit: int) -> bytes:
+        """Read one blob of at most ``limit`` bytes, verified.
+
+        Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied.
+        """
+        if ref.size > limit:
+            raise CorruptBlob(
+                f"a blob of {ref.size} bytes is refused: at most {limit} are expected", blob=ref.blob_id
+            )
+        data = bytearray()
+
+        def write(position: int, piece: memoryview) -> None:
+            data.extend(piece)
+
+        self._read_verified(ref, write, restart=lambda _: data.clear())
+        return bytes(data)
+
+    def fetch_blob(self, ref: BlobRef, target: Path) -> None:
+        """Write one blob to a new file, verified and synced. Raises: as :meth:`fetch_files`."""
+        self.fetch_files([Fetch(FileIndex(target.name, ref.size, ref.hash, parts=(ref,)), target)])
+
+    def _read_verified(
+        self, ref: BlobRef, write: Callable[[int, memoryview], None], restart: Callable[[int], None]
+    ) -> None:
+        for last in (False, True):
+            hashed, written, more = hasher(), 0, False
+            with self._blobs.get(ref.blob_id) as reader:
+                while not more and (size := reader.readinto(self._buffer())):
+                    more = written + size > ref.size
+                    piece = self._buffer()[: min(size, ref.size - written)]
+                    hashed.update(piece)
+                    write(written, piece)
+                    written += len(piece)
+            if not more and written == ref.size and hashed.digest() == ref.hash:
+                return
+            restart(written)
+            if last:
+                what = "more bytes" if more else f"{written} bytes" if written < ref.size else "other content"
+                raise CorruptBlob(
+                    f"the blob has {what} where {ref.size} bytes of a known hash were written",
+                    blob=ref.blob_id,
+                    hint="restore from another factory, or roll back to an older checkpoint",
+                )
+
+    # --- many blobs --------------------
+
+    def remove_ttl_all(self, blob_ids: Iterable[str]) -> Mapping[str, StatemgrError]:
+        """Keep blobs for ever, in parallel. Returns those it failed for, and why (MissingBlob: gone)."""
+        return self._each(blob_ids, self._blobs.remove_ttl)
+
+    def delete_all(self, blob_ids: Iterable[str]) -> Mapping[str, StatemgrError]:
+        """Delete blobs, in parallel. Returns those it failed for, and why."""
+        return self._each(blob_ids, self._blobs.delete)
+
+    def _each(self, blob_ids: Iterable[str], action: Callable[[str], None]) -> Mapping[str, StatemgrError]:
+        failed: dict[str, StatemgrError] = {}
+
+        def job(blob_id: str) -> None:
+            try:
+                action(blob_id)
+            except StatemgrError as error:
+                failed[blob_id] = error
+
+        with Batch(self._pool, self._window) as batch:
+            for blob_id in dict.fromkeys(blob_ids):
+                batch.submit(partial(job, blob_id))
+        return failed
+
+    def close(self) -> None:
+        """Wait for what runs and stop the threads. The blob store stays open."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _buffer(self) -> memoryview:
+        """This thread's own buffer."""
+        if not hasattr(self._local, "buffer"):
+            self._local.buffer = memoryview(bytearray(_BUFFER))
+        buffer: memoryview = self._local.buffer
+        return buffer
