@@ -112,9 +112,7 @@ class Attempt:
             self._attachments.append(Attachment(name, inline=inline))
             return
         config = self._parts.config
-        blob_id = (
-            f"{config.job_name}/{config.job_id}/{task_path(self.task)}/_commit/{self.attempt_id}/{name}"
-        )
+        blob_id = f"{config.job_name}/{config.job_id}/{task_path(self.task)}/_commit/{self.attempt_id}/{name}"
         body = data if isinstance(data, bytes) else FileSlice(data, 0, size)
         self._attachments.append(Attachment(name, blob=self._parts.transfer().put(blob_id, body)))
         self._attached_blobs.append(blob_id)
@@ -128,8 +126,12 @@ class Attempt:
             raise ClosedError("the attempt is closed", task=self.task)
         frozen = freeze(self._parts, self._open, self._base, input_offsets, attempt=self.attempt_id)
         return prepare(
-            self._parts, self._open, frozen, portable=True,
-            attachments=self._attachments, attached_blobs=self._attached_blobs,
+            self._parts,
+            self._open,
+            frozen,
+            portable=True,
+            attachments=self._attachments,
+            attached_blobs=self._attached_blobs,
         )
 
     def close(self) -> None:
@@ -161,8 +163,11 @@ def open_attempt(
     """
     runtime = shared_runtime(config)
     stores, restored = restore_task(
-        runtime.parts, task, checkpoint,
-        allow_new_stores=epoch.allow_new_stores, allow_removed_stores=epoch.allow_removed_stores,
+        runtime.parts,
+        task,
+        checkpoint,
+        allow_new_stores=epoch.allow_new_stores,
+        allow_removed_stores=epoch.allow_removed_stores,
         **({"progress": progress} if progress else {}),
     )
     base = CommitBase(task, epoch.layout, epoch.number, checkpoint, epoch.refill.get(task, frozenset()))
@@ -201,12 +206,14 @@ def checkpoint_from_bytes(data: bytes) -> Checkpoint:
 def epoch_to_bytes(epoch: Epoch) -> bytes:
     """JSON, without the checkpoints."""
     layout = epoch.layout
-    return json.dumps({
-        "number": epoch.number,
-        "layout": [layout.generation, layout.tasks, layout.partitioner],
-        "refill": {task: sorted(pairs) for task, pairs in epoch.refill.items() if pairs},
-        "allow": [epoch.allow_new_stores, epoch.allow_removed_stores],
-    }).encode()
+    return json.dumps(
+        {
+            "number": epoch.number,
+            "layout": [layout.generation, layout.tasks, layout.partitioner],
+            "refill": {task: sorted(pairs) for task, pairs in epoch.refill.items() if pairs},
+            "allow": [epoch.allow_new_stores, epoch.allow_removed_stores],
+        }
+    ).encode()
 
 
 def epoch_from_bytes(data: bytes) -> Epoch:

@@ -72,14 +72,10 @@ class StatemgrError(Exception):
     def to_json(self) -> str:
         """One line of JSON from which :func:`from_json` rebuilds an error of the same kind."""
         where = {k: v if isinstance(v, int | float | bool) else str(v) for k, v in self.where.items()}
-        return json.dumps(
-            {"error": type(self).__name__, "message": self.message, "hint": self.hint, "where": where}
-        )
+        return json.dumps({"error": type(self).__name__, "message": self.message, "hint": self.hint, "where": where})
 
 
-def _rebuild(
-    kind: type[StatemgrError], message: str, hint: str | None, where: dict[str, object]
-) -> StatemgrError:
+def _rebuild(kind: type[StatemgrError], message: str, hint: str | None, where: dict[str, object]) -> StatemgrError:
     return kind(message, hint=hint, **where)
 
 

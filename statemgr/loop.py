@@ -59,10 +59,12 @@ class ConsumerLoop:
         consumer: Consumer,
         process: Callable[[Task, Message], None],
         topics: Sequence[str],
-        permissions: Mapping[str, bool],
+        permissions: Mapping[str, Any],
     ) -> None:
         if not topics:
-            raise ConfigError("there is nothing to consume", hint="set task.inputs, or pass topics=[…]", key="task.inputs")
+            raise ConfigError(
+                "there is nothing to consume", hint="set task.inputs, or pass topics=[…]", key="task.inputs"
+            )
         self._manager = manager
         self._consumer = consumer
         self._process = process
@@ -81,9 +83,7 @@ class ConsumerLoop:
         previous = self._install_signals()
         clock = self._manager._runtime.clock
         interval = self._manager.config.commit_ms / 1000
-        self._consumer.subscribe(
-            self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
-        )
+        self._consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         due = clock.monotonic() + interval
         try:
             while not self._stop.is_set():
@@ -107,9 +107,12 @@ class ConsumerLoop:
         if error is not None:
             if error.code() == KafkaError._PARTITION_EOF:
                 return
-            raise UnavailableError(f"consuming failed: {error.str()}", topic=message.topic(), partition=message.partition())
+            raise UnavailableError(
+                f"consuming failed: {error.str()}", topic=message.topic(), partition=message.partition()
+            )
         partition, offset = message.partition(), message.offset()
-        assert partition is not None and offset is not None
+        assert partition is not None
+        assert offset is not None
         owned = self._owned.get(partition)
         if owned is None or owned.task is None:
             return  # read before the pause took effect; the seek reads it again
@@ -129,8 +132,11 @@ class ConsumerLoop:
         for partition in partitions:
             by_task.setdefault(partition.partition, []).append(partition)
         for index, of_task in by_task.items():
-            opening = self._openers.submit(self._manager.open_task, task_name(index), **self._permissions)
+            opening = self._openers.submit(self._open, task_name(index))
             self._owned[index] = _Owned(of_task, opening)
+
+    def _open(self, task: str) -> Task:
+        return self._manager.open_task(task, **self._permissions)
 
     def _start_restored(self) -> None:
         for owned in self._owned.values():

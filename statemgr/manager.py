@@ -17,6 +17,7 @@ from statemgr.flows.restore import no_progress, restore_task
 from statemgr.ids import task_index, task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
+from statemgr.loop import ConsumerLoop
 from statemgr.metrics import Metrics
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout, MicroBatch
 from statemgr.model.commit import PreparedCommit
@@ -74,26 +75,33 @@ class StateManager:
         if task in self._tasks:
             raise InvalidError("the task is open in this process already", task=task)
         prepare_topics(self._parts, allow_empty_start=allow_empty_start)
-        publisher = TransactionalPublisher(
-            self.config, task_transactional_id(self.config, task), self._runtime.clock
-        )
+        publisher = TransactionalPublisher(self.config, task_transactional_id(self.config, task), self._runtime.clock)
         try:
             fence(self._parts, publisher, [job_transactional_id(self.config)])
-            records = read_records(
-                self._parts, self._log, self.layout, [task], allow_empty_start=allow_empty_start
-            )
+            records = read_records(self._parts, self._log, self.layout, [task], allow_empty_start=allow_empty_start)
             refill = tails(self._parts, records)[task]
             published = self._published(records)
             stores, restored = restore_task(
-                self._parts, task, published.checkpoint(task),
-                allow_new_stores=allow_new_stores, allow_removed_stores=allow_removed_stores, progress=progress,
+                self._parts,
+                task,
+                published.checkpoint(task),
+                allow_new_stores=allow_new_stores,
+                allow_removed_stores=allow_removed_stores,
+                progress=progress,
             )
         except BaseException:
             publisher.close()
             raise
         opened = Task(
-            self._parts, task, publisher, self._log, published, stores, restored, refill,
-            on_close=lambda: self._tasks.pop(task, None),
+            self._parts,
+            task,
+            publisher,
+            self._log,
+            published,
+            stores,
+            restored,
+            refill,
+            on_close=lambda: self._forget(task),
         )
         self._tasks[task] = opened
         for restore in restored:
@@ -112,8 +120,6 @@ class StateManager:
     ) -> None:
         """Own the loop: assign, revoke and lost; partitions paused while restoring; commit by ``task.commit.ms``;
         clean stop on SIGTERM and SIGINT. See :class:`statemgr.loop.ConsumerLoop`."""
-        from statemgr.loop import ConsumerLoop
-
         ConsumerLoop(self, consumer, process, topics or self.config.inputs, permissions).run()
 
     # --- a whole job ---------------------------------------------------------------------------------------------
@@ -138,18 +144,19 @@ class StateManager:
         publisher = TransactionalPublisher(self.config, job_transactional_id(self.config), self._runtime.clock)
         try:
             fence(self._parts, publisher, [task_transactional_id(self.config, name) for name in names])
-            records = read_records(
-                self._parts, self._log, self.layout, names, allow_empty_start=allow_empty_start
-            )
+            records = read_records(self._parts, self._log, self.layout, names, allow_empty_start=allow_empty_start)
             refill = tails(self._parts, records)
             self._job = _WholeJob(self, publisher, self._published(records))
         except BaseException:
             publisher.close()
             raise
         return Epoch(
-            self._job.published.epoch, self._job.published.layout,
+            self._job.published.epoch,
+            self._job.published.layout,
             {name: self._job.published.checkpoint(name) for name in names},
-            refill, allow_new_stores, allow_removed_stores,
+            refill,
+            allow_new_stores,
+            allow_removed_stores,
         )
 
     def publish(
@@ -190,6 +197,9 @@ class StateManager:
         epoch = 1 + max((record.current.epoch for record in records.values() if record), default=0)
         return Published(records, epoch, latest_generation(records, self.layout))
 
+    def _forget(self, task: str) -> None:
+        self._tasks.pop(task, None)
+
     def _undo_tail(self, task: Task) -> None:
         """Changes beyond the checkpoint were left out; overwrite them now, in one transaction with a checkpoint."""
         checkpoint = task.last_checkpoint
@@ -208,7 +218,8 @@ class StateManager:
         if task_index(task) >= self.config.tasks:
             raise InvalidError(
                 f"the job has {self.config.tasks} tasks, so there is no {task!r}",
-                hint="job.tasks is the number of partitions of the input", job=self.config.job_name,
+                hint="job.tasks is the number of partitions of the input",
+                job=self.config.job_name,
             )
 
 
@@ -224,19 +235,21 @@ class _WholeJob:
         for task, record in published.records.items():
             self._clean_ups[task].at_open(record)
 
-    def publish(
-        self, commits: Sequence[PreparedCommit], batch: MicroBatch | None
-    ) -> Mapping[str, Checkpoint]:
+    def publish(self, commits: Sequence[PreparedCommit], batch: MicroBatch | None) -> Mapping[str, Checkpoint]:
         before = dict(self.published.records)
-        settled = bool(self.published.pending) and settle(
-            self._parts, self.publisher, self._log, self.published
-        )
+        settled = bool(self.published.pending) and settle(self._parts, self.publisher, self._log, self.published)
         if not settled:
             for commit in commits:
                 self._clean_ups[commit.task].check()
             outstanding = {task: clean_up.outstanding for task, clean_up in self._clean_ups.items()}
             publish(
-                self._parts, self.publisher, self._log, self.published, commits, batch=batch, outstanding=outstanding
+                self._parts,
+                self.publisher,
+                self._log,
+                self.published,
+                commits,
+                batch=batch,
+                outstanding=outstanding,
             )
         checkpoints = {}
         for commit in commits:

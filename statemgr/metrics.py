@@ -28,15 +28,21 @@ class Metrics:
         labels = {"job": job}
         self._phases = Counter("statemgr_phases", "Steps taken", ["job", "phase"], registry=self.registry)
         self._publish = Histogram(
-            "statemgr_publish_seconds", "From the begin of a publishing transaction to its acknowledgement", ["job"],
-            buckets=_COMMIT_BUCKETS, registry=self.registry,
+            "statemgr_publish_seconds",
+            "From the begin of a publishing transaction to its acknowledgement",
+            ["job"],
+            buckets=_COMMIT_BUCKETS,
+            registry=self.registry,
         ).labels(**labels)
         self._restores = Counter("statemgr_restores", "Stores restored", ["job", "factory"], registry=self.registry)
         self._restore_bytes = Counter(
             "statemgr_restore_bytes", "Bytes fetched by restores", ["job", "factory"], registry=self.registry
         )
         self._restore_seconds = Counter(
-            "statemgr_restore_seconds", "Seconds spent in restores", ["job", "factory"], registry=self.registry
+            "statemgr_restore_seconds",
+            "Seconds spent in restores",
+            ["job", "factory"],
+            registry=self.registry,
         )
         self._job = job
         self._server = self._serve(port)
@@ -63,8 +69,11 @@ class Metrics:
         try:
             return start_http_server(port, registry=self.registry)
         except OSError as error:
-            raise UnavailableError(f"metrics.port {port} cannot be used: {error}", key="metrics.port",
-                                   hint="choose a free port, or 0 for any") from error
+            raise UnavailableError(
+                f"metrics.port {port} cannot be used: {error}",
+                key="metrics.port",
+                hint="choose a free port, or 0 for any",
+            ) from error
 
     @property
     def port(self) -> int | None:

@@ -60,6 +60,7 @@ def add_observer(observer: Observer) -> None:
 
 
 def remove_observer(observer: Observer) -> None:
+    """Stop calling ``observer``."""
     _observers.remove(observer)
 
 

@@ -42,8 +42,13 @@ class JobReader:
         """A retained checkpoint of a task; the current one unless an ID is given. Raises: MissingState."""
         record = self.records().get(task)
         if record is None:
-            raise MissingState("the topic has no checkpoint of the task", job=self.config.job_name, task=task,
-                               topic=self.config.checkpoint_topic, hint="statemgr checkpoints list")
+            raise MissingState(
+                "the topic has no checkpoint of the task",
+                job=self.config.job_name,
+                task=task,
+                topic=self.config.checkpoint_topic,
+                hint="statemgr checkpoints list",
+            )
         for checkpoint in record.checkpoints:
             if checkpoint_id is None or str(checkpoint.checkpoint_id) == checkpoint_id:
                 return checkpoint
@@ -87,8 +92,11 @@ class JobReader:
         plans = plan_stores(
             checkpoint,
             {name: tuple(factories or s.restore_factories) for name, s in config.items() if name in chosen},
-            durable=self._runtime.parts.durable, allow_new_stores=False, allow_removed_stores=True,
-            job=self.config.job_name, task=task,
+            durable=self._runtime.parts.durable,
+            allow_new_stores=False,
+            allow_removed_stores=True,
+            job=self.config.job_name,
+            task=task,
         )
         into.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=".restoring-", dir=into))

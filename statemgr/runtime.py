@@ -42,12 +42,21 @@ class Runtime:
         self._made: dict[str, Any] = {}
         self._to_close: list[Callable[[], None]] = []
         context = BackendContext(
-            config=config, clock=self.clock, ids=self.ids, scratch=self._job_directory() / "scratch",
-            blobs=self.blobs, transfer=self.transfer, changelog=self.changelog,
+            config=config,
+            clock=self.clock,
+            ids=self.ids,
+            scratch=self._job_directory() / "scratch",
+            blobs=self.blobs,
+            transfer=self.transfer,
+            changelog=self.changelog,
         )
         self._context = context
         self.parts = Parts(
-            config=config, clock=self.clock, ids=self.ids, blobs=self.blobs, transfer=self.transfer,
+            config=config,
+            clock=self.clock,
+            ids=self.ids,
+            blobs=self.blobs,
+            transfer=self.transfer,
             changelog=self.changelog,
             backup_manager=lambda factory: self._once(
                 f"backup {factory}", lambda: self.backend(factory).backup_manager()
@@ -68,7 +77,10 @@ class Runtime:
         return self._once(
             "transfer",
             lambda: Transfer(
-                self.blobs(), parallelism=config.parallelism, part_size=config.part_size, ttl_days=config.ttl_days
+                self.blobs(),
+                parallelism=config.parallelism,
+                part_size=config.part_size,
+                ttl_days=config.ttl_days,
             ),
             Transfer.close,
         )

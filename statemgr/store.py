@@ -59,9 +59,7 @@ class Store:
     def range(self, start: Any | None = None, end: Any | None = None) -> Iterator[tuple[Any, Any]]:
         """Items with ``start`` ≤ key < ``end`` in the order of the keys' bytes, as of now; None is an open end."""
         serialize = self._key.serialize
-        return self._items(
-            None if start is None else serialize(start), None if end is None else serialize(end)
-        )
+        return self._items(None if start is None else serialize(start), None if end is None else serialize(end))
 
     def prefix(self, prefix: bytes) -> Iterator[tuple[Any, Any]]:
         """Items whose key's bytes start with ``prefix``, in order, as of now."""

@@ -72,10 +72,16 @@ class Task:
         opened = self._stores.get(name)
         if opened is None:
             raise ConfigError(
-                f"the job has no store {name!r}", hint=f"it has {', '.join(self._stores) or 'none'}; declare it by a "
-                f"stores.{name}.* key", task=self.name, store=name,
+                f"the job has no store {name!r}",
+                hint=f"it has {', '.join(self._stores) or 'none'}; declare it by a stores.{name}.* key",
+                task=self.name,
+                store=name,
             )
-        return Store(opened, serde(key_serde or opened.config.key_serde), serde(value_serde or opened.config.value_serde))
+        return Store(
+            opened,
+            serde(key_serde or opened.config.key_serde),
+            serde(value_serde or opened.config.value_serde),
+        )
 
     def produce(
         self,
@@ -90,7 +96,9 @@ class Task:
         size = len(key or b"") + len(value or b"")
         if self._produced_bytes + size > PRODUCE_BUDGET:
             raise RetryableError(
-                f"more than {PRODUCE_BUDGET} bytes of output wait for a commit", hint="commit more often", task=self.name
+                f"more than {PRODUCE_BUDGET} bytes of output wait for a commit",
+                hint="commit more often",
+                task=self.name,
             )
         self._produced.append(ProducedRecord(topic, key, value, partition, tuple(headers)))
         self._produced_bytes += size
@@ -125,9 +133,7 @@ class Task:
         self._finish_in_flight()
         self._check_usable()
         self._settle()
-        base = CommitBase(
-            self.name, self._published.layout, self._published.epoch, self.last_checkpoint, self._refill
-        )
+        base = CommitBase(self.name, self._published.layout, self._published.epoch, self.last_checkpoint, self._refill)
         produced = tuple(self._produced)
         frozen = freeze(self._parts, self._stores, base, input_offsets, produced)
         self._in_flight = self._commits.submit(self._finish, frozen)
@@ -140,7 +146,11 @@ class Task:
         before = self._published.records[self.name]
         try:
             publish(
-                self._parts, self._publisher, self._log, self._published, [prepared],
+                self._parts,
+                self._publisher,
+                self._log,
+                self._published,
+                [prepared],
                 outstanding={self.name: self._clean_up.outstanding},
             )
         except OutcomeUnknownError:
@@ -163,7 +173,7 @@ class Task:
         self._refill = frozenset()
         remember_published(self._parts, self.name)
         self._clean_up.after_publish(before, record, prepared)
-        for name, part in frozen.stores.items():
+        for name in frozen.stores:
             self._stores[name].directories.keep_only({prepared.stores[name].state_id})
         return record.current
 
@@ -193,7 +203,8 @@ class Task:
             self._in_flight = future
             raise RetryableError(
                 f"the commit has not ended within task.commit.timeout.ms = {timeout * 1000:.0f}",
-                hint="it goes on; the next commit waits for it", task=self.name,
+                hint="it goes on; the next commit waits for it",
+                task=self.name,
             ) from None
 
     def _check_usable(self) -> None:

@@ -58,7 +58,9 @@ def with_changes(config: JobConfig, **changes: object) -> JobConfig:
 def elsewhere(config: JobConfig, directory: Path, restore: str | Sequence[str]) -> JobConfig:
     """The same job on another machine (an empty state directory), restored by ``restore``."""
     return with_changes(
-        config, state__dir=str(directory), task__restore__factories=[restore] if isinstance(restore, str) else restore
+        config,
+        state__dir=str(directory),
+        task__restore__factories=[restore] if isinstance(restore, str) else restore,
     )
 
 

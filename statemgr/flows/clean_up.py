@@ -45,9 +45,7 @@ class CleanUp:
         self._delete_evicted((), record)
         announce(Phase.CLEANED_UP, self._task)
 
-    def after_publish(
-        self, before: CheckpointRecord | None, record: CheckpointRecord, commit: PreparedCommit
-    ) -> None:
+    def after_publish(self, before: CheckpointRecord | None, record: CheckpointRecord, commit: PreparedCommit) -> None:
         """Clean up after one acknowledged publish. Never raises for a store that fails: it is retried."""
         announce(Phase.REMOVE_TTL, self._task)
         self._remove_ttls(commit.added_blobs)
@@ -69,7 +67,9 @@ class CleanUp:
             raise RetryableError(
                 f"the TTL of {len(self._outstanding)} published blobs could not be removed for {age_ms // 1000} s",
                 hint="allow deleting object tags (s3:DeleteObjectTagging); the blobs expire otherwise",
-                job=self._parts.config.job_name, task=self._task, blob=blob,
+                job=self._parts.config.job_name,
+                task=self._task,
+                blob=blob,
             )
 
     def _now_ms(self) -> int:
@@ -110,7 +110,8 @@ class CleanUp:
             identity = self._parts.identity(self._task, store)
             manager = self._parts.backup_manager(factory)
             self._try(
-                f"clean up {factory} of {store}", lambda m=manager, i=identity, g=gone, r=retained: m.clean_up(i, g, r)
+                f"clean up {factory} of {store}",
+                lambda m=manager, i=identity, g=gone, r=retained: m.clean_up(i, g, r),
             )
 
     def _delete(self, blobs: Sequence[str]) -> None:

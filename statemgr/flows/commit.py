@@ -188,7 +188,9 @@ def _local_copy(store: OpenStore, part: FrozenStore) -> CommittedDirectory:
             store.state_id = None
             raise RetryableError(
                 "a backend has to be filled, but the local copy of the unchanged store is gone",
-                hint="the next commit takes a new snapshot", task=store.identity.task, store=store.identity.store,
+                hint="the next commit takes a new snapshot",
+                task=store.identity.task,
+                store=store.identity.store,
             )
         return here
     hashed = store.directories.hash_files(part.staging)

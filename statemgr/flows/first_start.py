@@ -45,12 +45,17 @@ def refuse_lost_topic(parts: Parts, allow_empty_start: bool) -> None:
     raise PermissionNeeded(
         f"the checkpoint topic does not exist, but {evidence}",
         hint=f"check kafka.bootstrap.servers and task.checkpoint.topic; {_PERMISSION}",
-        job=parts.config.job_name, topic=parts.config.checkpoint_topic,
+        job=parts.config.job_name,
+        topic=parts.config.checkpoint_topic,
     )
 
 
 def refuse_lost_checkpoint(
-    parts: Parts, checkpoint_log: CheckpointLog, task: str, record: CheckpointRecord | None, allow_empty_start: bool
+    parts: Parts,
+    checkpoint_log: CheckpointLog,
+    task: str,
+    record: CheckpointRecord | None,
+    allow_empty_start: bool,
 ) -> None:
     """When the topic has no record of ``task``. Raises: PermissionNeeded when the task had state."""
     if record is not None or allow_empty_start:
@@ -60,7 +65,9 @@ def refuse_lost_checkpoint(
         raise PermissionNeeded(
             f"the checkpoint topic has no checkpoint of the task, but {problem}",
             hint=f"restore the topic's records, or {_PERMISSION}",
-            job=parts.config.job_name, task=task, topic=parts.config.checkpoint_topic,
+            job=parts.config.job_name,
+            task=task,
+            topic=parts.config.checkpoint_topic,
         )
 
 

@@ -54,9 +54,7 @@ class OpenStore:
         self.local: LocalStore = parts.open_store(config, self.live)
         self.state_id = state_id
         self._committed_at = self.local.sequence_number
-        self._buffer = (
-            ChangeBuffer(self.directories.staging(), CHANGE_BUDGET) if track_changes else None
-        )
+        self._buffer = ChangeBuffer(self.directories.staging(), CHANGE_BUDGET) if track_changes else None
         self._closed = False
 
     @property
@@ -108,8 +106,9 @@ NO_CHANGES: ChangeSet = ChangeList()
 class WholeState:
     """The complete content of a committed directory as a change set, read when it is iterated."""
 
-    def __init__(self, parts: Parts, directories: LocalDirectories, config: StoreConfig,
-                 committed: CommittedDirectory) -> None:
+    def __init__(
+        self, parts: Parts, directories: LocalDirectories, config: StoreConfig, committed: CommittedDirectory
+    ) -> None:
         self._parts, self._directories, self._config, self._committed = parts, directories, config, committed
 
     @property

@@ -78,7 +78,8 @@ def check_layout(parts: Parts, record: CheckpointRecord, layout: Layout) -> None
         f"checkpoint {record.current.checkpoint_id} was made with {was.tasks} tasks partitioned by "
         f"{was.partitioner!r}; the job now has {layout.tasks} and {layout.partitioner!r}",
         hint=f"set job.tasks = {was.tasks} and keep the partitioner; keys would be looked for in the wrong task",
-        job=parts.config.job_name, task=record.task,
+        job=parts.config.job_name,
+        task=record.task,
     )
 
 

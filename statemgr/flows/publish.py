@@ -86,8 +86,15 @@ def publish(
             delivered = transaction.flush()
             announce(Phase.SEND_CHECKPOINT, subject)
             for commit in commits:  # 5
-                ours = _checkpoint(parts, published, commit, checkpoint_id, sequence, batch,
-                                   tuple((outstanding or {}).get(commit.task, ())))
+                ours = _checkpoint(
+                    parts,
+                    published,
+                    commit,
+                    checkpoint_id,
+                    sequence,
+                    batch,
+                    tuple((outstanding or {}).get(commit.task, ())),
+                )
                 ours = _with_changelog_markers(ours, staged[commit.task], delivered)
                 records[commit.task] = _record(parts, published, commit, ours)
                 _send_record(parts, transaction, records[commit.task])
@@ -96,7 +103,9 @@ def publish(
         published.pending = records
         if not settle(parts, publisher, log, published):
             raise RetryableError(
-                "the commit was not published", hint="its changes are in the next one", job=parts.config.job_name
+                "the commit was not published",
+                hint="its changes are in the next one",
+                job=parts.config.job_name,
             ) from None
         return
     published.records.update(records)
@@ -118,7 +127,8 @@ def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Pu
     except RetryableError as error:
         raise OutcomeUnknownError(
             f"the outcome of a publish is unknown and could not be settled yet: {error.message}",
-            hint="it is settled before the next commit", job=parts.config.job_name,
+            hint="it is settled before the next commit",
+            job=parts.config.job_name,
         ) from error
     pending, published.pending = published.pending, {}
     outcomes = set()
@@ -149,7 +159,9 @@ def _check(parts: Parts, published: Published, commit: PreparedCommit) -> None:
         problem = f"it continues checkpoint {commit.base_checkpoint_id}, the topic has {base and base.checkpoint_id}"
     if problem is None and commit.epoch != published.epoch:
         raise FencedError(
-            f"prepared in epoch {commit.epoch}, the owner's is {published.epoch}", job=config.job_name, task=commit.task
+            f"prepared in epoch {commit.epoch}, the owner's is {published.epoch}",
+            job=config.job_name,
+            task=commit.task,
         )
     if problem:
         raise InvalidError(f"prepared commit refused: {problem}", job=config.job_name, task=commit.task)
@@ -171,9 +183,7 @@ def _send_changes(transaction: Transaction, commits: Sequence[PreparedCommit], s
         for changes in staged[commit.task].values():
             changes.send(transaction)
         for record in commit.produced:
-            transaction.send(
-                record.topic, record.key, record.value, partition=record.partition, headers=record.headers
-            )
+            transaction.send(record.topic, record.key, record.value, partition=record.partition, headers=record.headers)
 
 
 def _checkpoint(
@@ -216,9 +226,7 @@ def _with_changelog_markers(
     return replace(checkpoint, state_checkpoint_markers=markers)
 
 
-def _record(
-    parts: Parts, published: Published, commit: PreparedCommit, checkpoint: Checkpoint
-) -> CheckpointRecord:
+def _record(parts: Parts, published: Published, commit: PreparedCommit, checkpoint: Checkpoint) -> CheckpointRecord:
     before = published.records[commit.task]
     if before is not None:
         return before.followed_by(checkpoint, parts.config.retained)

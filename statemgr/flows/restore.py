@@ -81,8 +81,13 @@ def restore_task(
             restores.append(restored)
             log.info(
                 "task %s store %s restored from %s in %.3f s (%d bytes fetched, %d reused, %d records)%s",
-                task, plan.store, restored.factory, restored.seconds, restored.bytes_fetched,
-                restored.bytes_reused, restored.records,
+                task,
+                plan.store,
+                restored.factory,
+                restored.seconds,
+                restored.bytes_fetched,
+                restored.bytes_reused,
+                restored.records,
                 "".join(f"; {factory}: {why}" for factory, why in restored.reasons.items()),
             )
             announce(Phase.OPEN, f"{task}/{plan.store}")
@@ -107,7 +112,10 @@ def restore_store(
     if here is not None:
         reused = sum(size for size, _ in here.files.values())
         return here, StoreRestore(
-            plan.store, "local", bytes_reused=reused, seconds=parts.clock.monotonic() - started,
+            plan.store,
+            "local",
+            bytes_reused=reused,
+            seconds=parts.clock.monotonic() - started,
             reasons=plan.skipped,
         )
     reasons = dict(plan.skipped)
@@ -128,8 +136,13 @@ def restore_store(
         finally:
             directories.discard(staging)
         return committed, StoreRestore(
-            plan.store, factory, restored.bytes_fetched, restored.bytes_reused, restored.records,
-            parts.clock.monotonic() - started, reasons,
+            plan.store,
+            factory,
+            restored.bytes_fetched,
+            restored.bytes_reused,
+            restored.records,
+            parts.clock.monotonic() - started,
+            reasons,
         )
     raise _none_could(failure, reasons, parts.config.job_name, task, plan.store)
 
@@ -138,8 +151,12 @@ def _open(parts: Parts, task: str, plan: StorePlan, committed: CommittedDirector
     config = parts.config.stores[plan.store]
     needs_changes = any(parts.backup_manager(factory).needs_changes for factory in config.backup_factories)
     return OpenStore(
-        parts, parts.identity(task, plan.store), config, committed,
-        plan.state_id if committed is not None else None, track_changes=needs_changes,
+        parts,
+        parts.identity(task, plan.store),
+        config,
+        committed,
+        plan.state_id if committed is not None else None,
+        track_changes=needs_changes,
     )
 
 
@@ -153,5 +170,7 @@ def _none_could(
     return MissingState(
         "no restore factory could supply the store: " + "; ".join(f"{f}: {why}" for f, why in reasons.items()),
         hint="nothing local was changed; mend one of them, or roll back to an older checkpoint",
-        job=job, task=task, store=store,
+        job=job,
+        task=task,
+        store=store,
     )

@@ -47,6 +47,7 @@ def run(config: JobConfig, commits: int) -> None:
 
 
 def main() -> None:
+    """Do what the order in the first argument says."""
     order = json.loads(sys.argv[1])
     if order.get("phase"):
         die_at(Phase(order["phase"]), order["occurrence"])

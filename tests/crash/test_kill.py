@@ -27,20 +27,40 @@ from tests.servers import KafkaServer
 ROOT = Path(__file__).resolve().parents[2]
 BACKENDS = {"changelog": ("kafka-changelog",), "blobs": ("blob-store",), "dual": DUAL}
 COMMIT_PHASES = (
-    Phase.FLUSH, Phase.CHECKPOINT_DIR, Phase.DIFF, Phase.UPLOAD, Phase.PUT_INDEX, Phase.PREPARED, Phase.BEGIN,
-    Phase.SEND_CHANGELOG, Phase.SEND_CHECKPOINT, Phase.COMMIT_TRANSACTION, Phase.ACKNOWLEDGED, Phase.REMOVE_TTL,
-    Phase.DELETE_BLOBS, Phase.DELETE_INDEX, Phase.CLEANED_UP,
+    Phase.FLUSH,
+    Phase.CHECKPOINT_DIR,
+    Phase.DIFF,
+    Phase.UPLOAD,
+    Phase.PUT_INDEX,
+    Phase.PREPARED,
+    Phase.BEGIN,
+    Phase.SEND_CHANGELOG,
+    Phase.SEND_CHECKPOINT,
+    Phase.COMMIT_TRANSACTION,
+    Phase.ACKNOWLEDGED,
+    Phase.REMOVE_TTL,
+    Phase.DELETE_BLOBS,
+    Phase.DELETE_INDEX,
+    Phase.CLEANED_UP,
 )
 RESTORE_PHASES = (
-    Phase.FENCE, Phase.READ_TOPIC, Phase.PLAN, Phase.GET_INDEX, Phase.FETCH, Phase.REPLAY, Phase.VERIFY, Phase.SWAP,
+    Phase.FENCE,
+    Phase.READ_TOPIC,
+    Phase.PLAN,
+    Phase.GET_INDEX,
+    Phase.FETCH,
+    Phase.REPLAY,
+    Phase.VERIFY,
+    Phase.SWAP,
     Phase.OPEN,
 )
 BLOB_ONLY = {Phase.DIFF, Phase.UPLOAD, Phase.PUT_INDEX, Phase.DELETE_INDEX, Phase.GET_INDEX, Phase.FETCH}
 CHANGELOG_ONLY = {Phase.REPLAY}
 
 
-def start(config: Mapping[str, object], commits: int, phase: Phase | None = None, occurrence: int = 1
-          ) -> subprocess.Popen[bytes]:
+def start(
+    config: Mapping[str, object], commits: int, phase: Phase | None = None, occurrence: int = 1
+) -> subprocess.Popen[bytes]:
     """A child that commits until ``commits``, and dies at a step if one is given."""
     order = {"config": config, "commits": commits, "phase": phase, "occurrence": occurrence}
     return subprocess.Popen([sys.executable, "-m", "tests.crash.child", json.dumps(order)], cwd=ROOT)
@@ -77,7 +97,9 @@ def check_blobs(config: JobConfig) -> None:
 
 def applies(phase: Phase, backends: str) -> bool:
     """Whether the step exists for a set of backends."""
-    return not (phase in BLOB_ONLY and backends == "changelog") and not (phase in CHANGELOG_ONLY and backends == "blobs")
+    return not (phase in BLOB_ONLY and backends == "changelog") and not (
+        phase in CHANGELOG_ONLY and backends == "blobs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,7 +119,14 @@ def test_killed_in_a_commit(kafka: KafkaServer, tmp_path: Path, backends: str, p
     check_exact(config, tmp_path / "end", done + 2, done + 2)
 
 
-_PER_STORE = {Phase.FLUSH, Phase.CHECKPOINT_DIR, Phase.DIFF, Phase.UPLOAD, Phase.PUT_INDEX, Phase.DELETE_INDEX}
+_PER_STORE = {
+    Phase.FLUSH,
+    Phase.CHECKPOINT_DIR,
+    Phase.DIFF,
+    Phase.UPLOAD,
+    Phase.PUT_INDEX,
+    Phase.DELETE_INDEX,
+}
 
 
 @pytest.mark.parametrize(
