@@ -92,7 +92,7 @@ class TransactionalPublisher:
         fresh = self._make_producer()
         deadline = self._clock.monotonic() + min(_FENCE_TIMEOUT_S, self._timeout_s)
         try:
-            self._until("taking over the transactional ID", deadline, fresh.init_transactions)
+            self._until(fresh, fresh.init_transactions, deadline)
         except KafkaException as error:
             raise self._failure(error, "taking over the transactional ID") from error
         self._errors.clear()
@@ -125,7 +125,7 @@ class TransactionalPublisher:
             assert self._producer is not None
             deadline = self._clock.monotonic() + self._timeout_s
             try:
-                self._until("settling a transaction", deadline, self._producer.commit_transaction)
+                self._until(self._producer, self._producer.commit_transaction, deadline)
                 self._state = _State.READY
             except KafkaException as error:
                 self._after_failed_commit(error)
@@ -188,7 +188,7 @@ class TransactionalPublisher:
     def _commit(self, current: Producer, deadline: float) -> None:
         self._state = _State.UNKNOWN
         try:
-            self._until("committing a transaction", deadline, current.commit_transaction)
+            self._until(current, current.commit_transaction, deadline)
         except KafkaException as error:
             self._after_failed_commit(error)
             if self._state is _State.FENCED:
@@ -222,7 +222,7 @@ class TransactionalPublisher:
             return
         until = deadline if deadline is not None else self._clock.monotonic() + _ABORT_TIMEOUT_S
         try:
-            self._until("aborting a transaction", until, self._producer.abort_transaction)
+            self._until(self._producer, self._producer.abort_transaction, until)
             self._state = _State.READY
         except KafkaException as error:
             self._classify(error.args[0])
@@ -244,7 +244,7 @@ class TransactionalPublisher:
         fatal = self._errors.fatal()
         return fatal is not None and is_fenced(fatal)
 
-    def _until(self, doing: str, deadline: float, call: Callable[[float], None]) -> None:
+    def _until(self, client: Producer, call: Callable[[float], None], deadline: float) -> None:
         """Repeat a call that librdkafka resumes, until it succeeds or the deadline has passed.
 
         Raises: KafkaException, the last one.
@@ -257,6 +257,8 @@ class TransactionalPublisher:
                 return
             except KafkaException as error:
                 reason = error.args[0]
+                with unmasked():
+                    client.poll(0)  # serves what the client has to report
                 refused = self._errors.refused() is not None
                 if not is_unreachable(reason) or reason.fatal() or refused or left <= 0:
                     raise
