@@ -1,0 +1,156 @@
+"""Codecs: what was written is what is read, and whatever is read that was not written is a typed error."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statemgr.errors import CorruptBlob, CorruptError, CorruptRecord
+from statemgr.model import codec
+from statemgr.model.checkpoint import (
+    ChangelogMarker,
+    Checkpoint,
+    CheckpointKey,
+    CheckpointRecord,
+)
+from statemgr.model.commit import Change, PreparedCommit
+from statemgr.model.segment import encode_segment, read_segment, verify_segment
+from statemgr.model.snapshot import SnapshotIndex
+from tests import model_samples as sample
+from tests.property import model_strategies as some
+
+KEY = sample.RECORD.key()
+
+#: name → (valid bytes, decoder, the one error it may raise)
+DECODERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[CorruptError]]] = {
+    "key": (codec.encode_key(KEY), codec.decode_key, CorruptRecord),
+    "record": (codec.encode_record(sample.RECORD), lambda b: codec.decode_record(KEY, b), CorruptRecord),
+    "record-v1": (
+        codec.encode_record_v1(sample.RECORD),
+        lambda b: codec.decode_record(sample.RECORD.key(1), b),
+        CorruptRecord,
+    ),
+    "checkpoint": (codec.encode_checkpoint(sample.CHECKPOINT), codec.decode_checkpoint, CorruptRecord),
+    "index": (codec.encode_index(sample.INDEX), codec.decode_index, CorruptBlob),
+    "prepared": (codec.encode_prepared(sample.PREPARED), codec.decode_prepared, CorruptRecord),
+    "segment": (
+        encode_segment([(b"k%d" % n, b"v" * n if n % 3 else None) for n in range(50)]),
+        lambda b: list(read_segment(io.BytesIO(b))),
+        CorruptBlob,
+    ),
+}
+
+
+@given(some.keys)
+def test_key_round_trips(key: CheckpointKey) -> None:
+    """A key is read as it was written, and written the same each time."""
+    assert codec.decode_key(codec.encode_key(key)) == key
+    assert codec.encode_key(key) == codec.encode_key(replace(key))
+
+
+@given(some.records, some.counts)
+def test_record_round_trips(record: CheckpointRecord, offset: int) -> None:
+    """A record is read whole, all retained checkpoints included, with the offset it was read at."""
+    read = codec.decode_record(record.key(), codec.encode_record(record), offset)
+    assert read == record
+    assert read.offset == offset
+
+
+@given(some.records)
+def test_version_one_keeps_offsets_and_changelog_markers(record: CheckpointRecord) -> None:
+    """A version 1 record says the current checkpoint's ID, input offsets and changelog offsets, nothing else."""
+    read = codec.decode_record(record.key(1), codec.encode_record_v1(record), 5).current
+    assert read.checkpoint_id == record.current.checkpoint_id
+    assert read.input_offsets == record.current.input_offsets
+    assert read.record_version == 1
+    kept = {
+        store: ChangelogMarker(marker.topic, None, marker.partition, marker.offset)
+        for store, marker in record.current.state_checkpoint_markers.get("kafka-changelog", {}).items()
+        if isinstance(marker, ChangelogMarker)
+    }
+    assert read.state_checkpoint_markers.get("kafka-changelog", {}) == kept
+    assert set(read.stores) == set(kept)
+
+
+@given(some.checkpoints)
+def test_checkpoint_alone_round_trips(checkpoint: Checkpoint) -> None:
+    """One checkpoint alone is read as it was written."""
+    assert codec.decode_checkpoint(codec.encode_checkpoint(checkpoint)) == checkpoint
+
+
+@given(some.checkpoints)
+def test_equal_checkpoints_have_equal_bytes(checkpoint: Checkpoint) -> None:
+    """The order in which a map was filled does not show in the bytes."""
+    turned = {name: checkpoint.input_offsets[name] for name in reversed(checkpoint.input_offsets)}
+    other = replace(checkpoint, input_offsets=turned)
+    assert codec.encode_checkpoint(other) == codec.encode_checkpoint(checkpoint)
+
+
+@given(some.indexes)
+def test_index_round_trips(index: SnapshotIndex) -> None:
+    """An index is read with its whole tree: nested and empty directories, empty files, files of many parts."""
+    assert codec.decode_index(codec.encode_index(index), "b") == index
+
+
+@given(some.prepared_commits)
+def test_prepared_commit_round_trips(prepared: PreparedCommit) -> None:
+    """A prepared commit is read as it was written."""
+    assert codec.decode_prepared(codec.encode_prepared(prepared)) == prepared
+
+
+@given(some.histories)
+def test_segment_round_trips(changes: list[Change]) -> None:
+    """A change segment gives back the same changes in the same order; an empty value is not a delete."""
+    data = encode_segment(changes)
+    assert list(read_segment(io.BytesIO(data))) == changes
+    assert verify_segment(io.BytesIO(data)) == len(changes)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@given(data=st.data())
+def test_damaged_bytes_give_only_typed_errors(name: str, data: st.DataObject) -> None:
+    """Bits flipped, bytes cut out or put in: a decoder returns or raises its one error, never anything else."""
+    valid, decode, error = DECODERS[name]
+    damaged = bytearray(valid)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, max(len(damaged) - 1, 0)))
+        match data.draw(st.sampled_from(["flip", "cut", "insert", "end"])):
+            case "flip" if damaged:
+                damaged[at] ^= 1 << data.draw(st.integers(0, 7))
+            case "cut":
+                del damaged[at : at + data.draw(st.integers(1, 9))]
+            case "insert":
+                damaged[at:at] = data.draw(st.binary(min_size=1, max_size=12))
+            case _:
+                del damaged[at:]
+    with suppress(error):
+        decode(bytes(damaged))
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@given(tail=st.binary(max_size=200), keep=st.integers(0, 40))
+def test_random_bytes_give_only_typed_errors(name: str, tail: bytes, keep: int) -> None:
+    """Random bytes behind any length of a valid beginning: a decoder returns or raises its one error."""
+    valid, decode, error = DECODERS[name]
+    with suppress(error):
+        decode(valid[:keep] + tail)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_cut_and_every_tail_is_refused(name: str) -> None:
+    """A record cut at any byte, or followed by any byte, is refused."""
+    valid, decode, error = DECODERS[name]
+    decode(valid)
+    for end in range(len(valid)):
+        with pytest.raises(error):
+            decode(valid[:end])
+    for tail in (b"\x00", b"\xff", valid):
+        with pytest.raises(error):
+            decode(valid + tail)
