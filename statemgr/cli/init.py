@@ -43,7 +43,7 @@ value.serde = "json"
 # changelog.topic = "{name}-1-totals-changelog"
 # changelog.min.compaction.lag.ms = 14400000
 # rocksdb.compression = "lz4"
-# rocksdb.write.buffer.size = 33554432
+# rocksdb.write.buffer.size.bytes = 33554432
 
 [blob.store]
 uri = "{blob_uri}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statemgr.config.values import Kind, Value, choice, integer
+from statemgr.config.values import BOOLEAN, Kind, Value, choice, integer
 
 _MEBIBYTE = 1024 * 1024
 
@@ -31,37 +31,43 @@ ROCKSDB_OPTIONS: tuple[RocksDbOption, ...] = (
         doc="Compression of table files.",
     ),
     RocksDbOption(
-        name="compaction",
+        name="compaction.style",
         kind=choice("level", "universal"),
         default="level",
         doc="How table files are merged.",
     ),
     RocksDbOption(
-        name="write.buffer.size",
+        name="write.buffer.size.bytes",
         kind=integer(64 * 1024, 4096 * _MEBIBYTE, "bytes"),
         default=32 * _MEBIBYTE,
         doc="Size of one memtable.",
     ),
     RocksDbOption(
-        name="block.size",
+        name="num.write.buffers",
+        kind=integer(1, 64),
+        default=3,
+        doc="Memtables before writers wait.",
+    ),
+    RocksDbOption(
+        name="block.size.bytes",
         kind=integer(1024, 16 * _MEBIBYTE, "bytes"),
         default=4096,
         doc="Size of a block in a table file.",
     ),
     RocksDbOption(
-        name="block.cache.size",
+        name="block.cache.size.bytes",
         kind=integer(0, 1024 * 1024 * _MEBIBYTE, "bytes"),
         default=64 * _MEBIBYTE,
         doc="Cache of blocks, per store and task.",
     ),
     RocksDbOption(
-        name="bloom.bits.per.key",
+        name="bloom.filter.bits",
         kind=integer(0, 64),
         default=10,
         doc="Bits per key of the Bloom filter; 0 switches it off.",
     ),
     RocksDbOption(
-        name="target.file.size",
+        name="target.file.size.bytes",
         kind=integer(64 * 1024, 4096 * _MEBIBYTE, "bytes"),
         default=64 * _MEBIBYTE,
         doc="Size that table files are cut at.",
@@ -83,6 +89,12 @@ ROCKSDB_OPTIONS: tuple[RocksDbOption, ...] = (
         kind=integer(1, 64),
         default=2,
         doc="Threads that flush and compact, per store and task.",
+    ),
+    RocksDbOption(
+        name="optimize.filters.for.hits",
+        kind=BOOLEAN,
+        default=False,
+        doc="No Bloom filter on the last level: smaller files where most look-ups find their key.",
     ),
 )
 
