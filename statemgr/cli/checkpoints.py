@@ -26,12 +26,8 @@ def command() -> None:
 @json_option
 @tasks_option
 @click.option("--current", is_flag=True, help="Only the checkpoint in force of each task.")
-@click.option(
-    "--history", is_flag=True, help="Every record that compaction has left on the topic, oldest first."
-)
-def list_command(
-    config: JobConfig, as_json: bool, tasks: tuple[str, ...], current: bool, history: bool
-) -> None:
+@click.option("--history", is_flag=True, help="Every record that compaction has left on the topic, oldest first.")
+def list_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], current: bool, history: bool) -> None:
     """List the checkpoints that each task retains, newest first."""
     from statemgr.reader import JobReader
 

@@ -20,9 +20,7 @@ def command() -> None:
 @command.command("show")
 @with_config
 @json_option
-@click.option(
-    "--all", "everything", is_flag=True, help="Also the keys that are not set, with their defaults."
-)
+@click.option("--all", "everything", is_flag=True, help="Also the keys that are not set, with their defaults.")
 def show_command(config: JobConfig, as_json: bool, everything: bool) -> None:
     """Show the configuration in force; secrets are masked."""
     given = config.masked()
@@ -52,9 +50,7 @@ def check_command(config: JobConfig, as_json: bool) -> None:
     assert config.state_dir is not None
     notes = _notes(config)
     if as_json:
-        print_json(
-            {"job": config.job_name, "tasks": config.tasks, "stores": list(config.stores), "notes": notes}
-        )
+        print_json({"job": config.job_name, "tasks": config.tasks, "stores": list(config.stores), "notes": notes})
         return
     click.echo(f"ok: job {config.job_name}-{config.job_id}, {config.tasks} tasks, stores: {_stores(config)}")
     for note in notes:
@@ -78,8 +74,7 @@ def _notes(config: JobConfig) -> list[str]:
 
 def _stores(config: JobConfig) -> str:
     return (
-        ", ".join(f"{s.name} → {' + '.join(s.backup_factories) or 'nowhere'}" for s in config.stores.values())
-        or "none"
+        ", ".join(f"{s.name} → {' + '.join(s.backup_factories) or 'nowhere'}" for s in config.stores.values()) or "none"
     )
 
 

@@ -6,6 +6,7 @@ in a table here: a source tree works without installation.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -160,6 +161,11 @@ def cli(debug: bool) -> None:
     Exit status: 0 done · 1 a check found something wrong · 2 wrong use or configuration
                  3 a part could not be reached · 4 state missing or corrupt
     """
+    if debug:
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    else:
+        # The client libraries' own chatter would bury the one line that says what is wrong.
+        logging.getLogger("statemgr").addHandler(logging.NullHandler())
 
 
 def main() -> None:

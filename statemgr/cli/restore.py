@@ -26,9 +26,7 @@ from statemgr.ids import task_index, task_path
     help="Directory to restore into, as <task>/<store>.",
 )
 @click.option("--store", "stores", multiple=True, help="Only this store. Repeatable; default: all.")
-@click.option(
-    "--factory", "factories", multiple=True, help="Restore from this backend. Repeatable, in order."
-)
+@click.option("--factory", "factories", multiple=True, help="Restore from this backend. Repeatable, in order.")
 def command(
     config: JobConfig,
     as_json: bool,
@@ -45,9 +43,7 @@ def command(
     with JobReader(config) as reader, progress_bars(quiet=as_json) as progress:
         chosen = list(tasks) or sorted(reader.records(), key=task_index)
         if not chosen:
-            raise MissingState(
-                "the job has no checkpoint", job=config.job_name, topic=config.checkpoint_topic
-            )
+            raise MissingState("the job has no checkpoint", job=config.job_name, topic=config.checkpoint_topic)
         for task in chosen:
             target = into / task_path(task)
             restored = reader.restore(
@@ -76,6 +72,4 @@ def command(
     )
     for row in rows:
         for factory, reason in row["reasons"].items():
-            messages().print(
-                f"note: {row['task']} / {row['store']}: not from {factory}: {reason}", markup=False
-            )
+            messages().print(f"note: {row['task']} / {row['store']}: not from {factory}: {reason}", markup=False)

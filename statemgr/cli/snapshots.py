@@ -90,9 +90,7 @@ def _print_list(found: list[dict[str, object]], as_json: bool) -> None:
         )
         for entry in found
     ]
-    print_table(
-        ("task", "checkpoint", "store", "files", "size", "index blob"), rows, empty="no snapshots yet"
-    )
+    print_table(("task", "checkpoint", "store", "files", "size", "index blob"), rows, empty="no snapshots yet")
 
 
 @command.command("show")
@@ -101,9 +99,7 @@ def _print_list(found: list[dict[str, object]], as_json: bool) -> None:
 @task_option
 @checkpoint_option
 @click.argument("store")
-def show_command(
-    config: JobConfig, as_json: bool, task: str | None, checkpoint_id: str | None, store: str
-) -> None:
+def show_command(config: JobConfig, as_json: bool, task: str | None, checkpoint_id: str | None, store: str) -> None:
     """Show every file of the snapshot of STORE, and where its parts are (of Partition 0 by default)."""
     from statemgr.reader import JobReader
 

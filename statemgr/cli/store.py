@@ -1,4 +1,4 @@
-"""``statemgr store``: keys and values of a published store, restored where nobody else looks. Fences nobody."""
+"""``statemgr store``: keys and values of a published store, restored where nobody else looks."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def get_command(
         else:
             click.echo(text(render(value, show)))
         return
-    show_error(
-        f"store {store} has no such key", "keys are found only with the serde that they were written with"
-    )
+    show_error(f"store {store} has no such key", "keys are found only with the serde that they were written with")
     raise SystemExit(1)
 
 
@@ -150,9 +148,7 @@ def parse(given: str, serde_name: str) -> bytes:
         readers: dict[str, Callable[[str], Any]] = {"integer": int, "json": json.loads}
         return serde(serde_name).serialize(readers.get(serde_name, str)(given))
     except (ValueError, OverflowError):
-        raise InvalidError(
-            f"{given!r} is no key of serde {serde_name}", hint="--key-serde names another"
-        ) from None
+        raise InvalidError(f"{given!r} is no key of serde {serde_name}", hint="--key-serde names another") from None
 
 
 def render(data: bytes, serde_name: str) -> Any:
@@ -215,9 +211,7 @@ def _stores(
     with JobReader(config) as reader:
         chosen = list(tasks) or sorted(reader.records(), key=task_index)
         if not chosen:
-            raise MissingState(
-                "the job has no checkpoint", job=config.job_name, topic=config.checkpoint_topic
-            )
+            raise MissingState("the job has no checkpoint", job=config.job_name, topic=config.checkpoint_topic)
         for task in chosen:
             with ExitStack() as stack:
                 with progress_bars(quiet=quiet) as progress:

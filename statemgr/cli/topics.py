@@ -61,9 +61,7 @@ def check_command(config: JobConfig, as_json: bool) -> None:
     if as_json:
         print_json([{"topic": p.topic, "problem": p.message, "fix": p.fix_command} for p in problems])
     elif problems:
-        print_table(
-            ("topic", "problem", "fix"), [(p.topic, p.message, p.fix_command) for p in problems], empty=""
-        )
+        print_table(("topic", "problem", "fix"), [(p.topic, p.message, p.fix_command) for p in problems], empty="")
     else:
         click.echo(f"ok: {', '.join(spec.name for spec in specs)}")
     if problems:

@@ -1,0 +1,111 @@
+"""The blob store: put with a TTL, get, refused overwrite, TTL removed, delete, lifecycle rule, the clock."""
+
+from __future__ import annotations
+
+from statemgr.cli.checks.brokers import clock_finding
+from statemgr.cli.checks.finding import Finding, Status, guarded
+from statemgr.config import JobConfig
+from statemgr.errors import InvalidError, StatemgrError
+from statemgr.ports import BlobStore, Clock
+
+_CONTENT = b"statemgr doctor"
+
+
+def check_blobs(config: JobConfig, *, fix: bool) -> list[Finding]:
+    """Every kind of request that a job makes, once and without retries. ``fix`` installs the lifecycle rule."""
+    from statemgr.blobs import open_raw_blob_store
+    from statemgr.local.clock import SystemClock, system_ids
+
+    findings: list[Finding] = []
+    if config.get("blob.store.uri") is None:
+        return [Finding(check="blobs", status=Status.NOTE, detail="blob.store.uri is not set: no blob store is used")]
+    clock = SystemClock()
+    with guarded("blobs", findings):
+        store = open_raw_blob_store(config, clock)
+        try:
+            blob_id = f"_doctor/{config.job_name}/{system_ids().attempt_id()}"
+            _requests(store, blob_id, config.ttl_days, clock, findings)
+            if fix:
+                _install_rule(store, findings)
+            _probe(store, findings)
+        finally:
+            store.close()
+    return findings
+
+
+def _requests(store: BlobStore, blob_id: str, ttl_days: int, clock: Clock, findings: list[Finding]) -> None:
+    """Stops at the first failure, but always tries to delete what was put. Raises: StatemgrError."""
+    before = clock.time_ns()
+    store.put(blob_id, _CONTENT, ttl_days=ttl_days)
+    after = clock.time_ns()
+    _ok("blob put", "with a TTL", findings)
+    try:
+        _get(store, blob_id, findings)
+        _overwrite(store, blob_id, findings)
+        info = store.stat(blob_id)
+        findings.append(clock_finding("the blob store's", info.modified_ms - (before + after) // 2_000_000))
+        with guarded("blob TTL", findings, fix="allow s3:PutObjectTagging and s3:DeleteObjectTagging"):
+            store.remove_ttl(blob_id)
+            _ok("blob TTL", "removed", findings)
+    finally:
+        with guarded("blob delete", findings):
+            store.delete(blob_id)
+            _ok("blob delete", "done", findings)
+
+
+def _get(store: BlobStore, blob_id: str, findings: list[Finding]) -> None:
+    buffer = bytearray(len(_CONTENT) + 1)
+    filled = 0
+    with guarded("blob get", findings), store.get(blob_id) as reader:
+        while read := reader.readinto(memoryview(buffer)[filled:]):
+            filled += read
+        if bytes(buffer[:filled]) == _CONTENT:
+            _ok("blob get", "what was put came back", findings)
+        else:
+            findings.append(
+                Finding(
+                    check="blob get",
+                    status=Status.PROBLEM,
+                    detail="other bytes came back than were put",
+                    fix="use another store: this one does not keep what it is given",
+                )
+            )
+
+
+def _overwrite(store: BlobStore, blob_id: str, findings: list[Finding]) -> None:
+    """A second put under the same name must be refused."""
+    try:
+        store.put(blob_id, b"other", ttl_days=1)
+    except InvalidError:
+        _ok("blob overwrite", "refused, as it should be", findings)
+    except StatemgrError as error:
+        findings.append(Finding(check="blob overwrite", status=Status.NOTE, detail=error.message, fix=error.hint))
+    else:
+        findings.append(
+            Finding(
+                check="blob overwrite",
+                status=Status.NOTE,
+                detail="not refused: the server has no conditional puts; names that are unique protect alone",
+            )
+        )
+
+
+def _install_rule(store: BlobStore, findings: list[Finding]) -> None:
+    ensure = getattr(store, "ensure_lifecycle_rule", None)
+    if ensure is None:
+        return
+    with guarded("blob lifecycle", findings, fix="allow s3:PutLifecycleConfiguration, or set the rule by hand"):
+        ensure()
+        _ok("blob lifecycle", "the rule is installed", findings)
+
+
+def _probe(store: BlobStore, findings: list[Finding]) -> None:
+    for text in store.probe():
+        note = text.removeprefix("note:").strip()
+        status = Status.NOTE if text.startswith("note:") else Status.PROBLEM
+        fix = None if status is Status.NOTE else "statemgr doctor --fix"
+        findings.append(Finding(check="blob store", status=status, detail=note, fix=fix))
+
+
+def _ok(check: str, detail: str, findings: list[Finding]) -> None:
+    findings.append(Finding(check=check, status=Status.OK, detail=detail))
