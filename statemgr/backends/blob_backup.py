@@ -1,0 +1,180 @@
+"""The backup manager of ``blob-store``: incremental snapshots of a store's directory, each described by an index.
+
+Steps of :meth:`BlobBackup.prepare`:
+
+1. diff the directory against the acknowledged index, by content
+2. upload what is new (small files go inside the index)
+3. put the index blob, which is the marker
+
+All I/O goes through the transfer engine and reads of the snapshot's own directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from statemgr.backends.blob_collect import Collector
+from statemgr.backends.blob_names import file_prefix, index_blob
+from statemgr.backends.files import SourceFile, disk_errors
+from statemgr.backends.snapshot_indexes import SnapshotIndexes, index_of, validate_for
+from statemgr.backends.transfer import Transfer, Upload
+from statemgr.errors import CorruptBlob, CorruptError, InvalidError, MissingBlob
+from statemgr.model.checkpoint import IndexMarker, Marker
+from statemgr.model.codec import encode_index
+from statemgr.model.commit import PreparedChanges
+from statemgr.model.diff import LocalFile, LocalTree, assemble, diff
+from statemgr.model.hashing import content_hash
+from statemgr.model.snapshot import (
+    INLINE_LIMIT,
+    INLINE_TOTAL_LIMIT,
+    MAX_INDEX_SIZE,
+    FileIndex,
+    SnapshotIndex,
+)
+from statemgr.phases import Phase, announce
+from statemgr.ports import Clock, PreparedBackup, StagedChanges, StoreIdentity, StoreSnapshot
+
+log = logging.getLogger(__name__)
+
+
+class BlobBackup:
+    """Backs a job's stores up to its blob store."""
+
+    needs_changes = False
+
+    def __init__(self, transfer: Callable[[], Transfer], clock: Clock, indexes: SnapshotIndexes) -> None:
+        self._transfer = transfer
+        self._clock = clock
+        self._indexes = indexes
+        self._collector = Collector(transfer, indexes)
+
+    def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
+        """As the port says. Uploads bear a TTL until the commit is published.
+
+        Raises: UnavailableError, AccessDenied, DiskFull, CorruptError (a local file is not what was committed).
+        """
+        identity, attempt = snapshot.identity, snapshot.attempt
+        subject = f"{identity.task}/{identity.store}"
+        announce(Phase.DIFF, subject)
+        base_index = self._base(identity, base)
+        tree = _tree(snapshot)
+        difference = diff(tree, base_index.root if base_index else None)
+
+        announce(Phase.UPLOAD, subject)
+        inline, large = _split(difference.added, difference.kept)
+        files = dict(difference.kept)
+        files.update({file.path: _inline(snapshot.directory.path, file) for file in inline})
+        uploaded = self._upload(snapshot, large)
+        files.update(uploaded)
+
+        announce(Phase.PUT_INDEX, subject)
+        index = SnapshotIndex(
+            identity.job_name, identity.job_id, identity.task, identity.store, snapshot.state_id, attempt,
+            self._clock.time_ns() // 1_000_000, assemble(tree.dirs, files),
+            previous=base.index if isinstance(base, IndexMarker) else None,
+        )  # fmt: skip
+        marker = self._put_index(identity, index)
+        parts = dict.fromkeys(part.blob_id for file in uploaded.values() for part in file.parts)
+        return PreparedBackup(marker, added_blobs=(*parts, marker.index.blob_id))
+
+    def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
+        """Never asked for: ``prepare`` gives a marker."""
+        raise InvalidError("blob-store sends nothing in a transaction", task=identity.task, store=identity.store)
+
+    def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
+        """The same index again: it is complete by itself."""
+        return base if isinstance(base, IndexMarker) else None
+
+    def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
+        """As the port says. What cannot be proved unreferenced stays."""
+        self._collector.clean_up(identity, evicted, retained)
+
+    def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
+        """Never: a snapshot is what it is."""
+        return False
+
+    def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
+        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        ref = index_of(identity, marker)
+        index = self._indexes.get(self._transfer(), identity, ref)
+        return [*dict.fromkeys(blob.blob_id for blob in index.added()), ref.blob_id]
+
+    def _base(self, identity: StoreIdentity, base: Marker | None) -> SnapshotIndex | None:
+        if not isinstance(base, IndexMarker):
+            return None
+        try:
+            return self._indexes.get(self._transfer(), identity, index_of(identity, base))
+        except (MissingBlob, CorruptBlob) as error:
+            log.warning(
+                "%s/%s: the acknowledged index cannot be read, everything is uploaded anew: %s",
+                identity.task, identity.store, error,
+            )  # fmt: skip
+            return None
+
+    def _upload(self, snapshot: StoreSnapshot, files: Sequence[LocalFile]) -> dict[str, FileIndex]:
+        # files of the same content are uploaded once
+        first = {(file.size, file.hash): file for file in reversed(files)}
+        uploads = [
+            Upload(
+                snapshot.directory.path / file.path, file.size, file.hash,
+                file_prefix(snapshot.identity, snapshot.attempt, file.path),
+            )
+            for file in first.values()
+        ]  # fmt: skip
+        done = {file.identity: file for file in self._transfer().upload_files(uploads)}
+        return {file.path: done[file.size, file.hash] for file in files}
+
+    def _put_index(self, identity: StoreIdentity, index: SnapshotIndex) -> IndexMarker:
+        blob_id = index_blob(identity, index.attempt)
+        # what would be refused at a restore must never be published
+        validate_for(index, identity, blob_id)
+        data = encode_index(index)
+        if len(data) > MAX_INDEX_SIZE:
+            raise InvalidError(
+                f"the index would have {len(data)} bytes; at most {MAX_INDEX_SIZE} can be restored",
+                hint="spread the state over more tasks", task=identity.task, store=identity.store,
+            )  # fmt: skip
+        ref = self._transfer().put_bytes(blob_id, data)
+        self._indexes.remember(ref, index)
+        return IndexMarker(ref)
+
+
+def _tree(snapshot: StoreSnapshot) -> LocalTree:
+    files = [LocalFile(path, size, digest) for path, (size, digest) in sorted(snapshot.directory.files.items())]
+    root = snapshot.directory.path
+    dirs: list[str] = []
+    with disk_errors(root):
+        for found, below, _ in os.walk(root, onerror=_raise):
+            # os.walk lists links to directories here, and does not follow them
+            inner = [name for name in below if not Path(found, name).is_symlink()]
+            dirs += [Path(found, name).relative_to(root).as_posix() for name in inner]
+    return LocalTree(tuple(files), tuple(sorted(dirs)))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _split(added: Sequence[LocalFile], kept: Mapping[str, FileIndex]) -> tuple[list[LocalFile], list[LocalFile]]:
+    """Which files go inside the index, smallest first until its limit, and which become blobs."""
+    room = INLINE_TOTAL_LIMIT - sum(len(file.inline or b"") for file in kept.values())
+    inline: list[LocalFile] = []
+    large: list[LocalFile] = []
+    for file in sorted(added, key=lambda file: (file.size, file.path)):
+        if file.size <= min(INLINE_LIMIT, room):
+            room -= file.size
+            inline.append(file)
+        else:
+            large.append(file)
+    return inline, large
+
+
+def _inline(root: Path, file: LocalFile) -> FileIndex:
+    with SourceFile(root / file.path) as source:
+        data = b"".join(bytes(piece) for piece in source.pieces(0, file.size, memoryview(bytearray(max(file.size, 1)))))
+    if source.size != file.size or content_hash(data) != file.hash:
+        raise CorruptError("a local file is not what it was when it was committed", path=root / file.path)
+    return FileIndex(file.path.rpartition("/")[2], file.size, file.hash, inline=data)

@@ -1,0 +1,39 @@
+"""What the blobs of a store's snapshots are called. Pure.
+
+``<job>/<id>/<Partition_i>/<store>/<attempt>/index`` and ``…/<attempt>/<file>.<part>``: unique per attempt, so that
+nothing is ever overwritten, and below the store's own prefix, so that nothing of others is ever deleted.
+"""
+
+from __future__ import annotations
+
+import re
+
+from statemgr.ids import task_path
+from statemgr.model.hashing import content_hash
+from statemgr.ports import StoreIdentity
+
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+def store_prefix(identity: StoreIdentity) -> str:
+    """What the names of all blobs of a store start with; ends in ``/``."""
+    return f"{identity.job_name}/{identity.job_id}/{task_path(identity.task)}/{identity.store}/"
+
+
+def index_blob(identity: StoreIdentity, attempt: str) -> str:
+    """The name of the index blob of an attempt."""
+    return f"{store_prefix(identity)}{attempt}/index"
+
+
+def file_prefix(identity: StoreIdentity, attempt: str, path: str) -> str:
+    """The name of a file's parts before ``.<number>``.
+
+    A plain file name is kept for people to read; any other path becomes a readable rest and a hash, so that
+    different paths never share a name.
+    """
+    name = path
+    if not _PLAIN.match(path):
+        readable = _UNSAFE.sub("_", path)[-40:]
+        name = f"_{readable}-{content_hash(path.encode('utf-8', 'surrogatepass')).hex()}"
+    return f"{store_prefix(identity)}{attempt}/{name}"

@@ -1,0 +1,78 @@
+"""Reading index blobs: verified, validated, and the last few remembered. I/O through the transfer engine."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from statemgr.backends.transfer import Transfer
+from statemgr.errors import CorruptBlob, MissingState
+from statemgr.model.checkpoint import BlobRef, IndexMarker, Marker
+from statemgr.model.codec import decode_index
+from statemgr.model.snapshot import MAX_INDEX_SIZE, SnapshotIndex, validate
+from statemgr.ports import StoreIdentity
+
+_REMEMBERED = 16
+
+
+class SnapshotIndexes:
+    """The indexes of a job's stores, by their blobs. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, tuple[BlobRef, SnapshotIndex]] = OrderedDict()
+
+    def get(self, transfer: Transfer, identity: StoreIdentity, ref: BlobRef) -> SnapshotIndex:
+        """The index in a blob, which must be of this store.
+
+        Raises: MissingBlob, CorruptBlob (wrong bytes, hostile or of another store), UnavailableError, AccessDenied.
+        """
+        with self._lock:
+            known = self._known.get(ref.blob_id)
+        if known is not None and known[0] == ref:
+            index = known[1]
+        else:
+            index = decode_index(transfer.get_bytes(ref, MAX_INDEX_SIZE), ref.blob_id)
+        validate_for(index, identity, ref.blob_id)
+        self.remember(ref, index)
+        return index
+
+    def remember(self, ref: BlobRef, index: SnapshotIndex) -> None:
+        """Keep an index that was just written or read."""
+        with self._lock:
+            self._known[ref.blob_id] = ref, index
+            self._known.move_to_end(ref.blob_id)
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+
+    def forget(self, blob_id: str) -> None:
+        """The blob is to be deleted."""
+        with self._lock:
+            self._known.pop(blob_id, None)
+
+
+def validate_for(index: SnapshotIndex, identity: StoreIdentity, blob_id: str) -> None:
+    """Refuse an index that is hostile or of another store. Raises: CorruptBlob."""
+    validate(
+        index,
+        blob_id,
+        job_name=identity.job_name,
+        job_id=identity.job_id,
+        task=identity.task,
+        store=identity.store,
+    )
+
+
+def index_of(identity: StoreIdentity, marker: Marker) -> BlobRef:
+    """The index blob that a marker names. Raises: MissingState, CorruptBlob for one that is not this job's."""
+    where = {"job": identity.job_name, "task": identity.task, "store": identity.store}
+    if not isinstance(marker, IndexMarker):
+        raise MissingState(
+            f"a marker of {type(marker).__name__} names no snapshot",
+            hint="restore from the factory that wrote it",
+            **where,
+        )
+    blob_id = marker.index.blob_id
+    if not blob_id.startswith(f"{identity.job_name}/{identity.job_id}/") or ".." in blob_id.split("/"):
+        raise CorruptBlob("the marker names an index blob that is not one of this job's", blob=blob_id, **where)
+    return marker.index
