@@ -1,0 +1,163 @@
+"""The changes of a store since its last acknowledged commit. Touches its own spill directory.
+
+The newest change of each key is kept in memory up to a budget; beyond it, in local change segments. A commit freezes
+what there is so far; only its acknowledgement drops that, so a failed commit's changes are in the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from statemgr.local import durable
+from statemgr.local.os_errors import translated
+from statemgr.model.commit import Change
+from statemgr.model.segment import read_segment, write_segment
+
+#: What an entry costs in memory beside its bytes, roughly.
+_ENTRY_OVERHEAD = 160
+
+
+class _Generation:
+    """Changes with one entry per key: growing, then sealed, then perhaps in a file."""
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, bytes | None] | None = {}
+        self._path: Path | None = None
+        self.count = 0
+        self.size = 0
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes in memory."""
+        return 0 if self._entries is None else self.size + self.count * _ENTRY_OVERHEAD
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        entries = self._entries
+        assert entries is not None
+        if key in entries:
+            self.size -= len(entries[key] or b"")
+            # the newest change goes last, as it happened
+            del entries[key]
+        else:
+            self.count += 1
+            self.size += len(key)
+        entries[key] = value
+        self.size += len(value or b"")
+
+    def spill(self, path: Path) -> None:
+        """Move the entries to a file. Raises: DiskFull; they stay in memory then."""
+        assert self._entries is not None
+        with translated("cannot keep the changes since the last commit", path):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with open(path, "xb") as file:
+                    write_segment(self._entries.items(), file)
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+        self._path = path
+        self._entries = None
+
+    def drop(self) -> None:
+        self._entries = None
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def __iter__(self) -> Iterator[Change]:
+        entries = self._entries
+        if entries is not None:
+            yield from entries.items()
+            return
+        assert self._path is not None
+        with (
+            translated("cannot read the changes since the last commit", self._path),
+            durable.open_file(self._path) as file,
+        ):
+            yield from read_segment(file, os.fspath(self._path))
+
+
+class FrozenChanges:
+    """Implements ``ChangeSet``: everything unacknowledged at one moment, oldest first. A key may come up again."""
+
+    def __init__(self, generations: tuple[_Generation, ...]) -> None:
+        self._generations = generations
+
+    @property
+    def count(self) -> int:
+        """Number of changes."""
+        return sum(generation.count for generation in self._generations)
+
+    @property
+    def size(self) -> int:
+        """Bytes of keys and values."""
+        return sum(generation.size for generation in self._generations)
+
+    def __iter__(self) -> Iterator[Change]:
+        for generation in self._generations:
+            yield from generation
+
+
+class ChangeBuffer:
+    """Collects changes; one thread may write while another commits.
+
+    Args:
+        spill_directory: made when it is first needed, removed at close.
+        memory_budget_bytes: what may be held in memory.
+    """
+
+    def __init__(self, spill_directory: Path, memory_budget_bytes: int) -> None:
+        self._directory = spill_directory
+        self._budget = memory_budget_bytes
+        self._lock = threading.Lock()
+        self._sealed: list[_Generation] = []
+        self._growing = _Generation()
+        self._files = 0
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        """Note a put, or a delete when the value is None. Raises: DiskFull; the change is noted all the same."""
+        self.extend(((key, value),))
+
+    def extend(self, changes: Iterable[Change]) -> None:
+        """Note changes in order. Raises: DiskFull; they are noted all the same, above the budget."""
+        changes = tuple(changes)
+        with self._lock:
+            for key, value in changes:
+                self._growing.put(key, value)
+            if self._growing.memory + sum(generation.memory for generation in self._sealed) > self._budget:
+                self._spill()
+
+    def freeze(self) -> FrozenChanges:
+        """Everything unacknowledged so far; later changes are not in it. Costs nothing."""
+        with self._lock:
+            self._seal()
+            return FrozenChanges(tuple(self._sealed))
+
+    def acknowledge(self, frozen: FrozenChanges) -> None:
+        """Drop just what ``frozen`` holds: it is published. Repeating it is no error."""
+        with self._lock:
+            done = set(map(id, frozen._generations))
+            for generation in self._sealed:
+                if id(generation) in done:
+                    generation.drop()
+            self._sealed = [generation for generation in self._sealed if id(generation) not in done]
+
+    def close(self) -> None:
+        """Forget everything and remove the spilled files."""
+        with self._lock, translated("cannot remove spilled changes", self._directory):
+            self._sealed, self._growing = [], _Generation()
+            durable.remove(self._directory)
+
+    def _seal(self) -> None:
+        if self._growing.count:
+            self._sealed.append(self._growing)
+            self._growing = _Generation()
+
+    def _spill(self) -> None:
+        self._seal()
+        for generation in self._sealed:
+            if generation.memory:
+                self._files += 1
+                generation.spill(self._directory / f"changes-{self._files:06d}.segment")

@@ -1,0 +1,293 @@
+"""The local directories of one store of one task. Touches what is below its root only, never through a link.
+
+::
+
+    <root>/committed/<state id>/            made for exactly that state
+    <root>/committed/<state id>.manifest    what it holds; without one the directory is unfinished
+    <root>/live/<attempt>.<owner>/          a store that is open
+    <root>/staging/<attempt>.<owner>/       being made
+    <root>/owners/<owner>                   locked as long as the owner lives
+    <root>/lock                             held for changes of committed/ and for removals
+
+All of it is a cache: whatever does not verify is removed, and the state is restored from a backend.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from statemgr.errors import CorruptError, InvalidError
+from statemgr.ids import IdSource
+from statemgr.local import durable, manifest, trees
+from statemgr.local.manifest import SUFFIX, Manifest, RecordedFile
+from statemgr.local.os_errors import translated
+from statemgr.local.owners import Owner, exclusive, is_alive
+from statemgr.local.trees import Tree
+from statemgr.model.snapshot import name_problem
+from statemgr.ports import Clock, CommittedDirectory
+
+log = logging.getLogger(__name__)
+
+_PARTS = ("committed", "live", "staging", "owners")
+_UNUSABLE = {errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
+_MAX_STATE_ID = 200
+
+
+class StoreDirectories:
+    """Implements ``ports.LocalDirectories`` below one root directory, which is made when it is needed.
+
+    Keep the object as long as a directory that it gave out is used: when it goes (or the process dies), its live and
+    staging directories count as abandoned. Safe to use from many threads and processes.
+    """
+
+    def __init__(self, root: Path, clock: Clock, ids: IdSource) -> None:
+        self._root = root
+        self._clock = clock
+        self._ids = ids
+        self._owner: Owner | None = None
+
+    def find(self, state_id: str) -> CommittedDirectory | None:
+        """As the port says. Raises: InvalidError (not a state ID), UnavailableError, AccessDenied."""
+        _check_state_id(state_id)
+        if not self._root.is_dir():
+            return None
+        with self._changing("cannot look for a local directory"):
+            return self._verified(state_id)
+
+    def reusable(self) -> Sequence[CommittedDirectory]:
+        """As the port says."""
+        if not self._root.is_dir():
+            return []
+        with self._changing("cannot look for local directories"):
+            newest_first = sorted(self._manifests(), key=lambda found: found.adopted_ms, reverse=True)
+            verified = [self._verified(found.state_id) for found in newest_first]
+        return [directory for directory in verified if directory is not None]
+
+    def staging(self) -> Path:
+        """As the port says."""
+        return self._new("staging")
+
+    def hash_files(self, directory: Path) -> CommittedDirectory:
+        """As the port says. Raises: InvalidError (not flushed), CorruptError (a link in it), MissingState."""
+        with translated("cannot read a local directory", directory):
+            tree = trees.state_files(directory)
+            return CommittedDirectory("", directory, self._hashes(directory, tree, self._held()))
+
+    def adopt(
+        self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes]] | None
+    ) -> CommittedDirectory:
+        """As the port says. One that is there for this state already, and verifies, is kept instead.
+
+        Raises: CorruptError when the directory does not hold exactly ``files``; DiskFull, MissingState.
+        """
+        _check_state_id(state_id)
+        owner = self._own()
+        with translated("cannot finish a local directory", staging):
+            tree = trees.only_state(staging)
+            held = self._held()
+            if files is None:
+                files = self._hashes(staging, tree, held)
+            trees.check_files(staging, tree, files)
+            trees.sync_tree(staging, tree, held)
+            recorded = {p: RecordedFile(s.st_size, s.st_mtime_ns, files[p][1]) for p, s in tree.files.items()}
+            adopted_ms = self._clock.time_ns() // 1_000_000
+            made = Manifest(state_id, adopted_ms, owner.token, recorded, tree.dirs)
+        with self._changing("cannot adopt a local directory"):
+            here = self._verified(state_id)
+            if here is not None:
+                durable.remove(staging)
+                return here
+            target = self._committed / state_id
+            os.rename(staging, target)
+            durable.write_file(_manifest_path(target), manifest.encode(made))
+            durable.sync(self._committed)
+        return CommittedDirectory(state_id, target, dict(files))
+
+    def clone(self, committed: CommittedDirectory | None) -> Path:
+        """As the port says. Raises: MissingState when the directory was removed meanwhile; DiskFull."""
+        live = self._new("live")
+        with self._changing("cannot clone a local directory"):
+            try:
+                os.mkdir(live)
+                if committed is not None:
+                    trees.clone_tree(committed.path, live, committed.files)
+            except BaseException:
+                with suppress(OSError):
+                    durable.remove(live)
+                raise
+        return live
+
+    def discard(self, directory: Path) -> None:
+        """As the port says; one that does not exist is no error. Raises: InvalidError for any other directory."""
+        if directory.parent not in (self._root / "live", self._root / "staging"):
+            raise InvalidError("only live and staging directories are discarded", path=directory)
+        with translated("cannot remove a local directory", directory):
+            durable.remove(directory)
+
+    def keep_only(self, state_ids: Collection[str]) -> None:
+        """As the port says. What another living owner has just made is its own to remove."""
+        if not self._root.is_dir():
+            return
+        mine = self._owner.token if self._owner is not None else ""
+        with self._changing("cannot clean up local directories"):
+            signs = self._root / "owners"
+            alive = {token for token in os.listdir(signs) if is_alive(signs, token)}
+            kept = set(state_ids)
+            kept.update(found.state_id for found in self._manifests() if found.owner in alive - {mine})
+            for name in os.listdir(self._committed):
+                # one name without the other is what a crash left
+                state_id = name.removesuffix(SUFFIX)
+                if state_id not in kept or not _manifest_path(self._committed / state_id).exists():
+                    durable.remove(self._committed / name)
+            for part in ("live", "staging"):
+                for name in os.listdir(self._root / part):
+                    if name.rpartition(".")[2] not in alive:
+                        durable.remove(self._root / part / name)
+
+    def close(self) -> None:
+        """Declare everything live and staging of this object abandoned. Repeating it is no error."""
+        if self._owner is not None:
+            self._owner.close()
+            self._owner = None
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _committed(self) -> Path:
+        return self._root / "committed"
+
+    @contextmanager
+    def _changing(self, what: str) -> Iterator[None]:
+        """Hold the root's lock, with its structure in place."""
+        with translated(what, self._root):
+            self._make()
+            with exclusive(self._root / "lock", self._clock):
+                yield
+
+    def _make(self) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+        for path in (self._root, *(self._root / part for part in _PARTS)):
+            with suppress(FileExistsError):
+                os.mkdir(path)
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                raise InvalidError(
+                    "something else stands where a local directory belongs",
+                    hint="a symbolic link is never followed there; remove it", path=path,
+                )
+
+    def _own(self) -> Owner:
+        if self._owner is None:
+            with self._changing("cannot make local directories"):
+                if self._owner is None:
+                    self._owner = Owner(self._root / "owners", self._ids.token()[:16])
+        return self._owner
+
+    def _new(self, part: str) -> Path:
+        owner = self._own()
+        return self._root / part / f"{self._ids.attempt_id()}.{owner.token}"
+
+    def _manifests(self) -> Iterator[Manifest]:
+        """Every manifest that can be read."""
+        for name in os.listdir(self._committed):
+            if name.endswith(SUFFIX):
+                found = self._manifest(name.removesuffix(SUFFIX))
+                if isinstance(found, Manifest):
+                    yield found
+
+    def _manifest(self, state_id: str) -> Manifest | str:
+        """The manifest of a state, or why there is no usable one."""
+        try:
+            found = manifest.read(_manifest_path(self._committed / state_id))
+        except (CorruptError, ValueError, KeyError, TypeError) as error:
+            return f"its manifest is damaged: {error}"
+        except OSError as error:
+            if error.errno not in _UNUSABLE:
+                raise
+            return "it has no manifest"
+        return found if found.state_id == state_id else "its manifest is another state's"
+
+    def _verified(self, state_id: str) -> CommittedDirectory | None:
+        """The directory of a state; removed unless it is what its manifest says. The lock is held."""
+        path = self._committed / state_id
+        found = self._manifest(state_id)
+        if isinstance(found, Manifest):
+            problem, touched = _deviation(found, path)
+            if problem is None:
+                if touched:
+                    found = Manifest(
+                        state_id, found.adopted_ms, found.owner, {**found.files, **touched}, found.dirs
+                    )
+                    durable.write_file(_manifest_path(path), manifest.encode(found))
+                return CommittedDirectory(state_id, path, {p: (f.size, f.hash) for p, f in found.files.items()})
+        else:
+            problem = found
+        if os.path.lexists(path) or os.path.lexists(_manifest_path(path)):
+            log.warning("local directory %s is not used and removed: %s", path, problem)
+            durable.remove(_manifest_path(path))
+            durable.remove(path)
+        return None
+
+    def _held(self) -> dict[tuple[int, int], RecordedFile]:
+        """Device and inode → content, for every file that a committed directory holds as it was recorded.
+
+        While a hard link holds the inode it cannot be another file's, so a new link to it has the same content.
+        """
+        held: dict[tuple[int, int], RecordedFile] = {}
+        if not self._committed.is_dir():
+            return held
+        for found in self._manifests():
+            for name, file in found.files.items():
+                try:
+                    status = os.lstat(self._committed / found.state_id / name)
+                except OSError:
+                    continue
+                if _is_as_recorded(status, file):
+                    held[status.st_dev, status.st_ino] = file
+        return held
+
+    def _hashes(
+        self, directory: Path, tree: Tree, held: Mapping[tuple[int, int], RecordedFile]
+    ) -> dict[str, tuple[int, bytes]]:
+        hashes: dict[str, tuple[int, bytes]] = {}
+        for path, status in tree.files.items():
+            known = held.get((status.st_dev, status.st_ino))
+            if known is not None and _is_as_recorded(status, known):
+                hashes[path] = known.size, known.hash
+            else:
+                hashes[path] = durable.hash_file(directory / path)
+        return hashes
+
+
+def _is_as_recorded(status: os.stat_result, file: RecordedFile) -> bool:
+    return (
+        stat.S_ISREG(status.st_mode)
+        and status.st_size == file.size
+        and status.st_mtime_ns == file.mtime_ns
+    )
+
+
+def _manifest_path(directory: Path) -> Path:
+    return directory.with_name(directory.name + SUFFIX)
+
+
+def _check_state_id(state_id: str) -> None:
+    problem = name_problem(state_id)
+    if problem or state_id.startswith(".") or state_id.endswith(SUFFIX) or len(state_id) > _MAX_STATE_ID:
+        raise InvalidError(f"{state_id!r} {problem or 'is not a name'} for a state")
+
+
+def _deviation(found: Manifest, path: Path) -> tuple[str | None, Mapping[str, RecordedFile]]:
+    try:
+        return manifest.deviation(found, path)
+    except CorruptError as error:
+        return str(error), {}
+    except OSError as error:
+        if error.errno not in _UNUSABLE:
+            raise
+        return "it is gone", {}

@@ -1,0 +1,100 @@
+"""Durable writes, hashing, copies and removals of local files, never through a symbolic link.
+
+Touches only the paths that it is given. OSErrors pass through: callers know what they mean.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from statemgr.model.hashing import hasher
+
+_BUFFER = 1024 * 1024
+#: A hard link is not possible here: another file system, no rights, no support, or too many links already.
+_NO_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading, unbuffered. Raises: OSError with ELOOP for anything else."""
+    # O_NONBLOCK: a planted FIFO must not make the open wait
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ELOOP, "not a regular file", str(path))
+        return open(descriptor, "rb", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def hash_file(path: Path) -> tuple[int, bytes]:
+    """Size in bytes and XXH3-128 of a file's content, read once."""
+    state, size, buffer = hasher(), 0, bytearray(_BUFFER)
+    view = memoryview(buffer)
+    with open_file(path) as source:
+        while count := source.readinto(buffer):  # type: ignore[attr-defined]
+            state.update(view[:count])
+            size += count
+    return size, state.digest()
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a regular file's content to a new file."""
+    with open_file(source) as content, open(target, "xb") as copy:
+        shutil.copyfileobj(content, copy, _BUFFER)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """A hard link to a regular file, or a copy where the file system does not make one."""
+    if not stat.S_ISREG(os.lstat(source).st_mode):
+        raise OSError(errno.ELOOP, "not a regular file", str(source))
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        copy_file(source, target)
+
+
+def sync(path: Path) -> None:
+    """Bring a file or a directory's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all: temporary name, fsync, rename. The caller syncs the directory."""
+    temporary = path.with_name(path.name + ".tmp")
+    with suppress(FileNotFoundError):
+        os.unlink(temporary)
+    with open(temporary, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, path)
+
+
+def remove(path: Path) -> None:
+    """Remove a directory with all in it, or a file or a link itself; what does not exist is no error."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(mode):
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        return
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        # somebody else removes it too
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,99 @@
+"""Manifests of committed directories: what each held when it was finished, and whether it still does.
+
+A manifest is ``<state id>.manifest`` beside the directory: one line of JSON, then that line's XXH3-128 in hexadecimal
+digits. It is written after the directory has its name, so a directory without one is unfinished. Reads only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from statemgr.errors import CorruptError
+from statemgr.local.durable import hash_file, open_file
+from statemgr.local.trees import scan
+from statemgr.model.hashing import HASH_SIZE, content_hash
+
+SUFFIX = ".manifest"
+_FORMAT = 1
+_MAX_SIZE = 512 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFile:
+    """Size in bytes, time of modification in nanoseconds, XXH3-128."""
+
+    size: int
+    mtime_ns: int
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a directory held when it became the one for ``state_id``, when that was, and the owner that made it."""
+
+    state_id: str
+    adopted_ms: int
+    owner: str
+    files: Mapping[str, RecordedFile]
+    dirs: tuple[str, ...]
+
+
+def encode(manifest: Manifest) -> bytes:
+    """A manifest's bytes."""
+    line = json.dumps(
+        {
+            "format": _FORMAT,
+            "state_id": manifest.state_id,
+            "adopted_ms": manifest.adopted_ms,
+            "owner": manifest.owner,
+            "files": {path: [f.size, f.mtime_ns, f.hash.hex()] for path, f in sorted(manifest.files.items())},
+            "dirs": list(manifest.dirs),
+        }
+    ).encode()
+    return line + b"\n" + content_hash(line).hex().encode() + b"\n"
+
+
+def read(path: Path) -> Manifest:
+    """Read a manifest. Raises: CorruptError when it is not whole or not one; OSError."""
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size > _MAX_SIZE:
+            raise CorruptError("a manifest of an absurd size", path=path)
+        data = file.read()
+    line, _, rest = data.partition(b"\n")
+    if rest != content_hash(line).hex().encode() + b"\n":
+        raise CorruptError("a manifest does not have its checksum", path=path)
+    content = json.loads(line)
+    if content["format"] != _FORMAT:
+        raise CorruptError(f"a manifest of unknown format {content['format']}", path=path)
+    files = {
+        name: RecordedFile(size, mtime_ns, bytes.fromhex(digest))
+        for name, (size, mtime_ns, digest) in content["files"].items()
+    }
+    assert all(len(file.hash) == HASH_SIZE for file in files.values())
+    return Manifest(content["state_id"], content["adopted_ms"], content["owner"], files, tuple(content["dirs"]))
+
+
+def deviation(manifest: Manifest, directory: Path) -> tuple[str | None, Mapping[str, RecordedFile]]:
+    """Compare a directory with its manifest: names and sizes exactly, content by hash where a time deviates.
+
+    Returns: what is wrong (None: nothing), and the files whose time has to be recorded anew.
+    Raises: CorruptError, OSError as :func:`scan`.
+    """
+    tree = scan(directory)
+    if tree.files.keys() != manifest.files.keys() or tree.dirs != manifest.dirs:
+        names = sorted({*tree.files, *tree.dirs} ^ {*manifest.files, *manifest.dirs})
+        return f"{names[0]!r} is missing or was not there", {}
+    touched: dict[str, RecordedFile] = {}
+    for path, status in tree.files.items():
+        recorded = manifest.files[path]
+        if status.st_size != recorded.size:
+            return f"{path!r} has {status.st_size} bytes instead of {recorded.size}", {}
+        if status.st_mtime_ns != recorded.mtime_ns:
+            if hash_file(directory / path) != (recorded.size, recorded.hash):
+                return f"{path!r} was altered", {}
+            touched[path] = RecordedFile(recorded.size, status.st_mtime_ns, recorded.hash)
+    return None, touched

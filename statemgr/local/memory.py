@@ -1,0 +1,145 @@
+"""A local store in memory, for small state and for tests. Touches its own directory and checkpoint targets.
+
+Its content is written whole, as one change segment, when it is flushed.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from statemgr.errors import ClosedError, CorruptBlob, CorruptError, InvalidError
+from statemgr.local import durable
+from statemgr.local.os_errors import translated
+from statemgr.model.commit import Change
+from statemgr.model.segment import read_segment, write_segment
+
+FILE = "memory.segment"
+
+
+class MemoryStore:
+    """Implements ``ports.LocalStore``. Safe to read from other threads than the writing one."""
+
+    def __init__(self, directory: Path, content: dict[bytes, bytes]) -> None:
+        self._directory = directory
+        self._content: dict[bytes, bytes] | None = content
+        self._keys: list[bytes] | None = None
+        self._sequence_number = len(content)
+        self._flushed_at = self._sequence_number if content else -1
+
+    @classmethod
+    def open(cls, directory: Path) -> MemoryStore:
+        """Open a store; an empty or missing directory becomes a new one.
+
+        Raises: CorruptError (also for a directory with files but no content file), DiskFull, AccessDenied.
+        """
+        path = directory / FILE
+        with translated("cannot open the store", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            if not any(os.scandir(directory)):
+                return cls(directory, {})
+            if not path.is_file():
+                raise CorruptError(
+                    f"a directory with files but without {FILE} is no store in memory",
+                    hint="the local copy is damaged: remove it, and it is restored", path=directory,
+                )
+            with durable.open_file(path) as file:
+                try:
+                    content = {key: value for key, value in read_segment(file) if value is not None}
+                except CorruptBlob as error:
+                    raise CorruptError(error.message, hint="remove it, and it is restored", path=path) from error
+        store = cls(directory, content)
+        store._flushed_at = store._sequence_number
+        return store
+
+    @property
+    def _items(self) -> dict[bytes, bytes]:
+        if self._content is None:
+            raise ClosedError("the store is closed", path=self._directory)
+        return self._content
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key, or None. Raises: ClosedError."""
+        return self._items.get(key)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Values in the order of the keys. Raises: ClosedError."""
+        return [self._items.get(key) for key in keys]
+
+    def write(self, changes: Iterable[Change]) -> None:
+        """As the port says. Raises: InvalidError (not bytes; nothing was applied), ClosedError."""
+        content = self._items
+        pending = list(changes)
+        for key, value in pending:
+            if not isinstance(key, bytes) or not isinstance(value, bytes | None):
+                raise InvalidError("cannot write", hint="keys and values are bytes", path=self._directory)
+        for key, value in pending:
+            if value is None:
+                if content.pop(key, None) is not None:
+                    self._keys = None
+            else:
+                if key not in content:
+                    self._keys = None
+                content[key] = value
+        self._sequence_number += len(pending)
+
+    def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """As the port says. Raises: ClosedError."""
+        content = self._items
+        if self._keys is None:
+            self._keys = sorted(content)
+        first = 0 if start is None else bisect_left(self._keys, start)
+        last = len(self._keys) if end is None else bisect_left(self._keys, end)
+        return self._scanned([(key, content[key]) for key in self._keys[first:last]])
+
+    def _scanned(self, items: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        for item in items:
+            if self._content is None:
+                raise ClosedError("the store was closed during a scan", path=self._directory)
+            yield item
+
+    @property
+    def sequence_number(self) -> int:
+        """As the port says."""
+        if self._content is None:
+            raise ClosedError("the store is closed", path=self._directory)
+        return self._sequence_number
+
+    def flush(self) -> None:
+        """As the port says. Raises: DiskFull; nothing is lost then."""
+        number, content = self._sequence_number, self._items
+        if number == self._flushed_at:
+            return
+        path = self._directory / FILE
+        temporary = path.with_name(FILE + ".tmp")
+        with translated("cannot flush the store", self._directory):
+            try:
+                with open(temporary, "wb") as file:
+                    write_segment(sorted(content.items()), file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.rename(temporary, path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        self._flushed_at = number
+
+    def compact_if_needed(self, limit: int) -> bool:
+        """Nothing to do."""
+        return False
+
+    def checkpoint(self, directory: Path) -> None:
+        """As the port says. Raises: DiskFull, InvalidError when the directory exists."""
+        if os.path.lexists(directory):
+            raise InvalidError("the directory of a checkpoint exists already", path=directory)
+        self.flush()
+        with translated("cannot make a checkpoint of the store", directory):
+            os.mkdir(directory)
+            durable.link_or_copy(self._directory / FILE, directory / FILE)
+
+    def close(self) -> None:
+        """Close; what was not flushed is gone. Repeating it is no error."""
+        self._content = None
+        self._keys = None

@@ -1,0 +1,93 @@
+"""Who uses a store's local directories: one lock for short changes, and a sign of life for each owner.
+
+Both are advisory file locks, which the kernel releases when a process dies however it dies; no process ID can be
+mistaken for another's. Touches ``<root>/lock`` and ``<root>/owners/``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from statemgr.errors import UnavailableError
+from statemgr.ports import Clock
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_DEADLINE_SECONDS = 60.0
+_STEP_SECONDS = 0.005
+
+
+class Owner:
+    """A sign of life that lasts as long as this object (or its process).
+
+    Args:
+        directory: where the signs of all owners are.
+        token: this owner's name, unique.
+    """
+
+    def __init__(self, directory: Path, token: str) -> None:
+        self.token = token
+        self._path = directory / token
+        descriptor = os.open(self._path, _FLAGS | os.O_EXCL, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        self._end = weakref.finalize(self, _end, self._path, descriptor, os.getpid())
+
+    def close(self) -> None:
+        """Give the sign of life up: what still bears this owner's name may be removed by others."""
+        self._end()
+
+
+def _end(path: Path, descriptor: int, process: int) -> None:
+    # a forked child runs this too when it ends, and must not declare its parent dead
+    if process == os.getpid():
+        with suppress(OSError):
+            os.unlink(path)
+    os.close(descriptor)
+
+
+def is_alive(directory: Path, token: str) -> bool:
+    """Whether the owner of that name still exists; the file of a dead one is removed."""
+    path = directory / token
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        return False
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def exclusive(lock: Path, clock: Clock) -> Iterator[None]:
+    """Hold a lock file against all other threads and processes.
+
+    Raises: UnavailableError when another one holds it for a minute.
+    """
+    descriptor = os.open(lock, _FLAGS, 0o600)
+    try:
+        deadline = clock.monotonic() + _DEADLINE_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if clock.monotonic() >= deadline:
+                    raise UnavailableError(
+                        "another process holds the lock of a local directory",
+                        hint="is it stopped? end it, or wait for it", path=lock,
+                    ) from None
+                clock.sleep(_STEP_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)

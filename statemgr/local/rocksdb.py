@@ -1,0 +1,197 @@
+"""RocksDB as a local store, through rocksdict. Touches the store's own directory and checkpoint targets.
+
+There is no write-ahead log: what is committed is in a checkpoint directory, and what is not is lost with the process.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rocksdict import Checkpoint, CompactOptions, Rdict
+
+from statemgr.errors import ClosedError, CorruptError, DiskFull, InvalidError
+from statemgr.local import rocksdb_options
+from statemgr.local.os_errors import translated as os_translated
+from statemgr.local.rocksdb_errors import translate, translated
+from statemgr.local.rocksdb_handle import (
+    Scan,
+    batch_of,
+    close_database,
+    open_database,
+    probe_space,
+    unflushed_changes,
+)
+from statemgr.model.commit import Change
+
+_COMPACTION_POLL_SECONDS = 0.002
+_COMPACTION_DEADLINE_SECONDS = 60.0
+
+
+class RocksDbStore:
+    """Implements ``ports.LocalStore``. One owner; reads and checkpoints may come from other threads than writes."""
+
+    def __init__(self, directory: Path, options: Mapping[str, object], database: Rdict) -> None:
+        self._directory = directory
+        self._options = options
+        self._database: Rdict | None = database
+        self._write_options = rocksdb_options.without_wal()
+        self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
+        self._stuck = False
+        #: What a reopening after a full disk has yet to write; None when there is nothing.
+        self._rescued: list[Change] | None = None
+        self._numbers_skipped = 0
+
+    @classmethod
+    def open(cls, directory: Path, options: Mapping[str, object]) -> RocksDbStore:
+        """Open a store; an empty or missing directory becomes a new one.
+
+        Args:
+            options: names after ``stores.<name>.rocksdb.``; one that is missing has its default.
+
+        Raises: CorruptError (also for a directory with files but no database: nothing is recreated silently),
+        InvalidError (open elsewhere), DiskFull, AccessDenied.
+        """
+        with os_translated("cannot open the store", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            new = not any(os.scandir(directory))
+            if not new and not (directory / "CURRENT").is_file():
+                raise CorruptError(
+                    "a directory with files but without CURRENT is no RocksDB database",
+                    hint="the local copy is damaged: remove it, and it is restored", path=directory,
+                )
+        return cls(directory, options, open_database(directory, rocksdb_options.normal(options, create=new)))
+
+    @property
+    def _db(self) -> Rdict:
+        if self._database is None:
+            if self._rescued is None:
+                raise ClosedError("the store is closed", path=self._directory)
+            self._recover()
+        assert self._database is not None
+        return self._database
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key, or None. Raises: CorruptError, ClosedError."""
+        try:
+            value: bytes | None = self._db.get(key)
+        except Exception as error:
+            raise translate(error, "cannot read", self._directory) from error
+        return value
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Values in the order of the keys. Raises: CorruptError, ClosedError."""
+        with translated("cannot read", self._directory):
+            values: list[bytes | None] = self._db.get(list(keys))  # type: ignore[assignment]
+        return values
+
+    def write(self, changes: Iterable[Change]) -> None:
+        """As the port says. Raises: DiskFull (nothing of this call was applied), InvalidError, ClosedError."""
+        with self._writing("cannot write"):
+            batch = batch_of(changes)
+            if batch.len():
+                self._db.write(batch, self._write_options)
+
+    def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """As the port says, lazily. Raises: CorruptError; ClosedError when the store is closed meanwhile."""
+        with translated("cannot scan", self._directory):
+            scan = Scan(self._db, start, end, self._directory)
+        self._scans.add(scan)
+        return scan
+
+    @property
+    def sequence_number(self) -> int:
+        """As the port says."""
+        return self._numbers_skipped + self._db.latest_sequence_number()
+
+    def flush(self) -> None:
+        """As the port says. After DiskFull nothing is lost: call it again when there is space."""
+        with self._writing("cannot flush the store"):
+            self._db.flush()
+
+    def compact_if_needed(self, limit: int) -> bool:
+        """Let RocksDB's own compaction catch up when level 0 has ``limit`` files or more; returns whether it had.
+
+        A store that is opened per micro-batch is otherwise closed each time before its compaction ends. Waits
+        for at most a minute. Raises: ClosedError.
+        """
+        if self._number("rocksdb.num-files-at-level0") < limit:
+            return False
+        deadline = time.monotonic() + _COMPACTION_DEADLINE_SECONDS
+        while time.monotonic() < deadline and not self._number("rocksdb.background-errors"):
+            pending = self._number("rocksdb.compaction-pending")
+            if not pending and not self._number("rocksdb.num-running-compactions"):
+                break
+            time.sleep(_COMPACTION_POLL_SECONDS)
+        return True
+
+    def compact(self) -> None:
+        """Merge everything into the last level. Raises: DiskFull, CorruptError."""
+        with self._writing("cannot compact the store"):
+            self._db.compact_range(None, None, CompactOptions())
+
+    def checkpoint(self, directory: Path) -> None:
+        """As the port says. Raises: DiskFull, InvalidError when the directory exists."""
+        if os.path.lexists(directory):
+            raise InvalidError("the directory of a checkpoint exists already", path=directory)
+        with self._writing("cannot make a checkpoint of the store"):
+            Checkpoint(self._db).create_checkpoint(str(directory))
+        with os_translated("cannot make a checkpoint of the store", directory):
+            for log in directory.glob("*.log"):
+                if log.stat().st_size:
+                    raise CorruptError("a checkpoint has a write-ahead log with content", path=log)
+                log.unlink()
+
+    def close(self) -> None:
+        """Close; what was not flushed is gone. Open scans end. Repeating it is no error."""
+        database, self._database, self._rescued = self._database, None, None
+        if database is not None:
+            self._end_scans()
+            close_database(database, self._directory)
+
+    def _end_scans(self) -> None:
+        for scan in list(self._scans):
+            scan.close()
+
+    def _number(self, name: str) -> int:
+        with translated("cannot read a property of the store", self._directory):
+            return self._db.property_int_value(name) or 0
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        if self._stuck:
+            self._recover()
+        try:
+            with translated(what, self._directory):
+                yield
+        except DiskFull:
+            self._stuck = True
+            raise
+
+    def _recover(self) -> None:
+        """After a full disk RocksDB refuses writes for good: reopen it, with what was in memory only.
+
+        Raises: DiskFull while there is no space; what was in memory is then kept for the next call.
+        """
+        directory = self._directory
+        with os_translated("cannot write again", directory):
+            probe_space(directory)
+        options = rocksdb_options.normal(self._options, create=False)
+        if self._rescued is None:
+            database = self._db
+            before = self.sequence_number
+            self._rescued = unflushed_changes(database, directory, options)
+            self._end_scans()
+            self._database = None
+            close_database(database, directory)
+            del database
+            # numbers start again at what is in the files: never give one twice
+            self._numbers_skipped = before + 1
+        reopened = open_database(directory, options)
+        with translated("cannot write again", directory):
+            reopened.write(batch_of(self._rescued), self._write_options)
+        self._database, self._rescued, self._stuck = reopened, None, False

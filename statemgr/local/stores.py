@@ -1,0 +1,64 @@
+"""The kinds of local store, by the name that the configuration gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from statemgr.errors import ConfigError
+from statemgr.local.memory import MemoryStore
+from statemgr.local.rocksdb import RocksDbStore
+from statemgr.local.rocksdb_bulk import bulk_load
+from statemgr.model.commit import Change
+from statemgr.ports import LocalStore
+
+
+class ChangeWriter(Protocol):
+    """Takes changes in order, any number of them."""
+
+    def write(self, changes: Iterable[Change]) -> None: ...
+
+
+def open_store(kind: str, directory: Path, options: Mapping[str, object]) -> LocalStore:
+    """Open a store of a kind (``rocksdb``, ``memory``); an empty or missing directory becomes a new one.
+
+    Args:
+        options: names after ``stores.<name>.rocksdb.``.
+
+    Raises: CorruptError, InvalidError (open elsewhere), DiskFull, AccessDenied, ConfigError (unknown kind).
+    """
+    if kind == "rocksdb":
+        return RocksDbStore.open(directory, options)
+    if kind == "memory":
+        return MemoryStore.open(directory)
+    raise _unknown(kind)
+
+
+def bulk_writer(
+    kind: str, directory: Path, options: Mapping[str, object]
+) -> AbstractContextManager[ChangeWriter]:
+    """Fill a new store of a kind; when the block ends without an error, the directory holds it, closed.
+
+    Raises: as :func:`open_store`; InvalidError when the directory is not empty.
+    """
+    if kind == "rocksdb":
+        return bulk_load(directory, options)
+    if kind == "memory":
+        return _memory_load(directory)
+    raise _unknown(kind)
+
+
+@contextmanager
+def _memory_load(directory: Path) -> Iterator[MemoryStore]:
+    store = MemoryStore.open(directory)
+    try:
+        yield store
+        store.flush()
+    finally:
+        store.close()
+
+
+def _unknown(kind: str) -> ConfigError:
+    return ConfigError(f"no local store is of the type {kind!r}", hint="it is rocksdb or memory")
