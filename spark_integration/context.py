@@ -52,6 +52,7 @@ class BatchReport:
 
     Attributes:
         replayed: the batch was published before; only its stored output was given again.
+        input_offsets: source partition → next offset to read: where the published state is now.
     """
 
     batch_id: int
@@ -61,6 +62,7 @@ class BatchReport:
     stage_seconds: float
     publish_seconds: float
     output_seconds: float
+    input_offsets: Mapping[str, int]
 
 
 #: ``process(batches, stores, context)`` yields the batch's output rows.

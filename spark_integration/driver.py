@@ -154,7 +154,14 @@ class Driver:
         # 5. output
         sequence = self.give_output(spark)
         return BatchReport(
-            batch_id, sequence, replayed, restored, staged - began, done - staged, time.monotonic() - done
+            batch_id=batch_id,
+            sequence=sequence,
+            replayed=replayed,
+            restored=restored,
+            stage_seconds=staged - began,
+            publish_seconds=done - staged,
+            output_seconds=time.monotonic() - done,
+            input_offsets=dict(source.end),
         )
 
     def _id(self) -> str:
@@ -182,9 +189,7 @@ class Driver:
         check_continues(source, self.input_offsets())
         return False
 
-    def _stage(
-        self, rows: DataFrame, source: BatchInput
-    ) -> tuple[list[PreparedCommit], tuple[RestoreReport, ...]]:
+    def _stage(self, rows: DataFrame, source: BatchInput) -> tuple[list[PreparedCommit], tuple[RestoreReport, ...]]:
         plan = self._plan
         spread = plan.partitioning.spread(rows, plan.config.tasks)
         results = spread.mapInArrow(worker(self._work(source)), RESULT_DDL).collect()

@@ -192,7 +192,5 @@ def _schema(schema: StructType | str) -> StructType:
     except PySparkException as error:
         raise InvalidError(f"the output schema cannot be parsed: {error}") from error
     if not isinstance(parsed, StructType):
-        raise InvalidError(
-            "the output schema is not a list of columns", hint="such as 'key string, total bigint'"
-        )
+        raise InvalidError("the output schema is not a list of columns", hint="such as 'key string, total bigint'")
     return parsed

@@ -136,8 +136,7 @@ def check_continues(batch: BatchInput, checkpoint: Offsets | None) -> None:
             continue
         loss = "rows between would be lost" if (starts or 0) > (has or 0) else "rows would be counted twice"
         raise BatchMismatch(
-            f"batch {batch.batch_id} starts at {_position(starts)}, the checkpoint is at {_position(has)}: "
-            f"{loss}",
+            f"batch {batch.batch_id} starts at {_position(starts)}, the checkpoint is at {_position(has)}: {loss}",
             hint="take a new location and the callable form of input, which starts at the checkpoint",
             partition=name,
             batch=batch.batch_id,

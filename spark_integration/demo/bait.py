@@ -1,0 +1,83 @@
+"""Where the demo's kill strikes: a process that reaches the phase aimed at says so in a file, and waits to die."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from statemgr.phases import Phase, add_observer, remove_observer
+
+#: The steps of a batch, from the state's flush on an executor to the output on the driver.
+AIMS = (
+    Phase.FLUSH,
+    Phase.CHECKPOINT_DIR,
+    Phase.DIFF,
+    Phase.UPLOAD,
+    Phase.PUT_INDEX,
+    Phase.PREPARED,
+    Phase.BEGIN,
+    Phase.SEND_CHANGELOG,
+    Phase.SEND_CHECKPOINT,
+    Phase.COMMIT_TRANSACTION,
+    Phase.ACKNOWLEDGED,
+    Phase.REMOVE_TTL,
+    Phase.DELETE_BLOBS,
+    Phase.DELETE_INDEX,
+    Phase.CLEANED_UP,
+    Phase.OUTPUT,
+)
+#: Batches after which any phase will do, should the one aimed at not come (nothing to delete, say).
+_PATIENCE = 2
+_WAIT_S = 300
+
+
+@dataclass
+class Bait:
+    """Kill in ``phase`` of this process's batch number ``batch`` (the first is 1), and say so in ``file``.
+
+    ``current`` is the batch that runs; it travels to the executors with the process function.
+    """
+
+    phase: str
+    batch: int
+    file: str
+    current: int = 1
+
+    def __call__(self, phase: Phase, subject: str) -> None:
+        """Observe a phase; does not return when it is the one."""
+        aimed = self.current >= self.batch and phase == self.phase
+        late = self.current >= self.batch + _PATIENCE and phase in AIMS
+        if not aimed and not late:
+            return
+        hit = {"phase": str(phase), "subject": subject, "batch": self.current, "pid": os.getpid()}
+        target = Path(self.file)
+        written = target.with_name(f"{target.name}.{os.getpid()}")
+        written.write_text(json.dumps(hit))
+        written.replace(target)
+        threading.Event().wait(_WAIT_S)
+        raise SystemExit("the kill that was announced never came")
+
+
+_installed: list[Bait] = []
+
+
+def install(bait: Bait | None) -> None:
+    """Observe with this bait in this process, instead of the one before: workers outlive a batch."""
+    while _installed:
+        remove_observer(_installed.pop())
+    if bait is not None:
+        add_observer(bait)
+        _installed.append(bait)
+
+
+def draw(seed: int, kills: int, aims: Sequence[str] = ()) -> list[tuple[str, int]]:
+    """For each kill a phase and a batch, from the seed; ``aims`` overrides the first phases."""
+    chance = random.Random(seed)
+    phases = [str(phase) for phase in AIMS]
+    drawn = [(chance.choice(phases), chance.randint(2, 3)) for _ in range(kills)]
+    return [(aims[i] if i < len(aims) else phase, batch) for i, (phase, batch) in enumerate(drawn)]

@@ -1,0 +1,137 @@
+"""What the demo keeps per key: how many rows, and for each measure the missing, the sum and the largest. Pure.
+
+A measure is a column, or a product of columns (``Quantity*UnitPrice``). Arithmetic is decimal and exact: a result
+that had to be rounded would be an error.
+"""
+
+from __future__ import annotations
+
+import decimal
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from statemgr.errors import InvalidError
+
+#: Texts that stand for no value.
+MISSING = frozenset({"", "NA"})
+
+#: Values have fewer digits than this before and at most this many after the decimal point, so sums stay exact.
+LIMIT = 60
+
+#: Arithmetic in which rounding is an error.
+EXACT = decimal.Context(prec=1000, traps=[decimal.Inexact, decimal.InvalidOperation, decimal.Overflow])
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """``name`` as it was given; ``columns`` are positions in the rows that the topic carries."""
+
+    name: str
+    columns: tuple[int, ...]
+
+    def value(self, row: Sequence[str]) -> Decimal | None:
+        """The row's value; None when it is missing. Raises: ValueError when it is not a number."""
+        product = Decimal(1)
+        for column in self.columns:
+            text = row[column].strip()
+            if text in MISSING:
+                return None
+            product = EXACT.multiply(product, number(text))
+        exponent = product.as_tuple().exponent
+        if not isinstance(exponent, int) or exponent < -LIMIT or abs(product) >= 10**LIMIT:
+            raise ValueError(product)
+        return product
+
+
+def number(text: str) -> Decimal:
+    """Raises: ValueError unless the text is a finite decimal number."""
+    if "_" in text or not text.isascii():
+        raise ValueError(text)  # Python would read it, a table does not mean it
+    try:
+        value = Decimal(text)
+    except decimal.InvalidOperation:
+        raise ValueError(text) from None
+    if not value.is_finite():
+        raise ValueError(text)
+    return value
+
+
+def measures_of(names: Sequence[str]) -> tuple[list[str], list[Measure]]:
+    """The columns that measures need, each once, and the measures over them. Raises: InvalidError."""
+    columns: list[str] = []
+    measures = []
+    for name in names:
+        factors = [factor.strip() for factor in name.split("*")]
+        if not all(factors):
+            raise InvalidError(f"{name!r} is not a column or a product of columns", hint="such as Quantity*UnitPrice")
+        for factor in factors:
+            if factor not in columns:
+                columns.append(factor)
+        measures.append(Measure(name, tuple(columns.index(factor) for factor in factors)))
+    return columns, measures
+
+
+class Tally:
+    """Counts and sums over some rows. ``unparsable`` rows are counted and add nothing to the measures."""
+
+    __slots__ = ("largest", "missing", "rows", "sums", "unparsable")
+
+    def __init__(self, measures: int) -> None:
+        self.rows = 0
+        self.unparsable = 0
+        self.missing = [0] * measures
+        self.sums = [Decimal(0)] * measures
+        self.largest: list[Decimal | None] = [None] * measures
+
+    def add_row(self, row: Sequence[str] | None, measures: Sequence[Measure]) -> None:
+        """Count one row; None is one that is not a row at all."""
+        self.rows += 1
+        try:
+            if row is None:
+                raise ValueError
+            values = [measure.value(row) for measure in measures]
+        except (ValueError, decimal.DecimalException):
+            self.unparsable += 1
+            return
+        for i, value in enumerate(values):
+            self._add(i, int(value is None), value, value)
+
+    def add(self, other: Tally) -> None:
+        """Count everything that another one has counted."""
+        self.rows += other.rows
+        self.unparsable += other.unparsable
+        for i, missing in enumerate(other.missing):
+            self._add(i, missing, other.sums[i], other.largest[i])
+
+    def _add(self, i: int, missing: int, value: Decimal | None, largest: Decimal | None) -> None:
+        self.missing[i] += missing
+        if value is not None:
+            self.sums[i] = EXACT.add(self.sums[i], value)
+        known = self.largest[i]
+        if largest is not None and (known is None or largest > known):
+            self.largest[i] = largest
+
+    def to_json(self) -> str:
+        """Exact: decimals as text."""
+        return json.dumps(
+            [
+                self.rows,
+                self.unparsable,
+                self.missing,
+                [str(value) for value in self.sums],
+                [None if value is None else str(value) for value in self.largest],
+            ],
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Tally:
+        """What :meth:`to_json` wrote."""
+        rows, unparsable, missing, sums, largest = json.loads(text)
+        tally = cls(len(missing))
+        tally.rows, tally.unparsable, tally.missing = rows, unparsable, missing
+        tally.sums = [Decimal(value) for value in sums]
+        tally.largest = [None if value is None else Decimal(value) for value in largest]
+        return tally

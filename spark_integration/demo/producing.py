@@ -1,0 +1,55 @@
+"""Put the input's rows on a Kafka topic with a plain producer, keyed, as some other system would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from spark_integration.demo.dataset import Dataset
+from statemgr.errors import UnavailableError
+
+_REPORT_EVERY = 5_000
+_DEADLINE_S = 60
+
+
+def produce(
+    dataset: Dataset, bootstrap_servers: str, topic: str, partitions: int, progress: Callable[[int], None]
+) -> int:
+    """Create the topic and write every row: the key's bytes, and the columns' texts as a JSON array.
+
+    A row that is malformed becomes ``null``, so that the pipeline counts it too.
+
+    Returns: how many rows.
+
+    Raises: UnavailableError when the broker did not take them all.
+    """
+    try:
+        admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+        for created in admin.create_topics([NewTopic(topic, partitions, 1)]).values():
+            created.result(timeout=_DEADLINE_S)
+        producer = Producer(
+            {"bootstrap.servers": bootstrap_servers, "linger.ms": 20, "acks": "all", "enable.idempotence": True}
+        )
+        count = 0
+        for count, (key, row) in enumerate(dataset.rows(), 1):
+            value = json.dumps(row).encode()
+            while True:
+                try:
+                    producer.produce(topic, key=key, value=value)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+            if count % _REPORT_EVERY == 0:
+                producer.poll(0)
+                progress(count)
+        left = producer.flush(_DEADLINE_S)
+    except KafkaException as error:
+        raise UnavailableError(f"the rows could not be produced: {error}", topic=topic) from error
+    if left:
+        raise UnavailableError(f"{left} rows were not taken by the broker", topic=topic)
+    progress(count)
+    return count
