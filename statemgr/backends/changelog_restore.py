@@ -1,0 +1,128 @@
+"""``kafka-changelog``, the restore part: replay the changelog up to the marker, exactly.
+
+Reads Kafka and writes the staging directory that it is given. An adopted changelog may have a tail beyond the marker,
+written by software that publishes its checkpoints later: it is left out, and what undoes it is returned. That is exact
+only while the cleaner cannot have used the tail to drop a value from before the marker.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from statemgr.backends.context import BackendContext
+from statemgr.config import StoreConfig
+from statemgr.errors import MissingState
+from statemgr.ids import task_index
+from statemgr.local import bulk_writer, open_store
+from statemgr.model.checkpoint import ChangelogMarker
+from statemgr.model.commit import Change
+from statemgr.phases import Phase, announce
+from statemgr.ports import Restored, RestoreRequest, TopicInfo
+
+_BLOB_INSTEAD = "restore from blob-store, or roll back to an older checkpoint"
+_LAG = "min.compaction.lag.ms"
+#: The clocks of this machine and of the broker may differ by this much, in milliseconds.
+_CLOCK_MARGIN_MS = 60_000
+
+
+class ChangelogRestore:
+    """Implements :class:`statemgr.ports.RestoreManager`."""
+
+    def __init__(self, context: BackendContext) -> None:
+        self._context = context
+
+    def restore(self, request: RestoreRequest) -> Restored:
+        """See the port."""
+        marker = request.marker
+        store = self._context.config.stores[request.identity.store]
+        if not isinstance(marker, ChangelogMarker) or marker.partition != task_index(request.identity.task):
+            raise MissingState("the marker names no changelog partition of this task", hint=_BLOB_INSTEAD)
+        info = self._checked(marker)
+        start, end = self._checked_bounds(marker)
+        announce(Phase.REPLAY, f"{request.identity.task}/{request.identity.store}")
+        records, size = self._replay(request, store, marker, start)
+        tail, oldest_ms = self._tail(marker, end)
+        undo: tuple[Change, ...] = ()
+        if tail:
+            self._check_rewind(marker, info, oldest_ms)
+            undo = _values(store, request, sorted(tail))
+        self._checked(marker, info.topic_id)
+        return Restored(None, bytes_fetched=size, records=records, undo=undo)
+
+    def _checked(self, marker: ChangelogMarker, topic_id: str | None = None) -> TopicInfo:
+        """The topic, if it is the one that the marker was made for (and that was read meanwhile)."""
+        info = self._context.changelog().describe(marker.topic)
+        expected = marker.topic_id or topic_id or info.topic_id
+        if info.topic_id != expected:
+            _lost(marker, "it was deleted and made anew since the checkpoint")
+        if marker.partition >= info.partitions:
+            _lost(marker, f"it has only {info.partitions} partitions")
+        return info
+
+    def _checked_bounds(self, marker: ChangelogMarker) -> tuple[int, int]:
+        start, end = self._context.changelog().bounds(marker.topic, marker.partition)
+        if marker.offset > end:
+            _lost(marker, f"it ends at {end}: records of the checkpoint are gone")
+        if start > 0:
+            _lost(marker, f"it begins at {start}: records were deleted, which compaction never does")
+        return start, end
+
+    def _replay(
+        self, request: RestoreRequest, store: StoreConfig, marker: ChangelogMarker, start: int
+    ) -> tuple[int, int]:
+        """Returns: records and bytes read."""
+        records = size = 0
+        batches = self._context.changelog().read(marker.topic, marker.partition, start, marker.offset)
+        with bulk_writer(store.type, request.staging, store.rocksdb) as writer:
+            for batch in batches:
+                writer.write([(record.key, record.value) for record in batch])
+                records += len(batch)
+                size += sum(len(record.key) + len(record.value or b"") for record in batch)
+                request.progress(f"replay {store.name}", batch[-1].offset + 1 - start, marker.offset - start)
+        return records, size
+
+    def _tail(self, marker: ChangelogMarker, end: int) -> tuple[set[bytes], int]:
+        """The keys of committed records beyond the marker, and the time of the oldest (epoch milliseconds)."""
+        keys: set[bytes] = set()
+        oldest_ms = 0
+        for batch in self._context.changelog().read(marker.topic, marker.partition, marker.offset, end):
+            keys.update(record.key for record in batch)
+            oldest = min(record.timestamp_ms for record in batch)
+            oldest_ms = min(oldest_ms or oldest, oldest)
+        return keys, oldest_ms
+
+    def _check_rewind(self, marker: ChangelogMarker, info: TopicInfo, oldest_ms: int) -> None:
+        """After the replay: what is still too young for the cleaner was so all the time.
+
+        Raises: MissingState when the cleaner may have dropped a value that the checkpoint had.
+        """
+        lag_ms = int(info.config.get(_LAG, "0"))
+        age_ms = self._context.clock.time_ns() // 1_000_000 - oldest_ms
+        if age_ms >= lag_ms - min(_CLOCK_MARGIN_MS, lag_ms // 10):
+            raise MissingState(
+                f"an exact rewind is impossible: the changelog has records beyond the checkpoint that are "
+                f"{age_ms} ms old, and records older than {lag_ms} ms may have been compacted with them",
+                hint=_BLOB_INSTEAD,
+                topic=marker.topic,
+                partition=marker.partition,
+                offset=marker.offset,
+            )
+
+
+def _values(store: StoreConfig, request: RestoreRequest, keys: list[bytes]) -> tuple[Change, ...]:
+    """What the replayed store has for these keys: writing it back undoes the tail."""
+    opened = open_store(store.type, request.staging, store.rocksdb)
+    try:
+        return tuple(zip(keys, opened.get_many(keys), strict=True))
+    finally:
+        opened.close()
+
+
+def _lost(marker: ChangelogMarker, why: str) -> NoReturn:
+    raise MissingState(
+        f"the changelog cannot supply the checkpoint: {why}",
+        hint=_BLOB_INSTEAD,
+        topic=marker.topic,
+        partition=marker.partition,
+        offset=marker.offset,
+    )
