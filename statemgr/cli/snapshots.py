@@ -52,8 +52,9 @@ def list_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...]) -> No
 
 def _snapshots(runtime: Runtime, record: CheckpointRecord) -> Iterator[dict[str, object]]:
     """One entry per retained checkpoint and store; ``problem`` says why an index could not be read."""
-    from statemgr.backends.blob_store import read_index
+    from statemgr.backends.snapshot_indexes import SnapshotIndexes
 
+    indexes = SnapshotIndexes()
     for checkpoint in record.checkpoints:
         for store, marker in sorted(checkpoint.state_checkpoint_markers.get(_FACTORY, {}).items()):
             if not isinstance(marker, IndexMarker):
@@ -67,7 +68,7 @@ def _snapshots(runtime: Runtime, record: CheckpointRecord) -> Iterator[dict[str,
                 "index_size": marker.index.size,
             }
             try:
-                index = read_index(runtime.transfer(), marker, runtime.parts.identity(record.task, store))
+                index = indexes.get(runtime.transfer(), runtime.parts.identity(record.task, store), marker.index)
                 entry |= {"files": sum(1 for _ in index.root.walk()), "size": index.root.size}
                 entry |= {"created_ms": index.created_ms, "problem": None}
             except (MissingError, CorruptError) as error:

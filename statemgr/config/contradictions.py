@@ -17,7 +17,6 @@ from statemgr.errors import ConfigError
 KAFKA_CHANGELOG = "kafka-changelog"
 BLOB_STORE = "blob-store"
 _BUILT_IN = (KAFKA_CHANGELOG, BLOB_STORE)
-_SERDES = ("bytes", "string", "integer", "json")
 #: What the protocol depends on.
 _OWN_SETTINGS = ("transactional.id", "enable.idempotence", "isolation.level", "enable.auto.commit", "acks")
 
@@ -37,10 +36,6 @@ def check_factories(key: str, factories: Iterable[str]) -> None:
 def check_store(store: StoreConfig, *, has_blob_uri: bool, write_versions: Sequence[int]) -> None:
     """One store against the rest. Raises: ConfigError."""
     prefix = f"stores.{store.name}"
-    for part, serde in (("key", store.key_serde), ("value", store.value_serde)):
-        if serde not in _SERDES:
-            key = f"{prefix}.{part}.serde"
-            raise ConfigError(f"{key} must be one of {', '.join(_SERDES)}, not {serde!r}", key=key)
     if store.restore_factories and not store.durable:
         key = f"{prefix}.restore.factories"
         raise ConfigError(

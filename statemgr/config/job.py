@@ -54,16 +54,12 @@ class JobConfig:
         contradictions.check_topics([*topics, *(("task.inputs", topic) for topic in self.inputs)])
 
     @classmethod
-    def from_file(
-        cls, path: str | os.PathLike[str], overrides: Mapping[str, object] | None = None
-    ) -> JobConfig:
+    def from_file(cls, path: str | os.PathLike[str], overrides: Mapping[str, object] | None = None) -> JobConfig:
         """Load a TOML file. ``overrides`` are dotted keys that win over the file. Raises: ConfigError."""
         return cls(values=load_values(read_toml(path), overrides or {}))
 
     @classmethod
-    def from_mapping(
-        cls, mapping: Mapping[str, object], overrides: Mapping[str, object] | None = None
-    ) -> JobConfig:
+    def from_mapping(cls, mapping: Mapping[str, object], overrides: Mapping[str, object] | None = None) -> JobConfig:
         """Load a mapping, nested or dotted; every value may be a string. Raises: ConfigError."""
         return cls(values=load_values(mapping, overrides or {}))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -94,5 +95,6 @@ def _parse(entry: Key, key: str, value: object) -> Value:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    # A URI may carry a password where none belongs.
+    text = re.sub(r"//[^/\s]*@", "//…@", repr(value))
     return text if len(text) <= 80 else text[:77] + "…"

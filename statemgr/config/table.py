@@ -24,6 +24,7 @@ from statemgr.config.values import (
     numbers,
 )
 
+SERDES = ("bytes", "string", "integer", "json")
 _DAY_MS = 24 * 3600 * 1000
 _GIBIBYTE = 1024**3
 
@@ -143,20 +144,19 @@ _STORES = (
     ),
     Key(
         pattern="stores.<name>.key.serde",
-        kind=TEXT,
+        kind=choice(*SERDES),
         default="bytes",
-        doc="Serde of keys: `bytes`, `string`, `integer` (8 bytes, sorts as numbers) or `json`.",
+        doc="Serde of keys; `integer` is 8 bytes that sort as numbers do.",
     ),
     Key(
         pattern="stores.<name>.value.serde",
-        kind=TEXT,
+        kind=choice(*SERDES),
         default="bytes",
-        doc="Serde of values, likewise.",
+        doc="Serde of values.",
     ),
 )
 _ROCKSDB = tuple(
-    Key(pattern=f"stores.<name>.rocksdb.{o.name}", kind=o.kind, default=o.default, doc=o.doc)
-    for o in ROCKSDB_OPTIONS
+    Key(pattern=f"stores.<name>.rocksdb.{o.name}", kind=o.kind, default=o.default, doc=o.doc) for o in ROCKSDB_OPTIONS
 )
 _BLOBS = (
     Key(

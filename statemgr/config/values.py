@@ -178,7 +178,5 @@ NAME_KIND = matching("name", NAME, "a name of letters, digits, '.', '_' and '-' 
 TOPIC = matching("topic", _TOPIC, "a topic's name: letters, digits, '.', '_' and '-' (at most 249)")
 TOPICS = texts(TOPIC, "a list of different topics, or a text with commas")
 FACTORIES = texts(TEXT, "a list of different factory names, or a text with commas")
-BLOB_URI = Kind(
-    name="URI", expected="file:///directory or s3://bucket/prefix, without credentials", parse=_blob_uri
-)
+BLOB_URI = Kind(name="URI", expected="file:///directory or s3://bucket/prefix, without credentials", parse=_blob_uri)
 ENDPOINT = Kind(name="URL", expected="http://… or https://…, without credentials", parse=_endpoint)

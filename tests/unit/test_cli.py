@@ -1,0 +1,268 @@
+"""The command line without servers: commands, exit statuses, what is printed where."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from statemgr import __version__, errors
+from statemgr.cli import main, output
+from statemgr.cli.init import TEMPLATE
+from statemgr.cli.main import cli
+from statemgr.config import JobConfig
+from statemgr.config.table import KEYS
+
+JOB = """
+job.name = "orders"
+kafka.bootstrap.servers = "localhost:1"
+[stores.totals]
+[stores.scratch]
+backup.factories = []
+"""
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command line in an empty directory with a `job.toml` in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    Path("job.toml").write_text(JOB)
+
+    def run_(*arguments: str) -> Result:
+        return CliRunner().invoke(cli, list(arguments), catch_exceptions=False)
+
+    return run_
+
+
+# --- the frame --------------------------------------------------------------------------------------------
+
+
+def test_help_lists_every_command_without_loading_them(run: Run) -> None:
+    """`--help` is quick: it has a line for each command."""
+    result = run("--help")
+    assert result.exit_code == 0
+    for name in ("checkpoints", "config", "demo", "dev", "doctor", "init", "restore", "snapshots", "store", "topics"):
+        assert re.search(rf"^  {name} +\S", result.output, re.MULTILINE)
+
+
+def test_every_command_has_help(run: Run) -> None:
+    """Each command that is part of statemgr loads, and says what it does and how to get JSON."""
+    for name in ("checkpoints", "config", "doctor", "init", "restore", "snapshots", "store", "topics"):
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        leaves = list(command.commands.values()) if isinstance(command, click.Group) else [command]
+        for leaf in leaves:
+            assert leaf.help, leaf.name
+            assert name == "init" or "--json" in [option for p in leaf.params for option in p.opts], leaf.name
+
+
+def test_version(run: Run) -> None:
+    """`--version` prints the package's."""
+    assert __version__ in run("--version").output
+
+
+def test_an_unknown_command_names_the_nearest(run: Run) -> None:
+    """Wrong use is exit status 2."""
+    result = run("chekpoints", "list")
+    assert result.exit_code == 2
+    assert "'checkpoints'" in result.output
+
+
+def test_without_metadata_the_built_in_commands_are_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source tree works without installation."""
+    monkeypatch.setattr(main, "entry_points", lambda **_: [])
+    assert run("config", "check").exit_code == 0
+
+
+def test_a_command_whose_extra_is_missing_says_how_to_install_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line and exit status 2, whatever options it was given."""
+    monkeypatch.setitem(main._BUILT_IN, "demo", ("no_such_package.commands:demo", "demo"))
+    monkeypatch.setattr(main, "entry_points", lambda **_: [])
+    result = run("demo", "--input", "x.csv", "file")
+    assert result.exit_code == 2
+    assert "no_such_package" in result.output
+    assert "pip install 'statemgr[demo]'" in result.output
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.TopicMisconfigured("m"), 1),
+        (errors.FencedError("m"), 1),
+        (errors.ConfigError("m"), 2),
+        (errors.PermissionNeeded("m"), 2),
+        (errors.UnavailableError("m"), 3),
+        (errors.AccessDenied("m"), 3),
+        (errors.MissingState("m"), 4),
+        (errors.CorruptBlob("m"), 4),
+        (OSError("m"), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_is_one_line_a_hint_and_its_exit_status(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
+) -> None:
+    """No traceback, on stderr, with the status of its kind."""
+
+    def fail(**_: object) -> None:
+        if isinstance(error, errors.StatemgrError):
+            error.hint = "do this"
+        raise error
+
+    monkeypatch.setattr(cli, "get_command", lambda _context, _name: click.Command("topics", callback=fail))
+    result = run("topics")
+    assert result.exit_code == status
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert lines[0] == "error: m"
+    assert lines[1:] == (["hint: do this"] if isinstance(error, errors.StatemgrError) else [])
+
+
+def test_debug_shows_the_traceback(run: Run) -> None:
+    """For those who report a fault."""
+    assert "Traceback" in run("--debug", "config", "check", "--set", "job.tasks=0").stderr
+    assert "Traceback" not in run("config", "check", "--set", "job.tasks=0").stderr
+
+
+def test_ctrl_c_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit status 130, as shells expect."""
+
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "get_command", lambda _context, _name: click.Command("topics", callback=interrupt))
+    result = run("topics")
+    assert result.exit_code == 130
+    assert "Traceback" not in result.output
+
+
+# --- init -------------------------------------------------------------------------------------------------
+
+
+def test_init_writes_a_file_that_is_valid_as_it_is(run: Run) -> None:
+    """The written file loads, and its owner alone may read it."""
+    result = run("init", "new.toml", "--name", "clicks")
+    assert result.exit_code == 0
+    config = JobConfig.from_file("new.toml")
+    assert config.job_name == "clicks"
+    assert config.stores["totals"].backup_factories == ("kafka-changelog", "blob-store")
+    assert Path("new.toml").stat().st_mode & 0o077 == 0
+
+
+def test_init_never_overwrites_unless_forced(run: Run) -> None:
+    """An existing file stays as it is."""
+    assert run("init").exit_code == 2
+    assert Path("job.toml").read_text() == JOB
+    assert run("init", "--force").exit_code == 0
+    assert Path("job.toml").read_text() != JOB
+
+
+def test_init_refuses_a_name_that_cannot_be_one(run: Run) -> None:
+    """Before anything is written."""
+    assert run("init", "new.toml", "--name", "a/b").exit_code == 2
+    assert not Path("new.toml").exists()
+
+
+def test_what_the_template_has_in_comments_is_valid_too(run: Run) -> None:
+    """Each commented key, uncommented, is a known key with a good value."""
+    text = TEMPLATE.format(name="orders", blob_uri="file:///blobs")
+    table, checked = "", 0
+    for line in text.splitlines():
+        if header := re.match(r"(# )?\[([a-z.]+)\]", line):
+            table = header[2]
+        elif setting := re.match(r"# ([a-z0-9.]+) = (\S.*)", line):
+            JobConfig.from_file(_written('job.name = "x"\nblob.store.uri = "file:///b"\n', table, setting))
+            checked += 1
+    assert checked > 20
+
+
+def _written(head: str, table: str, setting: re.Match[str]) -> Path:
+    path = Path("commented.toml")
+    key = f"{table}.{setting[1]}"
+    head = "\n".join(line for line in head.splitlines() if not line.startswith(f"{key} "))
+    path.write_text(f"{head}\n{key} = {setting[2]}\n")
+    return path
+
+
+# --- config -----------------------------------------------------------------------------------------------
+
+
+def test_config_check_says_what_is_backed_up_where(run: Run) -> None:
+    """One line, and notes on what is perhaps not meant."""
+    result = run("config", "check")
+    assert result.exit_code == 0
+    assert "totals → kafka-changelog" in result.output
+    assert "note: store scratch is not backed up" in result.output
+
+
+def test_config_check_resolves_references(run: Run) -> None:
+    """A variable that is not set is found before the job starts."""
+    result = run("config", "check", "--set", "kafka.sasl.password=${env:STATEMGR_TEST_UNSET}")
+    assert result.exit_code == 2
+    assert "STATEMGR_TEST_UNSET" in result.stderr
+
+
+def test_config_check_as_json(run: Run) -> None:
+    """One object."""
+    found = json.loads(run("config", "check", "--json").stdout)
+    assert (found["job"], found["stores"]) == ("orders", ["scratch", "totals"])
+
+
+def test_config_show_all_has_every_key(run: Run) -> None:
+    """Also those that are not set, and those of every store."""
+    shown = json.loads(run("config", "show", "--all", "--json").stdout)
+    for entry in KEYS:
+        if not entry.alias_of and not entry.pattern.endswith("*"):
+            assert entry.pattern.replace("<name>", "totals") in shown
+    assert shown["stores.scratch.backup.factories"] == []
+    assert "stores.totals.changelog.topic" not in json.loads(run("config", "show", "--json").stdout)
+
+
+def test_a_missing_file_says_how_to_make_one(run: Run) -> None:
+    """Exit status 2, and the command."""
+    result = run("config", "check", "--config", "none.toml")
+    assert result.exit_code == 2
+    assert "statemgr init" in result.stderr
+
+
+# --- options ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("checkpoints", "list", "--task", "Partition x"),
+        ("checkpoints", "list", "--task", "-1"),
+        ("checkpoints", "show", "--checkpoint", "latest"),
+        ("restore",),
+        ("store", "scan", "totals", "--limit", "-1"),
+        ("config", "show", "--set", "job.tasks"),
+    ],
+)
+def test_wrong_use_is_exit_status_2(run: Run, arguments: tuple[str, ...]) -> None:
+    """Before anything is contacted."""
+    assert run(*arguments).exit_code == 2
+
+
+# --- output -----------------------------------------------------------------------------------------------
+
+
+def test_tables_show_texts_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """A key with brackets is no markup; nothing is cut where it does not go to a terminal."""
+    long = "x" * 150
+    output.print_table(("key", "value"), [("[red]a[/red]", long), ("b", 1)], empty="none")
+    printed = capsys.readouterr().out
+    assert "[red]a[/red]" in printed
+    assert long in printed
+
+
+def test_times_are_utc_to_the_millisecond() -> None:
+    """Epoch milliseconds, with the zone's mark."""
+    assert output.moment(1_700_000_000_123) == "2023-11-14 22:13:20.123Z"

@@ -1,0 +1,69 @@
+"""Keys and values on the command line: text to bytes and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from statemgr.cli.store import _after, parse, render, text
+from statemgr.errors import InvalidError
+
+
+@pytest.mark.parametrize(
+    ("given", "serde", "data"),
+    [
+        ("85123A", "bytes", b"85123A"),
+        ("0x00ff", "bytes", b"\x00\xff"),
+        ("00ff", "hex", b"\x00\xff"),
+        ("é", "string", "é".encode()),
+        ('"a"', "json", b'"a"'),
+        ("-1", "integer", b"\x7f" + b"\xff" * 7),
+    ],
+)
+def test_a_key_is_parsed_by_its_serde(given: str, serde: str, data: bytes) -> None:
+    """The bytes that the store has."""
+    assert parse(given, serde) == data
+
+
+@pytest.mark.parametrize(("given", "serde"), [("x", "integer"), ("{", "json"), ("0xz", "hex"), ("0x1", "bytes")])
+def test_a_key_that_is_none_is_refused(given: str, serde: str) -> None:
+    """With the option that names another serde."""
+    with pytest.raises(InvalidError, match="--key-serde"):
+        parse(given, serde)
+
+
+@pytest.mark.parametrize(
+    ("data", "serde", "value"),
+    [
+        (b"abc", "bytes", "abc"),
+        (b"\xff\x00", "bytes", "0xff00"),
+        (b"a\nb", "bytes", "0x610a62"),
+        (b"\xff", "hex", "ff"),
+        (b'{"a":1}', "json", {"a": 1}),
+        (b"\x80" + b"\x00" * 6 + b"\x07", "integer", 7),
+    ],
+)
+def test_bytes_are_rendered_by_their_serde(data: bytes, serde: str, value: object) -> None:
+    """As something that JSON can hold; bytes that are no text as hexadecimal."""
+    assert render(data, serde) == value
+
+
+@pytest.mark.parametrize(("data", "serde"), [(b"\xff", "string"), (b"{", "json"), (b"abc", "integer")])
+def test_bytes_of_another_serde_are_refused(data: bytes, serde: str) -> None:
+    """Never shown as something that they are not."""
+    with pytest.raises(InvalidError, match="serde"):
+        render(data, serde)
+
+
+def test_values_are_shown_on_one_line() -> None:
+    """Control characters never reach the terminal as they are."""
+    assert text("a") == "a"
+    assert text("a\x1b[31m") == '"a\\u001b[31m"'
+    assert text({"a": [1]}) == '{"a": [1]}'
+
+
+def test_the_end_of_a_prefix() -> None:
+    """The smallest key after all with the prefix, also after bytes of 255."""
+    assert _after(b"ab") == b"ac"
+    assert _after(b"a\xff\xff") == b"b"
+    assert _after(b"\xff") is None
+    assert _after(b"") is None

@@ -1,0 +1,315 @@
+"""Loading a job's configuration: keys, values, defaults, contradictions."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from statemgr.config import JobConfig
+from statemgr.config.documentation import with_table
+from statemgr.config.rocksdb_options import rocksdb_defaults
+from statemgr.config.table import KEYS
+from statemgr.errors import ConfigError
+
+BLOBS = {"blob.store.uri": "file:///blobs"}
+
+
+def load(**given: object) -> JobConfig:
+    """A job called `orders`; `__` stands for a dot."""
+    return JobConfig.from_mapping({"job.name": "orders", **{k.replace("__", "."): v for k, v in given.items()}})
+
+
+def refusal(mapping: dict[str, object]) -> ConfigError:
+    """The error that a job called `orders` with these keys is refused with."""
+    with pytest.raises(ConfigError) as caught:
+        JobConfig.from_mapping({"job.name": "orders", **mapping})
+    return caught.value
+
+
+# --- forms ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[job]\nname = "orders"\ntasks = 4\n[task]\nbackup.factories = ["kafka-changelog", "blob-store"]\n'
+        '[stores.totals]\ntype = "memory"\n[blob.store]\nuri = "file:///blobs"\n',
+        '"job.name" = "orders"\n"job.tasks" = "4"\n"task.backup.factories" = "kafka-changelog, blob-store"\n'
+        '"stores.totals.type" = "memory"\n"blob.store.uri" = "file:///blobs"\n',
+        'job.name = "orders"\njob.tasks = 4\n[task.backup]\nfactories = ["kafka-changelog", "blob-store"]\n'
+        '[stores]\n"totals.type" = "memory"\n[blob]\n"store.uri" = "file:///blobs"\n',
+    ],
+    ids=["tables", "quoted", "mixed"],
+)
+def test_tables_and_dotted_keys_say_the_same(tmp_path: Path, text: str) -> None:
+    """Nested tables, quoted dotted keys and a mixture give equal configurations."""
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    config = JobConfig.from_file(path)
+    assert config == load(
+        job__tasks=4,
+        task__backup__factories=["kafka-changelog", "blob-store"],
+        stores__totals__type="memory",
+        blob__store__uri="file:///blobs",
+    )
+    assert (config.tasks, config.stores["totals"].type) == (4, "memory")
+
+
+def test_every_type_is_also_accepted_as_text() -> None:
+    """Texts become the key's own type."""
+    config = load(
+        job__tasks="3",
+        task__inputs="a, b",
+        task__checkpoint__write__versions="2,1",
+        blob__store__s3__path__style="true",
+        blob__store__retry__policy__jitter__factor="0.25",
+    )
+    assert config.tasks == 3
+    assert config.inputs == ["a", "b"]
+    assert config.write_versions == (1, 2)
+    assert config.blob_s3["path.style"] is True
+    assert config.retry.jitter == 0.25
+
+
+def test_overrides_win_over_the_file(tmp_path: Path) -> None:
+    """What the command line sets wins, also under another name of the same key."""
+    path = tmp_path / "job.toml"
+    path.write_text('[job]\nname = "orders"\ntasks = 4\n[stores.totals]\nchangelog = "kafka.old"\n')
+    config = JobConfig.from_file(path, {"job.tasks": "8", "stores.totals.changelog.topic": "new"})
+    assert config.tasks == 8
+    assert config.stores["totals"].changelog_topic == "new"
+
+
+def test_a_round_trip_through_json_and_pickle_gives_an_equal_object() -> None:
+    """What is sent to executors is the same configuration there."""
+    config = load(stores__totals__rocksdb__compression="zstd", kafka__producer__linger__ms=5, **BLOBS)
+    assert JobConfig.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
+    assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - what Spark does with closures
+
+
+# --- defaults ---------------------------------------------------------------------------------------------
+
+
+def test_defaults() -> None:
+    """The defaults that the documentation names."""
+    config = load(stores__totals__type="rocksdb")
+    store = config.stores["totals"]
+    assert (config.job_id, config.tasks, config.retained, config.commit_ms) == ("1", 1, 2, 60_000)
+    assert config.checkpoint_topic == "__statemgr_checkpoints_orders_1"
+    assert (config.read_versions, config.write_versions) == ((1, 2), (2,))
+    assert (config.blob_uri, config.metrics_port) == (None, None)
+    assert config.state_dir == Path(".statemgr/state")
+    assert store.changelog_topic == "orders-1-totals-changelog"
+    assert (store.backup_factories, store.restore_factories) == (("kafka-changelog",), ("kafka-changelog",))
+    assert store.rocksdb == rocksdb_defaults()
+    assert store.durable
+
+
+def test_restore_defaults_to_the_backup_order_and_a_store_overrides_both() -> None:
+    """A store's own lists win over the task's."""
+    config = JobConfig.from_mapping(
+        {
+            "job.name": "orders",
+            "task.backup.factories": "blob-store,kafka-changelog",
+            "stores.a.type": "rocksdb",
+            "stores.b.backup.factories": "kafka-changelog",
+            "stores.c.restore.factories": "kafka-changelog",
+            **BLOBS,
+        }
+    )
+    assert config.stores["a"].restore_factories == ("blob-store", "kafka-changelog")
+    assert config.stores["b"].restore_factories == ("kafka-changelog",)
+    assert config.stores["c"].backup_factories == ("blob-store", "kafka-changelog")
+    assert config.stores["c"].restore_factories == ("kafka-changelog",)
+
+
+def test_a_store_without_backup_is_not_restored() -> None:
+    """An empty backup list makes a store that is not durable, whatever the task's restore list says."""
+    config = load(task__restore__factories="kafka-changelog", stores__scratch__backup__factories=[])
+    assert not config.stores["scratch"].durable
+    assert config.stores["scratch"].restore_factories == ()
+
+
+def test_an_empty_table_declares_a_store(tmp_path: Path) -> None:
+    """`[stores.totals]` alone is a store with defaults, never a store that is silently left out."""
+    path = tmp_path / "job.toml"
+    path.write_text('job.name = "orders"\n[stores.totals]\n')
+    assert list(JobConfig.from_file(path).stores) == ["totals"]
+
+
+def test_get_is_typed_and_applies_defaults() -> None:
+    """`get` knows every key, those of stores and those worked out from others too."""
+    config = load(stores__totals__key__serde="string")
+    assert config.get("job.tasks") == 1
+    assert config.get("task.restore.factories") == ["kafka-changelog"]
+    assert config.get("stores.totals.changelog.topic") == "orders-1-totals-changelog"
+    assert config.get("stores.totals.rocksdb.bloom.filter.bits") == 10
+    assert config.get("kafka.linger.ms") is None
+    with pytest.raises(ConfigError, match=r"job\.task"):
+        config.get("job.task")
+
+
+# --- refusals ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("task.backup.factorys", "task.backup.factories"),
+        ("job.nmae", "job.name"),
+        ("stores.totals.tpe", "stores.totals.type"),
+        ("stores.totals.rocksdb.compresion", "stores.totals.rocksdb.compression"),
+        ("blob.store.url", "blob.store.uri"),
+        ("task.restore.factory", "task.restore.factories"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(key: str, nearest: str) -> None:
+    """One error names the key and what was probably meant."""
+    error = refusal({key: "x"})
+    assert key in error.message
+    assert error.hint == f"did you mean {nearest}?"
+    assert error.where["key"] == key
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("job.name", "../etc"),
+        ("job.name", ""),
+        ("job.tasks", 0),
+        ("job.tasks", "four"),
+        ("job.tasks", True),
+        ("job.tasks", 2.5),
+        ("task.checkpoint.topic", "a b"),
+        ("task.checkpoint.read.versions", [3]),
+        ("task.checkpoint.read.versions", []),
+        ("task.checkpoint.retained", 0),
+        ("task.commit.timeout.ms", 900_001),
+        ("stores.totals.type", "redis"),
+        ("stores.totals.key.serde", "pickle"),
+        ("stores.totals.rocksdb.compaction.style", "fifo"),
+        ("stores.totals.rocksdb.num.write.buffers", -1),
+        ("blob.store.uri", "ftp://host/x"),
+        ("blob.store.uri", "file://relative/x"),
+        ("blob.store.uri", "s3://key:secret@bucket/x"),
+        ("blob.store.s3.endpoint", "localhost:9000"),
+        ("blob.store.s3.path.style", "maybe"),
+        ("blob.store.retry.policy.jitter.factor", 2),
+        ("blob.store.retry.policy.jitter.factor", "nan"),
+        ("task.inputs", "a,a"),
+        ("metrics.port", 70_000),
+    ],
+)
+def test_a_bad_value_names_the_key_and_what_is_expected(key: str, value: object) -> None:
+    """One error, at load, that begins with the key."""
+    error = refusal({key: value})
+    assert error.message.startswith(f"{key} must be ")
+    assert error.where["key"] == key
+
+
+@pytest.mark.parametrize(
+    ("mapping", "key"),
+    [
+        ({"task.backup.factories": "blob-stor"}, "task.backup.factories"),
+        ({"stores.a.restore.factories": "kafka"}, "stores.a.restore.factories"),
+        ({"stores.a.backup.factories": "blob-store"}, "blob.store.uri"),
+        ({"stores.a.restore.factories": "kafka-changelog,blob-store"}, "blob.store.uri"),
+        ({"stores.a.backup.factories": [], "stores.a.restore.factories": "kafka-changelog"},
+         "stores.a.restore.factories"),
+        ({"stores.a.restore.factories": []}, "stores.a.restore.factories"),
+        ({"task.checkpoint.write.versions": [1, 2], "stores.a.backup.factories": "blob-store", **BLOBS},
+         "task.checkpoint.write.versions"),
+        ({"task.checkpoint.write.versions": [1]}, "task.checkpoint.write.versions"),
+        ({"task.checkpoint.write.versions": [1, 2], "task.checkpoint.read.versions": [2]},
+         "task.checkpoint.read.versions"),
+        ({"stores.a.changelog.topic": "t", "stores.b.changelog.topic": "t"}, "stores.b.changelog.topic"),
+        ({"stores.a.changelog.topic": "__statemgr_checkpoints_orders_1"}, "stores.a.changelog.topic"),
+        ({"task.inputs": "t", "stores.a.changelog.topic": "t"}, "task.inputs"),
+        ({"stores.a.changelog": "t", "stores.a.changelog.topic": "u"}, "stores.a.changelog.topic"),
+        ({"job": {"tasks": 2}, "job.tasks": 2}, "job.tasks"),
+        ({"kafka.transactional.id": "x"}, "kafka.transactional.id"),
+        ({"kafka.producer.acks": 1}, "kafka.producer.acks"),
+        ({"kafka.consumer.isolation.level": "read_uncommitted"}, "kafka.consumer.isolation.level"),
+    ],
+)  # fmt: skip
+def test_a_contradiction_names_the_key_to_change(mapping: dict[str, object], key: str) -> None:
+    """A42 too: version settings are checked before a job starts."""
+    assert refusal(mapping).where["key"] == key
+
+
+def test_a_backend_from_outside_is_named_by_a_dotted_path() -> None:
+    """A dotted path is accepted where a factory's name is."""
+    config = load(stores__a__backup__factories="my.module:Backend")
+    assert config.stores["a"].backup_factories == ("my.module:Backend",)
+
+
+def test_a_job_needs_a_name() -> None:
+    """The one required key."""
+    with pytest.raises(ConfigError, match=r"job\.name is not set"):
+        JobConfig.from_mapping({"job.id": "1"})
+
+
+@pytest.mark.parametrize("content", [b"job.name = orders", b"\xff\xfe", None])
+def test_a_file_that_is_no_configuration_is_one_clear_error(tmp_path: Path, content: bytes | None) -> None:
+    """No TOML, no UTF-8, no file."""
+    path = tmp_path / "job.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"job\.toml"):
+        JobConfig.from_file(path)
+
+
+def test_a_store_name_has_no_dots() -> None:
+    """A mistyped key is never taken for another store."""
+    assert "unknown configuration key" in refusal({"stores.totals.rocksdb.bogus.type": "memory"}).message
+
+
+# --- Kafka's clients --------------------------------------------------------------------------------------
+
+
+def test_each_client_gets_the_shared_settings_and_its_own() -> None:
+    """A kind's own settings win, and do not reach the others."""
+    config = load(
+        kafka__bootstrap__servers=["a:1", "b:2"],
+        kafka__client__id="shared",
+        kafka__producer__client__id="mine",
+        kafka__producer__linger__ms=5,
+    )
+    assert config.kafka_client("producer") == {
+        "bootstrap.servers": "a:1,b:2",
+        "client.id": "mine",
+        "linger.ms": 5,
+    }
+    assert config.kafka_client("admin") == {"bootstrap.servers": "a:1,b:2", "client.id": "shared"}
+
+
+def test_a_client_without_brokers_is_a_clear_error() -> None:
+    """Only what connects needs `kafka.bootstrap.servers`."""
+    with pytest.raises(ConfigError, match=r"kafka\.bootstrap\.servers"):
+        load().kafka_client("admin")
+
+
+# --- the table --------------------------------------------------------------------------------------------
+
+
+def test_the_documented_table_is_the_table_of_keys() -> None:
+    """The page is what `python -m statemgr.config.documentation docs/configuration.md` makes of it."""
+    page = Path(__file__).parents[2].joinpath("docs", "configuration.md").read_text(encoding="utf-8")
+    assert with_table(page) == page
+
+
+def test_every_default_is_a_value_that_the_key_accepts() -> None:
+    """The table cannot name a default that loading would refuse."""
+    for entry in KEYS:
+        if entry.default is not None:
+            assert entry.kind.parse(entry.default) == entry.default, entry.pattern
+
+
+def test_no_key_is_a_prefix_of_another() -> None:
+    """Every key can be written in nested tables, but for the one alias that migrating users know."""
+    patterns = [entry.pattern for entry in KEYS if not entry.pattern.endswith("*")]
+    clashes = [a for a in patterns for b in patterns if b.startswith(a + ".")]
+    assert set(clashes) == {"stores.<name>.changelog"}

@@ -1,0 +1,154 @@
+"""Secrets: references resolved where they are used, values shown nowhere."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from statemgr.cli.main import cli
+from statemgr.config import JobConfig
+from statemgr.config.secrets import MASK, is_secret, masked, resolve
+from statemgr.errors import ConfigError
+
+SECRET = "hunter2-do-not-show"
+SECRET_KEYS = [
+    "kafka.sasl.password",
+    "kafka.sasl.username",
+    "kafka.producer.sasl.password",
+    "kafka.ssl.key.password",
+    "kafka.ssl.keystore.password",
+    "kafka.ssl.key.pem",
+    "kafka.sasl.oauthbearer.config",
+    "kafka.sasl.oauthbearer.client.secret",
+    "blob.store.s3.access.key",
+    "blob.store.s3.secret.key",
+    "blob.store.s3.session.token",
+]
+
+
+def literal() -> JobConfig:
+    """A configuration with a literal secret under every secret key."""
+    given = {"job.name": "orders", "kafka.bootstrap.servers": "localhost:1", **dict.fromkeys(SECRET_KEYS, SECRET)}
+    return JobConfig.from_mapping(given)
+
+
+def test_no_repr_shows_a_secret() -> None:
+    """`repr`, `str` and what `config show` uses, of the whole and of its parts."""
+    config = literal()
+    for text in (repr(config), str(config), f"{config}", repr(config.masked()), repr(dict(config.stores))):
+        assert SECRET not in text
+    assert set(config.masked().values()) >= {MASK}
+
+
+def test_references_stay_unresolved_in_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent to executors has the reference, not the secret; it is resolved where a client is made."""
+    monkeypatch.setenv("STATEMGR_TEST_PASSWORD", SECRET)
+    config = JobConfig.from_mapping(
+        {
+            "job.name": "orders",
+            "kafka.bootstrap.servers": "localhost:1",
+            "kafka.sasl.password": "${env:STATEMGR_TEST_PASSWORD}",
+        }
+    )
+    assert SECRET not in repr(config.to_mapping())
+    assert config.get("kafka.sasl.password") == "${env:STATEMGR_TEST_PASSWORD}"
+    assert config.masked()["kafka.sasl.password"] == "${env:STATEMGR_TEST_PASSWORD}"
+    assert config.kafka_client("consumer")["sasl.password"] == SECRET
+
+
+def test_a_file_reference_gives_its_content_without_the_last_line_end(tmp_path: Path) -> None:
+    """One trailing line end goes, white space that belongs to the secret stays."""
+    path = tmp_path / "secret"
+    path.write_bytes(b" a b \r\n")
+    assert resolve("k", f"x-${{file:{path}}}") == "x- a b "
+
+
+def test_a_reference_to_nothing_names_key_and_reference(tmp_path: Path) -> None:
+    """A variable that is not set, a file that is not there."""
+    config = JobConfig.from_mapping(
+        {
+            "job.name": "orders",
+            "blob.store.s3.secret.key": "${env:STATEMGR_TEST_UNSET}",
+            "state.dir": f"${{file:{tmp_path}/none}}",
+        }
+    )
+    with pytest.raises(ConfigError, match=r"blob\.store\.s3\.secret\.key.*STATEMGR_TEST_UNSET"):
+        assert config.blob_s3
+    with pytest.raises(ConfigError, match=r"state\.dir.*none"):
+        assert config.state_dir
+
+
+def test_what_stands_behind_a_reference_is_checked_when_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference cannot smuggle in a bad value."""
+    monkeypatch.setenv("STATEMGR_TEST_URI", "ftp://x")
+    config = JobConfig.from_mapping({"job.name": "orders", "blob.store.uri": "${env:STATEMGR_TEST_URI}"})
+    with pytest.raises(ConfigError, match=r"blob\.store\.uri must be"):
+        assert config.blob_uri
+
+
+@pytest.mark.parametrize("value", ["${vault:x}", "${ENV:X}", "a${env:}"])
+def test_a_reference_of_an_unknown_kind_is_refused_at_load(value: str) -> None:
+    """A typing mistake is never sent as a password."""
+    with pytest.raises(ConfigError, match="unknown kind"):
+        JobConfig.from_mapping({"job.name": "orders", "kafka.sasl.password": value})
+
+
+def test_a_reference_where_none_is_allowed_is_refused() -> None:
+    """Names are part of what is published: they cannot differ from machine to machine."""
+    with pytest.raises(ConfigError, match=r"job\.id may not hold a reference"):
+        JobConfig.from_mapping({"job.name": "orders", "job.id": "${env:X}"})
+
+
+@pytest.mark.parametrize("key", SECRET_KEYS)
+def test_secret_keys_are_known_by_their_names(key: str) -> None:
+    """A value with more than a reference in it is masked too."""
+    assert is_secret(key)
+    assert masked(key, SECRET) == MASK
+    assert masked(key, f"{SECRET}${{env:X}}") == MASK
+    assert masked(key, "${env:X}") == "${env:X}"
+
+
+@pytest.mark.parametrize("key", ["kafka.sasl.mechanism", "kafka.sasl.mechanisms", "kafka.ssl.ca.location", "job.name"])
+def test_other_keys_are_shown(key: str) -> None:
+    """Masking what is no secret would only hide mistakes."""
+    assert not is_secret(key)
+
+
+def test_no_error_shows_a_secret() -> None:
+    """Bad values, bad TOML, unknown keys: neither message nor traceback has the value."""
+    bad: list[dict[str, object]] = [
+        {"blob.store.s3.secret.key": ["", SECRET]},
+        {"kafka.sasl.password": [SECRET, {}]},
+        {"kafka.sasl.passwort": {SECRET: {}}, "job.nme": SECRET},
+    ]
+    for mapping in bad:
+        with pytest.raises(ConfigError) as caught:
+            JobConfig.from_mapping({"job.name": "orders", **mapping})
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["config", "show"],
+        ["config", "show", "--json"],
+        ["config", "show", "--all"],
+        ["config", "check"],
+        ["config", "check", "--json"],
+        ["--debug", "config", "check", "--set", f"kafka.sasl.passwort.x={SECRET}", "--set", "job.tasks=0"],
+        ["config", "check", "--set", f"blob.store.s3.secret.kye={SECRET}"],
+        ["config", "check", "--set", SECRET],
+        ["--debug", "config", "check", "--set", f"blob.store.uri=s3://key:{SECRET}@bucket/x"],
+    ],
+)
+def test_the_command_line_shows_no_secret(tmp_path: Path, arguments: list[str]) -> None:
+    """Zero hits in anything that is printed, tracebacks included."""
+    path = tmp_path / "job.toml"
+    lines = [f'"{key}" = "{SECRET}"' for key in SECRET_KEYS]
+    path.write_text("\n".join(['"job.name" = "orders"', '"kafka.bootstrap.servers" = "localhost:1"', *lines]))
+    result = CliRunner().invoke(cli, [*arguments, "--config", str(path)])
+    assert result.output
+    assert SECRET not in result.output
