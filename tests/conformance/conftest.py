@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,25 +10,10 @@ import pytest
 
 from statemgr.blobs import open_blob_store, open_raw_blob_store
 from statemgr.config import JobConfig
+from statemgr.local.clock import SystemClock
 from statemgr.ports import BlobStore
 
 BLOB_KINDS = ("memory", "file", "s3")
-
-
-class WallClock:
-    """The real clock."""
-
-    def time_ns(self) -> int:
-        """Nanoseconds since the epoch."""
-        return time.time_ns()
-
-    def monotonic(self) -> float:
-        """Seconds."""
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-        time.sleep(seconds)
 
 
 @pytest.fixture(params=BLOB_KINDS)
@@ -56,9 +40,9 @@ def blob_config(request: pytest.FixtureRequest, tmp_path: Path) -> JobConfig:
 @pytest.fixture(params=["raw", "decorated"])
 def blobs(request: pytest.FixtureRequest, blob_config: JobConfig) -> Iterator[BlobStore]:
     """A blob store of each kind, as its adapter is and as the job gets it."""
-    opened: Callable[[JobConfig, WallClock], BlobStore] = (
+    opened: Callable[[JobConfig, SystemClock], BlobStore] = (
         open_raw_blob_store if request.param == "raw" else open_blob_store
     )
-    store = opened(blob_config, WallClock())
+    store = opened(blob_config, SystemClock())
     yield store
     store.close()

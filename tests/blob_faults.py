@@ -1,0 +1,132 @@
+"""Blob stores and a clock that do what a test says: for the decorators and engines above a blob store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from statemgr.blobs.memory import MemoryBlobStore
+from statemgr.errors import UnavailableError
+from statemgr.ports import BlobReader, Body
+
+
+class ManualClock:
+    """Time that passes only by sleeping, or by hand. ``sleeps`` holds the seconds that were slept."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self.sleeps: list[float] = []
+
+    def time_ns(self) -> int:
+        """Nanoseconds since the epoch."""
+        return int(self.now * 1_000_000_000)
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.sleeps.append(seconds)
+        self.now += seconds
+
+
+class FaultyBlobStore(MemoryBlobStore):
+    """Blobs in memory, and faults by method.
+
+    ``faults[method]`` is a list of what the next calls do first: raise an exception, or call a function with the
+    blob's name; None lets a call through. ``calls`` holds (method, blob) in order. ``breaks`` holds, for the next
+    GETs, after how many bytes each breaks off. ``altered`` maps a blob to a function on the bytes that a GET gives.
+    """
+
+    def __init__(self, clock: ManualClock | None = None) -> None:
+        super().__init__(clock or ManualClock())
+        self.faults: dict[str, list[Exception | Callable[[str], object] | None]] = {}
+        self.calls: list[tuple[str, str]] = []
+        self.breaks: list[int | None] = []
+        self.altered: dict[str, Callable[[bytes], bytes]] = {}
+        self.ranges: list[tuple[int, int | None]] = []
+        self._faults_lock = threading.Lock()
+
+    def _fault(self, method: str, blob_id: str) -> None:
+        with self._faults_lock:
+            self.calls.append((method, blob_id))
+            faults = self.faults.get(method)
+            fault = faults.pop(0) if faults else None
+        if isinstance(fault, Exception):
+            raise fault
+        if fault is not None:
+            fault(blob_id)
+
+    def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
+        """Write, then fault: a PUT that was answered with an error may have landed."""
+        super().put(blob_id, body, ttl_days=ttl_days)
+        self._fault("put", blob_id)
+
+    @contextmanager
+    def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
+        """Fault, then read."""
+        self._fault("get", blob_id)
+        with self._faults_lock:
+            breaks_after = self.breaks.pop(0) if self.breaks else None
+            self.ranges.append((offset, length))
+        with super().get(blob_id, offset, length) as reader:
+            yield _Reader(reader, breaks_after, self.altered.get(blob_id))
+
+    def delete(self, blob_id: str) -> None:
+        """Fault, then delete."""
+        self._fault("delete", blob_id)
+        super().delete(blob_id)
+
+    def remove_ttl(self, blob_id: str) -> None:
+        """Fault, then remove."""
+        self._fault("remove_ttl", blob_id)
+        super().remove_ttl(blob_id)
+
+    def count(self, method: str) -> int:
+        """How often a method was called."""
+        return sum(called == method for called, _ in self.calls)
+
+
+class _Reader:
+    def __init__(self, inner: BlobReader, breaks_after: int | None, alter: Callable[[bytes], bytes] | None) -> None:
+        self._inner = inner
+        self._left = breaks_after
+        self._alter = alter
+        self._altered: bytes | None = None
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Read; break off where the test says."""
+        if self._alter is not None:
+            return self._read_altered(buffer)
+        if self._left is None:
+            return self._inner.readinto(buffer)
+        if self._left == 0:
+            raise UnavailableError("broke off")
+        size = self._inner.readinto(buffer[: self._left])
+        self._left -= size
+        return size
+
+    def _read_altered(self, buffer: memoryview) -> int:
+        if self._altered is None:
+            assert self._alter is not None
+            whole = bytearray()
+            piece = memoryview(bytearray(65536))
+            while size := self._inner.readinto(piece):
+                whole += piece[:size]
+            self._altered = self._alter(bytes(whole))
+        size = min(len(buffer), len(self._altered))
+        buffer[:size] = self._altered[:size]
+        self._altered = self._altered[size:]
+        return size
+
+
+def read(store: FaultyBlobStore, blob_id: str, step: int = 4096) -> bytes:
+    """A blob's bytes."""
+    found = bytearray()
+    buffer = memoryview(bytearray(step))
+    with store.get(blob_id) as reader:
+        while size := reader.readinto(buffer):
+            found += buffer[:size]
+    return bytes(found)

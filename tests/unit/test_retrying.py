@@ -1,0 +1,164 @@
+"""The retrying decorator: what is tried again, how long, and what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from statemgr.blobs.retrying import RetryingBlobStore
+from statemgr.blobs.verifying import VerifyingBlobStore
+from statemgr.config import RetryPolicy
+from statemgr.errors import AccessDenied, DiskFull, MissingBlob, StatemgrError, UnavailableError
+from tests.blob_faults import FaultyBlobStore, ManualClock
+
+POLICY = RetryPolicy(
+    max_retries=5, max_duration_ms=60_000, backoff_ms=100, backoff_max_ms=1_000, factor=2.0, jitter=0.5
+)
+
+
+def make(policy: RetryPolicy = POLICY, uniform: float = 0.0) -> tuple[RetryingBlobStore, FaultyBlobStore, ManualClock]:
+    """A retrying store around a faulty one, and its clock."""
+    clock = ManualClock()
+    inner = FaultyBlobStore(clock)
+    return RetryingBlobStore(inner, policy, clock, lambda: uniform), inner, clock
+
+
+def drain(store: RetryingBlobStore, blob_id: str, step: int = 3, offset: int = 0, length: int | None = None) -> bytes:
+    """A blob's bytes."""
+    found, buffer = bytearray(), memoryview(bytearray(step))
+    with store.get(blob_id, offset, length) as reader:
+        while size := reader.readinto(buffer):
+            found += buffer[:size]
+    return bytes(found)
+
+
+def test_unavailable_is_tried_again_with_growing_waits() -> None:
+    """A34, FAULTS 8: each wait is the last one times the factor, up to the longest."""
+    store, inner, clock = make()
+    inner.put("a", b"x", ttl_days=None)
+    inner.faults["remove_ttl"] = [UnavailableError("503")] * 5
+    store.remove_ttl("a")
+    assert inner.count("remove_ttl") == 6
+    assert clock.sleeps == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0])
+
+
+def test_jitter_shortens_waits_by_its_share() -> None:
+    """Jitter takes up to its share of each wait away, so that clients do not come back at once."""
+    store, inner, clock = make(uniform=1.0)
+    inner.put("a", b"x", ttl_days=None)
+    inner.faults["remove_ttl"] = [UnavailableError("503")] * 2
+    store.remove_ttl("a")
+    assert clock.sleeps == pytest.approx([0.05, 0.1])
+
+
+def test_retries_end_with_the_stores_error() -> None:
+    """A35: after the last retry its error surfaces, typed, and says how often it was tried."""
+    store, inner, _ = make()
+    inner.put("a", b"x", ttl_days=None)
+    inner.faults["remove_ttl"] = [UnavailableError(f"try {n}", blob="a") for n in range(20)]
+    with pytest.raises(UnavailableError, match="try 5") as caught:
+        store.remove_ttl("a")
+    assert caught.value.where == {"blob": "a", "attempts": 6}
+
+
+def test_the_deadline_ends_retries_before_their_number() -> None:
+    """Invariant 13: no wait is begun that would end beyond the deadline."""
+    policy = RetryPolicy(max_retries=-1, max_duration_ms=2_000, backoff_ms=100, backoff_max_ms=1_000, jitter=0.0)
+    store, inner, clock = make(policy)
+    inner.put("a", b"x", ttl_days=None)
+    inner.faults["remove_ttl"] = [UnavailableError("503")] * 1000
+    with pytest.raises(UnavailableError):
+        store.remove_ttl("a")
+    assert clock.sleeps == pytest.approx([0.1, 0.2, 0.4, 0.8])
+
+
+def test_a_slow_call_counts_towards_the_deadline() -> None:
+    """Time that the calls themselves take is part of the deadline."""
+    store, inner, clock = make()
+    inner.put("a", b"x", ttl_days=None)
+
+    def hang(blob_id: str) -> None:
+        clock.now += 40
+        raise UnavailableError("timed out")
+
+    inner.faults["remove_ttl"] = [hang] * 10
+    with pytest.raises(UnavailableError):
+        store.remove_ttl("a")
+    assert inner.count("remove_ttl") == 2
+
+
+@pytest.mark.parametrize("error", [AccessDenied("403"), MissingBlob("404"), DiskFull("full")])
+def test_what_a_retry_cannot_mend_surfaces_at_once(error: StatemgrError) -> None:
+    """A34, FAULTS 10 and 13: no blind retry."""
+    store, inner, clock = make()
+    inner.faults["delete"] = [error]
+    with pytest.raises(type(error)):
+        store.delete("a")
+    assert (inner.count("delete"), clock.sleeps) == (1, [])
+
+
+def test_a_get_that_breaks_off_goes_on_in_a_new_stream() -> None:
+    """A34, FAULTS 11: what was read stays, the rest comes from a new GET at that offset."""
+    store, inner, _ = make()
+    inner.put("a", b"0123456789abcdef", ttl_days=None)
+    inner.breaks = [5, 4, 0, None]
+    assert drain(store, "a") == b"0123456789abcdef"
+    assert inner.ranges == [(0, None), (5, None), (9, None), (9, None)]
+
+
+def test_a_range_that_breaks_off_keeps_its_end() -> None:
+    """The new GET of a broken range asks for what is left of the range, and no more."""
+    store, inner, _ = make()
+    inner.put("a", b"0123456789abcdef", ttl_days=None)
+    inner.breaks = [4, None]
+    assert drain(store, "a", offset=2, length=10) == b"23456789ab"
+    assert inner.ranges == [(2, 10), (6, 6)]
+
+
+def test_opening_a_get_is_tried_again() -> None:
+    """A GET that cannot be opened at first is opened later; one of a missing blob is not tried again."""
+    store, inner, clock = make()
+    inner.put("a", b"data", ttl_days=None)
+    inner.faults["get"] = [UnavailableError("503"), UnavailableError("503")]
+    assert drain(store, "a") == b"data"
+    assert len(clock.sleeps) == 2
+    with pytest.raises(MissingBlob):
+        drain(store, "none")
+    assert len(clock.sleeps) == 2
+
+
+def test_a_get_that_always_breaks_off_ends() -> None:
+    """A35: a stream that breaks at the same place each time ends with a typed error."""
+    store, inner, _ = make()
+    inner.put("a", b"0123456789", ttl_days=None)
+    inner.breaks = [4] + [0] * 100
+    with pytest.raises(UnavailableError):
+        drain(store, "a", step=4)
+
+
+def test_a_put_that_landed_though_it_failed() -> None:
+    """FAULTS 8: a PUT answered 500 may have landed; the retry finds the same bytes and is done."""
+    clock = ManualClock()
+    inner = FaultyBlobStore(clock)
+    store = RetryingBlobStore(VerifyingBlobStore(inner), POLICY, clock)
+    inner.faults["put"] = [UnavailableError("500")]
+    store.put("a", b"data", ttl_days=30)
+    assert inner.count("put") == 1
+    assert drain(store, "a") == b"data"
+
+
+def test_an_interrupted_listing_is_whole() -> None:
+    """A listing that breaks off is made anew, so that no name is twice in it."""
+    store, inner, _ = make()
+    for name in ("a/1", "a/2", "a/3"):
+        inner.put(name, b"", ttl_days=None)
+    assert [info.blob_id for info in store.list("a/")] == ["a/1", "a/2", "a/3"]
+
+
+def test_a_long_back_off_does_not_overflow() -> None:
+    """Thousands of retries with a factor do not overflow the wait."""
+    policy = RetryPolicy(max_retries=3_000, max_duration_ms=10**12, backoff_ms=1, backoff_max_ms=5, factor=10.0)
+    store, inner, clock = make(policy)
+    inner.put("a", b"x", ttl_days=None)
+    inner.faults["remove_ttl"] = [UnavailableError("503")] * 2_000
+    store.remove_ttl("a")
+    assert max(clock.sleeps) <= 0.005
