@@ -75,9 +75,7 @@ PREPARED = PreparedCommit(
             {"blob-store": IndexMarker(INDEX_BLOB)},
             {"kafka-changelog": PreparedChanges(fill=True, blob=BLOB)},
         ),
-        "seen": PreparedStore(
-            "1600-cd-seen", changes={"kafka-changelog": PreparedChanges(False, inline=b"")}
-        ),
+        "seen": PreparedStore("1600-cd-seen", changes={"kafka-changelog": PreparedChanges(False, inline=b"")}),
     },
     added_blobs=(BLOB.blob_id,),
     attachments=(Attachment("rows", inline=b""),),

@@ -161,9 +161,7 @@ class CheckpointRecord:
         return replace(self, checkpoints=(checkpoint, *older), offset=None)
 
 
-def with_version_one(
-    newest: CheckpointRecord | None, version_one: CheckpointRecord | None
-) -> CheckpointRecord | None:
+def with_version_one(newest: CheckpointRecord | None, version_one: CheckpointRecord | None) -> CheckpointRecord | None:
     """The current record when both versions of it were read: the highest offset wins.
 
     A version 1 record that is newer (older software ran meanwhile) becomes the current checkpoint, with

@@ -82,9 +82,7 @@ def encode_record_v1(record: CheckpointRecord) -> bytes:
             "task": record.task,
             "checkpoint_id": str(current.checkpoint_id),
             "input_offsets": each(current.input_offsets, int),
-            "stores": each(
-                stores, lambda m: {"topic": m.topic, "partition": m.partition, "offset": m.offset}
-            ),
+            "stores": each(stores, lambda m: {"topic": m.topic, "partition": m.partition, "offset": m.offset}),
         },
     )
 
@@ -117,9 +115,7 @@ def decode_record(
             f"layout {record.layout.generation}; its key is of {key.job_name!r}/{key.job_id!r}, "
             f"{key.task!r}, layout {key.layout_generation}"
         )
-    return CheckpointRecord(
-        record.job_name, record.job_id, record.task, record.layout, record.checkpoints, offset
-    )
+    return CheckpointRecord(record.job_name, record.job_id, record.task, record.layout, record.checkpoints, offset)
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
@@ -194,9 +190,7 @@ def _checkpoint_to_avro(checkpoint: Checkpoint) -> Avro:
             "end_offsets": batch.end_offsets,
         },
         "attachments": [attachment_to_avro(attachment) for attachment in checkpoint.attachments],
-        "outstanding_ttl": [
-            {"blob_id": ttl.blob_id, "since_ms": ttl.since_ms} for ttl in checkpoint.outstanding_ttl
-        ],
+        "outstanding_ttl": [{"blob_id": ttl.blob_id, "since_ms": ttl.since_ms} for ttl in checkpoint.outstanding_ttl],
         "record_version": checkpoint.record_version,
     }
 

@@ -102,9 +102,7 @@ def _changes_to_avro(changes: PreparedChanges) -> Avro:
 def _changes_from_avro(value: Avro) -> PreparedChanges:
     if (value["inline"] is None) == (value["blob"] is None):
         raise ValueError("its changes need exactly one of inline and blob")
-    return PreparedChanges(
-        fill=value["fill"], inline=value["inline"], blob=optional_blob_from_avro(value["blob"])
-    )
+    return PreparedChanges(fill=value["fill"], inline=value["inline"], blob=optional_blob_from_avro(value["blob"]))
 
 
 def _produced_to_avro(record: ProducedRecord) -> Avro:

@@ -51,9 +51,7 @@ def decode(reader: str, data: bytes, refuse: Refuse, schemas: Schemas | None = N
         raise refuse("it is not an Avro single object")
     writer = known.writer_of(data[len(MARK) : HEADER_SIZE], reader)
     if writer is None:
-        raise refuse(
-            f"schema fingerprint {data[len(MARK) : HEADER_SIZE].hex()} is unknown (is newer software about?)"
-        )
+        raise refuse(f"schema fingerprint {data[len(MARK) : HEADER_SIZE].hex()} is unknown (is newer software about?)")
     source = io.BytesIO(data)
     source.seek(HEADER_SIZE)
     try:

@@ -66,11 +66,9 @@ def plan_stores(
             raise MissingState(
                 "no restore factory can supply the store: "
                 + "; ".join(
-                    f"{factory}: {why}"
-                    for factory, why in skipped.items() or [("(none)", "none is configured")]
+                    f"{factory}: {why}" for factory, why in skipped.items() or [("(none)", "none is configured")]
                 ),
-                hint="set task.restore.factories to one that the checkpoint has: "
-                + (", ".join(have) or "it has none"),
+                hint="set task.restore.factories to one that the checkpoint has: " + (", ".join(have) or "it has none"),
                 job=job,
                 task=task,
                 store=store,

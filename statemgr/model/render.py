@@ -65,9 +65,7 @@ def to_json_dict(record: CheckpointRecord, checkpoint: Checkpoint | None = None)
             "end_offsets": batch.end_offsets,
         },
         "attachments": [_attachment(attachment) for attachment in shown.attachments],
-        "outstanding_ttl": [
-            {"blob_id": ttl.blob_id, "since_ms": ttl.since_ms} for ttl in shown.outstanding_ttl
-        ],
+        "outstanding_ttl": [{"blob_id": ttl.blob_id, "since_ms": ttl.since_ms} for ttl in shown.outstanding_ttl],
     }
 
 

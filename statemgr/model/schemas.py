@@ -58,9 +58,7 @@ class Schemas:
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._parsed: dict[str, Any] = {
-            name: fastavro.parse_schema(json.loads(data)) for name, data in files.items()
-        }
+        self._parsed: dict[str, Any] = {name: fastavro.parse_schema(json.loads(data)) for name, data in files.items()}
         self._fingerprints = {name: schema_fingerprint(json.loads(data)) for name, data in files.items()}
         self._names = {value: name for name, value in self._fingerprints.items()}
 

@@ -142,12 +142,7 @@ def _blocks(source: BinaryIO, blob_id: str | None) -> Iterator[tuple[int, bytes]
     while (tag := take(1)) == b"\x01":
         header = tag + take(_BLOCK.size - 1)
         _, raw_size, frame_size, count = _BLOCK.unpack(header)
-        if (
-            raw_size > _MAX_RAW
-            or frame_size > _MAX_COMPRESSED
-            or count * _CHANGE.size > raw_size
-            or not count
-        ):
+        if raw_size > _MAX_RAW or frame_size > _MAX_COMPRESSED or count * _CHANGE.size > raw_size or not count:
             raise _corrupt(f"block {blocks} declares absurd sizes", blob_id)
         expected = take(8)
         frame = take(frame_size)
@@ -164,9 +159,7 @@ def _blocks(source: BinaryIO, blob_id: str | None) -> Iterator[tuple[int, bytes]
         raise _corrupt("bytes follow its end", blob_id)
 
 
-def _decompress(
-    decompressor: zstandard.ZstdDecompressor, frame: bytes, raw_size: int, blob_id: str | None
-) -> bytes:
+def _decompress(decompressor: zstandard.ZstdDecompressor, frame: bytes, raw_size: int, blob_id: str | None) -> bytes:
     """The frame's content. The size that it declares itself is what would be allocated: checked first."""
     try:
         if zstandard.get_frame_parameters(frame).content_size != raw_size:

@@ -96,9 +96,7 @@ class SnapshotIndex:
         return (blob for blob in self.blobs() if f"/{self.attempt}/" in blob.blob_id)
 
 
-def validate(
-    index: SnapshotIndex, blob_id: str, *, job_name: str, job_id: str, task: str, store: str
-) -> None:
+def validate(index: SnapshotIndex, blob_id: str, *, job_name: str, job_id: str, task: str, store: str) -> None:
     """Refuse a hostile or foreign index before anything is done with it.
 
     Raises: CorruptBlob naming the blob and what is wrong with it.

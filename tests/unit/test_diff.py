@@ -1,0 +1,69 @@
+"""diff: identity is content, never a name, a size or a time."""
+
+from __future__ import annotations
+
+from statemgr.model.checkpoint import BlobRef
+from statemgr.model.diff import LocalFile, LocalTree, assemble, diff
+from statemgr.model.snapshot import DirIndex, FileIndex
+
+ONE, TWO = b"1" * 16, b"2" * 16
+
+
+def remote(name: str, size: int, content: bytes) -> FileIndex:
+    """A file that an index has."""
+    return FileIndex(name, size, content, parts=(BlobRef(f"j/1/{name}", size, content),))
+
+
+def test_first_commit_adds_everything() -> None:
+    """Without a base every local file is new."""
+    file = LocalFile("a.sst", 5, ONE)
+    found = diff(LocalTree((file,)), None)
+    assert (found.added, found.kept, found.removed) == ((file,), {}, ())
+
+
+def test_same_name_and_size_with_other_content_is_new() -> None:
+    """RocksDB reissues file numbers: the same name and size with another hash is uploaded, the old one removed."""
+    base = DirIndex("", (remote("000012.sst", 5, ONE),))
+    file = LocalFile("000012.sst", 5, TWO)
+    found = diff(LocalTree((file,)), base)
+    assert (found.added, found.kept, found.removed) == ((file,), {}, base.files)
+
+
+def test_same_content_under_another_name_is_kept() -> None:
+    """A renamed file is not uploaded again, and comes back under its new name."""
+    base = DirIndex("", (remote("000012.sst", 5, ONE),))
+    found = diff(LocalTree((LocalFile("d/000099.sst", 5, ONE),), ("d",)), base)
+    assert (found.added, found.removed) == ((), ())
+    root = assemble(("d",), found.kept)
+    assert [(path, file.parts) for path, file in root.walk()] == [("d/000099.sst", base.files[0].parts)]
+
+
+def test_same_hash_with_another_size_is_new() -> None:
+    """Size is part of the identity."""
+    found = diff(LocalTree((LocalFile("a", 6, ONE),)), DirIndex("", (remote("a", 5, ONE),)))
+    assert len(found.added) == len(found.removed) == 1
+
+
+def test_base_is_searched_at_every_depth() -> None:
+    """A file of the base in a sub-directory is found, and one that no local file has is removed."""
+    base = DirIndex("", (), (DirIndex("d", (remote("a", 5, ONE), remote("b", 5, TWO))),))
+    found = diff(LocalTree((LocalFile("d/a", 5, ONE),), ("d",)), base)
+    assert set(found.kept) == {"d/a"}
+    assert [file.name for file in found.removed] == ["b"]
+
+
+def test_two_local_files_of_one_content_share_it() -> None:
+    """Both names refer to the base's one file."""
+    base = DirIndex("", (remote("a", 5, ONE),))
+    found = diff(LocalTree((LocalFile("a", 5, ONE), LocalFile("b", 5, ONE))), base)
+    assert set(found.kept) == {"a", "b"}
+    assert (found.added, found.removed) == ((), ())
+
+
+def test_assemble_sorts_and_keeps_empty_directories() -> None:
+    """The tree is the same whatever order its parts came in, with empty directories and missing parents."""
+    files = {"z": remote("z", 1, ONE), "d/e/f": remote("f", 2, TWO), "a": remote("a", 1, ONE)}
+    root = assemble(("d", "empty", "d/e"), files)
+    assert root == assemble(("empty",), dict(reversed(files.items())))
+    assert [path for path, _ in root.walk()] == ["a", "z", "d/e/f"]
+    assert list(root.walk_dirs()) == ["d", "d/e", "empty"]

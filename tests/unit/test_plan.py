@@ -1,0 +1,122 @@
+"""plan: which factory supplies a store, and what is refused before anything is touched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from statemgr.errors import MissingState, PermissionNeeded
+from statemgr.model.plan import plan_files, plan_stores
+from statemgr.model.snapshot import DirIndex
+from tests import model_samples as sample
+
+#: Lists one store, with a changelog marker and a blob marker.
+CHECKPOINT = replace(
+    sample.CHECKPOINT,
+    stores={"totals": "1700-ab-totals"},
+    state_checkpoint_markers={
+        factory: {"totals": stores["totals"]} for factory, stores in sample.CHECKPOINT.state_checkpoint_markers.items()
+    },
+)
+BOTH = ("blob-store", "kafka-changelog")
+
+
+def test_first_start_is_empty() -> None:
+    """Without a checkpoint every store starts empty and nothing needs a permission."""
+    plans = plan_stores(None, {"b": BOTH, "a": ()}, durable={"a": False, "b": True})
+    assert [(plan.store, plan.empty, plan.candidates) for plan in plans] == [("a", True, ()), ("b", True, ())]
+
+
+@pytest.mark.parametrize("order", [BOTH, BOTH[::-1]])
+def test_factories_are_tried_in_the_configured_order(order: tuple[str, ...]) -> None:
+    """Restore order is the list's order, each factory with its own marker."""
+    (plan,) = plan_stores(CHECKPOINT, {"totals": order}, durable={"totals": True})
+    assert tuple(factory for factory, _ in plan.candidates) == order
+    assert all(marker == CHECKPOINT.marker(factory, "totals") for factory, marker in plan.candidates)
+    assert plan.state_id == "1700-ab-totals"
+    assert not plan.empty
+
+
+def test_factory_without_a_marker_is_skipped_with_its_reason() -> None:
+    """A backend that has not been filled yet is left out, and the plan says why."""
+    (plan,) = plan_stores(CHECKPOINT, {"totals": ("blob-changelog", "blob-store")}, durable={"totals": True})
+    assert [factory for factory, _ in plan.candidates] == ["blob-store"]
+    assert str(CHECKPOINT.checkpoint_id) in plan.skipped["blob-changelog"]
+
+
+@pytest.mark.parametrize("factories", [("blob-changelog",), ()])
+def test_listed_store_that_nothing_can_supply_is_an_error(factories: tuple[str, ...]) -> None:
+    """Never silently empty: the error names the store and what the checkpoint does have."""
+    with pytest.raises(MissingState, match="blob-store, custom, kafka-changelog") as caught:
+        plan_stores(CHECKPOINT, {"totals": factories}, durable={"totals": True}, job="orders", task=sample.TASK)
+    assert caught.value.where == {"job": "orders", "task": sample.TASK, "store": "totals"}
+
+
+def test_blob_restore_of_a_version_one_checkpoint_is_an_error() -> None:
+    """Older software left changelog markers alone: the blob store cannot supply them, and nothing starts empty."""
+    markers = {"kafka-changelog": CHECKPOINT.state_checkpoint_markers["kafka-changelog"]}
+    with pytest.raises(MissingState):
+        plan_stores(
+            replace(CHECKPOINT, state_checkpoint_markers=markers),
+            {"totals": ("blob-store",)},
+            durable={"totals": True},
+        )
+
+
+def test_new_store_needs_permission() -> None:
+    """A store that the record does not list starts empty only when asked for by hand."""
+    configured = {"totals": BOTH, "totasl": BOTH}
+    durable = {"totals": True, "totasl": True}
+    with pytest.raises(PermissionNeeded, match="totasl"):
+        plan_stores(CHECKPOINT, configured, durable=durable)
+    with pytest.raises(PermissionNeeded, match="totasl"):
+        plan_stores(CHECKPOINT, configured, durable=durable, allow_removed_stores=True)
+    plans = plan_stores(CHECKPOINT, configured, durable=durable, allow_new_stores=True)
+    assert [(plan.store, plan.empty) for plan in plans] == [("totals", False), ("totasl", True)]
+
+
+def test_removed_store_needs_permission() -> None:
+    """A listed store that the configuration lacks is dropped only when asked for by hand."""
+    with pytest.raises(PermissionNeeded, match="totals"):
+        plan_stores(CHECKPOINT, {}, durable={})
+    with pytest.raises(PermissionNeeded, match="totals"):
+        plan_stores(CHECKPOINT, {}, durable={}, allow_new_stores=True)
+    assert plan_stores(CHECKPOINT, {}, durable={}, allow_removed_stores=True) == []
+
+
+def test_renamed_store_needs_both_permissions() -> None:
+    """A renamed store is one removed and one new: neither permission alone lets it pass."""
+    for allowed in ({"allow_new_stores": True}, {"allow_removed_stores": True}):
+        with pytest.raises(PermissionNeeded):
+            plan_stores(CHECKPOINT, {"renamed": BOTH}, durable={"renamed": True}, **allowed)
+
+
+def test_store_without_backup_starts_empty_every_time() -> None:
+    """A store that is not backed up needs no permission and no marker."""
+    plans = plan_stores(CHECKPOINT, {"totals": BOTH, "cache": ()}, durable={"totals": True, "cache": False})
+    assert [(plan.store, plan.empty) for plan in plans] == [("cache", True), ("totals", False)]
+
+
+def test_files_come_from_the_index_then_from_here_then_from_afar() -> None:
+    """Inline files are in the index; local files are reused by content under any name; the rest is fetched."""
+    identity = (sample.BLOB.size, sample.HASH)
+    nothing = plan_files(sample.INDEX.root, [])
+    assert (set(nothing.inline), set(nothing.fetch)) == ({"CURRENT", "journal/empty"}, {"000012.sst"})
+    assert nothing.dirs == ("journal", "journal/old", "z")
+    assert nothing.fetch_bytes == 3
+    reuse = plan_files(sample.INDEX.root, [{"other": (9, b"x" * 16)}, {"d/renamed.sst": identity}])
+    assert reuse.link == {"000012.sst": (1, "d/renamed.sst")}
+    assert (reuse.fetch, reuse.fetch_bytes) == ({}, 0)
+
+
+def test_local_file_of_the_same_name_and_other_content_is_not_reused() -> None:
+    """A name says nothing: another content under the same name and size is fetched."""
+    plan = plan_files(sample.INDEX.root, [{"000012.sst": (3, b"x" * 16)}])
+    assert set(plan.fetch) == {"000012.sst"}
+
+
+def test_empty_store_needs_nothing() -> None:
+    """An empty directory gives an empty plan."""
+    plan = plan_files(DirIndex(""), [])
+    assert (plan.dirs, plan.link, plan.inline, plan.fetch) == ((), {}, {}, {})

@@ -1,0 +1,153 @@
+"""schemas: the shipped .avsc files, their fingerprints, and how older versions of a record are read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import fastavro
+import pytest
+
+from statemgr.errors import CorruptBlob, InvalidError
+from statemgr.model.codec import encode_key
+from statemgr.model.codec_wire import HEADER_SIZE, MARK, decode, encode
+from statemgr.model.schemas import Schemas, load_schema_files, schema, schema_fingerprint, shipped_schemas
+from tests import model_samples as sample
+
+#: Fingerprints of what has been written so far: never changed, only added to.
+FROZEN = {
+    "checkpoint.v1": "d596e89b96397b2b",
+    "checkpoint.v2": "c42a58f0ebb3e94a",
+    "checkpoint_key.v1": "c5e165864b0e8c1e",
+    "checkpoint_state.v1": "dda66f8c79d4fe8c",
+    "prepared_commit.v1": "a3b8f26f5fb788ab",
+    "snapshot_index.v1": "fb4802326423176c",
+}
+NAMES = list(FROZEN)
+
+
+def refuse(why: str) -> CorruptBlob:
+    """What a decoder raises in these tests."""
+    return CorruptBlob(why)
+
+
+def crc_64_avro(data: bytes) -> bytes:
+    """The fingerprint as the Avro specification defines it, written down once more independently."""
+    empty = 0xC15D213AA4D7A795
+    result = empty
+    for byte in data:
+        result ^= byte
+        for _ in range(8):
+            result = (result >> 1) ^ (empty if result & 1 else 0)
+    return result.to_bytes(8, "little")
+
+
+def named_types(definition: Any, found: dict[str, Any]) -> dict[str, Any]:
+    """Every named type that a schema defines."""
+    if isinstance(definition, dict):
+        if definition.get("type") in ("record", "fixed"):
+            assert definition["name"] not in found, "defined twice in one file"
+            found[definition["name"]] = definition
+        for value in definition.values():
+            named_types(value, found)
+    elif isinstance(definition, list):
+        for value in definition:
+            named_types(value, found)
+    return found
+
+
+def test_every_schema_is_there() -> None:
+    """One file for each record and version."""
+    assert list(load_schema_files()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_schema_can_be_loaded_alone(name: str) -> None:
+    """A file needs no other one, is documented, and lives in the project's namespace."""
+    parsed = fastavro.parse_schema(schema(name))
+    assert isinstance(parsed, dict)
+    assert parsed["name"].startswith("statemgr.")
+    assert all(definition.get("doc") for name, definition in named_types(schema(name), {}).items())
+
+
+def test_shared_types_are_the_same_everywhere() -> None:
+    """A named type that several files define is the same in all of them."""
+    seen: dict[str, str] = {}
+    for name in NAMES:
+        table = named_types(schema(name), {})
+
+        def expand(definition: Any, table: dict[str, Any] = table) -> Any:
+            if isinstance(definition, str):
+                return expand(table[definition]) if definition in table else definition
+            if isinstance(definition, list):
+                return [expand(value) for value in definition]
+            if isinstance(definition, dict):
+                return {
+                    key: expand(value) if key in ("type", "items", "values", "fields") else value
+                    for key, value in definition.items()
+                    if key != "namespace"
+                }
+            return definition
+
+        for type_name, definition in table.items():
+            text = json.dumps(expand(definition), sort_keys=True)
+            assert seen.setdefault(type_name, text) == text, f"{type_name} in {name}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fingerprint_is_that_of_the_specification(name: str) -> None:
+    """CRC-64-AVRO of the canonical form, little-endian, as other implementations compute it."""
+    canonical = fastavro.schema.to_parsing_canonical_form(schema(name))
+    assert schema_fingerprint(schema(name)) == crc_64_avro(canonical.encode())
+    assert shipped_schemas().fingerprint(name) == schema_fingerprint(schema(name))
+
+
+def test_fingerprint_of_a_known_schema() -> None:
+    """The specification's own test vector: "null" has the fingerprint 63dd24e7cc258f8a."""
+    assert schema_fingerprint("null") == bytes.fromhex("63dd24e7cc258f8a")[::-1]
+
+
+def test_fingerprints_are_frozen() -> None:
+    """A changed schema is a new version in a new file: what was written with the old one must stay readable."""
+    assert {name: shipped_schemas().fingerprint(name).hex() for name in NAMES} == FROZEN
+
+
+def record(version: int, *fields: dict[str, Any]) -> bytes:
+    """A schema file of the record 'Thing'."""
+    doc = f"version {version}"
+    return json.dumps(
+        {"type": "record", "name": "Thing", "namespace": "statemgr", "doc": doc, "fields": list(fields)}
+    ).encode()
+
+
+A = {"name": "a", "type": "long"}
+B = {"name": "b", "type": "string", "default": "none"}
+OLD = Schemas({"thing.v1": record(1, A)})
+NEW = Schemas({"thing.v1": record(1, A), "thing.v2": record(2, A, B)})
+
+
+def test_older_version_is_resolved() -> None:
+    """Data of an older version is read by its own schema and gets the newer fields' defaults."""
+    data = encode("thing.v1", {"a": 5}, OLD)
+    assert decode("thing.v2", data, refuse, NEW) == {"a": 5, "b": "none"}
+
+
+def test_newer_version_is_a_typed_error() -> None:
+    """Data of a newer version has an unknown fingerprint, and the error shows it."""
+    data = encode("thing.v2", {"a": 5, "b": "x"}, NEW)
+    with pytest.raises(CorruptBlob, match=data[len(MARK) : HEADER_SIZE].hex()):
+        decode("thing.v1", data, refuse, OLD)
+
+
+def test_another_record_is_a_typed_error() -> None:
+    """A known schema of another record is not read as this one."""
+    data = encode_key(sample.RECORD.key())
+    with pytest.raises(CorruptBlob, match="unknown"):
+        decode("checkpoint.v2", data, refuse)
+
+
+@pytest.mark.parametrize("value", [{"a": "text"}, {}, {"a": 2**63}, {"a": None}])
+def test_value_that_does_not_fit_is_invalid(value: dict[str, Any]) -> None:
+    """An encoder refuses what the schema cannot hold, before any byte goes anywhere."""
+    with pytest.raises(InvalidError, match=r"thing\.v1"):
+        encode("thing.v1", value, OLD)

@@ -1,0 +1,201 @@
+"""segment: a cut or altered segment is an error, never a shorter history; memory is bounded both ways."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+import zstandard
+
+from statemgr.errors import CorruptBlob, InvalidError
+from statemgr.model import segment
+from statemgr.model.commit import Change
+from statemgr.model.hashing import content_hash
+from statemgr.model.segment import encode_segment, read_segment, verify_segment, write_segment
+
+CHANGES: list[Change] = [(b"a", b"1"), (b"a", None), (b"a", b"2"), (b"", b""), (b"absent", None), (b"b", b"x" * 99)]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a few changes, so that a small segment has several."""
+    monkeypatch.setattr(segment, "BLOCK_SIZE", 16)
+
+
+def read(data: bytes) -> list[Change]:
+    """All changes of a segment in memory."""
+    return list(read_segment(io.BytesIO(data), "j/1/seg"))
+
+
+def test_order_deletes_and_empty_values_are_kept() -> None:
+    """Put, delete and put of one key, an empty key and value, and a delete of an absent key come back."""
+    assert read(encode_segment(CHANGES)) == CHANGES
+
+
+def test_empty_segment() -> None:
+    """A commit without changes is a segment without blocks, and still has its end mark."""
+    data = encode_segment([])
+    assert read(data) == []
+    assert verify_segment(io.BytesIO(data)) == 0
+    assert data[:5] == b"SMCS\x01"
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_cut_at_every_byte_is_refused() -> None:
+    """Whatever is missing at the end, whole blocks included, is noticed."""
+    data = encode_segment(CHANGES)
+    assert data.count(b"\x28\xb5\x2f\xfd") > 2
+    for end in range(len(data)):
+        with pytest.raises(CorruptBlob):
+            read(data[:end])
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
+def test_every_flipped_byte_is_refused(mask: int) -> None:
+    """Any byte that differs is noticed, and what was yielded before it is a true beginning."""
+    data = encode_segment(CHANGES)
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= mask
+        seen: list[Change] = []
+        with pytest.raises(CorruptBlob) as caught:
+            seen.extend(read_segment(io.BytesIO(damaged), "j/1/seg"))
+        assert caught.value.where == {"blob": "j/1/seg"}
+        assert seen == CHANGES[: len(seen)]
+        with pytest.raises(CorruptBlob):
+            verify_segment(io.BytesIO(damaged))
+
+
+def blocks_of(data: bytes) -> list[bytes]:
+    """The segment's blocks, whole."""
+    found, at = [], 5
+    while data[at] == 1:
+        size = 21 + struct.unpack_from("<I", data, at + 5)[0]
+        found.append(data[at : at + size])
+        at += size
+    return found
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_dropped_swapped_and_repeated_blocks_are_refused() -> None:
+    """Blocks that are each intact but not all there, or not in order, are refused even with a new end mark."""
+    data = encode_segment(CHANGES)
+    blocks = blocks_of(data)
+    end = data[5 + sum(map(len, blocks)) : -16]
+    assert sealed(blocks, end) == data
+    for forged in (blocks[1:], blocks[:-1], blocks[::-1], [*blocks, blocks[-1]], [blocks[1], *blocks[1:]]):
+        with pytest.raises(CorruptBlob):
+            read(sealed(forged, end))
+
+
+def sealed(blocks: list[bytes], end: bytes) -> bytes:
+    """A segment of these blocks with a hash that is right."""
+    body = b"SMCS\x01" + b"".join(blocks) + end
+    return body + content_hash(body)
+
+
+def forged(raw_size: int, count: int, frame: bytes) -> bytes:
+    """A segment of one block with right checksums, whatever it declares."""
+    header = struct.pack("<BIII", 1, raw_size, len(frame), count)
+    block = header + segment._block_hash(0, header, frame) + frame
+    return sealed([block], struct.pack("<BIQ", 0, 1, count))
+
+
+def raw(*changes: tuple[int, int, bytes]) -> bytes:
+    """Changes as they lie in a block: key size, value size, the bytes of both."""
+    return b"".join(struct.pack("<II", key, value) + data for key, value, data in changes)
+
+
+ONE = raw((1, 1, b"kv"))
+
+
+@pytest.mark.parametrize(
+    ("content", "count"),
+    [
+        (ONE, 0),
+        (ONE, 2),
+        (ONE + b"more", 1),
+        (ONE[:5], 1),
+        (raw((1, 5, b"kv")), 1),
+        (raw((0xFFFFFFFF, 1, b"kv")), 1),
+        (raw((1, 0xFFFFFFFE, b"kv")), 1),
+    ],
+)
+def test_block_that_contradicts_itself_is_refused(content: bytes, count: int) -> None:
+    """Right checksums do not help a block whose changes do not fill it exactly."""
+    with pytest.raises(CorruptBlob):
+        read(forged(len(content), count, zstandard.compress(content)))
+    assert read(forged(len(ONE), 1, zstandard.compress(ONE))) == [(b"k", b"v")]
+
+
+def test_unknown_version_is_refused() -> None:
+    """A segment of another version is not guessed at."""
+    data = encode_segment(CHANGES)
+    with pytest.raises(CorruptBlob, match="known version"):
+        read(data[:4] + b"\x02" + data[5:])
+
+
+def test_decompression_bomb_is_refused_before_it_is_allocated() -> None:
+    """Frames and blocks that declare more than they may, or other than the block says, cost no memory."""
+    bomb = zstandard.compress(bytes(64 * 1024 * 1024))
+    streamed = zstandard.ZstdCompressor(write_content_size=False).compress(ONE)
+    tracemalloc.start()
+    try:
+        for raw_size, frame in ((8, bomb), (0xFFFFFFFF, bomb), (len(ONE), streamed), (len(ONE), bomb[:-9])):
+            with pytest.raises(CorruptBlob):
+                read(forged(raw_size, 1, frame))
+        with pytest.raises(CorruptBlob):
+            read(b"SMCS\x01" + struct.pack("<BIII", 1, 100 << 20, 100 << 20, 1) + bytes(8) + b"short")
+        assert tracemalloc.get_traced_memory()[1] < 16 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+def test_large_keys_and_values() -> None:
+    """The largest key and the largest value that are allowed round-trip; one byte more is refused."""
+    largest = bytes(segment.MAX_VALUE_SIZE)
+    assert read(encode_segment([(largest, largest), (b"k", b"v")])) == [(largest, largest), (b"k", b"v")]
+    for change in ((largest + b"x", None), (b"k", largest + b"x")):
+        with pytest.raises(InvalidError):
+            encode_segment([change])
+
+
+class ShortReads(io.RawIOBase):
+    """A source that gives a few bytes at a time, as sockets do."""
+
+    def __init__(self, data: bytes) -> None:
+        self._source = io.BytesIO(data)
+
+    def read(self, size: int = -1) -> bytes:
+        """At most 7 bytes."""
+        return self._source.read(min(size, 7) if size >= 0 else 7)
+
+
+def test_short_reads_are_put_together() -> None:
+    """A source may give less than asked for without being at its end."""
+    assert list(read_segment(ShortReads(encode_segment(CHANGES)))) == CHANGES  # type: ignore[arg-type]
+
+
+def test_memory_is_bounded_by_a_block(tmp_path: object) -> None:
+    """Writing and reading 64 MB of changes holds about a block of them, not all."""
+    numbers = random.Random(1)
+
+    def many() -> Iterator[Change]:
+        for n in range(64_000):
+            yield n.to_bytes(8, "big"), numbers.randbytes(1000)
+
+    path = f"{tmp_path}/segment"
+    tracemalloc.start()
+    try:
+        with open(path, "wb") as sink:
+            write_segment(many(), sink)
+        with open(path, "rb") as source:
+            assert verify_segment(source) == 64_000
+        assert tracemalloc.get_traced_memory()[1] < 16 * 1024 * 1024
+    finally:
+        tracemalloc.stop()

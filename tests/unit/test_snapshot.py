@@ -1,0 +1,167 @@
+"""snapshot: the index's tree, and what validation refuses before any I/O."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from statemgr.errors import CorruptBlob
+from statemgr.model import snapshot
+from statemgr.model.checkpoint import BlobRef
+from statemgr.model.codec import decode_index, encode_index
+from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex, validate
+from tests import model_samples as sample
+
+OWNER = {"job_name": "orders", "job_id": "1", "task": sample.TASK, "store": "totals"}
+EMPTY = FileIndex("empty", 0, sample.HASH, inline=b"")
+
+
+def with_files(*files: FileIndex) -> SnapshotIndex:
+    """An index whose root holds just these files."""
+    return replace(sample.INDEX, root=DirIndex("", files))
+
+
+def nested(depth: int) -> SnapshotIndex:
+    """An index of directories inside one another."""
+    root = DirIndex("d", (EMPTY,))
+    for _ in range(depth - 1):
+        root = DirIndex("d", (), (root,))
+    return replace(sample.INDEX, root=DirIndex("", (), (root,)))
+
+
+def in_blob(blob_id: str, size: int = 3, content_hash: bytes = sample.HASH) -> FileIndex:
+    """A file of 3 bytes in one blob."""
+    return FileIndex("a", 3, sample.HASH, parts=(BlobRef(blob_id, size, content_hash),))
+
+
+def test_a_real_index_is_accepted() -> None:
+    """What a commit writes passes: nested and empty directories, empty files, inline files and parts."""
+    validate(sample.INDEX, "b", **OWNER)
+
+
+def test_walk_and_blobs() -> None:
+    """Paths are relative to the root; blobs are what the index refers to, added those of its own attempt."""
+    assert [path for path, _ in sample.INDEX.root.walk()] == ["000012.sst", "CURRENT", "journal/empty"]
+    assert list(sample.INDEX.root.walk_dirs()) == ["journal", "journal/old", "z"]
+    assert list(sample.INDEX.blobs()) == list(sample.INDEX.added()) == [sample.BLOB]
+    assert list(replace(sample.INDEX, attempt="1800-cd").added()) == []
+    assert sample.INDEX.root.size == 5
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x", "..", ".", "", "/x", "/etc/passwd", "a/b", "a\\b", "a\0b", "x" * 256, "é" * 128],
+)
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_hostile_names_are_refused(name: str, what: str) -> None:
+    """Names that lead elsewhere, or that no file can have, are refused for files and directories alike."""
+    inner = ((replace(EMPTY, name=name),), ()) if what == "file" else ((), (DirIndex(name),))
+    for root in (DirIndex("", *inner), DirIndex("", (), (DirIndex("d", *inner),))):
+        with pytest.raises(CorruptBlob) as caught:
+            validate(replace(sample.INDEX, root=root), "the-blob", **OWNER)
+        assert caught.value.where["blob"] == "the-blob"
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        DirIndex("", (EMPTY, EMPTY)),
+        DirIndex("", (EMPTY,), (DirIndex("empty"),)),
+        DirIndex("", (), (DirIndex("d"), DirIndex("d", (EMPTY,)))),
+        DirIndex("", (), (DirIndex("d", (EMPTY, EMPTY)),)),
+    ],
+)
+def test_duplicate_names_are_refused(root: DirIndex) -> None:
+    """A name that appears twice in a directory, as files, directories or one of each, is refused."""
+    with pytest.raises(CorruptBlob, match="appears twice"):
+        validate(replace(sample.INDEX, root=root), "b", **OWNER)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        FileIndex("a", -1, sample.HASH, inline=b""),
+        FileIndex("a", snapshot.MAX_FILE_SIZE + 1, sample.HASH),
+        FileIndex("a", 4, sample.HASH, inline=b"123"),
+        FileIndex("a", 3, sample.HASH, inline=b"123", parts=(sample.BLOB,)),
+        FileIndex("a", 3, sample.HASH),
+        FileIndex("a", 4, sample.HASH, parts=(sample.BLOB,)),
+        FileIndex("a", 3, sample.HASH, parts=(sample.BLOB, replace(sample.BLOB, size=-1))),
+        FileIndex("a", 2, sample.HASH, parts=(sample.BLOB, replace(sample.BLOB, size=-1))),
+        FileIndex("a", 3, b"short", parts=(sample.BLOB,)),
+        in_blob(sample.BLOB.blob_id, content_hash=b"short"),
+    ],
+)
+def test_absurd_sizes_and_hashes_are_refused(file: FileIndex) -> None:
+    """Sizes that are negative, beyond the cap or do not add up, and hashes that are none, are refused."""
+    with pytest.raises(CorruptBlob):
+        validate(with_files(file), "b", **OWNER)
+
+
+@pytest.mark.parametrize(
+    "blob_id",
+    [
+        "other/1/Partition_0/totals/x/a.0",
+        "orders/2/Partition_0/totals/x/a.0",
+        "orders/11/x",
+        "orders/1/../2/x",
+        "orders/1/./x",
+        "orders/1//x",
+        "orders/1/",
+        "orders/1/a\0b",
+        "orders/1/a\\..\\b",
+        "/orders/1/x",
+        "",
+    ],
+)
+def test_foreign_blobs_are_refused(blob_id: str) -> None:
+    """An index may refer to blobs under its own job's prefix only, by plain names."""
+    with pytest.raises(CorruptBlob, match="not one of this job's"):
+        validate(with_files(in_blob(blob_id)), "b", **OWNER)
+    with pytest.raises(CorruptBlob, match="not one of this job's"):
+        validate(replace(sample.INDEX, previous=BlobRef(blob_id, 3, sample.HASH)), "b", **OWNER)
+
+
+@pytest.mark.parametrize("field", OWNER)
+def test_index_of_another_owner_is_refused(field: str) -> None:
+    """An index of another job, job ID, task or store is refused, and the error says whose it is."""
+    with pytest.raises(CorruptBlob, match="it belongs to") as caught:
+        validate(replace(sample.INDEX, **{field: "another"}), "b", **OWNER)
+    assert "'another'" in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["state_id", "attempt"])
+def test_ids_that_are_paths_are_refused(field: str) -> None:
+    """A state ID names a local directory and an attempt a blob: neither may lead elsewhere."""
+    with pytest.raises(CorruptBlob):
+        validate(replace(sample.INDEX, **{field: "../x"}), "b", **OWNER)
+
+
+def test_depth_is_limited() -> None:
+    """Directories up to the limit are accepted; deeper ones are refused by validation and when decoded."""
+    deepest = nested(snapshot.MAX_DEPTH)
+    validate(deepest, "b", **OWNER)
+    assert decode_index(encode_index(deepest)) == deepest
+    with pytest.raises(CorruptBlob, match="deeper"):
+        validate(nested(snapshot.MAX_DEPTH + 1), "b", **OWNER)
+    with pytest.raises(CorruptBlob, match="deeper"):
+        decode_index(encode_index(nested(100_000)))
+
+
+def test_number_of_files_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More files and directories than the limit, wherever they are, are refused."""
+    monkeypatch.setattr(snapshot, "MAX_FILES", 6)
+    validate(sample.INDEX, "b", **OWNER)
+    monkeypatch.setattr(snapshot, "MAX_FILES", 5)
+    with pytest.raises(CorruptBlob, match="more than 5 files"):
+        validate(sample.INDEX, "b", **OWNER)
+
+
+def test_inline_content_is_limited() -> None:
+    """Inline files together may not be larger than their limit."""
+    half = bytes(snapshot.INLINE_TOTAL_LIMIT // 2)
+    files = [FileIndex(name, len(half), sample.HASH, inline=half) for name in ("a", "b")]
+    validate(with_files(*files), "b", **OWNER)
+    with pytest.raises(CorruptBlob, match="inline"):
+        validate(with_files(*files, FileIndex("c", 1, sample.HASH, inline=b"1")), "b", **OWNER)
