@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -78,7 +78,7 @@ def worker(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
             # running it again cannot help, so it is not an error to Spark but a result
             yield _row(task, error=error.with_where(task=task_name(task)).to_json())
         else:
-            yield _row(task, prepared=prepared, restored=json.dumps([asdict(report) for report in restored]))
+            yield _row(task, prepared=prepared, restored=json.dumps([report.to_dict() for report in restored]))
 
     return run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,15 @@ class RestoreReport:
     records: int
     seconds: float
     reasons: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RestoreReport:
+        """What JSON made of :meth:`to_dict`."""
+        return cls(**{**data, "reasons": tuple(data["reasons"])})
 
 
 @dataclass(frozen=True, slots=True)

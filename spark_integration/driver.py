@@ -199,7 +199,7 @@ class Driver:
             raise next((error for error in failures if isinstance(error, FencedError)), failures[0])
         prepared = [prepared_from_bytes(bytes(row.prepared)) for row in results]
         self._check_complete(prepared)
-        restored = [RestoreReport(**report) for row in results for report in json.loads(row.restored)]
+        restored = [RestoreReport.from_dict(report) for row in results for report in json.loads(row.restored)]
         for report in restored:
             if report.factory not in ("local", "empty"):
                 log.info("restored %s of %s from %s: %s", report.store, report.task, report.factory, report)

@@ -79,5 +79,5 @@ def draw(seed: int, kills: int, aims: Sequence[str] = ()) -> list[tuple[str, int
     """For each kill a phase and a batch, from the seed; ``aims`` overrides the first phases."""
     chance = random.Random(seed)
     phases = [str(phase) for phase in AIMS]
-    drawn = [(chance.choice(phases), chance.randint(2, 3)) for _ in range(kills)]
+    drawn = [(chance.choice(phases), chance.randint(3, 5)) for _ in range(kills)]
     return [(aims[i] if i < len(aims) else phase, batch) for i, (phase, batch) in enumerate(drawn)]

@@ -157,9 +157,9 @@ def _page(
     console.rule(f"statemgr demo · seed {settings.seed} · {rows:,} {word} · blobs: {settings.blob}")
     console.print(starts_table(starts, draw(settings.seed, settings.kills, settings.aims)))
     console.print(restores_table(starts))
-    console.print("Checkpoints (statemgr checkpoints list)")
+    console.print("Checkpoints, as `statemgr checkpoints list` shows them", style="bold")
     console.print(listing.rstrip(), markup=False, highlight=False, soft_wrap=True)
-    console.print(totals_table(sides, settings.sums, word))
+    console.print(totals_table(sides[:-1], settings.sums, word))  # the last has totals, not changes
     equal = verdict(console, sides[0], sides[1:])
     counted = sides[0].total()[1]
     if counted != rows:

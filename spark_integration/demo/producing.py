@@ -32,7 +32,7 @@ def produce(
         for created in admin.create_topics([NewTopic(topic, partitions, 1)]).values():
             created.result(timeout=_DEADLINE_S)
         producer = Producer(
-            {"bootstrap.servers": bootstrap_servers, "linger.ms": 20, "acks": "all", "enable.idempotence": True}
+            {"bootstrap.servers": bootstrap_servers, "linger.ms": 20, "enable.idempotence": True, "log_level": 3}
         )
         count = 0
         for count, (key, row) in enumerate(dataset.rows(), 1):

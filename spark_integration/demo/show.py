@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -32,16 +33,17 @@ class Start:
 
 def starts_table(starts: Sequence[Start], aims: Sequence[tuple[str, int]]) -> Table:
     """How each start ended."""
-    table = Table(title="Starts", title_justify="left")
-    for column in ("start", "restores from", "aimed at", "killed in", "processes", "batches", "replayed", "seconds"):
-        table.add_column(column)
+    table = _table("Starts", "start", "restored from", "killed in")
+    for column in ("processes", "batches", "replayed", "seconds"):
+        table.add_column(column, justify="right")
     for number, start in enumerate(starts):
-        aimed = f"{aims[number][0]}" if number < len(aims) else "-"
+        hit = start.outcome.hit or "(ran to the end)"
+        if start.outcome.hit and start.outcome.hit != aims[number][0]:
+            hit += f" (aimed at {aims[number][0]}, which did not come)"
         table.add_row(
             str(number + 1),
-            start.restore or "(first start)",
-            aimed,
-            start.outcome.hit or "ran to the end",
+            start.restore or "-",
+            hit,
             str(start.outcome.processes or "-"),
             str(len(start.reports)),
             str(sum(report["replayed"] for report in start.reports)),
@@ -83,8 +85,7 @@ def restores_table(starts: Sequence[Start]) -> Table:
 
 def totals_table(sides: Sequence[Side], measures: Sequence[str], row_word: str) -> Table:
     """Each side's totals, to the last digit."""
-    table = Table(title="Totals", title_justify="left")
-    table.add_column("")
+    table = _table("Totals", "")
     totals = [side.total() for side in sides]
     for side in sides:
         table.add_column(side.name, justify="right")
@@ -121,6 +122,13 @@ def verdict(console: Console, truth: Side, sides: Sequence[Side]) -> bool:
         else:
             console.print(f"[green]equal[/]  {side.name}: all {len(truth.tallies):,} keys", highlight=False)
     return equal
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
+    for column in columns:
+        table.add_column(column)
+    return table
 
 
 def _at(values: Sequence[Any], i: int, default: Any) -> Any:

@@ -62,7 +62,7 @@ def state(config: JobConfig, factory: str, directory: Path) -> Side:
                         tallies[key.removeprefix(b"k")] = plain(Tally.from_json(value))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return Side(f"state from {factory}", tallies)
+    return Side(f"{factory} state", tallies)
 
 
 def output(directory: Path) -> tuple[Side, Side]:
@@ -85,7 +85,7 @@ def output(directory: Path) -> tuple[Side, Side]:
                     latest[row["key"]] = total
         newest.update({key: plain(total) for key, total in latest.items()})
     added = {key: plain(tally) for key, tally in changes.items()}
-    return Side("output, changes added up", added), Side("output, newest totals", newest)
+    return Side("output", added), Side("output (newest totals)", newest)
 
 
 def plain(tally: Tally) -> Plain:
