@@ -135,7 +135,8 @@ class Transfer:
                     done.add(len(piece))
 
                 self._read_verified(part, write, restart=lambda got: done.add(-got))
-            if target.part_done() and len(file.parts) > 1:
+            # the only part of a file has been hashed already
+            if target.part_done() and (len(file.parts) > 1 or part.hash != file.hash):
                 self._verify_whole(file, target.path)
 
         return job
