@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 _PARTS = ("committed", "live", "staging", "owners")
 _UNUSABLE = {errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
 _MAX_STATE_ID = 200
+#: Longer than a commit may take: for so long a directory is spared that another living owner made.
+_GRACE_MS = 15 * 60 * 1000
 
 
 class StoreDirectories:
@@ -131,7 +133,7 @@ class StoreDirectories:
             durable.remove(directory)
 
     def keep_only(self, state_ids: Collection[str]) -> None:
-        """As the port says. What another living owner has just made is its own to remove."""
+        """As the port says. What another living owner made lately may be on its way to a backend, and stays."""
         if not self._root.is_dir():
             return
         mine = self._owner.token if self._owner is not None else ""
@@ -139,7 +141,12 @@ class StoreDirectories:
             signs = self._root / "owners"
             alive = {token for token in os.listdir(signs) if is_alive(signs, token)}
             kept = set(state_ids)
-            kept.update(found.state_id for found in self._manifests() if found.owner in alive - {mine})
+            now_ms = self._clock.time_ns() // 1_000_000
+            kept.update(
+                found.state_id
+                for found in self._manifests()
+                if found.owner in alive - {mine} and abs(now_ms - found.adopted_ms) < _GRACE_MS
+            )
             for name in os.listdir(self._committed):
                 # one name without the other is what a crash left
                 state_id = name.removesuffix(SUFFIX)

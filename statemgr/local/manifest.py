@@ -14,7 +14,7 @@ from pathlib import Path
 
 from statemgr.errors import CorruptError
 from statemgr.local.durable import hash_file, open_file
-from statemgr.local.trees import scan
+from statemgr.local.trees import SMALL, scan
 from statemgr.model.hashing import HASH_SIZE, content_hash
 
 SUFFIX = ".manifest"
@@ -78,7 +78,8 @@ def read(path: Path) -> Manifest:
 
 
 def deviation(manifest: Manifest, directory: Path) -> tuple[str | None, Mapping[str, RecordedFile]]:
-    """Compare a directory with its manifest: names and sizes exactly, content by hash where a time deviates.
+    """Compare a directory with its manifest: names and sizes exactly, content by hash where a file is small or
+    its time deviates.
 
     Returns: what is wrong (None: nothing), and the files whose time has to be recorded anew.
     Raises: CorruptError, OSError as :func:`scan`.
@@ -92,8 +93,10 @@ def deviation(manifest: Manifest, directory: Path) -> tuple[str | None, Mapping[
         recorded = manifest.files[path]
         if status.st_size != recorded.size:
             return f"{path!r} has {status.st_size} bytes instead of {recorded.size}", {}
-        if status.st_mtime_ns != recorded.mtime_ns:
-            if hash_file(directory / path) != (recorded.size, recorded.hash):
-                return f"{path!r} was altered", {}
+        moved = status.st_mtime_ns != recorded.mtime_ns
+        to_hash = moved or status.st_size <= SMALL
+        if to_hash and hash_file(directory / path) != (recorded.size, recorded.hash):
+            return f"{path!r} was altered", {}
+        if moved:
             touched[path] = RecordedFile(recorded.size, status.st_mtime_ns, recorded.hash)
     return None, touched

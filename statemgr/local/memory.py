@@ -38,7 +38,7 @@ class MemoryStore:
         path = directory / FILE
         with translated("cannot open the store", directory):
             directory.mkdir(parents=True, exist_ok=True)
-            if not any(os.scandir(directory)):
+            if not os.listdir(directory):
                 return cls(directory, {})
             if not path.is_file():
                 raise CorruptError(

@@ -58,7 +58,7 @@ class RocksDbStore:
         """
         with os_translated("cannot open the store", directory):
             directory.mkdir(parents=True, exist_ok=True)
-            new = not any(os.scandir(directory))
+            new = not os.listdir(directory)
             if not new and not (directory / "CURRENT").is_file():
                 raise CorruptError(
                     "a directory with files but without CURRENT is no RocksDB database",
@@ -77,9 +77,11 @@ class RocksDbStore:
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key, or None. Raises: CorruptError, ClosedError."""
+        database = self._db
         try:
-            value: bytes | None = self._db.get(key)
+            value: bytes | None = database.get(key)
         except Exception as error:
+            # no context manager: this is the hot path
             raise translate(error, "cannot read", self._directory) from error
         return value
 

@@ -63,7 +63,7 @@ def bulk_load(directory: Path, options: Mapping[str, object]) -> Iterator[BulkWr
     """
     with os_translated("cannot make the store", directory):
         directory.mkdir(parents=True, exist_ok=True)
-        if any(os.scandir(directory)):
+        if os.listdir(directory):
             raise InvalidError("a bulk load needs an empty directory", path=directory)
     writer = BulkWriter(open_database(directory, rocksdb_options.bulk(options)), directory)
     try:

@@ -22,15 +22,14 @@ from statemgr.errors import (
 )
 
 _FULL = ("No space left on device", "Disk quota exceeded", "File too large")
+_NOT_BYTES = "raw mode only support bytes"
 
 
 def translate(error: Exception, what: str, path: Path) -> StatemgrError:
     """The typed error for one that rocksdict raised while doing ``what`` (``"cannot …"``) at ``path``."""
-    if isinstance(error, StatemgrError):
-        return error
     if isinstance(error, DbClosedError):
         return ClosedError("the store is closed", path=path)
-    if type(error) is not Exception:
+    if _NOT_BYTES in str(error):
         return InvalidError(f"{what}: {error}", hint="keys and values are bytes", path=path)
     text = str(error).strip()
     reason = f"{what}: {text}"
@@ -49,6 +48,11 @@ def translate(error: Exception, what: str, path: Path) -> StatemgrError:
     return RetryableError(reason, hint="the local disk needs a look", path=path)
 
 
+def is_vendors(error: Exception) -> bool:
+    """Whether rocksdict raised it; an iterator of changes raises its own errors, which pass."""
+    return type(error) is Exception or isinstance(error, DbClosedError) or _NOT_BYTES in str(error)
+
+
 @contextmanager
 def translated(what: str, path: Path) -> Iterator[None]:
     """Turn every error of rocksdict in the block into a typed one.
@@ -58,7 +62,6 @@ def translated(what: str, path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        typed = translate(error, what, path)
-        if typed is error:
+        if not is_vendors(error):
             raise
-        raise typed from error
+        raise translate(error, what, path) from error

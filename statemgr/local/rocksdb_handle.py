@@ -47,7 +47,7 @@ def _is_stuck(error: Exception) -> bool:
 
 
 def batch_of(changes: Iterable[Change]) -> WriteBatch:
-    """One atomic batch. Raises: TypeError when a key or value is not bytes."""
+    """One atomic batch. Raises: ValueError when a key or value is not bytes."""
     batch = WriteBatch(raw_mode=True)
     put, delete = batch.put, batch.delete
     for key, value in changes:
@@ -88,6 +88,7 @@ class Scan(Iterator[tuple[bytes, bytes]]):
                 return item
             items.status()
         except Exception as error:
+            # not a context manager: this runs once per item
             raise translate(error, "cannot scan", self._directory) from error
         self._items = None
         raise StopIteration

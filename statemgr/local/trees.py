@@ -19,6 +19,8 @@ from statemgr.model.snapshot import MAX_DEPTH, MAX_FILES
 #: Files in a store's directory that are no part of its state: locks, logs, leftovers, input offsets of older software.
 _NO_STATE = re.compile(r"(LOCK|IDENTITY|LOG(\.old\.\d+)?|OFFSET.*|.*\.(log|tmp|dbtmp))\Z")
 
+#: Files up to this size (bytes) are hashed whenever they are verified, instead of being synced when they are made.
+SMALL = 64 * 1024
 #: Never written again once they are complete, so that they can be shared by hard links.
 _IMMUTABLE = (".sst", ".blob", ".segment")
 
@@ -100,12 +102,14 @@ def check_files(staging: Path, tree: Tree, files: Mapping[str, tuple[int, bytes]
 
 
 def sync_tree(staging: Path, tree: Tree, held: Container[tuple[int, int]]) -> None:
-    """Bring files and names to the disk; what a committed directory holds was brought there before."""
+    """Bring the content of large files to the disk, but for those (device, inode) that were brought there before.
+
+    The others need no sync: a name that a power failure loses is found missing, and small files are hashed again
+    whenever the directory is looked for.
+    """
     for path, status in tree.files.items():
-        if (status.st_dev, status.st_ino) not in held:
+        if status.st_size > SMALL and (status.st_dev, status.st_ino) not in held:
             durable.sync(staging / path)
-    for path in (*reversed(tree.dirs), ""):
-        durable.sync(staging / path)
 
 
 def clone_tree(source: Path, target: Path, files: Mapping[str, object]) -> None:

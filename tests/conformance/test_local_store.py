@@ -1,0 +1,228 @@
+"""Every local store passes the same suite: RocksDB and memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from statemgr.errors import ClosedError, ConfigError, CorruptError, InvalidError
+from statemgr.local import bulk_writer, open_store
+from statemgr.ports import LocalStore
+
+MEBIBYTE = 1024 * 1024
+Open = Callable[[Path], LocalStore]
+
+
+@pytest.fixture(params=["rocksdb", "memory"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The kind of store under test."""
+    return str(request.param)
+
+
+@pytest.fixture
+def open_at(kind: str) -> Iterator[Open]:
+    """Opens stores of the kind, and closes them at the end."""
+    opened: list[LocalStore] = []
+
+    def open_one(directory: Path) -> LocalStore:
+        opened.append(open_store(kind, directory, {}))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(open_at: Open, tmp_path: Path) -> LocalStore:
+    """An empty store."""
+    return open_at(tmp_path / "live")
+
+
+def test_put_get_delete(store: LocalStore) -> None:
+    """The newest change of a key is what is read, within one write and across writes."""
+    store.write([(b"a", b"1"), (b"b", b"2"), (b"a", b"3")])
+    store.write([(b"b", None), (b"never", None)])
+    assert store.get(b"a") == b"3"
+    assert store.get(b"b") is None
+    assert store.get_many([b"b", b"a", b"never", b"a"]) == [None, b"3", None, b"3"]
+    assert store.get_many([]) == []
+
+
+def test_writes_nothing_of_a_bad_batch(store: LocalStore) -> None:
+    """A write is all or nothing: a value that is not bytes, or an iterator that fails, leaves no trace."""
+    with pytest.raises(InvalidError, match="bytes"):
+        store.write([(b"a", b"1"), (b"b", "text")])  # type: ignore[list-item]
+
+    def failing() -> Iterator[tuple[bytes, bytes]]:
+        yield b"c", b"1"
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError, match="broke"):
+        store.write(failing())
+    assert list(store.scan(None, None)) == []
+
+
+def test_scan_bounds_and_order(store: LocalStore) -> None:
+    """Items come in byte order; the start is included, the end is not, and None is an open end."""
+    keys = [b"", b"\x00", b"a", b"a\x00", b"b", b"\xff", b"\xff\xff"]
+    store.write([(key, key) for key in reversed(keys)])
+    assert [key for key, _ in store.scan(None, None)] == keys
+    assert [key for key, _ in store.scan(b"a", b"b")] == [b"a", b"a\x00"]
+    assert [key for key, _ in store.scan(b"aa", None)] == [b"b", b"\xff", b"\xff\xff"]
+    assert [key for key, _ in store.scan(None, b"a")] == [b"", b"\x00"]
+    assert list(store.scan(b"b", b"b")) == []
+    assert list(store.scan(b"b", b"a")) == []
+    assert list(store.scan(None, b"")) == []
+
+
+def test_scan_sees_the_moment_of_its_call(store: LocalStore) -> None:
+    """Writes after the call, also before the first step, are not seen by a scan."""
+    store.write([(b"a", b"1"), (b"b", b"1")])
+    scan = store.scan(None, None)
+    store.write([(b"a", b"2"), (b"b", None), (b"c", b"2")])
+    assert list(scan) == [(b"a", b"1"), (b"b", b"1")]
+    assert list(store.scan(None, None)) == [(b"a", b"2"), (b"c", b"2")]
+
+
+def test_close_ends_scans_and_frees_the_directory(open_at: Open, tmp_path: Path) -> None:
+    """A scan left half-way neither goes on after the close nor keeps the directory locked (finished ones neither)."""
+    store = open_at(tmp_path / "live")
+    store.write([(b"a", b"1"), (b"b", b"2")])
+    store.flush()
+    half, whole = store.scan(None, None), store.scan(None, None)
+    assert next(half) == (b"a", b"1")
+    assert len(list(whole)) == 2
+    store.close()
+    with pytest.raises(ClosedError):
+        next(half)
+    assert open_at(tmp_path / "live").get(b"b") == b"2"
+
+
+def test_closed_store_refuses(store: LocalStore) -> None:
+    """Every use after close is a ClosedError; a second close is none."""
+    store.close()
+    store.close()
+    for use in (
+        lambda: store.get(b"a"), lambda: store.get_many([b"a"]), lambda: store.write([(b"a", b"1")]),
+        lambda: store.scan(None, None), lambda: store.sequence_number, store.flush,
+    ):
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_flushed_survives_reopening(open_at: Open, tmp_path: Path) -> None:
+    """What was flushed is there after close and open."""
+    store = open_at(tmp_path / "live")
+    store.write([(b"a", b"1"), (b"", b"empty key"), (b"empty value", b"")])
+    store.flush()
+    store.close()
+    again = open_at(tmp_path / "live")
+    assert list(again.scan(None, None)) == [(b"", b"empty key"), (b"a", b"1"), (b"empty value", b"")]
+
+
+def test_large_values(store: LocalStore, open_at: Open, tmp_path: Path) -> None:
+    """Invariant 13, fault 32: a value of 64 MiB and a key of 1 MiB go through a checkpoint unchanged."""
+    value, key = os.urandom(1024) * (64 * 1024), os.urandom(MEBIBYTE)
+    assert len(value) == 64 * MEBIBYTE
+    store.write([(b"big", value), (key, b"1")])
+    store.flush()
+    store.checkpoint(tmp_path / "checkpoint")
+    copy = open_at(tmp_path / "checkpoint")
+    assert copy.get(b"big") == value
+    assert copy.get(key) == b"1"
+
+
+def test_sequence_number_moves_with_writes_only(store: LocalStore, tmp_path: Path) -> None:
+    """Equal numbers mean equal content: reads, flushes and checkpoints leave it, writes raise it."""
+    store.write([(b"a", b"1")])
+    first = store.sequence_number
+    store.get(b"a")
+    list(store.scan(None, None))
+    store.flush()
+    store.checkpoint(tmp_path / "checkpoint")
+    assert store.sequence_number == first
+    store.write([(b"a", b"1")])
+    assert store.sequence_number > first
+
+
+def test_checkpoint_is_a_copy(store: LocalStore, open_at: Open, tmp_path: Path) -> None:
+    """A checkpoint holds the moment of its making, whatever happens to the store or to it afterwards."""
+    store.write([(b"a", b"1")])
+    store.flush()
+    store.checkpoint(tmp_path / "one")
+    store.write([(b"a", b"2"), (b"b", b"2")])
+    store.flush()
+    store.checkpoint(tmp_path / "two")
+    one = open_at(tmp_path / "one")
+    assert list(one.scan(None, None)) == [(b"a", b"1")]
+    one.write([(b"a", b"other")])
+    one.flush()
+    assert store.get(b"a") == b"2"
+    assert list(open_at(tmp_path / "two").scan(None, None)) == [(b"a", b"2"), (b"b", b"2")]
+
+
+def test_checkpoint_of_an_empty_store(store: LocalStore, open_at: Open, tmp_path: Path) -> None:
+    """Fault 32: an empty store has a checkpoint too, which opens as an empty store."""
+    store.flush()
+    store.checkpoint(tmp_path / "checkpoint")
+    assert list(open_at(tmp_path / "checkpoint").scan(None, None)) == []
+
+
+def test_checkpoint_refuses_an_existing_directory(store: LocalStore, tmp_path: Path) -> None:
+    """Nothing is overwritten, and the store goes on."""
+    (tmp_path / "there").mkdir()
+    with pytest.raises(InvalidError, match="exists"):
+        store.checkpoint(tmp_path / "there")
+    store.write([(b"a", b"1")])
+    assert os.listdir(tmp_path / "there") == []
+
+
+def test_foreign_directory_is_not_recreated(open_at: Open, tmp_path: Path) -> None:
+    """Invariant 8: a directory with files but no store in it is corrupt, never silently an empty store."""
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live" / "000008.sst").write_bytes(b"x")
+    with pytest.raises(CorruptError):
+        open_at(tmp_path / "live")
+    assert os.listdir(tmp_path / "live") == ["000008.sst"]
+
+
+def test_bulk_load(kind: str, open_at: Open, tmp_path: Path) -> None:
+    """A bulk load takes overwrites and deletes in order and leaves a closed, normal store."""
+    with bulk_writer(kind, tmp_path / "store", {}) as writer:
+        writer.write((b"%05d" % (i % 20_000), b"%d" % i) for i in range(45_000))
+        writer.write((b"%05d" % i, None) for i in range(0, 20_000, 2))
+        writer.write([])
+    store = open_at(tmp_path / "store")
+    expected = [(b"%05d" % i, b"%d" % (i + (40_000 if i < 5_000 else 20_000))) for i in range(1, 20_000, 2)]
+    assert list(store.scan(None, None)) == expected
+    store.write([(b"00001", b"after")])
+    store.flush()
+    store.checkpoint(tmp_path / "checkpoint")
+    assert open_at(tmp_path / "checkpoint").get(b"00001") == b"after"
+
+
+def test_bulk_load_that_fails_is_closed(kind: str, tmp_path: Path) -> None:
+    """The error of the block comes out as it is, and nothing keeps the directory open."""
+    def load() -> None:
+        with bulk_writer(kind, tmp_path / "store", {}) as writer:
+            writer.write([(b"a", b"1")])
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        load()
+    for path in (tmp_path / "store").iterdir():
+        path.unlink()
+    with bulk_writer(kind, tmp_path / "store", {}) as writer:
+        writer.write([(b"a", b"2")])
+
+
+def test_unknown_kind(tmp_path: Path) -> None:
+    """A kind that does not exist is a configuration error."""
+    with pytest.raises(ConfigError, match="tape"):
+        open_store("tape", tmp_path, {})
+    with pytest.raises(ConfigError, match="tape"):
+        bulk_writer("tape", tmp_path, {})

@@ -1,0 +1,187 @@
+"""The change buffer: nothing is dropped before it is acknowledged, and memory has a budget."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from statemgr.errors import CorruptError, DiskFull
+from statemgr.local import change_buffer
+from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
+
+LARGE = 1 << 30
+
+
+@pytest.fixture
+def spill(tmp_path: Path) -> Path:
+    """Where changes are spilled to; it does not exist yet."""
+    return tmp_path / "spill"
+
+
+@pytest.fixture
+def buffer(spill: Path) -> Iterator[ChangeBuffer]:
+    """A buffer whose budget is never met."""
+    made = ChangeBuffer(spill, LARGE)
+    yield made
+    made.close()
+
+
+def applied(frozen: FrozenChanges) -> dict[bytes, bytes | None]:
+    """The newest change of each key."""
+    return dict(frozen)
+
+
+def test_newest_change_of_a_key(buffer: ChangeBuffer, spill: Path) -> None:
+    """Between two freezes a key has one change, its newest, in the place where that happened."""
+    buffer.put(b"a", b"1")
+    buffer.extend([(b"b", b"22"), (b"a", None), (b"c", b""), (b"", b"empty key")])
+    frozen = buffer.freeze()
+    assert list(frozen) == [(b"b", b"22"), (b"a", None), (b"c", b""), (b"", b"empty key")]
+    assert frozen.count == 4
+    assert frozen.size == sum(len(key) + len(value or b"") for key, value in frozen)
+    assert not spill.exists()
+
+
+def test_empty(buffer: ChangeBuffer) -> None:
+    """Nothing changed: an empty change set."""
+    frozen = buffer.freeze()
+    assert (list(frozen), frozen.count, frozen.size) == ([], 0, 0)
+    buffer.acknowledge(frozen)
+
+
+def test_frozen_is_fixed_and_repeatable(buffer: ChangeBuffer) -> None:
+    """Later changes are not in what was frozen, which can be iterated any number of times."""
+    buffer.put(b"a", b"1")
+    frozen = buffer.freeze()
+    buffer.put(b"a", b"2")
+    buffer.put(b"b", b"2")
+    assert list(frozen) == list(frozen) == [(b"a", b"1")]
+
+
+def test_failed_commit_is_in_the_next_one(buffer: ChangeBuffer) -> None:
+    """Invariant 4, fault 6: without an acknowledgement everything stays, older changes first."""
+    buffer.extend([(b"a", b"1"), (b"b", b"1")])
+    buffer.freeze()
+    buffer.extend([(b"a", b"2"), (b"c", None)])
+    buffer.freeze()
+    again = buffer.freeze()
+    assert list(again) == [(b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"c", None)]
+    assert applied(again) == {b"a": b"2", b"b": b"1", b"c": None}
+    assert again.count == 4
+
+
+def test_acknowledge_drops_just_what_was_frozen(buffer: ChangeBuffer) -> None:
+    """Changes made while a commit was on its way are in the next one, also of keys that it had."""
+    buffer.extend([(b"a", b"1"), (b"b", b"1")])
+    first = buffer.freeze()
+    buffer.extend([(b"a", b"2")])
+    second = buffer.freeze()
+    buffer.extend([(b"c", b"3")])
+    buffer.acknowledge(first)
+    buffer.acknowledge(first)
+    assert list(buffer.freeze()) == [(b"a", b"2"), (b"c", b"3")]
+    buffer.acknowledge(second)
+    assert list(buffer.freeze()) == [(b"c", b"3")]
+
+
+def test_beyond_the_budget_changes_are_in_files(spill: Path) -> None:
+    """Invariant 13: memory stays within the budget; what was spilled is read back, and removed when acknowledged."""
+    buffer = ChangeBuffer(spill, 100_000)
+    expected: dict[bytes, bytes | None] = {}
+    for batch in range(20):
+        changes = [(b"%06d" % (i * 31 % 2000), os.urandom(200) if i % 7 else None) for i in range(batch, 1000)]
+        buffer.extend(changes)
+        expected.update(changes)
+    frozen = buffer.freeze()
+    files = list(spill.iterdir())
+    assert files
+    assert sum(generation.memory for generation in frozen._generations) <= 100_000
+    assert applied(frozen) == expected
+    assert applied(frozen) == expected
+    assert frozen.count == sum(1 for _ in frozen)
+    buffer.put(b"later", b"1")
+    buffer.acknowledge(frozen)
+    assert list(spill.iterdir()) == []
+    assert list(buffer.freeze()) == [(b"later", b"1")]
+    buffer.close()
+    assert not spill.exists()
+
+
+def test_one_change_above_the_budget(spill: Path) -> None:
+    """A single change larger than the budget is kept in a file, whole."""
+    buffer = ChangeBuffer(spill, 1000)
+    value = os.urandom(100_000)
+    buffer.put(b"a", value)
+    frozen = buffer.freeze()
+    assert [generation.memory for generation in frozen._generations] == [0]
+    assert list(frozen) == [(b"a", value)]
+    buffer.close()
+
+
+def test_altered_spill_file_is_an_error(spill: Path) -> None:
+    """Bytes that are not what was spilled are never sent to a changelog."""
+    buffer = ChangeBuffer(spill, 0)
+    buffer.put(b"a", b"1" * 1000)
+    frozen = buffer.freeze()
+    (file,) = spill.iterdir()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CorruptError):
+        list(frozen)
+    buffer.close()
+
+
+def test_full_disk_loses_no_change(spill: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 24: when nothing can be spilled, DiskFull says so and the changes stay in memory."""
+    buffer = ChangeBuffer(spill, 0)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(change_buffer, "write_segment", full)
+        with pytest.raises(DiskFull):
+            buffer.put(b"a", b"1")
+        with pytest.raises(DiskFull):
+            buffer.put(b"b", b"2")
+    assert applied(buffer.freeze()) == {b"a": b"1", b"b": b"2"}
+    buffer.put(b"c", b"3")
+    assert applied(buffer.freeze()) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+    assert list(spill.iterdir())
+    buffer.close()
+
+
+def test_writer_and_committer_at_once(spill: Path) -> None:
+    """One thread writes while another commits, some of it in vain: the commits together hold every change."""
+    buffer = ChangeBuffer(spill, 20_000)
+    committed: dict[bytes, bytes | None] = {}
+    done = threading.Event()
+
+    def commit() -> None:
+        turn = 0
+        while True:
+            last = done.is_set()
+            frozen = buffer.freeze()
+            turn += 1
+            if turn % 3 or last:
+                committed.update(frozen)
+                buffer.acknowledge(frozen)
+            if last:
+                return
+
+    committer = threading.Thread(target=commit)
+    committer.start()
+    expected: dict[bytes, bytes | None] = {}
+    for i in range(20_000):
+        key, value = b"%d" % (i % 500), (b"%d" % i if i % 11 else None)
+        buffer.put(key, value)
+        expected[key] = value
+    done.set()
+    committer.join(60)
+    assert committed == expected
+    buffer.close()

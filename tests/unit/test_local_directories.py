@@ -1,0 +1,592 @@
+"""Local directories: a cache that is used only where it verifies, whatever a crash or a hand left there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from statemgr.errors import CorruptError, DiskFull, InvalidError, MissingState, UnavailableError
+from statemgr.ids import IdSource
+from statemgr.local import durable
+from statemgr.local.clock import SystemClock, system_ids
+from statemgr.local.directories import StoreDirectories
+from statemgr.local.owners import exclusive
+from statemgr.model.hashing import content_hash
+from statemgr.ports import CommittedDirectory
+
+FILES = {
+    "CURRENT": b"MANIFEST-000005\n",
+    "000008.sst": b"table" * 1000,
+    "MANIFEST-000005": b"m" * 50,
+    "empty": b"",
+    "sub/deep/000009.sst": b"nested",
+}
+
+
+class StepClock:
+    """A clock that moves on by a second whenever it is asked or waited on."""
+
+    def __init__(self, start: int = 1) -> None:
+        self._ticks = count(start)
+
+    def time_ns(self) -> int:
+        """Nanoseconds."""
+        return next(self._ticks) * 1_000_000_000
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return float(next(self._ticks))
+
+    def sleep(self, seconds: float) -> None:
+        """Pass at once."""
+
+
+_tokens = count(1)
+_lock = threading.Lock()
+
+
+def token() -> str:
+    """A token of 32 digits, never the same."""
+    with _lock:
+        return f"{next(_tokens):016x}" + "0" * 16
+
+
+def directories_at(root: Path, start: int = 1) -> StoreDirectories:
+    """Directories with a clock (from ``start`` seconds on) and IDs of the test's own."""
+    clock = StepClock(start)
+    return StoreDirectories(root, clock, IdSource(clock.time_ns, token))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where the store's directories are."""
+    return tmp_path / "state" / "store"
+
+
+@pytest.fixture
+def directories(root: Path) -> Iterator[StoreDirectories]:
+    """Directories that do not exist yet."""
+    made = directories_at(root)
+    yield made
+    made.close()
+
+
+def fill(directory: Path, files: dict[str, bytes] = FILES) -> Path:
+    """Make a directory with some files, and an empty sub-directory."""
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (directory / "void").mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def commit(directories: StoreDirectories, state_id: str, files: dict[str, bytes] = FILES) -> CommittedDirectory:
+    """Make and adopt a directory."""
+    return directories.adopt(fill(directories.staging(), files), state_id, None)
+
+
+def expected(files: dict[str, bytes] = FILES) -> dict[str, tuple[int, bytes]]:
+    """Sizes and hashes."""
+    return {name: (len(content), content_hash(content)) for name, content in files.items()}
+
+
+def names(directory: Path) -> list[str]:
+    """What is in a directory, sorted."""
+    return sorted(os.listdir(directory))
+
+
+def test_adopt_then_find(directories: StoreDirectories, root: Path) -> None:
+    """Invariant 10: an adopted directory is found again for its own state only, in this process and the next."""
+    adopted = commit(directories, "s1")
+    assert adopted.state_id == "s1"
+    assert dict(adopted.files) == expected()
+    assert directories.find("s1") == adopted
+    assert directories_at(root).find("s1") == adopted
+    assert directories.find("s2") is None
+    assert (adopted.path / "void").is_dir()
+    assert names(root / "staging") == []
+
+
+def test_nothing_is_made_by_looking(directories: StoreDirectories, root: Path) -> None:
+    """Looking into a root that does not exist does not make it."""
+    assert directories.find("s1") is None
+    assert directories.reusable() == []
+    directories.keep_only([])
+    assert not root.exists()
+
+
+def test_files_that_are_no_state_are_left_out(directories: StoreDirectories) -> None:
+    """A20: locks, logs, offsets and leftovers are neither hashed nor kept."""
+    extra = {"LOCK": b"", "LOG": b"x", "LOG.old.12": b"x", "000004.log": b"", "a.tmp": b"x", "OFFSET-v2": b"1",
+             "IDENTITY": b"id", "000007.dbtmp": b"x"}
+    staging = fill(directories.staging(), {**FILES, **extra})
+    hashed = directories.hash_files(staging)
+    assert hashed.state_id == ""
+    assert dict(hashed.files) == expected()
+    adopted = directories.adopt(staging, "s1", hashed.files)
+    assert set(names(adopted.path)) & set(extra) == set()
+    assert directories.find("s1") == adopted
+
+
+def test_unflushed_log_is_refused(directories: StoreDirectories) -> None:
+    """A write-ahead log with content means that the table files are not the whole state."""
+    staging = fill(directories.staging(), {**FILES, "000004.log": b"records"})
+    with pytest.raises(InvalidError, match="flush"):
+        directories.hash_files(staging)
+    with pytest.raises(InvalidError, match="flush"):
+        directories.adopt(staging, "s1", expected())
+    assert directories.find("s1") is None
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {**expected(), "more.sst": (1, b"0" * 16)},
+        {name: identity for name, identity in expected().items() if name != "CURRENT"},
+        {**expected(), "CURRENT": (17, expected()["CURRENT"][1])},
+    ],
+    ids=["one is missing", "one too many", "another size"],
+)
+def test_adopt_refuses_what_does_not_match(
+    directories: StoreDirectories, files: dict[str, tuple[int, bytes]]
+) -> None:
+    """Invariant 9: a directory that is not exactly what was announced does not become a state."""
+    staging = fill(directories.staging())
+    with pytest.raises(CorruptError):
+        directories.adopt(staging, "s1", files)
+    assert directories.find("s1") is None
+
+
+def test_adopt_of_nothing(directories: StoreDirectories) -> None:
+    """A staging directory that is gone is a typed error."""
+    with pytest.raises(MissingState):
+        directories.adopt(directories.staging(), "s1", None)
+
+
+def test_adopt_keeps_a_good_directory_of_the_same_state(directories: StoreDirectories, root: Path) -> None:
+    """Invariant 12: two attempts that restored the same state leave one directory, the first."""
+    first = commit(directories, "s1")
+    inode = os.stat(first.path).st_ino
+    second = directories_at(root)
+    assert commit(second, "s1") == first
+    assert os.stat(first.path).st_ino == inode
+    assert names(root / "staging") == []
+
+
+def test_adopt_replaces_a_bad_directory_of_the_same_state(directories: StoreDirectories) -> None:
+    """A25: one that does not verify is replaced whole, never merged."""
+    first = commit(directories, "s1")
+    (first.path / "stray").write_bytes(b"x")
+    again = commit(directories, "s1")
+    assert "stray" not in names(again.path)
+    assert directories.find("s1") == again
+
+
+@pytest.mark.parametrize("state_id", ["", ".", "..", "../x", "a/b", "a\0b", ".hidden", "x.manifest", "x" * 201])
+def test_state_ids_are_checked(directories: StoreDirectories, state_id: str) -> None:
+    """Invariant 15: a state ID that could lead elsewhere is refused before any I/O."""
+    with pytest.raises(InvalidError):
+        directories.find(state_id)
+    with pytest.raises(InvalidError):
+        directories.adopt(Path("/nowhere"), state_id, None)
+
+
+def _same_size(path: Path) -> None:
+    before = os.stat(path)
+    path.write_bytes(b"T" + path.read_bytes()[1:])
+    assert os.stat(path).st_size == before.st_size
+    # certainly another time than the recorded one, also where a file system's clock is coarse
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+
+
+def _same_size_and_time(path: Path) -> None:
+    before = os.stat(path)
+    path.write_bytes(bytes(before.st_size))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _link_to(target: str) -> Callable[[Path], None]:
+    def plant(path: Path) -> None:
+        path.unlink()
+        path.symlink_to(target)
+
+    return plant
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "manifest missing": lambda d: d.with_name("s1.manifest").unlink(),
+    "manifest truncated": lambda d: os.truncate(d.with_name("s1.manifest"), 40),
+    "manifest empty": lambda d: os.truncate(d.with_name("s1.manifest"), 0),
+    "manifest altered": lambda d: d.with_name("s1.manifest").write_bytes(
+        d.with_name("s1.manifest").read_bytes().replace(b"5000", b"5001")
+    ),
+    "manifest of another state": lambda d: os.rename(_other_manifest(d), d.with_name("s1.manifest")),
+    "manifest is a link": lambda d: _manifest_link(d.with_name("s1.manifest")),
+    "directory missing": lambda d: durable.remove(d),
+    "directory is a file": lambda d: (durable.remove(d), d.write_bytes(b"x")),
+    "directory is a link": lambda d: (os.rename(d, d.parent.parent / "moved"), d.symlink_to(d.parent.parent / "moved")),
+    "file missing": lambda d: (d / "CURRENT").unlink(),
+    "file truncated": lambda d: os.truncate(d / "000008.sst", 100),
+    "file grown": lambda d: os.truncate(d / "empty", 1),
+    "file altered, same size": lambda d: _same_size(d / "000008.sst"),
+    "small file lost its content in a power failure": lambda d: _same_size_and_time(d / "CURRENT"),
+    "nested file altered, same size": lambda d: _same_size(d / "sub/deep/000009.sst"),
+    "extra file": lambda d: (d / "extra").write_bytes(b""),
+    "extra directory": lambda d: (d / "another").mkdir(),
+    "empty directory missing": lambda d: (d / "void").rmdir(),
+    "file is a link": lambda d: _link_to("/etc/hostname")(d / "CURRENT"),
+    "file is a FIFO": lambda d: ((d / "CURRENT").unlink(), os.mkfifo(d / "CURRENT")),
+}
+
+
+def _other_manifest(directory: Path) -> Path:
+    root = directory.parent.parent
+    commit(directories_at(root), "other")
+    return directory.with_name("other.manifest")
+
+
+def _manifest_link(path: Path) -> None:
+    os.rename(path, path.parent.parent / "manifest.copy")
+    path.symlink_to(path.parent.parent / "manifest.copy")
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_what_does_not_verify_is_removed(
+    damage: Callable[[Path], object], directories: StoreDirectories, root: Path
+) -> None:
+    """Invariant 10, faults 1, 7 and 28: after a crash or a meddling hand a directory is not used, and goes."""
+    adopted = commit(directories, "s1")
+    damage(adopted.path)
+    assert directories.find("s1") is None
+    assert not os.path.lexists(adopted.path)
+    assert not os.path.lexists(adopted.path.with_name("s1.manifest"))
+    assert Path("/etc/hostname").exists() or not Path("/etc").exists()
+    again = commit(directories, "s1")
+    assert directories.find("s1") == again
+
+
+def test_removal_of_a_linked_directory_leaves_its_target(directories: StoreDirectories, root: Path) -> None:
+    """Fault 28: what a planted link points at is neither used nor touched."""
+    adopted = commit(directories, "s1")
+    os.rename(adopted.path, root / "moved")
+    adopted.path.symlink_to(root / "moved")
+    assert directories.find("s1") is None
+    assert names(root / "moved") == names(fill(root / "reference"))
+
+
+def test_touched_but_equal_content_is_kept(directories: StoreDirectories, root: Path) -> None:
+    """Times alone deviate (a copied directory): the hashes decide, and the new times are recorded."""
+    adopted = commit(directories, "s1")
+    for name in ("CURRENT", "000008.sst"):
+        os.utime(adopted.path / name, ns=(1, 1))
+    before = (root / "committed" / "s1.manifest").read_bytes()
+    assert directories.find("s1") == adopted
+    after = (root / "committed" / "s1.manifest").read_bytes()
+    assert after != before
+    assert directories.find("s1") == adopted
+    assert (root / "committed" / "s1.manifest").read_bytes() == after
+
+
+def test_reusable_is_newest_first_and_verified(directories: StoreDirectories) -> None:
+    """Invariant 10: files of older directories are offered only while those verify."""
+    for state_id in ("b", "a", "c"):
+        commit(directories, state_id)
+    (directories.find("a") or pytest.fail("a")).path.joinpath("stray").touch()
+    assert [found.state_id for found in directories.reusable()] == ["c", "b"]
+
+
+def test_hashes_are_remembered_by_a_held_inode(
+    directories: StoreDirectories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 5: hashing is paid once per file: what a committed directory holds by hard link is not read again."""
+    adopted = commit(directories, "s1")
+    staging = directories.staging()
+    fill(staging, {"new.sst": b"new"})
+    os.link(adopted.path / "000008.sst", staging / "000077.sst")
+    read: list[str] = []
+    hash_file = durable.hash_file
+    monkeypatch.setattr(durable, "hash_file", lambda path: read.append(path.name) or hash_file(path))
+    hashed = directories.hash_files(staging)
+    assert dict(hashed.files) == expected({"new.sst": b"new", "000077.sst": FILES["000008.sst"]})
+    assert read == ["new.sst"]
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "altered in place"])
+def test_a_reused_inode_is_hashed_again(how: str, directories: StoreDirectories) -> None:
+    """Fault 33: without a live hard link that is as recorded, an inode number and a size prove nothing."""
+    adopted = commit(directories, "s1")
+    table = adopted.path / "000008.sst"
+    recorded, other = os.stat(table), b"TABLE" * 1000
+    staging = fill(directories.staging(), {"keep": b""})
+    target = staging / "000008.sst"
+    if how == "altered in place":
+        os.link(table, target)
+        target.write_bytes(other)
+        os.utime(target, ns=(recorded.st_atime_ns, recorded.st_mtime_ns + 1))
+    else:
+        table.unlink()
+        target.write_bytes(other)
+        # what is left to tell the two apart is that nothing holds the old inode
+        os.utime(target, ns=(recorded.st_atime_ns, recorded.st_mtime_ns))
+        if how == "replaced":
+            table.write_bytes(b"LBTAE" * 1000)
+            os.utime(table, ns=(recorded.st_atime_ns, recorded.st_mtime_ns))
+    assert directories.hash_files(staging).files["000008.sst"] == (5000, content_hash(other))
+
+
+def test_clone_links_tables_and_copies_the_rest(directories: StoreDirectories, root: Path) -> None:
+    """A live directory shares immutable files only: writing to the others does not reach the committed one."""
+    adopted = commit(directories, "s1")
+    live = directories.clone(adopted)
+    assert os.path.samefile(live / "000008.sst", adopted.path / "000008.sst")
+    assert os.path.samefile(live / "sub/deep/000009.sst", adopted.path / "sub/deep/000009.sst")
+    (live / "CURRENT").write_bytes(b"changed")
+    (live / "000099.sst").write_bytes(b"new")
+    assert (live / "void").is_dir()
+    assert directories.find("s1") == adopted
+    directories.discard(live)
+    assert names(root / "live") == []
+    assert directories.find("s1") == adopted
+
+
+def test_clone_of_nothing_is_empty(directories: StoreDirectories) -> None:
+    """No state: a new empty directory, another one each time."""
+    first, second = directories.clone(None), directories.clone(None)
+    assert first != second
+    assert names(first) == names(second) == []
+
+
+def test_clone_copies_where_links_are_impossible(
+    directories: StoreDirectories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system without hard links costs copies, nothing else."""
+    adopted = commit(directories, "s1")
+
+    def no_links(*_: object, **__: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", no_links)
+    live = directories.clone(adopted)
+    assert (live / "000008.sst").read_bytes() == FILES["000008.sst"]
+    assert not os.path.samefile(live / "000008.sst", adopted.path / "000008.sst")
+
+
+def test_clone_after_removal_is_missing_state(directories: StoreDirectories, root: Path) -> None:
+    """A directory that was removed after it was found is a MissingState, and no half clone is left."""
+    adopted = commit(directories, "s1")
+    directories_at(root).keep_only([])
+    # the other one spares what this living owner has just made
+    assert directories.find("s1") == adopted
+    directories.keep_only([])
+    with pytest.raises(MissingState):
+        directories.clone(adopted)
+    assert names(root / "live") == []
+
+
+def test_clone_on_a_full_disk(directories: StoreDirectories, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 24: DiskFull, the committed directory stays, and no half clone is left."""
+    adopted = commit(directories, "s1")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "copy_file", full)
+        with pytest.raises(DiskFull):
+            directories.clone(adopted)
+    assert names(root / "live") == []
+    assert directories.find("s1") == adopted
+
+
+def test_keep_only(directories: StoreDirectories, root: Path) -> None:
+    """Other states go, with strays of crashes; the kept ones and what living owners use stay."""
+    for state_id in ("s1", "s2", "s3"):
+        commit(directories, state_id)
+    (root / "committed" / "half").mkdir()
+    (root / "committed" / "lost.manifest").write_bytes(b"x")
+    (root / "committed" / "s4.manifest.tmp").write_bytes(b"x")
+    (root / "committed" / "link").symlink_to("/etc")
+    (root / "live" / "123-abc.dead").mkdir()
+    (root / "staging" / "stray").mkdir()
+    (root / "staging" / "link.dead").symlink_to("/etc")
+    mine, other = directories.clone(None), directories_at(root)
+    theirs = other.clone(None)
+    commit(other, "s5")
+    directories.keep_only(["s2", "never"])
+    assert names(root / "committed") == ["s2", "s2.manifest", "s5", "s5.manifest"]
+    assert sorted(map(str, (root / "live").iterdir())) == sorted(map(str, (mine, theirs)))
+    assert names(root / "staging") == []
+    assert Path("/etc").is_dir()
+    other.close()
+    directories.keep_only(["s2"])
+    assert names(root / "committed") == ["s2", "s2.manifest"]
+    assert list((root / "live").iterdir()) == [mine]
+
+
+def test_old_directory_of_a_living_owner_goes(directories: StoreDirectories, root: Path) -> None:
+    """Invariant 13: a worker that lives long does not keep what it made once on the disk for ever."""
+    commit(directories, "s1")
+    later = directories_at(root, start=3600)
+    commit(later, "s2")
+    later.keep_only(["s2"])
+    assert names(root / "committed") == ["s2", "s2.manifest"]
+
+
+def test_half_adopted_state_is_cleaned_up_also_when_it_is_kept(directories: StoreDirectories, root: Path) -> None:
+    """Fault 1: a directory whose manifest was not written before the crash goes with the next clean-up."""
+    fill(root / "committed" / "s1")
+    commit(directories, "s2")
+    directories.keep_only(["s1", "s2"])
+    assert names(root / "committed") == ["s2", "s2.manifest"]
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from statemgr.local.clock import SystemClock, system_ids
+from statemgr.local.directories import StoreDirectories
+directories = StoreDirectories(Path(sys.argv[1]), SystemClock(), system_ids())
+print(directories.clone(None), flush=True)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_killed_owner_is_told_from_a_living_one(directories: StoreDirectories, root: Path) -> None:
+    """Fault 1: a live directory of another process stays while that lives, and goes once it was killed."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        live = Path(child.stdout.readline().strip())
+        assert live.is_dir()
+        directories.keep_only([])
+        assert live.is_dir()
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert child.wait(30) == -9
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+    directories.keep_only([])
+    assert not live.exists()
+
+
+def test_forked_child_does_not_declare_its_parent_dead(directories: StoreDirectories, root: Path) -> None:
+    """A child that was forked and ends leaves its parent's directories alone."""
+    live = directories.clone(None)
+    script = (
+        "import os, sys\nfrom pathlib import Path\n"
+        "from statemgr.local.clock import SystemClock, system_ids\n"
+        "from statemgr.local.directories import StoreDirectories\n"
+        "d = StoreDirectories(Path(sys.argv[1]), SystemClock(), system_ids())\n"
+        "live = d.clone(None)\n"
+        "child = os.fork()\n"
+        "if not child: sys.exit(0)\n"
+        "os.waitpid(child, 0)\n"
+        "StoreDirectories(Path(sys.argv[1]), SystemClock(), system_ids()).keep_only([])\n"
+        "print(live.is_dir())\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(root)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert run.stdout == "True\n"
+    assert live.is_dir()
+
+
+def test_discard_is_for_own_directories_only(directories: StoreDirectories, tmp_path: Path) -> None:
+    """Neither a committed directory nor anything elsewhere can be discarded; a second discard is no error."""
+    adopted = commit(directories, "s1")
+    for path in (adopted.path, tmp_path, adopted.path.parent.parent):
+        with pytest.raises(InvalidError):
+            directories.discard(path)
+    staging = fill(directories.staging())
+    directories.discard(staging)
+    directories.discard(staging)
+    assert not staging.exists()
+
+
+@pytest.mark.parametrize("part", ["committed", "live", "staging", "owners", ""])
+def test_planted_structure_is_refused(part: str, directories: StoreDirectories, root: Path, tmp_path: Path) -> None:
+    """Fault 28: a link in place of one of the root's own directories is refused, and nothing is written behind it."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    planted = root / part if part else root
+    planted.parent.mkdir(parents=True, exist_ok=True)
+    planted.symlink_to(elsewhere)
+    with pytest.raises(InvalidError, match="symbolic link"):
+        directories.staging()
+    with pytest.raises(InvalidError, match="symbolic link"):
+        directories.find("s1")
+    with pytest.raises(InvalidError, match="symbolic link"):
+        directories.keep_only([])
+    assert names(elsewhere) == []
+
+
+def test_link_in_a_staging_directory_is_refused(directories: StoreDirectories) -> None:
+    """Fault 28: a link among the files to adopt is never followed."""
+    staging = fill(directories.staging())
+    (staging / "passwd.sst").symlink_to("/etc/passwd")
+    with pytest.raises(CorruptError):
+        directories.hash_files(staging)
+    with pytest.raises(CorruptError):
+        directories.adopt(staging, "s1", None)
+
+
+def test_many_threads_adopt_find_and_clean_up(root: Path) -> None:
+    """Concurrent attempts of one task neither deadlock nor see a half-made directory."""
+    failures: list[BaseException] = []
+
+    def attempt(number: int) -> None:
+        try:
+            mine = StoreDirectories(root, SystemClock(), system_ids())
+            for step in range(5):
+                state_id = f"s{step}"
+                adopted = commit(mine, state_id)
+                try:
+                    live = mine.clone(adopted)
+                except MissingState:
+                    continue
+                assert (live / "000008.sst").read_bytes() == FILES["000008.sst"]
+                mine.discard(live)
+                found = mine.find(state_id)
+                assert found is None or dict(found.files) == expected()
+                mine.keep_only([state_id])
+            mine.close()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+
+
+def test_lock_held_by_another_has_a_deadline(directories: StoreDirectories, root: Path) -> None:
+    """Invariant 13: a lock that is never given back ends in a typed error, not in a hang."""
+    commit(directories, "s1")
+    with exclusive(root / "lock", StepClock()), pytest.raises(UnavailableError, match="lock"):
+        directories.find("s1")
+
+
+def test_ten_thousand_files(directories: StoreDirectories) -> None:
+    """Fault 32: many files go through adopt, find and clone."""
+    files = {f"{i:06d}.sst": b"%d" % i for i in range(10_000)}
+    adopted = commit(directories, "s1", files)
+    assert len(adopted.files) == 10_000
+    assert directories.find("s1") == adopted
+    assert len(os.listdir(directories.clone(adopted))) == 10_001

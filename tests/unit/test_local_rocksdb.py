@@ -1,0 +1,254 @@
+"""RocksDB as a local store: what its traps become, and what a full disk does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from statemgr.errors import CorruptError, DiskFull, InvalidError
+from statemgr.local.rocksdb import RocksDbStore
+from statemgr.local.rocksdb_bulk import bulk_load
+
+NO_COMPRESSION = {"compression": "none"}
+
+
+@pytest.fixture
+def open_at() -> Iterator[Callable[..., RocksDbStore]]:
+    """Opens stores, and closes them at the end."""
+    opened: list[RocksDbStore] = []
+
+    def open_one(directory: Path, **options: object) -> RocksDbStore:
+        names = {name.replace("_", "."): value for name, value in options.items()}
+        opened.append(RocksDbStore.open(directory, {**NO_COMPRESSION, **names}))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+def filled(directory: Path, keys: int = 50_000) -> None:
+    """A closed store of many blocks."""
+    store = RocksDbStore.open(directory, NO_COMPRESSION)
+    store.write((b"%08d" % i, os.urandom(20)) for i in range(keys))
+    store.flush()
+    store.close()
+
+
+def table_files(directory: Path) -> list[Path]:
+    """The store's table files."""
+    return sorted(directory.glob("*.sst"))
+
+
+def test_corrupt_block_is_an_error_in_every_read(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:
+    """Invariant 8: a scan over a damaged block raises; it must not end early as if there were no more keys."""
+    filled(tmp_path / "live")
+    (table,) = table_files(tmp_path / "live")
+    with open(table, "r+b") as file:
+        file.seek(table.stat().st_size // 2)
+        file.write(b"\xff" * 200)
+    store = open_at(tmp_path / "live")
+    with pytest.raises(CorruptError, match="checksum"):
+        list(store.scan(None, None))
+    with pytest.raises(CorruptError, match="checksum"):
+        store.get_many([b"%08d" % i for i in range(50_000)])
+    with pytest.raises(CorruptError, match="checksum"):
+        [store.get(b"%08d" % i) for i in range(50_000)]
+
+
+@pytest.mark.parametrize("damage", ["no CURRENT", "bad CURRENT", "no table file", "no MANIFEST"])
+def test_damaged_directory_does_not_open(
+    damage: str, open_at: Callable[..., RocksDbStore], tmp_path: Path
+) -> None:
+    """A directory that lacks a part is a CorruptError, not an empty store."""
+    live = tmp_path / "live"
+    filled(live, 100)
+    match damage:
+        case "no CURRENT":
+            (live / "CURRENT").unlink()
+        case "bad CURRENT":
+            (live / "CURRENT").write_text("garbage")
+        case "no table file":
+            table_files(live)[0].unlink()
+        case _:
+            next(live.glob("MANIFEST-*")).unlink()
+    with pytest.raises(CorruptError):
+        list(open_at(live).scan(None, None))
+
+
+def test_second_open_is_refused_with_a_hint(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:
+    """Invariant 7: two store objects cannot have one directory, in this process or in another."""
+    open_at(tmp_path / "live")
+    with pytest.raises(InvalidError, match="clone it"):
+        open_at(tmp_path / "live")
+    script = (
+        "import sys; from pathlib import Path; from statemgr.local.rocksdb import RocksDbStore\n"
+        "from statemgr.errors import InvalidError\n"
+        "try: RocksDbStore.open(Path(sys.argv[1]), {})\n"
+        "except InvalidError as error: print(error.hint)"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "live")], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "clone it" in other.stdout
+
+
+def test_reopening_keeps_the_options(tmp_path: Path) -> None:
+    """After a bulk load and a reopen the options in force are the configured ones, not the bulk load's."""
+    with bulk_load(tmp_path / "store", {}) as writer:
+        writer.write([(b"a", b"1")])
+    store = RocksDbStore.open(tmp_path / "store", {"level0.compaction.trigger": 7, "compression": "zstd"})
+    store.close()
+    newest = max(tmp_path.glob("store/OPTIONS-*"), key=lambda path: int(path.name.partition("-")[2]))
+    options = newest.read_text()
+    for line in (
+        "num_levels=7", "disable_auto_compactions=false", "level0_file_num_compaction_trigger=7",
+        "compression=kZSTD", "memtable_factory=SkipListFactory",
+    ):
+        assert line in options.replace("{id=", "").replace("}", ""), line
+    assert "bloomfilter" in options
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("compaction.style", "universal", "compaction_style=kCompactionStyleUniversal"),
+        ("write.buffer.size.bytes", 1 << 20, "write_buffer_size=1048576"),
+        ("num.write.buffers", 5, "max_write_buffer_number=5"),
+        ("block.size.bytes", 16384, "block_size=16384"),
+        ("block.cache.size.bytes", 0, "no_block_cache=true"),
+        ("bloom.filter.bits", 0, "filter_policy=nullptr"),
+        ("target.file.size.bytes", 1 << 20, "target_file_size_base=1048576"),
+        ("max.open.files", 77, "max_open_files=77"),
+        ("max.background.jobs", 3, "max_background_jobs=3"),
+        ("optimize.filters.for.hits", True, "optimize_filters_for_hits=true"),
+        ("compression", "snappy", "compression=kSnappyCompression"),
+    ],
+)
+def test_option_reaches_rocksdb(name: str, value: object, line: str, tmp_path: Path) -> None:
+    """Each configurable option is in the options file that RocksDB writes."""
+    RocksDbStore.open(tmp_path / "store", {name: value}).close()
+    (options,) = tmp_path.glob("store/OPTIONS-*")
+    assert line in options.read_text()
+
+
+def test_checkpoint_has_state_files_only(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:
+    """No log, no lock, and table files by hard link: a checkpoint costs no copy of the data."""
+    store = open_at(tmp_path / "live")
+    store.write([(b"a", b"1")])
+    store.flush()
+    store.checkpoint(tmp_path / "checkpoint")
+    names = {path.name.split("-")[0] for path in (tmp_path / "checkpoint").iterdir()}
+    assert names == {"CURRENT", "MANIFEST", "OPTIONS", "rocksdict", "000008.sst"}
+    assert (tmp_path / "checkpoint" / "000008.sst").stat().st_nlink == 2
+
+
+def test_compaction_catches_up_across_micro_batches(tmp_path: Path) -> None:
+    """A store opened per batch stays at few level 0 files, and waiting for that changes no content."""
+    live, expected = tmp_path / "live", {}
+    for batch in range(12):
+        store = RocksDbStore.open(live, {"level0.compaction.trigger": 2})
+        changes = [(b"%05d" % ((i * 7919 + batch) % 20_000), b"%d" % batch) for i in range(3_000)]
+        store.write(changes)
+        expected.update(changes)
+        store.flush()
+        store.compact_if_needed(3)
+        assert store._number("rocksdb.num-files-at-level0") < 3
+        store.close()
+    store = RocksDbStore.open(live, {})
+    assert dict(store.scan(None, None)) == expected
+    assert not store.compact_if_needed(3)
+    store.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB."""
+    mount, umount = shutil.which("mount"), shutil.which("umount")
+    target = tmp_path / "disk"
+    target.mkdir()
+    if mount is None or umount is None or not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux's tmpfs")
+    mounted = subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(target)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")
+    yield target
+    subprocess.run([umount, str(target)], check=True)
+
+
+def check_recovery(store: RocksDbStore, fill: Callable[[], None], free: Callable[[], None], target: Path) -> None:
+    """Write, meet the full disk at every writing call, free it, and find everything that was written."""
+    store.write([(b"before", b"1"), (b"deleted", b"1")])
+    store.flush()
+    base = [(b"%06d" % i, os.urandom(100)) for i in range(20_000)]
+    store.write([*base, (b"deleted", None), (b"before", b"2")])
+    number = store.sequence_number
+    fill()
+    for _ in range(2):
+        with pytest.raises(DiskFull, match="free space"):
+            store.flush()
+        with pytest.raises(DiskFull):
+            store.checkpoint(target / "checkpoint")
+        with pytest.raises(DiskFull):
+            store.write([(b"never", b"1")])
+        assert store.get(b"000007") == base[7][1]
+    free()
+    store.write([(b"later", b"1")])
+    assert store.sequence_number > number
+    store.flush()
+    expected = dict([*base, (b"before", b"2"), (b"later", b"1")])
+    assert dict(store.scan(None, None)) == expected
+    shutil.rmtree(target / "checkpoint", ignore_errors=True)
+    store.checkpoint(target / "checkpoint")
+    copy = RocksDbStore.open(target / "checkpoint", {})
+    assert dict(copy.scan(None, None)) == expected
+    copy.close()
+
+
+def test_full_disk_loses_nothing(small_disk: Path, open_at: Callable[..., RocksDbStore]) -> None:
+    """Fault 24: DiskFull while there is no space, and when it returns the store goes on with all that it had."""
+    ballast = small_disk / "ballast"
+
+    def fill() -> None:
+        with open(ballast, "wb", buffering=0) as file:
+            while True:
+                try:
+                    if not file.write(bytes(4096)):
+                        return
+                except OSError:
+                    return
+
+    check_recovery(open_at(small_disk / "live"), fill, ballast.unlink, small_disk)
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from tests.unit import test_local_rocksdb as t
+from statemgr.local.rocksdb import RocksDbStore
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+limit = lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+store = RocksDbStore.open(Path(sys.argv[1]) / "live", t.NO_COMPRESSION)
+t.check_recovery(store, lambda: limit(300_000), lambda: limit(soft), Path(sys.argv[1]))
+store.close()
+print("recovered")
+"""
+
+
+def test_file_size_limit_loses_nothing(tmp_path: Path) -> None:
+    """Fault 24 where no small disk can be mounted: a limit on file sizes stops RocksDB's writes the same way."""
+    assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
+    run = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, timeout=100, check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert run.stdout == "recovered\n", run.stderr
