@@ -217,9 +217,9 @@ class TransactionalPublisher:
 
     def _abort(self, deadline: float | None = None) -> None:
         """Give the open transaction up; never raises. What cannot be aborted now is tried again later."""
-        self._state = _State.ABORTING
         if self._producer is None:
             return
+        self._state = _State.ABORTING
         until = deadline if deadline is not None else self._clock.monotonic() + _ABORT_TIMEOUT_S
         try:
             self._until(self._producer, self._producer.abort_transaction, until)

@@ -1,0 +1,213 @@
+"""The checkpoint topic on a real broker: the newest record of every task, or a typed error; never an older state."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from statemgr.config import JobConfig
+from statemgr.errors import CorruptRecord, MissingState, TopicMisconfigured, UnavailableError
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.local.clock import SystemClock
+from statemgr.model import codec
+from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord, Layout
+from tests.kafka_jobs import (
+    EAGER,
+    a_record,
+    client,
+    compacted,
+    job,
+    make_topic,
+    make_topics,
+    plain_producer,
+    send,
+)
+from tests.servers import KafkaServer
+
+
+def _new(kafka: KafkaServer, **more: object) -> tuple[JobConfig, CheckpointTopic]:
+    config = job(kafka, **more)
+    make_topics(config)
+    return config, CheckpointTopic(config, SystemClock(), stall_s=20)
+
+
+def _bytes(record: CheckpointRecord, version: int = 2) -> tuple[bytes, bytes]:
+    value = codec.encode_record(record) if version == 2 else codec.encode_record_v1(record)
+    return codec.encode_key(record.key(version)), value
+
+
+def _publish(config: JobConfig, *records: CheckpointRecord, version: int = 2) -> None:
+    send(config, config.checkpoint_topic, [_bytes(record, version) for record in records])
+
+
+def test_the_newest_record_of_every_task_is_read(kafka: KafkaServer) -> None:
+    """One record per task, the one with the highest offset, and only of the tasks asked for."""
+    config, topic = _new(kafka, job__tasks=2)
+    assert topic.read() == {}
+    first, second, other = a_record(config, 1), a_record(config, 2), a_record(config, 3, "Partition 1")
+    _publish(config, first, other, second)
+    found = topic.read()
+    assert found == {"Partition 0": second, "Partition 1": other}
+    assert (found["Partition 0"].offset, found["Partition 1"].offset) == (2, 1)
+    assert topic.read(["Partition 1", "Partition 7"]) == {"Partition 1": other}
+    assert list(topic.history()) == [first, other, second]
+
+
+def test_what_comes_last_is_newest_whatever_the_clock_said(kafka: KafkaServer) -> None:
+    """A checkpoint ID from a clock that went back (fault 25) is newer if its offset is."""
+    config, topic = _new(kafka)
+    _publish(config, a_record(config, 50), a_record(config, 7))
+    assert topic.read()["Partition 0"].current.sequence == 7
+
+
+def test_records_of_other_jobs_are_ignored(kafka: KafkaServer) -> None:
+    """A shared topic: what another job or run wrote is not even decoded."""
+    config, topic = _new(kafka)
+    other = job(kafka, config.job_name, job__id="2")
+    key, _ = _bytes(a_record(other, 5))
+    send(config, config.checkpoint_topic, [_bytes(a_record(config, 1)), (key, b"not a record")])
+    assert [r.current.sequence for r in topic.read().values()] == [1]
+
+
+def test_the_newest_layout_generation_counts(kafka: KafkaServer) -> None:
+    """After a rescale the older generation's records are still on the topic, and are not current."""
+    config, topic = _new(kafka)
+    old = a_record(config, 9, "Partition 1")
+    new = a_record(config, 10)
+    new = CheckpointRecord(new.job_name, new.job_id, new.task, Layout(1, 1, "kafka-partition"), new.checkpoints)
+    _publish(config, new, old)
+    assert topic.read() == {"Partition 0": new}
+
+
+def test_another_owners_open_transaction_hides_nothing(kafka: KafkaServer) -> None:
+    """A record published behind another task's open transaction (fault 19) is waited for, never overlooked."""
+    config, topic = _new(kafka)
+    _publish(config, a_record(config, 1))
+    other = plain_producer(config, config.job_name)
+    other.begin_transaction()
+    other.produce(config.checkpoint_topic, *reversed(_bytes(a_record(config, 5, "Partition 1"))), 0)
+    other.flush(30)
+    _publish(config, a_record(config, 2))
+    impatient = CheckpointTopic(config, SystemClock(), stall_s=1)
+    with pytest.raises(UnavailableError, match="an open transaction of another owner holds it at 1") as late:
+        impatient.read()
+    assert late.value.where["topic"] == config.checkpoint_topic
+    ends = threading.Timer(1.0, other.commit_transaction, (30,))
+    ends.start()
+    found = topic.read()
+    ends.join()
+    assert {task: r.current.sequence for task, r in found.items()} == {"Partition 0": 2, "Partition 1": 5}
+
+
+def test_an_aborted_checkpoint_is_none(kafka: KafkaServer) -> None:
+    """The topic ends in an aborted record and control records: the committed one stands."""
+    config, topic = _new(kafka)
+    _publish(config, a_record(config, 1))
+    other = plain_producer(config, config.job_name)
+    other.begin_transaction()
+    other.produce(config.checkpoint_topic, *reversed(_bytes(a_record(config, 2))), 0)
+    other.flush(30)
+    other.abort_transaction(30)
+    assert topic.read()["Partition 0"].current.sequence == 1
+
+
+def test_compaction_keeps_the_newest(kafka: KafkaServer) -> None:
+    """After the cleaner has run, the newest record is there and nothing counts as truncated."""
+    config = job(kafka)
+    make_topic(config, config.checkpoint_topic, **EAGER)
+    topic = CheckpointTopic(config, SystemClock(), stall_s=20)
+    number = 0
+
+    def publish(_: int) -> None:
+        nonlocal number
+        for _ in range(50):
+            number += 1
+            _publish(config, a_record(config, number))
+
+    other = codec.encode_key(a_record(job(kafka), 1).key())
+    compacted(config, config.checkpoint_topic, publish, closing_key=other)
+    assert topic.read()["Partition 0"].current.sequence == number
+    assert len(list(topic.history())) < number
+    assert not topic.was_truncated()
+
+
+def test_a_newer_version_one_record_is_the_current_checkpoint(kafka: KafkaServer) -> None:
+    """Older software ran meanwhile: its changelog offsets are current, the older checkpoints stay retained."""
+    config, topic = _new(kafka)
+    marker = {"kafka-changelog": {"totals": ChangelogMarker("t", "id", 0, 70)}}
+    both = a_record(config, 1, state_checkpoint_markers=marker)
+    send(config, config.checkpoint_topic, [_bytes(both, 1), _bytes(both, 2)])
+    assert topic.read()["Partition 0"] == both
+    _publish(config, a_record(config, 9, state_checkpoint_markers=marker), version=1)
+    found = topic.read()["Partition 0"]
+    assert [c.record_version for c in found.checkpoints] == [1, 2]
+    assert found.current.marker("kafka-changelog", "totals") == ChangelogMarker("t", None, 0, 70)
+    assert found.current.sequence == 2
+    only_two = job(kafka, config.job_name, task__checkpoint__read__versions=[2])
+    assert CheckpointTopic(only_two, SystemClock()).read()["Partition 0"].current.sequence == 1
+
+
+_POISON = {
+    "no key": (None, b"x"),
+    "a key of something else": (b"poison", b"x"),
+    "an unknown schema": ("key", b"\xc3\x01" + b"\x07" * 8 + b"body"),
+    "no Avro at all": ("key", b"poison"),
+    "a value cut short": ("key", "cut"),
+    "a deletion": ("key", None),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(_POISON))
+def test_a_poison_record_is_an_error_with_its_place(kafka: KafkaServer, kind: str) -> None:
+    """Fault 22: it is named by topic, partition and offset, and never passed over for an older record."""
+    config = job(kafka)
+    # a compacted topic refuses null keys; somebody's topic may not be compacted
+    make_topic(config, config.checkpoint_topic, cleanup__policy="delete")
+    key, value = _bytes(a_record(config, 2))
+    bad_key, bad_value = _POISON[kind]
+    poison = (key if bad_key == "key" else bad_key, value[:-3] if bad_value == "cut" else bad_value)
+    send(config, config.checkpoint_topic, [_bytes(a_record(config, 1)), poison])  # type: ignore[list-item]
+    with pytest.raises(CorruptRecord) as refused:
+        CheckpointTopic(config, SystemClock()).read()
+    assert {"topic": config.checkpoint_topic, "partition": 0, "offset": 1}.items() <= refused.value.where.items()
+
+
+def test_a_superseded_record_of_an_unknown_schema_is_an_error_too(kafka: KafkaServer) -> None:
+    """Every record's schema is looked at: newer software may have written one before older software went on."""
+    config, topic = _new(kafka)
+    key, value = _bytes(a_record(config, 1))
+    unknown = value[:2] + b"\x07" * 8 + value[10:]
+    send(config, config.checkpoint_topic, [(key, unknown), _bytes(a_record(config, 2))])
+    with pytest.raises(CorruptRecord) as refused:
+        topic.read()
+    assert refused.value.where["offset"] == 0
+
+
+def test_a_topic_that_is_gone_is_missing_state(kafka: KafkaServer) -> None:
+    """Fault 17: no topic is not the same as no checkpoint."""
+    with pytest.raises(MissingState, match="does not exist"):
+        CheckpointTopic(job(kafka), SystemClock()).read()
+
+
+def test_a_topic_with_two_partitions_is_refused(kafka: KafkaServer) -> None:
+    """The order of records is what says which checkpoint is current."""
+    config = job(kafka)
+    make_topic(config, config.checkpoint_topic, 2, cleanup__policy="compact")
+    with pytest.raises(TopicMisconfigured, match="has 2 partitions"):
+        CheckpointTopic(config, SystemClock()).read()
+
+
+def test_deleted_records_are_noticed(kafka: KafkaServer) -> None:
+    """Fault 17: a truncated topic says so, and the records that are left are read."""
+    config = job(kafka)
+    make_topic(config, config.checkpoint_topic, cleanup__policy="compact,delete")
+    topic = CheckpointTopic(config, SystemClock())
+    _publish(config, a_record(config, 1), a_record(config, 2, "Partition 1"))
+    assert not topic.was_truncated()
+    place = TopicPartition(config.checkpoint_topic, 0, 1)
+    admin = client(config)
+    admin.delete_records([place])[place].result(30)
+    assert topic.was_truncated()
+    assert list(topic.read()) == ["Partition 1"]

@@ -1,0 +1,255 @@
+# ruff: noqa: PT012 (what raises is the end of a transaction's block)
+"""The transactional publisher on a real broker: what is published, what surely is not, and who is fenced."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+
+from statemgr.config import JobConfig
+from statemgr.dev.kafka import KafkaBroker
+from statemgr.errors import (
+    ClosedError,
+    FencedError,
+    InvalidError,
+    MissingState,
+    OutcomeUnknownError,
+    RetryableError,
+    UnavailableError,
+)
+from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
+from statemgr.local.clock import SystemClock
+from tests.kafka_jobs import committed, job, make_topic, make_topics
+from tests.servers import KafkaServer
+
+
+def _publisher(config: JobConfig, task: str = "Partition 0") -> TransactionalPublisher:
+    return TransactionalPublisher(config, task_transactional_id(config, task), SystemClock())
+
+
+def _ready(kafka: KafkaServer | KafkaBroker, **more: object) -> tuple[JobConfig, str, TransactionalPublisher]:
+    config = job(kafka, **more)
+    make_topics(config)
+    publisher = _publisher(config)
+    publisher.fence()
+    return config, config.stores["totals"].changelog_topic, publisher
+
+
+def _publish(publisher: TransactionalPublisher, topic: str, *keys: bytes) -> None:
+    with publisher.transaction() as transaction:
+        transaction.send_changes(topic, 0, [(key, b"v") for key in keys])
+
+
+def test_ids_tell_jobs_tasks_and_owners_apart(kafka: KafkaServer) -> None:
+    """One ID per task and one per job, from the names alone."""
+    config = job(kafka, "orders", job__id="7")
+    assert task_transactional_id(config, "Partition 12") == "statemgr.orders.7.Partition_12"
+    assert job_transactional_id(config) == "statemgr.orders.7.job"
+
+
+def test_what_is_delivered_is_told_by_partition(kafka: KafkaServer) -> None:
+    """``flush`` gives the offset after the last record of each partition; the control record comes after it."""
+    config, topic, publisher = _ready(kafka, job__tasks=2)
+    for expected in ((3, 1), (7, 3)):
+        with publisher.transaction() as transaction:
+            transaction.send_changes(topic, 0, [(b"a", b"1"), (b"b", None), (b"a", b"2")])
+            transaction.send(topic, b"c", b"3", partition=1, headers=[("h", b"x"), ("n", None)])
+            delivered = transaction.flush()
+        assert delivered == {(topic, 0): expected[0], (topic, 1): expected[1]}
+    assert committed(config, topic)[:3] == [(b"a", b"1"), (b"b", None), (b"a", b"2")]
+
+
+def test_a_transaction_without_records_is_committed(kafka: KafkaServer) -> None:
+    """Nothing sent, nothing delivered, and the publisher goes on."""
+    config, topic, publisher = _ready(kafka)
+    with publisher.transaction() as transaction:
+        assert transaction.flush() == {}
+    _publish(publisher, topic, b"a")
+    assert committed(config, topic) == [(b"a", b"v")]
+
+
+def test_a_block_that_raises_publishes_nothing(kafka: KafkaServer) -> None:
+    """The transaction is aborted, the caller's own error comes through, the next one is unharmed."""
+    config, topic, publisher = _ready(kafka)
+    with pytest.raises(ZeroDivisionError), publisher.transaction() as transaction:
+        transaction.send_changes(topic, 0, [(b"lost", b"v")])
+        transaction.flush()
+        raise ZeroDivisionError
+    _publish(publisher, topic, b"kept")
+    assert committed(config, topic) == [(b"kept", b"v")]
+
+
+def test_many_changes_go_through_a_small_queue(kafka: KafkaServer) -> None:
+    """Back-pressure: a queue of 1,000 records takes 30,000 without losing or reordering any."""
+    config, topic, publisher = _ready(kafka, kafka__producer__queue__buffering__max__messages=1000)
+    changes = [(b"%05d" % number, b"v%d" % number) for number in range(30_000)]
+    with publisher.transaction() as transaction:
+        transaction.send_changes(topic, 0, iter(changes))
+        assert transaction.flush() == {(topic, 0): 30_000}
+    assert committed(config, topic) == changes
+
+
+def test_an_older_owner_is_fenced(kafka: KafkaServer) -> None:
+    """Two owners of one ID (fault 23): the older can publish nothing more, again and again; the newer can."""
+    config, topic, older = _ready(kafka)
+    _publish(older, topic, b"first")
+    newer = _publisher(config)
+    newer.fence()
+    for _ in range(2):
+        with pytest.raises(FencedError):
+            _publish(older, topic, b"zombie")
+    with pytest.raises(FencedError):
+        older.settle()
+    with pytest.raises(FencedError):
+        older.fence()
+    _publish(newer, topic, b"second")
+    assert committed(config, topic) == [(b"first", b"v"), (b"second", b"v")]
+
+
+@pytest.mark.parametrize("delivered", [True, False], ids=["all delivered", "some in the queue"])
+def test_an_owner_is_fenced_in_the_middle_of_its_transaction(kafka: KafkaServer, delivered: bool) -> None:
+    """A newer owner that opens meanwhile aborts the transaction; nothing of it is ever seen."""
+    config, topic, older = _ready(kafka)
+    newer = _publisher(config)
+    with pytest.raises(FencedError), older.transaction() as transaction:
+        transaction.send_changes(topic, 0, [(b"zombie", b"1")])
+        transaction.flush()
+        newer.fence()
+        if not delivered:
+            transaction.send(topic, b"zombie", b"2", partition=0)
+    _publish(newer, topic, b"newer")
+    assert committed(config, topic) == [(b"newer", b"v")]
+
+
+def test_the_next_owner_settles_what_a_dead_one_left_open(kafka: KafkaServer) -> None:
+    """An owner that dies in its transaction: fencing aborts it, and readers are not held up."""
+    config, topic, dead = _ready(kafka)
+    left_open = dead.transaction()
+    transaction = left_open.__enter__()
+    transaction.send_changes(topic, 0, [(b"dead", b"v")])
+    transaction.flush()
+    dead.close()
+    newer = _publisher(config)
+    newer.fence()
+    _publish(newer, topic, b"alive")
+    assert committed(config, topic) == [(b"alive", b"v")]
+    with pytest.raises(ClosedError):
+        dead.fence()
+
+
+def test_a_record_that_is_too_large_is_refused_and_the_next_commit_works(kafka: KafkaServer) -> None:
+    """The error says which limit; the transaction is aborted."""
+    config, topic, publisher = _ready(kafka)
+    with pytest.raises(InvalidError, match="larger than"), publisher.transaction() as transaction:
+        transaction.send_changes(topic, 0, [(b"a", b"v"), (b"big", b"x" * 3_000_000)])
+    _publish(publisher, topic, b"small")
+    assert committed(config, topic) == [(b"small", b"v")]
+
+
+def test_a_topic_that_does_not_exist_publishes_nothing(kafka: KafkaServer) -> None:
+    """A changelog deleted under a running job: a typed error, and nothing of the transaction is visible."""
+    config, topic, publisher = _ready(kafka, kafka__producer__topic__metadata__propagation__max__ms=500)
+    with pytest.raises(MissingState), publisher.transaction() as transaction:
+        transaction.send_changes(topic, 0, [(b"a", b"v")])
+        transaction.send_changes("no-such-topic", 0, [(b"a", b"v")])
+        transaction.flush()
+    assert committed(config, topic) == []
+
+
+def test_too_few_replicas_in_sync_fail_the_commit(kafka: KafkaServer) -> None:
+    """min.insync.replicas lost (fault 16): surely not published, within the commit's timeout."""
+    config = job(kafka, task__commit__timeout__ms=3000)
+    make_topic(config, config.stores["totals"].changelog_topic, min__insync__replicas="2")
+    publisher = _publisher(config)
+    publisher.fence()
+    with pytest.raises(RetryableError):
+        _publish(publisher, config.stores["totals"].changelog_topic, b"a")
+    assert committed(config, config.stores["totals"].changelog_topic) == []
+
+
+def test_a_broker_that_is_not_there_is_named(kafka: KafkaServer) -> None:
+    """Fencing keeps its deadline and says what the client met."""
+    config = job(kafka, kafka__bootstrap__servers="127.0.0.1:1", task__commit__timeout__ms=1500)
+    with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):
+        _publisher(config).fence()
+
+
+def test_a_lost_acknowledgement_is_settled(own_kafka: Callable[..., KafkaBroker]) -> None:
+    """The broker hangs at the commit (fault 4): unknown, not repeated blindly, then settled with the same producer."""
+    broker = own_kafka()
+    config, topic, publisher = _ready(broker, task__commit__timeout__ms=2500)
+    _publish(publisher, topic, b"before")
+    assert broker.process is not None
+    with pytest.raises(OutcomeUnknownError), publisher.transaction() as transaction:
+        transaction.send_changes(topic, 0, [(b"unknown", b"v")])
+        transaction.flush()
+        broker.process.suspend()
+    with pytest.raises(OutcomeUnknownError), publisher.transaction():
+        pytest.fail("a transaction was opened over one that is not settled")
+    with pytest.raises(UnavailableError):
+        publisher.settle()
+    broker.process.resume()
+    publisher.settle()
+    _publish(publisher, topic, b"after")
+    keys = [key for key, _ in committed(config, topic)]
+    assert keys in ([b"before", b"unknown", b"after"], [b"before", b"after"])
+
+
+def test_a_fenced_owner_learns_it_when_it_settles(own_kafka: Callable[..., KafkaBroker]) -> None:
+    """While the outcome is unknown a newer owner opens: settling never fences it, and the older is fenced."""
+    broker = own_kafka()
+    config, topic, older = _ready(broker, task__commit__timeout__ms=2500)
+    assert broker.process is not None
+    with pytest.raises(OutcomeUnknownError), older.transaction() as transaction:
+        transaction.send_changes(topic, 0, [(b"unknown", b"v")])
+        transaction.flush()
+        broker.process.suspend()
+    broker.process.resume()
+    newer = _publisher(config)
+    newer.fence()
+    _publish(newer, topic, b"newer")
+    # the lost answer may be there now: then it was published before the newer owner opened
+    with contextlib.suppress(FencedError):
+        older.settle()
+    with pytest.raises(FencedError):
+        _publish(older, topic, b"zombie")
+    _publish(newer, topic, b"newest")
+    assert [key for key, _ in committed(config, topic)][-2:] == [b"newer", b"newest"]
+
+
+def test_a_restarted_broker_delays_a_commit_and_loses_nothing(own_kafka: Callable[..., KafkaBroker]) -> None:
+    """The broker is killed inside the transaction and comes back (fault 15): published once, or retried."""
+    broker = own_kafka()
+    config, topic, publisher = _ready(broker, task__commit__timeout__ms=60_000)
+    with publisher.transaction() as transaction:
+        transaction.send_changes(topic, 0, [(b"a", b"v")])
+        transaction.flush()
+        broker.kill()
+        broker.start()
+        transaction.send_changes(topic, 0, [(b"b", b"v")])
+    assert committed(config, topic) == [(b"a", b"v"), (b"b", b"v")]
+
+
+def test_a_transaction_that_cannot_be_aborted_now_is_aborted_before_the_next(
+    own_kafka: Callable[..., KafkaBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker hangs before the commit: surely not published; later commits wait for the abort, then work."""
+    monkeypatch.setattr("statemgr.kafka.publisher._ABORT_TIMEOUT_S", 1.0)
+    broker = own_kafka()
+    config, topic, publisher = _ready(broker, task__commit__timeout__ms=2000)
+    assert broker.process is not None
+    with pytest.raises(RetryableError), publisher.transaction() as transaction:
+        transaction.send_changes(topic, 0, [(b"lost", b"v")])
+        transaction.flush()
+        broker.process.suspend()
+        transaction.send_changes(topic, 0, [(b"lost", b"w")])
+        transaction.flush()
+    with pytest.raises(UnavailableError):
+        _publish(publisher, topic, b"too early")
+    broker.process.resume()
+    newer = _publisher(config)  # what a restart would do; the older transaction may have timed out by now
+    newer.fence()
+    _publish(newer, topic, b"after")
+    assert committed(config, topic) == [(b"after", b"v")]

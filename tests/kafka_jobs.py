@@ -1,0 +1,171 @@
+"""What the tests of the Kafka adapters share: small jobs, topics made and filled by hand, and reading them back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from statemgr.config import JobConfig
+from statemgr.ids import CheckpointId
+from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
+from tests.servers import KafkaServer
+
+#: Settings of a topic that is compacted as soon as its segments are full.
+EAGER = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "0.0001",
+    "segment.bytes": "1048576",
+    "segment.ms": "500",
+    "min.compaction.lag.ms": "0",
+    "delete.retention.ms": "100",
+}
+
+
+class _Broker(Protocol):
+    @property
+    def bootstrap_servers(self) -> str: ...
+
+
+def job(kafka: _Broker, name: str | None = None, **more: object) -> JobConfig:
+    """A job with one store ``totals`` on the broker; keys in ``more`` have ``__`` for ``.``."""
+    fresh = name or KafkaServer(bootstrap_servers="", kind="").fresh_name("job")
+    mapping: dict[str, object] = {
+        "job.name": fresh,
+        "kafka.bootstrap.servers": kafka.bootstrap_servers,
+        "stores.totals.type": "memory",
+        "task.commit.timeout.ms": 20_000,
+    }
+    return JobConfig.from_mapping(mapping | {key.replace("__", "."): value for key, value in more.items()})
+
+
+def make_topics(config: JobConfig) -> None:
+    """The job's own topics, as they should be."""
+    with TopicAdmin(config) as admin:
+        admin.create_missing([checkpoint_topic_spec(config), *changelog_topic_specs(config)])
+
+
+def make_topic(config: JobConfig, topic: str, partitions: int = 1, **settings: str) -> None:
+    """A topic with any settings (``__`` for ``.``)."""
+    new = NewTopic(topic, partitions, 1, config={k.replace("__", "."): v for k, v in settings.items()})
+    admin = client(config)
+    admin.create_topics([new])[topic].result(30)
+
+
+def recreate(config: JobConfig, topic: str) -> None:
+    """Delete a topic and make it anew with the job's settings."""
+    admin = client(config)
+    admin.delete_topics([topic])[topic].result(30)
+    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
+    make_topics(config)
+
+
+def client(config: JobConfig) -> AdminClient:
+    """An admin client of the vendor's; keep it until its answers are there."""
+    return AdminClient({"bootstrap.servers": config.get("kafka.bootstrap.servers")})
+
+
+def plain_producer(config: JobConfig, transactional_id: str | None = None) -> Producer:
+    """A producer of the vendor's, transactional if it has an ID (then initialised)."""
+    settings: dict[str, object] = {"bootstrap.servers": config.get("kafka.bootstrap.servers"), "log_level": 2}
+    if transactional_id is not None:
+        settings |= {"transactional.id": transactional_id, "transaction.timeout.ms": 30_000}
+    made = Producer(settings)
+    if transactional_id is not None:
+        made.init_transactions(30)
+    return made
+
+
+def send(
+    config: JobConfig, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], timestamp_ms: int = 0
+) -> None:
+    """Write records without a transaction to partition 0."""
+    made = plain_producer(config)
+    for key, value in records:
+        made.produce(topic, value, key, 0, timestamp=timestamp_ms)
+    assert made.flush(30) == 0
+
+
+def committed(config: JobConfig, topic: str, partition: int = 0) -> list[tuple[bytes | None, bytes | None]]:
+    """Every committed record of a partition, read by the vendor's consumer with its defaults."""
+    reader = Consumer(
+        {
+            "bootstrap.servers": config.get("kafka.bootstrap.servers"),
+            "group.id": "look",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    reader.assign([TopicPartition(topic, partition, 0)])
+    found: list[tuple[bytes | None, bytes | None]] = []
+    try:
+        while True:
+            message = reader.poll(30)
+            assert message is not None, "the topic did not answer"
+            if message.error() is not None:
+                return found
+            found.append((message.key(), message.value()))
+    finally:
+        reader.close()
+
+
+def state_of(records: Iterable[tuple[bytes | None, bytes | None]]) -> dict[bytes, bytes]:
+    """What a changelog's records come to."""
+    state: dict[bytes, bytes] = {}
+    for key, value in records:
+        assert key is not None
+        if value is None:
+            state.pop(key, None)
+        else:
+            state[key] = value
+    return state
+
+
+def a_record(config: JobConfig, number: int, task: str = "Partition 0", **fields: object) -> CheckpointRecord:
+    """A checkpoint record whose ID, sequence and offsets come from ``number``."""
+    values: dict[str, object] = {
+        "checkpoint_id": CheckpointId(1_700_000_000_000 + number, number),
+        "sequence": number,
+        "epoch": 1,
+        "input_offsets": {"orders-0": number},
+        "stores": {"totals": f"state-{number}"},
+        "state_checkpoint_markers": {},
+    }
+    checkpoint = Checkpoint(**(values | fields))  # type: ignore[arg-type]
+    return CheckpointRecord(
+        config.job_name, config.job_id, task, Layout(0, config.tasks, "kafka-partition"), (checkpoint,)
+    )
+
+
+def wait_until(done: Callable[[], bool], deadline_s: float = 60.0) -> None:
+    """Wait for something that another process does."""
+    end = time.monotonic() + deadline_s
+    while not done():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def compacted(
+    config: JobConfig,
+    topic: str,
+    fill: Callable[[int], None],
+    rounds: int = 3,
+    closing_key: bytes = b"closes the segment",
+) -> None:
+    """Write ``rounds`` times over, then wait until the cleaner has removed something from partition 0."""
+    for number in range(rounds):
+        fill(number)
+    before = len(committed(config, topic))
+
+    def cleaned() -> bool:
+        # the active segment is never cleaned: a record more closes it, once it is older than segment.ms
+        time.sleep(0.6)
+        send(config, topic, [(closing_key, b"")])
+        return len(committed(config, topic)) < before
+
+    wait_until(cleaned)
