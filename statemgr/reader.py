@@ -6,9 +6,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from statemgr.backends.snapshot_indexes import SnapshotIndexes, index_of
+from statemgr.backends.snapshot_indexes import SnapshotIndexes
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, InvalidError, MissingState
 from statemgr.flows.restore import StoreRestore, no_progress, restore_store
@@ -16,7 +19,7 @@ from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import open_store
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, IndexMarker
-from statemgr.model.plan import plan_stores
+from statemgr.model.plan import StorePlan, plan_stores
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import BlobInfo, LocalStore, Progress
 from statemgr.runtime import Runtime
@@ -28,6 +31,7 @@ class JobReader:
     def __init__(self, config: JobConfig) -> None:
         self.config = config
         self._runtime = Runtime(config)
+        self._indexes = SnapshotIndexes()
         self._log = CheckpointTopic(config, self._runtime.clock)
 
     def records(self) -> Mapping[str, CheckpointRecord]:
@@ -57,12 +61,11 @@ class JobReader:
 
     def index(self, task: str, store: str, checkpoint_id: str | None = None) -> SnapshotIndex:
         """The snapshot index of a store. Raises: MissingState, MissingBlob, CorruptBlob."""
-        from statemgr.backends.blob_store import read_index
-
         marker = self.checkpoint(task, checkpoint_id).marker("blob-store", store)
         if not isinstance(marker, IndexMarker):
             raise MissingState("the checkpoint has no blob-store marker for the store", task=task, store=store)
-        return read_index(self._runtime.transfer(), marker, self._runtime.parts.identity(task, store))
+        identity = self._runtime.parts.identity(task, store)
+        return self._indexes.get(self._runtime.transfer(), identity, index_of(identity, marker))
 
     def blob_info(self, blob_id: str) -> BlobInfo:
         """Size and expiry of a blob. Raises: MissingBlob."""
@@ -105,9 +108,7 @@ class JobReader:
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
-    def _restore_one(self, task: str, plan: Any, work: Path, into: Path, progress: Progress) -> StoreRestore:
-        from dataclasses import replace
-
+    def _restore_one(self, task: str, plan: StorePlan, work: Path, into: Path, progress: Progress) -> StoreRestore:
         runtime = self._runtime
         directories = StoreDirectories(work / plan.store, runtime.clock, runtime.ids)
         parts = replace(runtime.parts, directories=lambda _task, _store: directories)

@@ -1,0 +1,317 @@
+"""The command line against a real broker and a real blob store, while the job runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statemgr import JobConfig, StateManager, Task
+from statemgr.cli.main import cli
+from statemgr.local import open_store
+from tests.jobs import elsewhere, job_mapping
+from tests.servers import KafkaServer, S3Server
+
+SECRET = "hunter2-do-not-show"
+ROWS = {f"key-{i:03}".encode(): str(i).encode() for i in range(200)}
+Run = Callable[..., Result]
+
+
+def write_toml(config: JobConfig, path: Path) -> None:
+    """The configuration as a file with dotted keys."""
+    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in config.to_mapping().items()]
+    path.write_text("\n".join(lines))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command line with the job in `job.toml`."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_(*arguments: str) -> Result:
+        return CliRunner().invoke(cli, list(arguments), catch_exceptions=False)
+
+    return run_
+
+
+@pytest.fixture
+def no_broker(monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Options for a broker that is not there; the deadline is shortened, so that the test does not wait it out."""
+    monkeypatch.setattr("statemgr.kafka.metadata.DEADLINE_S", 2.0)
+    return "--set", "kafka.bootstrap.servers=localhost:1"
+
+
+@pytest.fixture
+def job(kafka: KafkaServer, tmp_path: Path) -> JobConfig:
+    """A job of two tasks that has not run yet, in `job.toml`."""
+    config = JobConfig.from_mapping(
+        job_mapping(kafka, tmp_path, tasks=2, stores__totals__key__serde="string", kafka__ssl__key__password=SECRET)
+    )
+    write_toml(config, tmp_path / "job.toml")
+    return config
+
+
+@pytest.fixture
+def running(job: JobConfig) -> Iterator[list[Task]]:
+    """The job, running: `Partition 0` has 200 keys, `Partition 1` one, two checkpoints each."""
+    with StateManager(job) as manager:
+        tasks = [manager.open_task(f"Partition {number}") for number in range(2)]
+        for number, (task, rows) in enumerate(zip(tasks, (ROWS, {b"other": b"1"}), strict=True)):
+            totals = task.store("totals", key_serde="bytes")
+            task.commit({f"orders-{number}": 1})
+            totals.put_many(list(rows.items()))
+            task.commit({f"orders-{number}": 200})
+        yield tasks
+
+
+# --- topics -----------------------------------------------------------------------------------------------
+
+
+def test_topics_are_created_once_and_checked(run: Run, job: JobConfig) -> None:
+    """check fails with the command that mends it; create mends it; a second create changes nothing."""
+    before = run("topics", "check")
+    assert before.exit_code == 1
+    assert "statemgr topics create" in before.output
+    assert json.loads(run("topics", "create", "--json").stdout)["created"]
+    assert run("topics", "check").exit_code == 0
+    assert json.loads(run("topics", "create", "--json").stdout)["created"] == []
+
+
+def test_a_lost_checkpoint_topic_is_not_created_silently(run: Run, job: JobConfig, tmp_path: Path) -> None:
+    """Blobs of the job are there, its topic is not: only the one-shot permission creates it."""
+    blob = tmp_path / "blobs" / job.job_name / job.job_id / "Partition_0" / "totals" / "a" / "index"
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(b"x")
+    refused = run("topics", "create")
+    assert refused.exit_code == 2
+    assert "--allow-empty-start" in refused.stderr
+    assert run("topics", "create", "--allow-empty-start").exit_code == 0
+
+
+# --- checkpoints and snapshots ----------------------------------------------------------------------------
+
+
+def test_checkpoints_list_as_json_is_one_array_with_offsets(run: Run, running: list[Task]) -> None:
+    """One object per retained checkpoint, the one in force marked, with the Kafka offset of its record."""
+    found = json.loads(run("checkpoints", "list", "--json").stdout)
+    assert [(entry["task"], entry["current"]) for entry in found] == [
+        ("Partition 0", True),
+        ("Partition 0", False),
+        ("Partition 1", True),
+        ("Partition 1", False),
+    ]
+    assert found[0]["input_offsets"] == {"orders-0": 200}
+    assert set(found[0]["state_checkpoint_markers"]) == {"kafka-changelog", "blob-store"}
+    assert all(isinstance(entry["offset"], int) for entry in found)
+
+
+def test_checkpoints_list_and_show_for_people(run: Run, running: list[Task]) -> None:
+    """A line per checkpoint; show has the markers."""
+    listed = run("checkpoints", "list", "--current", "--task", "0")
+    assert listed.stdout.count("Partition 0") == 1
+    assert "Partition 1" not in listed.stdout
+    assert "orders-0:200" in listed.stdout
+    assert len(json.loads(run("checkpoints", "list", "--history", "--json").stdout)) >= 2
+    older = json.loads(run("checkpoints", "list", "--json").stdout)[1]["checkpoint_id"]
+    shown = run("checkpoints", "show", "--task", "0", "--checkpoint", older)
+    assert "no, retained" in shown.stdout
+    assert "blob-store / totals" in shown.stdout
+
+
+def test_a_checkpoint_that_is_not_retained_is_exit_status_4(run: Run, running: list[Task]) -> None:
+    """State missing, with those that are retained."""
+    result = run("checkpoints", "show", "--checkpoint", "1700000000000-000001")
+    assert result.exit_code == 4
+    assert "retained are" in result.stderr
+
+
+def test_snapshots_list_and_show(run: Run, running: list[Task]) -> None:
+    """Every retained snapshot with its size, and every file of one."""
+    found = json.loads(run("snapshots", "list", "--json").stdout)
+    assert {entry["task"] for entry in found} == {"Partition 0", "Partition 1"}
+    assert all(entry["files"] and entry["problem"] is None for entry in found)
+    shown = json.loads(run("snapshots", "show", "totals", "--task", "0", "--json").stdout)
+    assert shown["task"] == "Partition 0"
+    assert any(file["path"].endswith(".sst") for file in shown["files"])
+    assert ".sst" in run("snapshots", "show", "totals").stdout
+
+
+def test_a_lost_snapshot_is_listed_as_a_problem(run: Run, running: list[Task], tmp_path: Path) -> None:
+    """An index blob that is gone: named, and exit status 4."""
+    index = json.loads(run("snapshots", "list", "--json").stdout)[0]["index"]
+    (tmp_path / "blobs" / index).unlink()
+    result = run("snapshots", "list", "--json")
+    assert result.exit_code == 4
+    assert [entry["index"] for entry in json.loads(result.stdout) if entry["problem"]] == [index]
+
+
+# --- stores -----------------------------------------------------------------------------------------------
+
+
+def test_store_commands_read_what_is_published(run: Run, running: list[Task]) -> None:
+    """get looks in every task, scan is in key order and says when it stops, count adds up."""
+    assert run("store", "get", "totals", "key-007").stdout == "7\n"
+    assert json.loads(run("store", "get", "totals", "other", "--json").stdout)["task"] == "Partition 1"
+    assert run("store", "get", "totals", "none").exit_code == 1
+    scanned = json.loads(run("store", "scan", "totals", "--prefix", "key-01", "--json").stdout)
+    assert [entry["key"] for entry in scanned] == [f"key-01{i}" for i in range(10)]
+    few = run("store", "scan", "totals", "--limit", "3", "--task", "0")
+    assert few.stdout.splitlines() == [f"Partition 0\tkey-00{i}\t{i}" for i in range(3)]
+    assert "--limit 0" in few.stderr
+    assert run("store", "scan", "totals", "--from", "z", "--json").stdout.strip() == "[]"
+    counts = json.loads(run("store", "count", "totals", "--json").stdout)
+    assert {entry["task"]: entry["count"] for entry in counts} == {"Partition 0": 200, "Partition 1": 1}
+    assert run("store", "count", "totals").stdout.strip().endswith("201 keys")
+
+
+def test_an_older_checkpoint_can_be_read(run: Run, running: list[Task]) -> None:
+    """What was published before the last commit: nothing yet."""
+    older = json.loads(run("checkpoints", "list", "--task", "0", "--json").stdout)[1]["checkpoint_id"]
+    counted = run("store", "count", "totals", "--task", "0", "--checkpoint", older, "--json")
+    assert json.loads(counted.stdout)[0]["count"] == 0
+
+
+def test_a_store_that_the_job_lacks_is_named(run: Run, running: list[Task]) -> None:
+    """Wrong use, with the stores that there are."""
+    result = run("store", "get", "total", "x")
+    assert result.exit_code == 2
+    assert "totals" in result.stderr
+
+
+# --- restore ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factory", ["blob-store", "kafka-changelog"])
+def test_restore_makes_directories_that_hold_the_state(
+    run: Run, running: list[Task], tmp_path: Path, factory: str
+) -> None:
+    """From either backend, every task; what is there is opened and equal."""
+    result = run("restore", "--into", "out", "--factory", factory, "--json")
+    assert result.exit_code == 0
+    assert [(row["task"], row["factory"]) for row in json.loads(result.stdout)] == [
+        ("Partition 0", factory),
+        ("Partition 1", factory),
+    ]
+    opened = open_store("rocksdb", tmp_path / "out" / "Partition_0" / "totals", {})
+    try:
+        assert dict(opened.scan(None, None)) == ROWS
+    finally:
+        opened.close()
+
+
+def test_restore_never_overwrites(run: Run, running: list[Task]) -> None:
+    """A store that is there already stays."""
+    assert run("restore", "--into", "out", "--task", "1").exit_code == 0
+    again = run("restore", "--into", "out", "--task", "1")
+    assert again.exit_code == 2
+    assert "exists" in again.stderr
+
+
+# --- what all of them keep --------------------------------------------------------------------------------
+
+
+def test_reading_fences_nobody(run: Run, running: list[Task]) -> None:
+    """After every reading command the running job commits on."""
+    for arguments in (
+        ["checkpoints", "list"],
+        ["snapshots", "list"],
+        ["store", "count", "totals"],
+        ["restore", "--into", "out"],
+        ["topics", "check"],
+        ["doctor"],
+    ):
+        assert run(*arguments).exit_code == 0, arguments
+    running[0].store("totals", key_serde="bytes").put(b"after", b"1")
+    assert running[0].commit({"orders-0": 201}).input_offsets == {"orders-0": 201}
+
+
+def test_no_output_has_a_secret(run: Run, running: list[Task]) -> None:
+    """Zero hits, people's and machines' forms."""
+    for arguments in (
+        ["config", "show", "--all"],
+        ["checkpoints", "show"],
+        ["checkpoints", "list", "--json"],
+        ["snapshots", "list", "--json"],
+        ["doctor", "--json"],
+        ["restore", "--into", "out", "--json"],
+    ):
+        assert SECRET not in run(*arguments).output
+
+
+def test_a_job_without_checkpoints(run: Run, job: JobConfig) -> None:
+    """Before the first commit there is nothing to list, and nothing to restore."""
+    run("topics", "create")
+    assert json.loads(run("checkpoints", "list", "--json").stdout) == []
+    assert run("restore", "--into", "out").exit_code == 4
+    assert run("store", "count", "totals").exit_code == 4
+
+
+def test_an_empty_machine_reads_the_same(run: Run, job: JobConfig, running: list[Task], tmp_path: Path) -> None:
+    """Nothing local is needed: another state directory, the same answers."""
+    config = elsewhere(job, tmp_path / "empty", "blob-store")
+    write_toml(config, tmp_path / "elsewhere.toml")
+    counted = run("store", "count", "totals", "--config", "elsewhere.toml", "--json")
+    assert sum(entry["count"] for entry in json.loads(counted.stdout)) == 201
+
+
+# --- doctor -----------------------------------------------------------------------------------------------
+
+
+def findings(result: Result) -> dict[str, set[str]]:
+    """Check → statuses."""
+    found: dict[str, set[str]] = {}
+    for entry in json.loads(result.stdout):
+        found.setdefault(entry["check"], set()).add(entry["status"])
+    return found
+
+
+def test_doctor_tries_everything(run: Run, job: JobConfig) -> None:
+    """All well, once the topics are there."""
+    run("topics", "create")
+    result = run("doctor", "--json")
+    assert result.exit_code == 0, result.output
+    found = findings(result)
+    for check in ("kafka", "topics", "transaction", "clock", "disk", "blob put", "blob get", "blob TTL", "blob delete"):
+        assert found[check] == {"ok"}, check
+
+
+def test_doctor_on_s3(run: Run, kafka: KafkaServer, s3: S3Server, tmp_path: Path) -> None:
+    """The requests of a job against a real S3 server; a second put of one name is refused."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, s3=s3))
+    write_toml(config, tmp_path / "job.toml")
+    run("topics", "create")
+    result = run("doctor", "--fix", "--json")
+    found = findings(result)
+    for check in ("blob put", "blob get", "blob overwrite", "blob TTL", "blob delete"):
+        assert found[check] == {"ok"}, result.stdout
+    assert s3.secret_key not in result.output
+
+
+def test_doctor_names_what_is_wrong_and_the_fix(run: Run, job: JobConfig, tmp_path: Path) -> None:
+    """Topics missing, a blob store that cannot be written to: each with what to do, exit status 1."""
+    (tmp_path / "file").write_text("x")
+    result = run("doctor", "--json", "--set", f"blob.store.uri=file://{tmp_path}/file/blobs")
+    assert result.exit_code == 1
+    problems = [entry for entry in json.loads(result.stdout) if entry["status"] == "problem"]
+    assert {entry["check"] for entry in problems} >= {"topics", "blobs"}
+    assert any("statemgr topics create" in (entry["fix"] or "") for entry in problems)
+
+
+def test_doctor_without_a_broker_goes_on(run: Run, job: JobConfig, no_broker: tuple[str, str]) -> None:
+    """One problem for the broker; disk and blobs are looked at all the same."""
+    result = run("doctor", "--json", *no_broker)
+    assert result.exit_code == 1
+    found = findings(result)
+    assert found["kafka"] == {"problem"}
+    assert "transaction" not in found
+    assert found["blob put"] == {"ok"}
+
+
+def test_a_broker_that_is_not_there_is_exit_status_3(run: Run, job: JobConfig, no_broker: tuple[str, str]) -> None:
+    """Within the deadline, one line."""
+    result = run("topics", "check", *no_broker)
+    assert result.exit_code == 3
+    assert result.stderr.count("error:") == 1
