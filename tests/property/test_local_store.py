@@ -134,5 +134,5 @@ class StoreHistory(RuleBasedStateMachine):
 
 TestStoreHistory = StoreHistory.TestCase
 TestStoreHistory.settings = settings(
-    max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
