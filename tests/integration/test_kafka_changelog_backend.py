@@ -1,0 +1,363 @@
+"""The kafka-changelog backend on a real broker: what a commit sends is exactly what a restore brings back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from statemgr.backends.context import BackendContext
+from statemgr.backends.kafka_changelog import KafkaChangelogBackend
+from statemgr.backends.transfer import Transfer
+from statemgr.blobs import open_blob_store
+from statemgr.config import JobConfig
+from statemgr.errors import CorruptBlob, MissingBlob, MissingState, StatemgrError
+from statemgr.kafka.changelog_topic import ChangelogTopics
+from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_id
+from statemgr.local import open_store
+from statemgr.local.clock import SystemClock, system_ids
+from statemgr.model.checkpoint import ChangelogMarker, IndexMarker, Marker
+from statemgr.model.commit import Change, ChangeList, PreparedChanges
+from statemgr.phases import Phase, observed
+from statemgr.ports import (
+    CommittedDirectory,
+    PreparedBackup,
+    Restored,
+    RestoreRequest,
+    StoreIdentity,
+    StoreSnapshot,
+)
+from tests.kafka_jobs import client, committed, job, make_topic, make_topics, recreate, send, state_of
+from tests.servers import KafkaServer
+
+_DAY_MS = 24 * 3600 * 1000
+
+
+@dataclass
+class _Job:
+    """One task's side of the backend: a context, an owner, and what its store would hold."""
+
+    context: BackendContext
+    publisher: TransactionalPublisher
+    identity: StoreIdentity
+    directory: Path
+
+    @property
+    def config(self) -> JobConfig:
+        return self.context.config
+
+    @property
+    def topic(self) -> str:
+        return self.config.stores["totals"].changelog_topic
+
+    def backend(self, context: BackendContext | None = None) -> KafkaChangelogBackend:
+        return KafkaChangelogBackend(context or self.context)
+
+    def snapshot(self, changes: tuple[Change, ...], whole: Mapping[bytes, bytes]) -> StoreSnapshot:
+        directory = CommittedDirectory("state", self.directory, {})
+        return StoreSnapshot(
+            self.identity,
+            "state",
+            self.context.ids.attempt_id(),
+            directory,
+            ChangeList(changes),
+            ChangeList(tuple(whole.items())),
+        )
+
+    def prepare(
+        self,
+        base: Marker | None,
+        changes: tuple[Change, ...] = (),
+        *,
+        whole: Mapping[bytes, bytes] | None = None,
+        portable: bool = False,
+    ) -> PreparedBackup:
+        return self.backend().backup_manager().prepare(self.snapshot(changes, whole or {}), base, portable=portable)
+
+    def publish(self, changes: PreparedChanges | None, base: Marker | None) -> Marker:
+        assert changes is not None
+        staged = self.backend().backup_manager().stage(self.identity, changes, None if changes.fill else base)
+        with self.publisher.transaction() as transaction:
+            staged.send(transaction)
+            return staged.marker(transaction.flush())
+
+    def commit(self, base: Marker | None, *changes: Change, whole: Mapping[bytes, bytes] | None = None) -> Marker:
+        return self.publish(self.prepare(base, changes, whole=whole).changes, base)
+
+    def restore(self, marker: Marker) -> tuple[dict[bytes, bytes], Restored]:
+        staging = self.directory / f"staging-{self.context.ids.token()}"
+        request = RestoreRequest(self.identity, marker, staging, (), lambda what, done, total: None)
+        restored = self.backend().restore_manager().restore(request)
+        config = self.config.stores["totals"]
+        store = open_store(config.type, staging, config.rocksdb)
+        try:
+            return dict(store.scan(None, None)), restored
+        finally:
+            store.close()
+
+
+def _context(config: JobConfig, directory: Path) -> Iterator[BackendContext]:
+    clock, changelog = SystemClock(), ChangelogTopics(config, SystemClock(), stall_s=20)
+    blobs = open_blob_store(config, clock)
+    transfer = Transfer(blobs, parallelism=2, part_size=config.part_size, ttl_days=config.ttl_days)
+    yield BackendContext(
+        config=config,
+        clock=clock,
+        ids=system_ids(),
+        scratch=directory / "scratch",
+        blobs=lambda: blobs,
+        transfer=lambda: transfer,
+        changelog=lambda: changelog,
+    )
+    transfer.close()
+    blobs.close()
+
+
+@pytest.fixture
+def make_job(kafka: KafkaServer, tmp_path: Path) -> Iterator[Callable[..., _Job]]:
+    """Jobs with an open owner; ``make_job(topics=False)`` leaves the topics to the test."""
+    contexts: list[Iterator[BackendContext]] = []
+
+    def make(*, topics: bool = True, **more: object) -> _Job:
+        config = job(kafka, blob__store__uri=(tmp_path / "blobs").as_uri(), **more)
+        if topics:
+            make_topics(config)
+        contexts.append(_context(config, tmp_path))
+        publisher = TransactionalPublisher(config, task_transactional_id(config, "Partition 0"), SystemClock())
+        publisher.fence()
+        identity = StoreIdentity(config.job_name, config.job_id, "Partition 0", "totals")
+        return _Job(next(contexts[-1]), publisher, identity, tmp_path)
+
+    yield make
+    for context in contexts:
+        assert next(context, None) is None
+
+
+def _marker(marker: Marker) -> ChangelogMarker:
+    assert isinstance(marker, ChangelogMarker)
+    return marker
+
+
+@pytest.mark.parametrize("kind", ["memory", "rocksdb"])
+def test_what_was_committed_comes_back(make_job: Callable[..., _Job], kind: str) -> None:
+    """Puts, deletes and overwrites over several commits; every marker restores exactly its own state."""
+    here = make_job(stores__totals__type=kind)
+    first = here.commit(None, whole={b"a": b"1", b"b": b"2"})
+    second = here.commit(first, (b"a", b"3"), (b"b", None), (b"empty", b""))
+    third = here.commit(second, (b"c", b"4"), (b"a", None), (b"a", b"5"))
+    assert _marker(first).offset < _marker(second).offset < _marker(third).offset
+    state, restored = here.restore(third)
+    assert state == {b"a": b"5", b"c": b"4", b"empty": b""}
+    assert (restored.records, restored.files, restored.undo) == (8, None, ())
+    assert restored.bytes_fetched == sum(len(k or b"") + len(v or b"") for k, v in committed(here.config, here.topic))
+
+
+def test_an_empty_store_comes_back_empty(make_job: Callable[..., _Job]) -> None:
+    """A first commit of nothing: the marker is the start of the topic, and restores an empty store."""
+    here = make_job()
+    marker = here.commit(None)
+    assert _marker(marker).offset == 0
+    assert here.restore(marker)[0] == {}
+    assert here.restore(here.commit(marker, (b"a", b"1")))[0] == {b"a": b"1"}
+
+
+def test_a_commit_without_changes_keeps_its_marker(make_job: Callable[..., _Job]) -> None:
+    """Nothing is sent, the offset stays; an unchanged store carries its marker without asking a broker."""
+    here = make_job()
+    marker = here.commit(None, whole={b"a": b"1"})
+    assert here.commit(marker) == marker
+    silent = replace(here.context, changelog=_no_kafka)
+    assert here.backend(silent).backup_manager().carry(here.identity, marker) == marker
+
+
+def test_a_fill_deletes_what_the_state_lacks(make_job: Callable[..., _Job]) -> None:
+    """A backend that is switched on again (fault 35): every key on the topic that is not in the state goes."""
+    here = make_job()
+    older = here.commit(None, whole={b"a": b"1", b"stale": b"x", b"gone": b"y"})
+    here.commit(older, (b"gone", None))
+    marker = here.commit(None, whole={b"a": b"2", b"new": b"3"})
+    assert here.restore(marker)[0] == {b"a": b"2", b"new": b"3"}
+    assert state_of(committed(here.config, here.topic)) == {b"a": b"2", b"new": b"3"}
+
+
+def test_a_fill_with_nothing_empties_the_changelog(make_job: Callable[..., _Job]) -> None:
+    """A state that is empty now: tombstones for all, and a marker after them."""
+    here = make_job()
+    here.commit(None, whole={b"a": b"1"})
+    marker = here.commit(None)
+    assert here.restore(marker)[0] == {}
+
+
+def test_a_commit_that_fails_leaves_the_state_at_its_base(make_job: Callable[..., _Job]) -> None:
+    """The transaction is aborted: the next commit carries the changes, and the old marker still restores."""
+    here = make_job()
+    base = here.commit(None, whole={b"a": b"1"})
+    manager = here.backend().backup_manager()
+    changes = here.prepare(base, ((b"a", b"lost"),)).changes
+    assert changes is not None
+    staged = manager.stage(here.identity, changes, base)
+    with contextlib.suppress(ZeroDivisionError), here.publisher.transaction() as transaction:
+        staged.send(transaction)
+        transaction.flush()
+        raise ZeroDivisionError
+    assert here.restore(base)[0] == {b"a": b"1"}
+    assert not manager.has_tail(here.identity, base)
+    assert here.restore(here.publish(changes, base))[0] == {b"a": b"lost"}
+
+
+def _no_kafka() -> NoReturn:
+    raise AssertionError("an executor asked for Kafka")
+
+
+@pytest.mark.parametrize(("size", "where"), [(10, "inline"), (200_000, "blob")])
+def test_a_portable_commit_needs_no_broker_where_it_is_made(
+    make_job: Callable[..., _Job], size: int, where: str
+) -> None:
+    """Made without Kafka, small inside and large in a blob; published elsewhere; nothing is left in scratch."""
+    here = make_job()
+    base = here.commit(None, whole={b"a": b"1"})
+    executor = here.backend(replace(here.context, changelog=_no_kafka)).backup_manager()
+    value = bytes(range(256)) * (size // 256 + 1)
+    noise = tuple((b"k%d" % n, here.context.ids.token().encode() * 20 + value) for n in range(size // 1000))
+    snapshot = here.snapshot(((b"a", b"2"), (b"gone", None), *noise), {})
+    prepared = executor.prepare(snapshot, base, portable=True)
+    assert prepared.changes is not None
+    assert prepared.added_blobs == ()
+    assert (prepared.changes.inline is not None, prepared.changes.blob is not None) == (
+        where == "inline",
+        where == "blob",
+    )
+    marker = here.publish(prepared.changes, base)
+    assert here.restore(marker)[0] == {b"a": b"2", **dict(noise)}
+    assert [p.name for p in here.context.scratch.glob("*")] == []
+    filled = executor.prepare(here.snapshot((), {b"only": b"1"}), None, portable=True)
+    assert here.restore(here.publish(filled.changes, None))[0] == {b"only": b"1"}
+
+
+@pytest.mark.parametrize(("spoil", "kind"), [("altered", CorruptBlob), ("gone", MissingBlob)])
+def test_a_spoilt_segment_is_refused_before_anything_is_sent(
+    make_job: Callable[..., _Job], spoil: str, kind: type[StatemgrError]
+) -> None:
+    """A blob that is altered or missing: a typed error out of stage, the topic untouched."""
+    here = make_job()
+    noise = {here.context.ids.token().encode(): here.context.ids.token().encode() * 9 for _ in range(500)}
+    prepared = here.prepare(None, whole=noise, portable=True)
+    assert prepared.changes is not None
+    assert prepared.changes.blob is not None
+    (path,) = (here.directory / "blobs").rglob("changes-totals-kafka-changelog")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.unlink()
+    if spoil == "altered":
+        path.write_bytes(data)
+    with pytest.raises(kind):
+        here.publish(prepared.changes, None)
+    assert committed(here.config, here.topic) == []
+
+
+def test_a_changelog_made_anew_is_filled_or_refused(make_job: Callable[..., _Job]) -> None:
+    """Deleted and made anew (faults 17, 21): no restore from it, no commit continues it, the next fills it."""
+    here = make_job()
+    base = here.commit(None, whole={b"a": b"1"})
+    portable = here.prepare(base, ((b"b", b"2"),), portable=True).changes
+    recreate(here.config, here.topic)
+    with pytest.raises(MissingState, match="made anew"):
+        here.restore(base)
+    with pytest.raises(MissingState, match="made anew"):
+        here.publish(portable, base)
+    assert committed(here.config, here.topic) == []
+    assert here.backend().backup_manager().has_tail(here.identity, base)
+    refilled = here.prepare(base, ((b"b", b"2"),), whole={b"a": b"1", b"b": b"2"}).changes
+    assert refilled is not None
+    assert refilled.fill
+    assert here.restore(here.publish(refilled, None))[0] == {b"a": b"1", b"b": b"2"}
+
+
+def test_a_changelog_that_lost_records_takes_no_commit(make_job: Callable[..., _Job]) -> None:
+    """An offset below the base's (an unclean election): refused inside the transaction, nothing is published."""
+    here = make_job()
+    base = _marker(here.commit(None, whole={b"a": b"1"}))
+    ahead = replace(base, offset=base.offset + 100)
+    with pytest.raises(MissingState, match="lost records"):
+        here.commit(ahead, (b"b", b"2"))
+    assert state_of(committed(here.config, here.topic)) == {b"a": b"1"}
+
+
+def test_markers_that_the_changelog_cannot_serve_are_refused(make_job: Callable[..., _Job]) -> None:
+    """Beyond the end, of another partition, of another backend, of a topic that is gone (fault 21)."""
+    here = make_job()
+    marker = _marker(here.commit(None, whole={b"a": b"1"}))
+    others: list[Marker] = [
+        replace(marker, offset=marker.offset + 2),
+        replace(marker, partition=1),
+        replace(marker, topic="no-such-topic"),
+        IndexMarker(index=None),  # type: ignore[arg-type]
+    ]
+    for other in others:
+        with pytest.raises(MissingState):
+            here.restore(other)
+
+
+def test_deleted_records_are_never_a_smaller_state(make_job: Callable[..., _Job]) -> None:
+    """Records removed from the start of the topic (fault 21): an error, not the keys that are left."""
+    here = make_job(topics=False)
+    make_topic(here.config, here.topic, cleanup__policy="compact,delete")
+    marker = here.commit(None, whole={b"a": b"1", b"b": b"2"})
+    place = TopicPartition(here.topic, 0, 1)
+    admin = client(here.config)
+    admin.delete_records([place])[place].result(30)
+    with pytest.raises(MissingState, match="records were deleted"):
+        here.restore(marker)
+
+
+def test_a_version_one_marker_is_accepted_by_name(make_job: Callable[..., _Job]) -> None:
+    """Older software knew no topic IDs; the next commit's marker has one."""
+    here = make_job()
+    marker = _marker(here.commit(None, whole={b"a": b"1"}))
+    old = replace(marker, topic_id=None)
+    assert here.restore(old)[0] == {b"a": b"1"}
+    assert _marker(here.commit(old, (b"b", b"2"))).topic_id == marker.topic_id
+
+
+def test_an_adopted_tail_is_left_out_and_undone(make_job: Callable[..., _Job]) -> None:
+    """Records beyond the marker (fault 20): the state is the marker's, and ``undo`` brings the topic back to it."""
+    here = make_job()
+    marker = here.commit(None, whole={b"a": b"1", b"b": b"2"})
+    manager = here.backend().backup_manager()
+    assert not manager.has_tail(here.identity, marker)
+    send(here.config, here.topic, [(b"a", b"tail"), (b"new", b"tail"), (b"b", None)])
+    assert manager.has_tail(here.identity, marker)
+    state, restored = here.restore(marker)
+    assert state == {b"a": b"1", b"b": b"2"}
+    assert restored.undo == ((b"a", b"1"), (b"b", b"2"), (b"new", None))
+    here.publish(PreparedChanges(fill=False, local=ChangeList(restored.undo)), marker)
+    assert state_of(committed(here.config, here.topic)) == state
+
+
+def test_an_old_tail_cannot_be_rewound_exactly(make_job: Callable[..., _Job]) -> None:
+    """A tail older than the compaction lag (fault 20): it says so, and offers the blob."""
+    here = make_job(stores__totals__changelog__min__compaction__lag__ms=3_600_000)
+    marker = here.commit(None, whole={b"a": b"1"})
+    now_ms = here.context.clock.time_ns() // 1_000_000
+    send(here.config, here.topic, [(b"a", b"tail")], timestamp_ms=now_ms - 3_600_000)
+    with pytest.raises(MissingState, match="exact rewind is impossible") as refused:
+        here.restore(marker)
+    assert "blob-store" in str(refused.value.hint)
+
+
+def test_the_replay_is_announced_and_reports_progress(make_job: Callable[..., _Job]) -> None:
+    """Crash tests and progress bars can watch it; the total is reached."""
+    here = make_job()
+    marker = _marker(here.commit(None, whole={b"a": b"1"}))
+    phases: list[tuple[Phase, str]] = []
+    seen: list[tuple[str, int, int]] = []
+    request = RestoreRequest(here.identity, marker, here.directory / "staging", (), lambda *step: seen.append(step))
+    with observed(lambda phase, subject: phases.append((phase, subject))):
+        here.backend().restore_manager().restore(request)
+    assert phases == [(Phase.REPLAY, "Partition 0/totals")]
+    assert seen[-1] == ("replay totals", marker.offset, marker.offset)
