@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statemgr.errors import InvalidError
@@ -17,6 +17,7 @@ def test_checkpoint_id_is_millis_and_nanos() -> None:
     assert str(CheckpointId.at(1_700_000_000_123_000_456)) == "1700000000123-000456"
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**63 - 1))
 def test_checkpoint_id_round_trips(time_ns: int) -> None:
     """Any time's ID is read from its own text, and IDs are ordered as their times are."""
