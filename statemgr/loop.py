@@ -3,8 +3,8 @@
 Steps of a turn:
 
 1. poll; rebalances arrive here (assign, revoke, lost)
-2. tasks whose restore has ended: seek to the checkpoint's input offsets, resume their partitions
-3. hand messages to ``process``; remember the next offset of each source partition
+2. hand messages to ``process``; remember the next offset of each source partition
+3. tasks whose restore has ended: seek to the checkpoint's input offsets, resume their partitions
 4. when ``task.commit.ms`` has passed, start a commit per task
 
 Partitions are paused while their task restores, and polling goes on, so that the group keeps its members.
@@ -40,6 +40,8 @@ class _Owned:
 
     partitions: list[TopicPartition]
     opening: Future[Task]
+    #: Partitions that are paused until the task is restored and they are at its input offsets.
+    waiting: list[TopicPartition] = field(default_factory=list)
     task: Task | None = None
     offsets: dict[str, int] = field(default_factory=dict)
     dirty: bool = False
@@ -71,6 +73,7 @@ class ConsumerLoop:
         self._topics = list(topics)
         self._permissions = dict(permissions)
         self._owned: dict[int, _Owned] = {}
+        self._to_pause: list[TopicPartition] = []
         self._stop = threading.Event()
         self._openers = ThreadPoolExecutor(4, thread_name_prefix="statemgr-restore")
 
@@ -88,9 +91,10 @@ class ConsumerLoop:
         try:
             while not self._stop.is_set():
                 messages = self._consumer.consume(_BATCH, _POLL_SECONDS)  # 1
-                self._start_restored()  # 2
-                for message in messages:  # 3
+                for message in messages:  # 2
                     self._one(message)
+                self._pause_assigned()
+                self._start_restored()  # 3
                 if clock.monotonic() >= due:  # 4
                     self._commit_all(wait=False)
                     due = clock.monotonic() + interval
@@ -114,9 +118,9 @@ class ConsumerLoop:
         assert partition is not None
         assert offset is not None
         owned = self._owned.get(partition)
-        if owned is None or owned.task is None:
-            return  # read before the pause took effect; the seek reads it again
         source = f"{message.topic()}-{partition}"
+        if owned is None or owned.task is None or source in map(_source, owned.waiting):
+            return  # read before the pause took effect; the seek reads it again
         if offset < owned.offsets.get(source, 0):
             return
         self._process(owned.task, message)
@@ -126,30 +130,38 @@ class ConsumerLoop:
     # --- rebalances ----------------------------------------------------------------------------------------------
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        consumer.assign(partitions)
-        consumer.pause(partitions)
-        by_task: dict[int, list[TopicPartition]] = {}
+        """The client assigns after this returns, in the protocol of its strategy; the pause follows the poll."""
         for partition in partitions:
-            by_task.setdefault(partition.partition, []).append(partition)
-        for index, of_task in by_task.items():
-            opening = self._openers.submit(self._open, task_name(index))
-            self._owned[index] = _Owned(of_task, opening)
+            owned = self._owned.get(partition.partition)
+            if owned is None:
+                opening = self._openers.submit(self._open, task_name(partition.partition))
+                owned = self._owned[partition.partition] = _Owned([], opening)
+            owned.partitions.append(partition)
+            owned.waiting.append(partition)
+            self._to_pause.append(partition)
+
+    def _pause_assigned(self) -> None:
+        """What the poll has returned of them already is dropped in ``_one`` and read again after the seek."""
+        if self._to_pause:
+            self._consumer.pause(self._to_pause)
+            self._to_pause = []
 
     def _open(self, task: str) -> Task:
         return self._manager.open_task(task, **self._permissions)
 
     def _start_restored(self) -> None:
         for owned in self._owned.values():
-            if owned.task is not None or not owned.opening.done():
+            if not owned.waiting or not owned.opening.done():
                 continue
-            task = owned.opening.result()
-            checkpoint = task.last_checkpoint
-            owned.offsets = dict(checkpoint.input_offsets) if checkpoint else {}
-            for source in owned.partitions:
-                offset = owned.offsets.get(f"{source.topic}-{source.partition}", OFFSET_BEGINNING)
+            if owned.task is None:
+                owned.task = owned.opening.result()
+                checkpoint = owned.task.last_checkpoint
+                owned.offsets = dict(checkpoint.input_offsets) if checkpoint else {}
+            for source in owned.waiting:
+                offset = owned.offsets.get(_source(source), OFFSET_BEGINNING)
                 self._consumer.seek(TopicPartition(source.topic, source.partition, offset))
-            owned.task = task
-            self._consumer.resume(owned.partitions)
+            self._consumer.resume(owned.waiting)
+            owned.waiting = []
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit what the leaving tasks have, then close them, before another member may open them."""
@@ -212,3 +224,7 @@ class ConsumerLoop:
         if threading.current_thread() is not threading.main_thread():
             return {}
         return {number: signal.signal(number, self.stop) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
+def _source(partition: TopicPartition) -> str:
+    return f"{partition.topic}-{partition.partition}"

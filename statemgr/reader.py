@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from statemgr.backends.snapshot_indexes import SnapshotIndexes, index_of
-from statemgr.backends.snapshot_indexes import SnapshotIndexes
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, InvalidError, MissingState
 from statemgr.flows.restore import StoreRestore, no_progress, restore_store

@@ -1,0 +1,145 @@
+"""The consumer loop that the manager owns, and the README's example, on a real broker."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from confluent_kafka import Consumer, Message, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from statemgr import JobConfig, StateManager, Task
+from statemgr.loop import ConsumerLoop
+from tests.jobs import contents, elsewhere, job_mapping
+from tests.servers import KafkaServer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def make_topic(kafka: KafkaServer, name: str, partitions: int) -> None:
+    """Create an input topic."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(15)
+
+
+def produce(kafka: KafkaServer, topic: str, partitions: int, numbers: range) -> None:
+    """One message per number: key ``k<number % 50>``, spread over the partitions by key."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for number in numbers:
+        key = number % 50
+        producer.produce(topic, str(number).encode(), f"k{key}".encode(), partition=key % partitions)
+    producer.flush(15)
+
+
+def count(task: Task, message: Message) -> None:
+    """The job: count messages by key."""
+    totals = task.store("totals")
+    key = message.key()
+    assert isinstance(key, bytes)
+    totals.put(key, b"%d" % (int(totals.get(key) or 0) + 1))
+
+
+def member(kafka: KafkaServer, config: JobConfig, group: str, topic: str) -> tuple[Callable[[], None], list[Exception]]:
+    """Start a member of the group in a thread. Returns how to stop it, and what it raised."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "session.timeout.ms": 6000,
+        }
+    )
+    manager = StateManager(config)
+    loop = ConsumerLoop(manager, consumer, count, [topic], {})
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            loop.run()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def stop() -> None:
+        loop.stop()
+        thread.join(60)
+        manager.close()
+        consumer.close()
+
+    return stop, errors
+
+
+def counted(config: JobConfig, partitions: int) -> int:
+    """Messages counted in the published state of all tasks."""
+    total = 0
+    with StateManager(config) as manager:
+        for partition in range(partitions):
+            task = manager.open_task(f"Partition {partition}")
+            total += sum(int(value) for _, value in task.store("totals").range())
+    return total
+
+
+def test_tasks_move_between_members_without_losing_or_doubling(kafka: KafkaServer, tmp_path: Path) -> None:
+    """A second member joins and leaves while messages arrive: every message is counted exactly once."""
+    topic, group, partitions = kafka.fresh_name("in"), kafka.fresh_name("group"), 4
+    make_topic(kafka, topic, partitions)
+    config = JobConfig.from_mapping(
+        job_mapping(kafka, tmp_path, tasks=partitions, backup=("blob-store",), task__commit__ms=300)
+    )
+    produce(kafka, topic, partitions, range(1000))
+    stop_first, first_errors = member(kafka, config, group, topic)
+    time.sleep(4)
+    other = elsewhere(config, tmp_path / "other", "blob-store")
+    stop_second, second_errors = member(kafka, other, group, topic)
+    produce(kafka, topic, partitions, range(1000, 2000))
+    time.sleep(6)
+    stop_first()
+    produce(kafka, topic, partitions, range(2000, 2500))
+    time.sleep(6)
+    stop_second()
+    assert not first_errors
+    assert not second_errors
+    checker = elsewhere(config, tmp_path / "check", "blob-store")
+    assert counted(checker, partitions) == 2500
+
+
+def test_the_example_of_the_readme_runs(kafka: KafkaServer, tmp_path: Path) -> None:
+    """The README's ten lines and its job.toml, typed as they stand: messages counted, clean stop on SIGTERM."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    python = re.search(r"## Ten lines\n\n```python\n(.*?)```", text, re.S)
+    toml = re.search(r"```toml\n(.*?)```", text, re.S)
+    assert python is not None
+    assert toml is not None
+    name, topic = kafka.fresh_name("orders"), kafka.fresh_name("orders-in")
+    settings = (
+        toml[1]
+        .replace("localhost:9092", kafka.bootstrap_servers)
+        .replace('name = "orders"', f'name = "{name}"')
+        .replace('inputs = ["orders"]', f'inputs = ["{topic}"]')
+        .replace("file:///var/lib/statemgr/blobs", (tmp_path / "blobs").as_uri())
+        .replace("commit.ms = 10000", "commit.ms = 300")
+    )
+    (tmp_path / "job.toml").write_text(settings, encoding="utf-8")
+    (tmp_path / "main.py").write_text(python[1].replace('"group.id": "orders"', f'"group.id": "{name}"'))
+    make_topic(kafka, topic, 4)
+    produce(kafka, topic, 4, range(200))
+    child = subprocess.Popen([sys.executable, "main.py"], cwd=tmp_path)
+    time.sleep(8)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(60) == 0
+    config = JobConfig.from_file(tmp_path / "job.toml", {"state.dir": str(tmp_path / "other")})
+    total = sum(
+        int(value)
+        for partition in range(4)
+        for value in contents(config, f"Partition {partition}")[0]["totals"].values()
+    )
+    assert total == 200
