@@ -44,9 +44,7 @@ class SliceStream(io.RawIOBase):
         try:
             self._fd = os.open(piece.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
-            raise CorruptError(
-                f"a file to upload cannot be read: {error.strerror}", path=piece.path
-            ) from error
+            raise CorruptError(f"a file to upload cannot be read: {error.strerror}", path=piece.path) from error
         if os.fstat(self._fd).st_size < piece.offset + piece.length:
             self.close()
             raise self._too_short()
@@ -93,9 +91,7 @@ class SliceStream(io.RawIOBase):
         super().close()
 
     def _too_short(self) -> CorruptError:
-        return CorruptError(
-            "a file changed while it was uploaded: it is shorter than it was", path=self._piece.path
-        )
+        return CorruptError("a file changed while it was uploaded: it is shorter than it was", path=self._piece.path)
 
 
 class BytesReader:

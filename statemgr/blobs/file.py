@@ -63,10 +63,11 @@ class FileBlobStore:
         temporary = f".{uuid.uuid4().hex}.tmp"
         try:
             _write_new(directory, temporary, body)
+            # left behind by a writer that died before it linked its blob
+            with suppress(FileNotFoundError):
+                os.unlink(_expiry(name), dir_fd=directory)
             if ttl_days is not None:
                 expires = self._clock.time_ns() // 1_000_000 + ttl_days * _DAY_MS
-                with suppress(FileNotFoundError):
-                    os.unlink(_expiry(name), dir_fd=directory)
                 _write_new(directory, _expiry(name), io.BytesIO(str(expires).encode()))
             _link(directory, temporary, name, blob_id)
         finally:
@@ -296,7 +297,7 @@ def _translate(error: OSError, blob_id: str) -> StatemgrError:
                 blob=blob_id,
                 hint="check owner and mode of blob.store.uri",
             )
-        case errno.ELOOP | errno.ENOTDIR:
+        case errno.ELOOP | errno.ENOTDIR | errno.EEXIST:
             return CorruptBlob(
                 "a link or a file stands where a directory or a blob should",
                 blob=blob_id,

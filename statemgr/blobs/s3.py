@@ -112,9 +112,7 @@ class S3BlobStore:
     def _send(self, key: str, stream: IO[bytes], size: int, extra: Mapping[str, Any]) -> None:
         stream.seek(0)
         condition: dict[str, Any] = {"IfNoneMatch": "*"} if self._conditional else {}
-        self._client.put_object(
-            Bucket=self._bucket, Key=key, Body=stream, ContentLength=size, **condition, **extra
-        )
+        self._client.put_object(Bucket=self._bucket, Key=key, Body=stream, ContentLength=size, **condition, **extra)
 
     def _refuses_wrong_checksum(self) -> bool:
         key = f"{self._prefix}_statemgr-probe-{uuid.uuid4().hex}"

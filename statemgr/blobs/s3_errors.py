@@ -57,9 +57,7 @@ _NETWORK_EXCEPTIONS = (
     TimeoutError,
 )
 
-_KEYS_HINT = (
-    "check blob.store.s3.access.key, .secret.key and .session.token, the rights, and this machine's clock"
-)
+_KEYS_HINT = "check blob.store.s3.access.key, .secret.key and .session.token, the rights, and this machine's clock"
 _BUCKET_HINT = "create the bucket, or mend blob.store.uri"
 
 
@@ -91,9 +89,7 @@ def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> Stat
     if code in _BUCKET:
         return AccessDenied(text, hint=_BUCKET_HINT, bucket=bucket, blob=blob_id)
     if code in _REGION or status in (301, 307):
-        return AccessDenied(
-            text, hint="set blob.store.s3.region to the bucket's", bucket=bucket, blob=blob_id
-        )
+        return AccessDenied(text, hint="set blob.store.s3.region to the bucket's", bucket=bucket, blob=blob_id)
     if code in _CREDENTIALS or status in (401, 403):
         hint = "set this machine's clock" if code == "RequestTimeTooSkewed" else _KEYS_HINT
         return AccessDenied(text, hint=hint, bucket=bucket, blob=blob_id)

@@ -69,6 +69,4 @@ def _covers(rule: Any, prefix: str, ttl_days: int) -> bool:
     wanted = [{"Key": TTL_TAG, "Value": str(ttl_days)}]
     starts = both.get("Prefix") or found.get("Prefix") or ""
     days = rule.get("Expiration", {}).get("Days")
-    return bool(
-        rule.get("Status") == "Enabled" and tags == wanted and prefix.startswith(starts) and days == ttl_days
-    )
+    return bool(rule.get("Status") == "Enabled" and tags == wanted and prefix.startswith(starts) and days == ttl_days)

@@ -48,9 +48,7 @@ class VerifyingBlobStore:
                 hint="check the memory and disks of the blob store, and what stands between",
             )
 
-    def get(
-        self, blob_id: str, offset: int = 0, length: int | None = None
-    ) -> AbstractContextManager[BlobReader]:
+    def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> AbstractContextManager[BlobReader]:
         """As the port says."""
         return self.inner.get(blob_id, offset, length)
 

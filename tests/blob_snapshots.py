@@ -1,0 +1,141 @@
+"""A store's directory, backed up and restored through ``blob-store`` without the flows around it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from statemgr.backends.blob_store import BlobStoreBackend
+from statemgr.backends.context import BackendContext
+from statemgr.backends.transfer import Transfer, no_progress
+from statemgr.config import JobConfig
+from statemgr.ids import IdSource
+from statemgr.model.checkpoint import IndexMarker, Marker
+from statemgr.model.codec import decode_index
+from statemgr.model.commit import ChangeList
+from statemgr.model.hashing import content_hash
+from statemgr.model.snapshot import SnapshotIndex
+from statemgr.ports import (
+    BlobStore,
+    Changelog,
+    Clock,
+    CommittedDirectory,
+    PreparedBackup,
+    Progress,
+    Restored,
+    RestoreRequest,
+    StoreIdentity,
+    StoreSnapshot,
+)
+
+IDENTITY = StoreIdentity("orders", "1", "Partition 0", "totals")
+#: A directory as it may be: path → content; a path that ends in "/" is an empty directory.
+Tree = Mapping[str, bytes]
+
+
+def committed(root: Path, tree: Tree, state_id: str = "state") -> CommittedDirectory:
+    """Write a tree as a new local directory, with its hashes."""
+    root.mkdir(parents=True)
+    for path, data in tree.items():
+        target = root / path
+        if path.endswith("/"):
+            target.mkdir(parents=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+    files = {path: (len(data), content_hash(data)) for path, data in tree.items() if not path.endswith("/")}
+    return CommittedDirectory(state_id, root, files)
+
+
+def read_tree(root: Path) -> dict[str, bytes]:
+    """What a directory holds."""
+    found: dict[str, bytes] = {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        assert not path.is_symlink()
+        if path.is_file():
+            found[name] = path.read_bytes()
+        elif not any(path.iterdir()):
+            found[f"{name}/"] = b""
+    return found
+
+
+class Snapshots:
+    """One store's backend over ``blobs``, with numbered attempts."""
+
+    def __init__(
+        self, tmp_path: Path, blobs: BlobStore, clock: Clock, *, part_size: int = 100_000,
+        identity: StoreIdentity = IDENTITY,
+    ) -> None:  # fmt: skip
+        self.blobs = blobs
+        self.identity = identity
+        self.transfer = Transfer(blobs, parallelism=4, part_size=part_size, ttl_days=30)
+        self._tmp_path = tmp_path
+        self._numbers = itertools.count()
+        self._clock = clock
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Another process: nothing is remembered."""
+        context = BackendContext(
+            config=JobConfig.from_mapping({"job.name": self.identity.job_name}),
+            clock=self._clock,
+            ids=IdSource(self._clock.time_ns, lambda: "0" * 32),
+            scratch=self._tmp_path / "scratch",
+            blobs=lambda: self.blobs,
+            transfer=lambda: self.transfer,
+            changelog=_no_changelog,
+        )
+        self.backend = BlobStoreBackend(context)
+        self.backup = self.backend.backup_manager()
+        self.restoring = self.backend.restore_manager()
+
+    def prepare(self, tree: Tree, base: Marker | None = None, attempt: str | None = None) -> PreparedBackup:
+        """One commit's upload."""
+        number = next(self._numbers)
+        directory = committed(self._tmp_path / f"local-{number}", tree, f"state-{number}")
+        return self.prepare_directory(directory, base, attempt or f"attempt-{number}")
+
+    def prepare_directory(
+        self, directory: CommittedDirectory, base: Marker | None = None, attempt: str = "attempt"
+    ) -> PreparedBackup:
+        """One commit's upload of a directory that is there."""
+        snapshot = StoreSnapshot(self.identity, directory.state_id, attempt, directory, ChangeList(), ChangeList())
+        return self.backup.prepare(snapshot, base, portable=False)
+
+    def commit(self, tree: Tree, base: Marker | None = None) -> IndexMarker:
+        """One commit up to its publish: upload, and REMOVE_TTL of what it added."""
+        prepared = self.prepare(tree, base)
+        assert isinstance(prepared.marker, IndexMarker)
+        assert self.transfer.remove_ttl_all(prepared.added_blobs) == {}
+        return prepared.marker
+
+    def restore(
+        self, marker: Marker, reusable: Sequence[CommittedDirectory] = (), progress: Progress = no_progress
+    ) -> tuple[dict[str, bytes], Restored]:
+        """Restore into a new staging directory; returns what is there then."""
+        staging = self._tmp_path / f"staging-{next(self._numbers)}"
+        request = RestoreRequest(self.identity, marker, staging, reusable, progress)
+        restored = self.restoring.restore(request)
+        return read_tree(staging), restored
+
+    def clean_up(self, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
+        """One clean-up."""
+        self.backup.clean_up(self.identity, evicted, retained)
+
+    def index(self, marker: IndexMarker) -> SnapshotIndex:
+        """The index that a marker names, read past the backend."""
+        return decode_index(self.transfer.get_bytes(marker.index, 10**9), marker.index.blob_id)
+
+    def names(self) -> set[str]:
+        """Every blob in the store."""
+        return {info.blob_id for info in self.blobs.list("")}
+
+    def referenced(self, *markers: IndexMarker) -> set[str]:
+        """The blobs that these checkpoints need."""
+        return {m.index.blob_id for m in markers} | {b.blob_id for m in markers for b in self.index(m).blobs()}
+
+
+def _no_changelog() -> Changelog:
+    raise AssertionError("blob-store needs no Kafka")

@@ -1,0 +1,138 @@
+"""A proxy in front of the S3 server that spoils chosen answers, as networks and busy servers do."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+_HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "content-length", "date", "server"}
+
+
+@dataclass
+class Fault:
+    """What to do to the next ``times`` requests of ``method`` whose path has ``path`` in it.
+
+    ``answer``: (status, error code) sent instead of the server's; ``lands``: the request is forwarded nevertheless.
+    ``truncate``: the body ends after so many bytes. ``alter``: applied to the body. ``reset``: the connection is
+    reset. ``wait``: seconds without an answer.
+    """
+
+    method: str
+    path: str = ""
+    times: int = 1
+    answer: tuple[int, str] | None = None
+    lands: bool = False
+    truncate: int | None = None
+    alter: Callable[[bytes], bytes] | None = None
+    reset: bool = False
+    wait: float = 0.0
+
+
+@dataclass
+class S3Proxy:
+    """Runs on a port of its own while it is entered; ``requests`` are (method, path) in order."""
+
+    upstream: str
+    faults: list[Fault] = field(default_factory=list)
+    requests: list[tuple[str, str]] = field(default_factory=list)
+
+    def __enter__(self) -> S3Proxy:
+        handler = type("Handler", (_Handler,), {"proxy": self})
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    @property
+    def endpoint(self) -> str:
+        """The URL for clients."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def take(self, method: str, path: str) -> Fault | None:
+        """The fault for a request, counted down."""
+        with self._lock:
+            self.requests.append((method, path))
+            for fault in self.faults:
+                if fault.times and fault.method == method and fault.path in path:
+                    fault.times -= 1
+                    return fault
+        return None
+
+    def wait(self, seconds: float) -> None:
+        """Hold an answer back, not beyond the proxy's end."""
+        self._stopped.wait(seconds)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    proxy: S3Proxy
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Nothing on the terminal."""
+
+    def _serve(self) -> None:
+        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        fault = self.proxy.take(self.command, self.path) or Fault(self.command)
+        if fault.wait:
+            self.proxy.wait(fault.wait)
+        if fault.reset:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
+            return
+        if fault.answer and not fault.lands:
+            self._answer(*fault.answer)
+            return
+        status, headers, body = self._forward(data)
+        if fault.answer:
+            self._answer(*fault.answer)
+            return
+        body = fault.alter(body) if fault.alter else body
+        self.send_response(status)
+        for name, value in headers:
+            if name.lower() not in _HOP:
+                self.send_header(name, value)
+        length = next((v for n, v in headers if n.lower() == "content-length"), "0")
+        self.send_header("Content-Length", length if self.command == "HEAD" else str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: fault.truncate])
+        if fault.truncate is not None:
+            self.close_connection = True
+
+    def _forward(self, data: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        upstream = http.client.HTTPConnection(urlsplit(self.proxy.upstream).netloc, timeout=30)
+        try:
+            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in {"expect", "connection"}:
+                    upstream.putheader(name, value)
+            upstream.endheaders(data)
+            answer = upstream.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+        finally:
+            upstream.close()
+
+    def _answer(self, status: int, code: str) -> None:
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>told to</Message></Error>".encode()
+        body = b"" if self.command == "HEAD" else body
+        self.send_response(status)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815

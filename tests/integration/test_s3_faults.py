@@ -1,0 +1,240 @@
+"""S3 that fails: a proxy before the real server spoils answers, and the store above stays right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from statemgr.backends.transfer import Fetch, Transfer, Upload
+from statemgr.blobs import open_blob_store, s3
+from statemgr.blobs.retrying import RetryingBlobStore
+from statemgr.config import JobConfig
+from statemgr.errors import AccessDenied, CorruptBlob, MissingBlob, StatemgrError, UnavailableError
+from statemgr.local.clock import SystemClock
+from statemgr.model.hashing import content_hash
+from tests.integration.s3_proxy import Fault, S3Proxy
+from tests.servers import S3Server
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[S3Proxy]:
+    """The proxy, without faults at first."""
+    with S3Proxy(s3.endpoint) as running:
+        yield running
+
+
+@pytest.fixture
+def settings(s3: S3Server, proxy: S3Proxy) -> dict[str, object]:
+    """A job whose blobs go through the proxy, with short waits."""
+    return {
+        "job.name": "orders",
+        "blob.store.uri": f"s3://{s3.bucket}/{s3.fresh_prefix('faults')}",
+        "blob.store.s3.endpoint": proxy.endpoint,
+        "blob.store.s3.region": s3.region,
+        "blob.store.s3.access.key": s3.access_key,
+        "blob.store.s3.secret.key": s3.secret_key,
+        "blob.store.s3.path.style": True,
+        "blob.store.retry.policy.max.retries": 3,
+        "blob.store.retry.policy.backoff.delay.millis": 1,
+    }
+
+
+@pytest.fixture
+def store(settings: dict[str, object]) -> Iterator[RetryingBlobStore]:
+    """The job's blob store; what the server checks is found out before any fault."""
+    opened = open_blob_store(JobConfig.from_mapping(settings), SystemClock())
+    opened.put("warm/up", b"x", ttl_days=None)
+    yield opened
+    opened.close()
+
+
+def read(store: RetryingBlobStore, blob_id: str) -> bytes:
+    """A blob's bytes."""
+    found, buffer = bytearray(), memoryview(bytearray(65536))
+    with store.get(blob_id) as reader:
+        while size := reader.readinto(buffer):
+            found += buffer[:size]
+    return bytes(found)
+
+
+BUSY = [
+    Fault("PUT", answer=(500, "InternalError")),
+    Fault("PUT", answer=(503, "SlowDown")),
+    Fault("PUT", answer=(503, "SlowDown"), lands=True),
+    Fault("PUT", answer=(500, "InternalError"), lands=True),
+    Fault("PUT", answer=(429, "TooManyRequests")),
+    Fault("PUT", answer=(409, "ConditionalRequestConflict")),
+    Fault("PUT", answer=(400, "RequestTimeout")),
+    Fault("PUT", answer=(400, "BadDigest")),
+    Fault("PUT", reset=True),
+]
+
+
+@pytest.mark.parametrize("fault", BUSY, ids=lambda f: f"{f.answer}-{'landed' if f.lands else 'lost'}")
+def test_a_put_is_repeated_until_it_lands(store: RetryingBlobStore, proxy: S3Proxy, fault: Fault) -> None:
+    """A34, FAULTS 8: busy answers and lost connections are tried again; a PUT that had landed counts."""
+    data = bytes(range(256)) * 1000
+    proxy.faults = [Fault(**{**vars(fault), "times": 2})]
+    store.put("a/b", data, ttl_days=30)
+    assert read(store, "a/b") == data
+    assert store.stat("a/b").expires_ms is not None
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
+def test_other_calls_are_repeated(store: RetryingBlobStore, proxy: S3Proxy, method: str) -> None:
+    """A34: GET, STAT, LIST, REMOVE_TTL and DELETE are tried again as well."""
+    store.put("a/b", b"data", ttl_days=30)
+    proxy.faults = [Fault(method, times=2, answer=(503, "SlowDown")), Fault(method, reset=True)]
+    calls: dict[str, Callable[[], object]] = {
+        "GET": lambda: (read(store, "a/b"), list(store.list("a/"))),
+        "HEAD": lambda: store.stat("a/b"),
+        "DELETE": lambda: (store.remove_ttl("a/b"), store.delete("a/b")),
+    }
+    calls[method]()
+    assert not any(fault.times for fault in proxy.faults)
+
+
+def test_a_server_that_stays_busy_is_a_typed_error(store: RetryingBlobStore, proxy: S3Proxy) -> None:
+    """A35, FAULTS 8: after the last retry UnavailableError names the blob and the server's answer."""
+    proxy.faults = [Fault("PUT", times=100, answer=(503, "SlowDown"))]
+    with pytest.raises(UnavailableError, match="503 SlowDown") as caught:
+        store.put("a/b", b"data", ttl_days=30)
+    assert caught.value.where["blob"] == "a/b"
+    assert caught.value.where["attempts"] == 4
+    with pytest.raises(MissingBlob):
+        store.stat("a/b")
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [((403, "AccessDenied"), "rights"), ((403, "ExpiredToken"), "session.token"), ((400, "ExpiredToken"), "token")]
+    + [((403, "RequestTimeTooSkewed"), "clock"), ((404, "NoSuchBucket"), "create the bucket")]
+    + [((301, "PermanentRedirect"), "region"), ((401, "Unauthorized"), "rights")],
+)
+def test_what_no_retry_can_mend_is_not_repeated(
+    store: RetryingBlobStore, proxy: S3Proxy, answer: tuple[int, str], hint: str
+) -> None:
+    """FAULTS 10: 403, expired credentials, no such bucket: one request, and a hint."""
+    proxy.requests.clear()
+    proxy.faults = [Fault("PUT", times=9, answer=answer)]
+    with pytest.raises(AccessDenied) as caught:
+        store.put("a/b", b"data", ttl_days=30)
+    assert hint in str(caught.value.hint)
+    # the SDK itself asks for a redirected bucket's region, once
+    assert sum(method == "PUT" for method, _ in proxy.requests) == (2 if answer[0] == 301 else 1)
+
+
+def test_a_truncated_body_is_read_on(store: RetryingBlobStore, proxy: S3Proxy) -> None:
+    """FAULTS 11: a body that ends early goes on in a new request from there; never visible as short."""
+    data = bytes(i % 251 for i in range(1_000_000))
+    store.put("a/b", data, ttl_days=None)
+    proxy.faults = [Fault("GET", truncate=300_000), Fault("GET", truncate=0), Fault("GET", truncate=100_001)]
+    proxy.requests.clear()
+    assert read(store, "a/b") == data
+    assert len(proxy.requests) == 4
+
+
+def test_a_body_that_is_always_truncated_is_an_error(store: RetryingBlobStore, proxy: S3Proxy) -> None:
+    """FAULTS 11: never a shorter blob: a typed error."""
+    store.put("a/b", b"x" * 100_000, ttl_days=None)
+    proxy.faults = [Fault("GET", times=100, truncate=0)]
+    with pytest.raises(UnavailableError):
+        read(store, "a/b")
+
+
+def make_transfer(store: RetryingBlobStore) -> Transfer:
+    """An engine over the store."""
+    return Transfer(store, parallelism=4, part_size=100_000, ttl_days=30)
+
+
+def flip(body: bytes) -> bytes:
+    """One bit is other."""
+    return body[:-1] + bytes([body[-1] ^ 4])
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_altered_bytes_are_found(store: RetryingBlobStore, proxy: S3Proxy, tmp_path: Path, times: int) -> None:
+    """FAULTS 12: bytes altered on the way once are fetched again; twice is CorruptBlob naming the blob."""
+    data = bytes(i % 241 for i in range(450_000))
+    (tmp_path / "f").write_bytes(data)
+    transfer = make_transfer(store)
+    [file] = transfer.upload_files([Upload(tmp_path / "f", len(data), content_hash(data), "orders/1/x/f")])
+    proxy.faults = [Fault("GET", path="f.2", times=times, alter=flip)]
+    if times == 1:
+        transfer.fetch_files([Fetch(file, tmp_path / "back")])
+        assert (tmp_path / "back").read_bytes() == data
+    else:
+        with pytest.raises(CorruptBlob, match=r"orders/1/x/f\.2"):
+            transfer.fetch_files([Fetch(file, tmp_path / "back")])
+    transfer.close()
+
+
+def test_an_upload_through_a_bad_network_comes_back(store: RetryingBlobStore, proxy: S3Proxy, tmp_path: Path) -> None:
+    """FAULTS 8 and 11 together: many parts, many faults, the same bytes."""
+    data = bytes(i % 239 for i in range(3_000_000))
+    (tmp_path / "f").write_bytes(data)
+    transfer = make_transfer(store)
+    for n in range(0, 30, 3):
+        proxy.faults += [
+            Fault("PUT", path=f"f.{n}?", answer=(503, "SlowDown"), lands=n % 2 == 0),
+            Fault("PUT", path=f"f.{n + 1}", reset=True),
+            Fault("GET", path=f"f.{n + 1}", truncate=50_000),
+            Fault("GET", path=f"f.{n + 2}", alter=flip),
+        ]
+    [file] = transfer.upload_files([Upload(tmp_path / "f", len(data), content_hash(data), "orders/1/x/f")])
+    transfer.fetch_files([Fetch(file, tmp_path / "back")])
+    assert (tmp_path / "back").read_bytes() == data
+    transfer.close()
+
+
+def test_a_server_that_hangs_meets_its_time_limit(
+    settings: dict[str, object], store: RetryingBlobStore, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULTS 9: a call without an answer ends by itself, and the next try gets through."""
+    monkeypatch.setattr(s3, "_READ_TIMEOUT_S", 1)
+    hurried = open_blob_store(JobConfig.from_mapping(settings), SystemClock())
+    proxy.faults = [Fault("PUT", wait=60), Fault("GET", wait=60)]
+    hurried.put("a/b", b"data", ttl_days=30)
+    assert read(hurried, "a/b") == b"data"
+    hurried.close()
+
+
+def test_a_server_that_is_not_there(settings: dict[str, object], store: RetryingBlobStore) -> None:
+    """FAULTS 8: an endpoint where nothing listens is UnavailableError with a hint, after all retries."""
+    gone = {**settings, "blob.store.s3.endpoint": "http://127.0.0.1:9"}
+    unreachable = open_blob_store(JobConfig.from_mapping(gone), SystemClock())
+    with pytest.raises(UnavailableError, match="not reached") as caught:
+        read(unreachable, "a/b")
+    assert "endpoint" in str(caught.value.hint)
+    unreachable.close()
+
+
+def test_removing_the_ttl_fails_while_writing_works(store: RetryingBlobStore, proxy: S3Proxy) -> None:
+    """FAULTS 34: a REMOVE_TTL that is refused is told for its blob; the blob keeps its TTL until one succeeds."""
+    transfer = make_transfer(store)
+    transfer.put_bytes("a/b", b"data")
+    proxy.faults = [Fault("DELETE", answer=(403, "AccessDenied"))]
+    failed = transfer.remove_ttl_all(["a/b"])
+    assert isinstance(failed["a/b"], AccessDenied)
+    assert store.stat("a/b").expires_ms is not None
+    assert transfer.remove_ttl_all(["a/b"]) == {}
+    assert store.stat("a/b").expires_ms is None
+    transfer.close()
+
+
+def test_no_secret_in_any_error(settings: dict[str, object], proxy: S3Proxy, s3: S3Server) -> None:
+    """FAULTS 30: keys are in no error, whatever fails."""
+    wrong = {**settings, "blob.store.s3.secret.key": "wr0ng-s3cret-key-of-the-test"}
+    store = open_blob_store(JobConfig.from_mapping(wrong), SystemClock())
+    proxy.faults = [Fault("GET", times=9, reset=True)]
+    texts: list[str] = []
+    for call in (lambda: store.put("a/b", b"x", ttl_days=1), lambda: read(store, "a/b")):
+        try:
+            call()
+        except StatemgrError as error:
+            texts.append(f"{error} {error!r} {error.__cause__!r} {error.to_json()}")
+    assert texts
+    assert not any("wr0ng" in text or s3.secret_key in text for text in texts)
+    store.close()

@@ -1,0 +1,572 @@
+"""The backend ``blob-store``: incremental backup, clean-up and restore of one store's directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from statemgr.backends.transfer import no_progress
+from statemgr.blobs.file import FileBlobStore
+from statemgr.errors import (
+    CorruptBlob,
+    CorruptError,
+    DiskFull,
+    InvalidError,
+    MissingBlob,
+    MissingState,
+    StatemgrError,
+    UnavailableError,
+)
+from statemgr.model.checkpoint import ChangelogMarker, IndexMarker, OpaqueMarker
+from statemgr.model.codec import encode_index
+from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex
+from statemgr.phases import Phase, observed
+from statemgr.ports import RestoreRequest, StoreIdentity
+from tests.blob_faults import FaultyBlobStore, ManualClock
+from tests.blob_snapshots import IDENTITY, Snapshots, committed
+
+
+def big(seed: int, size: int = 50_000) -> bytes:
+    """Content too large to go inside an index."""
+    return (b"%d;" % seed) * (size // 2)
+
+
+TREE = {"CURRENT": b"MANIFEST-1\n", "000001.sst": big(1), "000002.sst": big(2, 250_000), "MANIFEST-1": b"m"}
+
+
+@pytest.fixture
+def blobs() -> FaultyBlobStore:
+    """A store that fails as told."""
+    return FaultyBlobStore()
+
+
+@pytest.fixture
+def snapshots(tmp_path: Path, blobs: FaultyBlobStore) -> Iterator[Snapshots]:
+    """The backend of one store."""
+    made = Snapshots(tmp_path, blobs, ManualClock())
+    yield made
+    made.transfer.close()
+
+
+# --- backup -----------------------------------------------------------------------------------------------
+
+
+def test_first_upload(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
+    """A2, A4, A8: without a checkpoint all is uploaded; the marker is the index blob; everything has a TTL."""
+    prepared = snapshots.prepare(TREE)
+    assert isinstance(prepared.marker, IndexMarker)
+    assert prepared.marker.index.blob_id == "orders/1/Partition_0/totals/attempt-0/index"
+    assert set(prepared.added_blobs) == snapshots.names() == snapshots.referenced(prepared.marker)
+    assert all(info.expires_ms is not None for info in blobs.list(""))
+    index = snapshots.index(prepared.marker)
+    assert (index.previous, index.state_id, index.attempt) == (None, "state-0", "attempt-0")
+    assert snapshots.restore(prepared.marker)[0] == TREE
+
+
+def test_small_files_are_inside_the_index(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
+    """A commit of small files alone costs one PUT."""
+    snapshots.prepare({"CURRENT": b"x", "OPTIONS": b"y" * 16_384, "empty": b""})
+    assert blobs.count("put") == 1
+
+
+def test_an_index_holds_a_bounded_number_of_inline_bytes(snapshots: Snapshots) -> None:
+    """Invariant 13: beyond a megabyte of small files the rest becomes blobs, also over several commits."""
+    tree = {f"f{n:03}": bytes([n]) * 16_000 for n in range(100)}
+    first = snapshots.commit(tree)
+    more = {**tree, **{f"g{n:03}": bytes([n]) * 15_999 for n in range(100)}}
+    second = snapshots.commit(more, first)
+    for marker, expected in ((first, tree), (second, more)):
+        inline = sum(len(file.inline or b"") for _, file in snapshots.index(marker).root.walk())
+        assert 1_000_000 < inline <= 1024 * 1024
+        assert snapshots.restore(marker)[0] == expected
+
+
+def test_later_uploads_are_incremental(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
+    """A5, A7, A8: each later commit uploads what is new against the acknowledged index, after a start as well."""
+    base = snapshots.commit(TREE)
+    tree = dict(TREE)
+    for number in range(3, 7):
+        if number == 5:
+            snapshots.reopen()
+        before = snapshots.names()
+        del tree[f"00000{number - 2}.sst"]
+        tree[f"00000{number}.sst"] = big(number)
+        prepared = snapshots.prepare(tree, base)
+        assert isinstance(prepared.marker, IndexMarker)
+        assert snapshots.names() - before == set(prepared.added_blobs)
+        assert [name.rpartition("/")[2] for name in prepared.added_blobs] == [f"00000{number}.sst.0", "index"]
+        assert snapshots.index(prepared.marker).previous == base.index
+        assert snapshots.restore(prepared.marker)[0] == tree
+        base = prepared.marker
+
+
+def test_same_name_and_size_but_other_content_is_uploaded(snapshots: Snapshots) -> None:
+    """Invariant 5, FAULTS 14: a file is the same only by its content; a renamed one is not uploaded again."""
+    base = snapshots.commit({"000009.sst": big(1), "000010.sst": big(2)})
+    tree = {"000009.sst": big(3), "000011.sst": big(2)}
+    prepared = snapshots.prepare(tree, base)
+    assert prepared.marker is not None
+    assert [name.rpartition("/")[2] for name in prepared.added_blobs] == ["000009.sst.0", "index"]
+    assert snapshots.restore(prepared.marker)[0] == tree
+
+
+def test_equal_files_are_uploaded_once(snapshots: Snapshots) -> None:
+    """Files of one content share blobs, within a snapshot and between directories of it."""
+    tree = {"a.sst": big(1), "b.sst": big(1), "sub/c.sst": big(1)}
+    prepared = snapshots.prepare(tree)
+    assert len(prepared.added_blobs) == 2
+    assert prepared.marker is not None
+    assert snapshots.restore(prepared.marker)[0] == tree
+
+
+def test_directories_of_every_kind(snapshots: Snapshots) -> None:
+    """A26: sub-directories, nested, empty ones, empty files, and the same file name in several of them."""
+    tree = {
+        "x.sst": big(1), "a/x.sst": big(2), "a/b/c/x.sst": big(3), "a/empty/": b"", "void/deep/er/": b"",
+        "nothing": b"", "a/nothing": b"", "index": big(4), "a_x.sst": big(5), ".hidden": big(6), "späß €.sst": big(7),
+        "x" * 250: big(8), "a.b": big(9), "-": big(10),
+    }  # fmt: skip
+    base = snapshots.commit(tree)
+    assert snapshots.restore(base)[0] == tree
+    smaller = {"x.sst": big(1), "void/deep/": b""}
+    after = snapshots.commit(smaller, base)
+    assert snapshots.restore(after)[0] == smaller
+
+
+def test_an_empty_store(snapshots: Snapshots) -> None:
+    """FAULTS 32: an empty directory is a state like any other."""
+    marker = snapshots.commit({})
+    tree, restored = snapshots.restore(marker)
+    assert (tree, restored.files) == ({}, {})
+
+
+def test_many_files(snapshots: Snapshots) -> None:
+    """FAULTS 32: thousands of files come back."""
+    tree = {f"{n % 10}/{n:05}": b"%d" % n for n in range(3_000)}
+    assert snapshots.restore(snapshots.commit(tree))[0] == tree
+
+
+def test_planted_links_are_not_followed_by_a_backup(snapshots: Snapshots, tmp_path: Path) -> None:
+    """FAULTS 28: a link in the directory is neither entered nor uploaded through."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "inner").mkdir()
+    directory = committed(tmp_path / "local", {"a.sst": big(1)})
+    (directory.path / "link").symlink_to(tmp_path / "outside")
+    prepared = snapshots.prepare_directory(directory)
+    assert isinstance(prepared.marker, IndexMarker)
+    assert snapshots.restore(prepared.marker)[0] == {"a.sst": big(1)}
+
+
+def test_a_small_file_that_changed_since_is_refused(snapshots: Snapshots, tmp_path: Path) -> None:
+    """Invariant 2: also what goes inside the index is checked against the committed hash."""
+    directory = committed(tmp_path / "local", {"CURRENT": b"MANIFEST-1"})
+    (directory.path / "CURRENT").write_bytes(b"MANIFEST-2")
+    with pytest.raises(CorruptError):
+        snapshots.prepare_directory(directory)
+    assert snapshots.names() == set()
+
+
+def test_an_unreadable_base_means_a_full_upload(
+    snapshots: Snapshots, blobs: FaultyBlobStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FAULTS 12 and 13: when the acknowledged index is gone or corrupt, all is uploaded anew, and said so."""
+    for spoil in (blobs.delete, lambda name: blobs.altered.update({name: lambda data: data[:-1]})):
+        base = snapshots.commit(TREE)
+        of_base = snapshots.referenced(base)
+        snapshots.reopen()
+        spoil(base.index.blob_id)
+        marker = snapshots.commit(TREE, base)
+        assert len(snapshots.referenced(marker)) == len(of_base)
+        assert not snapshots.referenced(marker) & of_base
+        assert snapshots.index(marker).previous == base.index
+        assert snapshots.restore(marker)[0] == TREE
+        assert "everything is uploaded anew" in caplog.text
+        caplog.clear()
+
+
+def test_an_unreachable_base_fails_the_commit(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
+    """FAULTS 8: a store that does not answer is no reason to upload everything."""
+    base = snapshots.commit(TREE)
+    snapshots.reopen()
+    blobs.faults["get"] = [UnavailableError("503")]
+    with pytest.raises(UnavailableError):
+        snapshots.prepare(TREE, base)
+    assert snapshots.prepare(TREE, base).marker is not None
+
+
+def test_a_marker_of_another_backend_is_no_base(snapshots: Snapshots) -> None:
+    """A chain begins anew where the predecessor has no snapshot."""
+    for base in (ChangelogMarker("t", "id", 0, 5), OpaqueMarker(b"x")):
+        prepared = snapshots.prepare(TREE, base)
+        assert isinstance(prepared.marker, IndexMarker)
+        assert snapshots.index(prepared.marker).previous is None
+        assert snapshots.backup.carry(IDENTITY, base) is None
+
+
+def test_a_failed_commit_is_no_base(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
+    """Invariant 4, FAULTS 6: what a failed commit uploaded is not taken as there by the next one."""
+    base = snapshots.commit(TREE)
+    changed = {**TREE, "000003.sst": big(3), "000004.sst": big(4)}
+    blobs.faults["put"] = [None, None, UnavailableError("503")]
+    with pytest.raises(UnavailableError):
+        snapshots.prepare(changed, base)
+    prepared = snapshots.prepare(changed, base)
+    assert isinstance(prepared.marker, IndexMarker)
+    assert {name.split("/")[4] for name in prepared.added_blobs} == {snapshots.index(prepared.marker).attempt}
+    assert snapshots.restore(prepared.marker)[0] == changed
+
+
+def test_the_index_is_put_after_all_files(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
+    """A33: the index is the last PUT; when a file fails there is none."""
+    snapshots.prepare(TREE)
+    puts = [name for method, name in blobs.calls if method == "put"]
+    assert puts[-1].endswith("/index")
+    blobs.faults["put"] = [UnavailableError("503")]
+    with pytest.raises(UnavailableError):
+        snapshots.prepare(TREE, attempt="failing")
+    assert "orders/1/Partition_0/totals/failing/index" not in snapshots.names()
+
+
+def test_unchanged_stores_keep_their_index(snapshots: Snapshots) -> None:
+    """An unchanged store's marker is carried; what its commit added can be told again."""
+    prepared = snapshots.prepare(TREE)
+    assert isinstance(prepared.marker, IndexMarker)
+    assert snapshots.backup.carry(IDENTITY, prepared.marker) == prepared.marker
+    assert not snapshots.backup.has_tail(IDENTITY, prepared.marker)
+    snapshots.reopen()
+    assert set(snapshots.backup.added_blobs(IDENTITY, prepared.marker)) == set(prepared.added_blobs)
+
+
+def test_added_blobs_of_a_later_commit_are_its_own(snapshots: Snapshots) -> None:
+    """A9: REMOVE_TTL at an open covers the index and the files that its own commit added, no others."""
+    base = snapshots.commit(TREE)
+    prepared = snapshots.prepare({**TREE, "000003.sst": big(3)}, base)
+    snapshots.reopen()
+    assert prepared.marker is not None
+    assert set(snapshots.backup.added_blobs(IDENTITY, prepared.marker)) == set(prepared.added_blobs)
+    assert len(prepared.added_blobs) == 2
+
+
+def test_phases_of_a_commit(snapshots: Snapshots) -> None:
+    """Each step is announced before it is taken, with task and store."""
+    seen: list[tuple[Phase, str]] = []
+    with observed(lambda phase, subject: seen.append((phase, subject))):
+        first = snapshots.commit(TREE)
+        second = snapshots.commit({}, first)
+        snapshots.clean_up([first], [second])
+        snapshots.restore(second)
+    steps = [Phase.DIFF, Phase.UPLOAD, Phase.PUT_INDEX]
+    expected = [*steps, *steps, Phase.DELETE_BLOBS, Phase.DELETE_INDEX, Phase.GET_INDEX, Phase.FETCH, Phase.VERIFY]
+    assert seen == [(phase, "Partition 0/totals") for phase in expected]
+
+
+# --- clean-up ---------------------------------------------------------------------------------------------
+
+
+def chain(snapshots: Snapshots, length: int) -> list[IndexMarker]:
+    """Commits that each replace one file and keep another."""
+    markers: list[IndexMarker] = []
+    for number in range(length):
+        tree = {"keep.sst": big(0), f"{number}.sst": big(number + 1), "sub/x.sst": big(100 + number // 2)}
+        markers.append(snapshots.commit(tree, markers[-1] if markers else None))
+    return markers
+
+
+def test_clean_up_leaves_what_is_retained(snapshots: Snapshots) -> None:
+    """Invariant 3, A10, A11: after each clean-up exactly what the retained checkpoints reference is there."""
+    markers = chain(snapshots, 6)
+    for number in range(1, 6):
+        snapshots.clean_up([markers[number - 1]], [markers[number]])
+        later = snapshots.referenced(*markers[number:])
+        assert snapshots.names() == later
+        for marker in markers[number:]:
+            snapshots.restore(marker)
+
+
+def test_clean_up_with_several_retained(snapshots: Snapshots) -> None:
+    """A10: an index that a retained checkpoint needs stays, whatever is evicted."""
+    markers = chain(snapshots, 4)
+    snapshots.clean_up([markers[0], markers[2]], [markers[3], markers[2], markers[1]])
+    assert snapshots.names() == snapshots.referenced(*markers[1:])
+
+
+def test_clean_up_is_idempotent(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
+    """Invariant 12, A14: twice, and by two owners, with the same result."""
+    markers = chain(snapshots, 3)
+    for _ in range(2):
+        snapshots.clean_up(markers[:2], markers[2:])
+        assert snapshots.names() == snapshots.referenced(markers[2])
+    snapshots.reopen()
+    snapshots.clean_up(markers[:2], markers[2:])
+    assert snapshots.names() == snapshots.referenced(markers[2])
+
+
+@pytest.mark.parametrize("survivors", range(12))
+def test_a_clean_up_that_a_crash_left_half_done_is_finished(
+    snapshots: Snapshots, blobs: FaultyBlobStore, survivors: int
+) -> None:
+    """A13, FAULTS 5: wherever the owner died, the next open finishes, knowing only what is retained."""
+    markers = chain(snapshots, 4)
+
+    class Killed(Exception):
+        """The process ends here."""
+
+    blobs.faults["delete"] = [None] * survivors + [Killed()] * 100
+    with suppress(Killed):
+        snapshots.clean_up(markers[:3], markers[3:])
+    blobs.faults.clear()
+    snapshots.reopen()
+    assert snapshots.restore(markers[3])[0]
+    snapshots.clean_up([], markers[3:])
+    assert snapshots.names() == snapshots.referenced(markers[3])
+
+
+def test_an_older_owner_deletes_nothing_that_lives(snapshots: Snapshots) -> None:
+    """Invariant 7, FAULTS 23: a late clean-up by the older owner spares what the newer owner's commits reference."""
+    markers = chain(snapshots, 4)
+    snapshots.clean_up([markers[0]], [markers[1]])
+    for marker in markers[1:]:
+        snapshots.restore(marker)
+    assert snapshots.names() == snapshots.referenced(*markers[1:])
+
+
+def test_a_removed_store_is_deleted_whole(snapshots: Snapshots) -> None:
+    """A3, A12: with nothing retained, all that the evicted checkpoints reference goes."""
+    markers = chain(snapshots, 3)
+    snapshots.clean_up(markers, [])
+    assert snapshots.names() == set()
+
+
+def test_nothing_is_deleted_when_a_retained_index_cannot_be_read(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
+    """Invariant 3: what is live must be known before anything is deleted."""
+    markers = chain(snapshots, 3)
+    snapshots.reopen()
+    blobs.altered[markers[1].index.blob_id] = lambda data: data[:-1]
+    before = snapshots.names()
+    snapshots.clean_up([markers[0]], markers[1:])
+    assert snapshots.names() == before
+
+
+def test_an_unreachable_store_fails_the_clean_up(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
+    """A36: the error surfaces, and the next clean-up does the rest."""
+    markers = chain(snapshots, 3)
+    blobs.faults["delete"] = [UnavailableError("503")]
+    with pytest.raises(UnavailableError):
+        snapshots.clean_up(markers[:2], markers[2:])
+    assert snapshots.referenced(markers[2]) <= snapshots.names()
+    snapshots.clean_up([], markers[2:])
+    assert snapshots.names() == snapshots.referenced(markers[2])
+
+
+def test_clean_up_stays_below_its_own_prefix(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
+    """Invariant 3: blobs that another task owns are referenced perhaps, and never deleted."""
+    marker = snapshots.commit({"own.sst": big(1)})
+    foreign = snapshots.transfer.put_bytes("orders/1/Partition_7/totals/x/f.0", big(2))
+    index = snapshots.index(marker)
+    shared = FileIndex("shared.sst", foreign.size, foreign.hash, parts=(foreign,))
+    root = DirIndex("", (*index.root.files, shared))
+    name = "orders/1/Partition_0/totals/shared/index"
+    ref = snapshots.transfer.put_bytes(name, encode_index(replace(index, root=root, attempt="shared")))
+    snapshots.clean_up([IndexMarker(ref)], [])
+    assert snapshots.names() >= {foreign.blob_id}
+    assert name not in snapshots.names()
+
+
+# --- restore ----------------------------------------------------------------------------------------------
+
+
+def test_restore_with_local_files(snapshots: Snapshots, tmp_path: Path) -> None:
+    """A22, invariant 10: identical, different, absent, and identical but one file: reused by content alone."""
+    marker = snapshots.commit(TREE)
+    fetched_all = sum(len(data) for name, data in TREE.items() if name.endswith(".sst"))
+    cases = {
+        "identical": (TREE, fetched_all),
+        "renamed": ({"x/000077.sst": TREE["000001.sst"], "other": TREE["000002.sst"]}, fetched_all),
+        "but one": ({**TREE, "000001.sst": big(9)}, len(TREE["000002.sst"])),
+        "different": ({"000001.sst": big(8), "000002.sst": big(9, 250_000)}, 0),
+        "absent": ({}, 0),
+    }
+    for name, (tree, reused) in cases.items():
+        local = committed(tmp_path / f"cache {name}", tree)
+        found, restored = snapshots.restore(marker, [local])
+        assert found == TREE, name
+        assert restored.bytes_reused == reused, name
+        assert restored.bytes_fetched == fetched_all - reused + marker.index.size, name
+        assert restored.files == committed(tmp_path / f"again {name}", TREE).files
+
+
+def test_files_of_several_local_directories(snapshots: Snapshots, tmp_path: Path) -> None:
+    """A22: each file may come from another directory."""
+    marker = snapshots.commit(TREE)
+    caches = [committed(tmp_path / f"c{n}", {name: TREE[name]}) for n, name in enumerate(TREE)]
+    found, restored = snapshots.restore(marker, caches)
+    assert (found, restored.bytes_fetched) == (TREE, marker.index.size)
+
+
+@pytest.mark.parametrize("how", ["gone", "truncated", "link", "directory gone"])
+def test_a_cache_that_vanishes_or_lies_is_fetched_instead(snapshots: Snapshots, tmp_path: Path, how: str) -> None:
+    """Invariant 10: a local directory may change or vanish at any time; the restore is right nevertheless."""
+    marker = snapshots.commit(TREE)
+    local = committed(tmp_path / "cache", TREE)
+    victim = local.path / "000001.sst"
+    if how == "directory gone":
+        local.path.rename(tmp_path / "elsewhere")
+    else:
+        victim.unlink()
+    if how == "truncated":
+        victim.write_bytes(b"short")
+    if how == "link":
+        (tmp_path / "target").write_bytes(TREE["000001.sst"])
+        victim.symlink_to(tmp_path / "target")
+    found, restored = snapshots.restore(marker, [local])
+    assert found == TREE
+    assert restored.bytes_fetched >= len(TREE["000001.sst"])
+
+
+def test_an_existing_staging_directory_is_refused(snapshots: Snapshots, tmp_path: Path) -> None:
+    """A25, FAULTS 28: never merged into what is there, and never through a planted link."""
+    marker = snapshots.commit(TREE)
+    (tmp_path / "outside").mkdir()
+    for number, plant in enumerate((Path.mkdir, lambda p: p.symlink_to(tmp_path / "outside"), Path.touch)):
+        staging = tmp_path / f"planted-{number}"
+        plant(staging)
+        with pytest.raises(InvalidError):
+            snapshots.restoring.restore(request(snapshots, marker, staging))
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def request(snapshots: Snapshots, marker: IndexMarker, staging: Path) -> RestoreRequest:
+    """A restore request into a given directory."""
+    return RestoreRequest(snapshots.identity, marker, staging, (), no_progress)
+
+
+@pytest.mark.parametrize("which", ["file", "index"])
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [(None, MissingBlob), (lambda d: d[:-1], CorruptBlob), (lambda d: d[:-1] + b"?", CorruptBlob)]
+    + [(lambda d: d + b"x", CorruptBlob), (lambda d: b"", CorruptBlob)],
+)
+def test_a_spoilt_blob_is_named(
+    snapshots: Snapshots, blobs: FaultyBlobStore, which: str, spoil: Callable[[bytes], bytes] | None,
+    expected: type[StatemgrError],
+) -> None:  # fmt: skip
+    """A28, FAULTS 11 to 13: a missing, short, long or altered blob at any place is a typed error with its name."""
+    marker = snapshots.commit({**TREE, "a/b/c/deep.sst": big(5, 350_000)})
+    [deep] = [name for name in snapshots.names() if "deep" in name and name.endswith(".2")]
+    name = deep if which == "file" else marker.index.blob_id
+    snapshots.reopen()
+    if spoil is None:
+        blobs.delete(name)
+    else:
+        blobs.altered[name] = spoil
+    with pytest.raises(expected) as caught:
+        snapshots.restore(marker)
+    assert caught.value.where["blob"] == name
+
+
+def hostile_index(snapshots: Snapshots, change: Callable[[SnapshotIndex], SnapshotIndex]) -> IndexMarker:
+    """An index blob that someone altered, its hash in the marker right."""
+    marker = snapshots.commit(TREE)
+    data = encode_index(change(snapshots.index(marker)))
+    return IndexMarker(snapshots.transfer.put_bytes(f"{marker.index.blob_id}-altered", data))
+
+
+def with_file(index: SnapshotIndex, file: FileIndex) -> SnapshotIndex:
+    """The index with one more file."""
+    return replace(index, root=replace(index.root, files=(*index.root.files, file)))
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/b", "..", ".", "", "x\0y", "CURRENT", "x" * 256])
+def test_a_hostile_index_is_refused_before_any_io(snapshots: Snapshots, tmp_path: Path, name: str) -> None:
+    """Invariant 15, FAULTS 27: hostile names in an index are refused, and nothing local is made."""
+    file = FileIndex(name, 1, b"\0" * 16, inline=b"x")
+    marker = hostile_index(snapshots, lambda index: with_file(index, file))
+    snapshots.reopen()
+    with pytest.raises(CorruptBlob, match="refused"):
+        snapshots.restoring.restore(request(snapshots, marker, tmp_path / "staging"))
+    assert not (tmp_path / "staging").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"job_name": "other"}, {"job_id": "2"}, {"task": "Partition 1"}, {"store": "others"}],
+)
+def test_a_foreign_index_is_refused(snapshots: Snapshots, change: dict[str, str]) -> None:
+    """FAULTS 29: an index of another job, task or store is refused, also when it has been read before."""
+    marker = hostile_index(snapshots, lambda index: replace(index, **change))  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(CorruptBlob, match="belongs to"):
+            snapshots.restore(marker)
+
+
+def test_an_index_asked_for_by_another_store_is_refused(snapshots: Snapshots) -> None:
+    """FAULTS 29: an index that one store has read and remembered does not serve another one."""
+    marker = snapshots.commit(TREE)
+    snapshots.identity = StoreIdentity("orders", "1", "Partition 0", "other")
+    with pytest.raises(CorruptBlob, match="belongs to"):
+        snapshots.restore(marker)
+
+
+@pytest.mark.parametrize("name", ["../secret", "elsewhere/1/x/index", "orders/1/../../x"])
+def test_a_marker_that_leads_elsewhere_is_refused(snapshots: Snapshots, name: str) -> None:
+    """Invariant 15: a marker may only name blobs of its own job."""
+    marker = snapshots.commit(TREE)
+    with pytest.raises(CorruptBlob, match="not one of this job"):
+        snapshots.restore(IndexMarker(replace(marker.index, blob_id=name)))
+
+
+def test_inline_content_is_verified(snapshots: Snapshots) -> None:
+    """A28: content inside the index has a hash as well."""
+    file = FileIndex("zzz", 4, b"\0" * 16, inline=b"data")
+    marker = hostile_index(snapshots, lambda index: with_file(index, file))
+    with pytest.raises(CorruptBlob, match="zzz"):
+        snapshots.restore(marker)
+
+
+@pytest.mark.parametrize("marker", [ChangelogMarker("t", None, 0, 5), OpaqueMarker(b"")])
+def test_a_marker_of_another_kind_names_no_snapshot(
+    snapshots: Snapshots, marker: ChangelogMarker | OpaqueMarker
+) -> None:
+    """A15: a checkpoint with changelog offsets only cannot be restored from blobs; the error says so."""
+    with pytest.raises(MissingState, match="names no snapshot"):
+        snapshots.restore(marker)
+
+
+def test_a_full_disk_is_found_before_fetching(
+    snapshots: Snapshots, blobs: FaultyBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULTS 24: a restore that cannot fit is refused before it fills the disk."""
+    marker = snapshots.commit(TREE)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1))
+    with pytest.raises(DiskFull):
+        snapshots.restore(marker)
+    assert blobs.count("get") == 0
+
+
+def test_a_restored_directory_is_the_base_of_the_next_commit(snapshots: Snapshots) -> None:
+    """A7: after a restore on a new host, the first commit uploads only what is new."""
+    base = snapshots.commit(TREE)
+    snapshots.reopen()
+    tree, _ = snapshots.restore(base)
+    prepared = snapshots.prepare({**tree, "000003.sst": big(3)}, base)
+    assert len(prepared.added_blobs) == 2
+
+
+def test_the_file_store_keeps_it_all_the_same(tmp_path: Path) -> None:
+    """A40: the whole round on a directory of blobs: commits, clean-up, restore, nothing left over."""
+    blobs = FileBlobStore(tmp_path / "blobs", ManualClock())
+    snapshots = Snapshots(tmp_path / "work", blobs, ManualClock(), part_size=10_000)
+    markers = chain(snapshots, 3)
+    snapshots.clean_up(markers[:2], markers[2:])
+    assert set(snapshots.restore(markers[2])[0]) == {"keep.sst", "2.sst", "sub/x.sst"}
+    assert snapshots.names() == snapshots.referenced(markers[2])
+    left = [name for _, _, names in os.walk(tmp_path / "blobs") for name in names if name.startswith(".")]
+    assert left == []
+    snapshots.transfer.close()

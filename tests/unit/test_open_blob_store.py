@@ -1,0 +1,96 @@
+"""Which blob store a URI stands for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from statemgr.blobs import open_blob_store, open_raw_blob_store
+from statemgr.blobs.file import FileBlobStore
+from statemgr.config import JobConfig
+from statemgr.errors import AccessDenied, ConfigError, CorruptBlob, PrerequisiteMissing
+from tests.blob_faults import ManualClock
+
+
+def config(uri: str | None) -> JobConfig:
+    """A job with a URI."""
+    return JobConfig.from_mapping({"job.name": "orders"} | ({"blob.store.uri": uri} if uri else {}))
+
+
+def test_without_a_uri() -> None:
+    """A job without a URI has no blob store, and is told which key to set."""
+    with pytest.raises(ConfigError, match=r"blob\.store\.uri"):
+        open_blob_store(config(None), ManualClock())
+
+
+def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra an s3 URI says what to install; other stores need nothing of it."""
+    for name in [name for name in sys.modules if name.startswith("statemgr.blobs.s3")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(PrerequisiteMissing, match="boto3") as caught:
+        open_blob_store(config("s3://bucket/prefix"), ManualClock())
+    assert "statemgr[s3]" in str(caught.value.hint)
+    open_blob_store(config("memory://x"), ManualClock()).close()
+
+
+def test_memory_is_shared_by_name() -> None:
+    """Two stores of one name in a process see the same blobs; others do not."""
+    open_blob_store(config("memory://shared"), ManualClock()).put("a", b"x", ttl_days=None)
+    assert open_blob_store(config("memory://shared"), ManualClock()).stat("a").size == 1
+    assert list(open_blob_store(config("memory://other"), ManualClock()).list("")) == []
+
+
+def test_a_directory_with_unusual_characters(tmp_path: Path) -> None:
+    """A file URI is percent-decoded."""
+    directory = tmp_path / "späß & co"
+    store = open_raw_blob_store(config(directory.as_uri()), ManualClock())
+    store.put("a/b", b"x", ttl_days=None)
+    assert (directory / "a" / "b").read_bytes() == b"x"
+
+
+def test_links_below_the_root_are_never_followed(tmp_path: Path) -> None:
+    """FAULTS 28: a link planted in the blob directory leads nowhere, whatever is asked."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    root = tmp_path / "blobs"
+    root.mkdir()
+    (root / "dir").symlink_to(outside)
+    (root / "file").symlink_to(outside / "secret")
+    store = FileBlobStore(root, ManualClock())
+    with pytest.raises(CorruptBlob):
+        store.put("dir/new", b"x", ttl_days=None)
+    for name in ("dir/secret", "file"):
+        with pytest.raises(CorruptBlob), store.get(name):
+            pass
+        with pytest.raises(CorruptBlob):
+            store.stat(name)
+    with pytest.raises(CorruptBlob):
+        store.delete("dir/secret")
+    assert list(store.list("")) == []
+    assert {path.name for path in outside.iterdir()} == {"secret"}
+
+
+def test_a_root_that_is_a_file(tmp_path: Path) -> None:
+    """A root that cannot be a directory is a typed error, and the probe says so."""
+    (tmp_path / "blobs").write_bytes(b"")
+    store = FileBlobStore(tmp_path / "blobs", ManualClock())
+    with pytest.raises((CorruptBlob, AccessDenied)):
+        store.put("a", b"x", ttl_days=None)
+    assert store.probe()
+
+
+def test_a_killed_put_leaves_no_blob(tmp_path: Path) -> None:
+    """FAULTS 2: temporaries and expiry records of a writer that died are not taken for blobs."""
+    store = FileBlobStore(tmp_path, ManualClock())
+    store.put("a/b", b"x", ttl_days=30)
+    (tmp_path / "a" / ".0123.tmp").write_bytes(b"half")
+    (tmp_path / "a" / ".gone.expires").write_bytes(b"123")
+    assert [info.blob_id for info in store.list("")] == ["a/b"]
+    store.put("a/gone", b"y", ttl_days=None)
+    assert store.stat("a/gone").expires_ms is None
+    store.put("a/again", b"z", ttl_days=30)
+    assert store.stat("a/again").expires_ms is not None
