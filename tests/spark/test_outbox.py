@@ -1,0 +1,170 @@
+"""Output comes from the attempts whose state was published, whatever Spark loses, recomputes, or runs twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame
+
+from spark_integration import StateContext
+from statemgr import Store
+from statemgr.errors import UnavailableError
+from statemgr.phases import Phase, add_observer, remove_observer
+from tests.spark.conftest import OUTPUT, Pipeline, count
+
+MakePipeline = Callable[..., Pipeline]
+
+
+def accepted(job: Pipeline) -> set[str]:
+    """The attempts that the published state comes from, as the state itself says."""
+    return {content[b"!attempt"].decode() for content in job.contents().values()}
+
+
+def test_a_dropped_cached_block_does_not_change_the_output(pipeline: MakePipeline) -> None:
+    """Rows carry their attempt: computed again they would differ, read again from the outbox they are the same."""
+    job = pipeline()
+    job.produce(60)
+    seen: list[list[tuple[object, ...]]] = []
+
+    def write(rows: DataFrame, sequence: int) -> None:
+        rows.persist()
+        seen.append(sorted(tuple(row) for row in rows.collect()))
+        context = rows.sparkSession.sparkContext
+        cached = list(context._jsc.getPersistentRDDs().keySet())
+        blocks = context._jvm.org.apache.spark.SparkEnv.get().blockManager()
+        assert sum(blocks.removeRdd(rdd) for rdd in cached), "nothing was cached"
+        seen.append(sorted(tuple(row) for row in rows.collect()))
+        rows.unpersist()
+        job.outputs.write(rows, sequence)
+
+    job.run(job.query().output(write))
+
+    assert seen[0] == seen[1] == job.outputs.calls[0][1]
+    assert {row[2] for row in job.outputs.calls[0][1]} <= accepted(job)
+
+
+class DieOnceAfterPreparing:
+    """A process function whose first attempt at task 0 dies when its commit is prepared: all its blobs are there."""
+
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+    ) -> Iterator[pa.RecordBatch]:
+        """Count, and arrange the death."""
+
+        def die(phase: Phase, subject: str) -> None:
+            if phase is Phase.PREPARED and context.task == "Partition 0":
+                remove_observer(die)
+                if not self.flag.exists():
+                    self.flag.write_text(context.attempt)
+                    raise RuntimeError("the executor is lost")
+
+        add_observer(die)
+        yield from count(batches, stores, context)
+
+
+def test_of_two_attempts_only_the_accepted_one_is_in_state_and_output(pipeline: MakePipeline, tmp_path: Path) -> None:
+    """Spark runs a task twice and takes the second attempt: its rows and its state, none of the first's."""
+    job = pipeline()
+    job.produce(60)
+    flag = tmp_path / "first-attempt"
+
+    job.run(job.query().process(DieOnceAfterPreparing(flag), OUTPUT))
+
+    first = flag.read_text()
+    assert first not in accepted(job)
+    rows = job.outputs.calls[0][1]
+    assert {row[2] for row in rows} == accepted(job)
+    assert job.outputs.counts() == job.produced == job.state("kafka-changelog")
+
+
+class CountCalls:
+    """A process function that leaves a file for every call."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+    ) -> Iterator[pa.RecordBatch]:
+        """Count rows and calls."""
+        (self.directory / f"{context.sequence}-{context.task}-{context.attempt}").touch()
+        yield from count(batches, stores, context)
+
+
+def test_a_batch_replayed_after_its_publish_gives_the_same_rows_again(pipeline: MakePipeline, tmp_path: Path) -> None:
+    """The output fails after the publish; at the restart the stage is not run, the rows and the number are the same."""
+    job = pipeline()
+    job.produce(60)
+    calls = tmp_path / "calls"
+    calls.mkdir()
+    query = job.query().process(CountCalls(calls), OUTPUT)
+    given: list[tuple[int, list[tuple[object, ...]]]] = []
+
+    def fail(rows: DataFrame, sequence: int) -> None:
+        given.append((sequence, sorted(tuple(row) for row in rows.collect())))
+        raise ValueError("the sink is down")
+
+    with pytest.raises(Exception, match="the sink is down"):
+        job.run(query.output(fail))
+    before = os.listdir(calls)
+    running = job.run(query)
+
+    assert [report.replayed for report in running.recentBatches] == [True]
+    assert job.outputs.calls == given
+    assert os.listdir(calls) == before
+    assert job.state("blob-store") == job.outputs.counts() == job.produced
+
+
+def test_output_cut_off_before_the_location_was_lost_is_given_at_the_next_start(pipeline: MakePipeline) -> None:
+    """Published, the output failed, the location is gone: no Spark replay can come, so the start itself gives it."""
+    job = pipeline()
+    job.produce(60)
+
+    def fail(rows: DataFrame, sequence: int) -> None:
+        raise ValueError("the sink is down")
+
+    with pytest.raises(Exception, match="the sink is down"):
+        job.run(job.query().output(fail))
+    job.run(job.query().option("checkpointLocation", (job.directory / "new").as_uri()))
+
+    assert job.outputs.counts() == job.produced == job.state("blob-store")
+
+
+class Unavailable:
+    """A process function that meets a retryable error, as often as told."""
+
+    def __init__(self, directory: Path, times: int) -> None:
+        self.directory, self.times = directory, times
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+    ) -> Iterator[pa.RecordBatch]:
+        """Count, if it comes to that."""
+        if context.task == "Partition 1" and len(list(self.directory.iterdir())) < self.times:
+            (self.directory / context.attempt).touch()
+            raise UnavailableError("the blob store did not answer", hint="look at it", blob="a/b")
+        yield from count(batches, stores, context)
+
+
+def test_a_retryable_error_is_retried_by_spark_and_typed_when_it_stays(pipeline: MakePipeline, tmp_path: Path) -> None:
+    """Once: the second attempt succeeds. Every time: the query ends with the worker's own error, names and hint."""
+    job = pipeline()
+    job.produce(60)
+    (tmp_path / "once").mkdir()
+    job.run(job.query().process(Unavailable(tmp_path / "once", 1), OUTPUT))
+    assert job.outputs.counts() == job.produced
+
+    job.produce(10)
+    (tmp_path / "always").mkdir()
+    with pytest.raises(UnavailableError, match="did not answer") as caught:
+        job.run(job.query().process(Unavailable(tmp_path / "always", 99), OUTPUT))
+    assert caught.value.where["blob"] == "a/b"
+    assert caught.value.hint == "look at it"
+    assert len(list((tmp_path / "always").iterdir())) == 2

@@ -1,0 +1,127 @@
+"""A stateful query from beginning to end: state, output, restores, lost locations, idle input."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+from statemgr.errors import BatchMismatch
+from tests.spark.conftest import Pipeline
+
+MakePipeline = Callable[..., Pipeline]
+
+
+def test_state_and_output_hold_every_row_once(pipeline: MakePipeline) -> None:
+    """Several batches, rows without a key among them: both backends and the output equal the input."""
+    job = pipeline()
+    job.produce(1000)
+
+    running = job.run(job.query(per_batch=300))
+
+    assert [report.sequence for report in running.recentBatches] == [1, 2, 3, 4]
+    assert job.state("blob-store") == job.produced
+    assert job.state("kafka-changelog") == job.produced
+    assert job.outputs.counts() == job.produced
+    assert [sequence for sequence, _ in job.outputs.calls] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("factory", ["blob-store", "kafka-changelog"])
+def test_a_new_machine_restores_from_the_configured_backend(pipeline: MakePipeline, factory: str) -> None:
+    """With the local state gone, the next batch continues from the backend that is listed, and says so."""
+    job = pipeline()
+    job.produce(100)
+    job.run()
+    job.produce(100)
+
+    running = job.run(job.query(config=job.elsewhere(factory)))
+
+    restored = {(store.task, store.factory) for store in running.recentBatches[0].restored}
+    assert restored == {(f"Partition {i}", factory) for i in range(3)}
+    assert job.state("blob-store") == job.produced
+    assert job.outputs.counts() == job.produced
+
+
+def test_a_lost_checkpoint_location_loses_nothing(pipeline: MakePipeline) -> None:
+    """A new location starts at the published offsets; sequence numbers go on although Spark's batch IDs do not."""
+    job = pipeline()
+    job.produce(100)
+    job.run()
+    shutil.rmtree(job.location)
+    job.produce(100)
+
+    running = job.run()
+
+    assert [(r.batch_id, r.sequence) for r in running.recentBatches] == [(0, 2)]
+    assert job.state("blob-store") == job.produced
+    assert job.outputs.counts() == job.produced
+
+
+def test_a_plain_dataframe_at_a_new_location_is_refused(pipeline: MakePipeline) -> None:
+    """It would start anywhere; the hint is the callable form. At the location it began with it goes on."""
+    job = pipeline()
+    job.produce(50)
+    plain = job.query().input(job.rows("earliest"))
+    job.run(plain)
+    job.produce(50)
+    job.run(plain)
+    assert job.state("blob-store") == job.produced
+
+    with pytest.raises(BatchMismatch, match="lambda starting_offsets"):
+        plain.option("checkpointLocation", (job.directory / "other").as_uri()).start()
+
+
+def test_idle_input_publishes_nothing(pipeline: MakePipeline) -> None:
+    """A start without new rows is no batch: no output, no new checkpoint."""
+    job = pipeline()
+    job.produce(50)
+    job.run()
+
+    running = job.run()
+
+    assert running.recentBatches == ()
+    assert len(job.outputs.calls) == 1
+
+
+def test_a_batch_without_rows_is_a_batch_of_every_task(pipeline: MakePipeline) -> None:
+    """Rows that are all filtered out still move the offsets: every task commits, with and without adaptive plans."""
+    job = pipeline(tasks=4)
+    job.produce(60)
+    for adaptive in ("true", "false"):
+        job.spark.conf.set("spark.sql.adaptive.enabled", adaptive)
+        job.run(job.query(per_batch=30).input(lambda offsets: job.rows(offsets).where("offset < 0")))
+        job.produce(30)
+    job.spark.conf.unset("spark.sql.adaptive.enabled")
+
+    contents = job.contents()
+    assert sorted(contents) == [f"Partition {i}" for i in range(4)]
+    assert all(set(content) == {b"!attempt"} for content in contents.values())
+    assert [rows for _, rows in job.outputs.calls] == [[], []]
+
+
+def test_secrets_reach_the_workers_and_nothing_else(pipeline: MakePipeline, s3: object) -> None:
+    """With blobs on S3 the keys are in files: neither Spark's settings nor what it ships nor its plans have them."""
+    from tests.servers import S3Server
+
+    assert isinstance(s3, S3Server)
+    job = pipeline(s3=s3)
+    files = {}
+    for name, secret in (("access", s3.access_key), ("secret", s3.secret_key)):
+        file = job.directory / name
+        file.write_text(secret)
+        files[f"blob.store.s3.{name}.key"] = f"${{file:{file}}}"
+    job.config = type(job.config).from_mapping({**job.config.to_mapping(), **files})
+    job.produce(50)
+    plans: list[str] = []
+
+    def write(rows: object, sequence: int) -> None:
+        plans.append(rows._jdf.queryExecution().toString())  # type: ignore[attr-defined]
+        job.outputs.write(rows, sequence)  # type: ignore[arg-type]
+
+    running = job.run(job.query().output(write))
+
+    assert job.state("blob-store") == job.produced
+    settings = dict(job.spark.sparkContext.getConf().getAll()) | job.spark.conf.getAll
+    seen = [*settings.values(), *plans, str(running.lastProgress), repr(job.query()), str(job.config.to_mapping())]
+    assert not [text for text in seen if s3.secret_key in text or s3.access_key in text]

@@ -1,0 +1,172 @@
+"""What a stateful query refuses, each with a typed error, before anything is changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from spark_integration import StatefulQuery
+from statemgr import JobConfig, StateManager
+from statemgr.errors import BatchMismatch, FencedError, InvalidError, LayoutMismatch
+from tests.spark.conftest import OUTPUT, Pipeline
+
+MakePipeline = Callable[..., Pipeline]
+
+
+def fail_to_write(rows: object, sequence: int) -> None:
+    """An output that is down."""
+    raise ValueError("the sink is down")
+
+
+def test_other_ends_of_a_published_batch(pipeline: MakePipeline) -> None:
+    """Spark's record of a published batch was changed: neither a replay nor a continuation, so nothing is done."""
+    job = pipeline(partitions=1)
+    job.produce(60)
+    with pytest.raises(StreamingQueryException, match="the sink is down"):
+        job.run(job.query().output(fail_to_write))
+    log = job.location / "offsets" / "0"
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join([*lines[:-1], json.dumps({job.topic: {"0": 50}})]))
+    (log.parent / ".0.crc").unlink()
+    before = job.contents()
+
+    with pytest.raises(BatchMismatch, match="other offsets"):
+        job.run()
+    assert job.contents() == before
+    assert job.outputs.calls == []
+
+
+def test_an_older_checkpoint_location(pipeline: MakePipeline) -> None:
+    """A location restored from an old copy would count rows twice; the error says which partition is where."""
+    job = pipeline(partitions=1)
+    job.produce(40)
+    job.run()
+    old = job.directory / "old"
+    shutil.copytree(job.location, old)
+    for _ in range(2):
+        job.produce(40)
+        job.run()
+
+    with pytest.raises(BatchMismatch, match=r"starts at offset 40, the checkpoint is at offset 120.*twice"):
+        job.run(job.query().option("checkpointLocation", old.as_uri()))
+    assert job.state("blob-store") == job.produced
+
+
+def test_a_location_with_a_history_that_the_topic_lacks(pipeline: MakePipeline) -> None:
+    """The same location under another job's name: rows before it would be missing from the state."""
+    job = pipeline()
+    job.produce(40)
+    job.run()
+    job.produce(40)
+    other = JobConfig.from_mapping({**job.config.to_mapping(), "job.name": job.config.job_name + "-x"})
+
+    with pytest.raises(BatchMismatch, match="has nothing"):
+        job.run(job.query(config=other))
+
+
+def test_a_kafka_partition_that_no_task_owns(pipeline: MakePipeline) -> None:
+    """Three partitions and two tasks: Spark would wrap the third round to task 0."""
+    job = pipeline(tasks=2, partitions=3)
+    job.produce(60)
+
+    with pytest.raises(LayoutMismatch, match="Kafka partition 2"):
+        job.run(job.query().partition_by_kafka_partition())
+
+
+def test_rows_that_are_not_of_their_partition(pipeline: MakePipeline) -> None:
+    """A column that is not Kafka's partition: beyond the tasks, or null, the worker refuses the row."""
+    job = pipeline(tasks=3, partitions=3)
+    job.produce(60)
+    for expression, message in (("offset + 7", "tasks"), ("cast(null as int)", "no partition")):
+        query = job.query().partition_by_kafka_partition("wrong")
+        with pytest.raises(InvalidError, match=message):
+            job.run(query.input(lambda offsets, e=expression: job.rows(offsets).selectExpr("*", f"{e} as wrong")))
+    assert job.outputs.calls == []
+
+
+def test_another_number_of_tasks_or_partitioner(pipeline: MakePipeline) -> None:
+    """Keys would be looked for in the wrong task."""
+    job = pipeline(tasks=3, backup=["blob-store"])
+    job.produce(40)
+    job.run()
+    more = JobConfig.from_mapping({**job.config.to_mapping(), "job.tasks": 4})
+
+    with pytest.raises(LayoutMismatch):
+        job.run(job.query(config=more))
+    with pytest.raises(LayoutMismatch):
+        job.run(job.query().partition_by_kafka_partition())
+
+
+def wrong_schema(batches: Iterator[pa.RecordBatch], stores: object, context: object) -> Iterator[pa.RecordBatch]:
+    """Yields a column that was not declared."""
+    yield pa.RecordBatch.from_pydict({"surprise": [1]})
+
+
+def no_iterator(batches: Iterator[pa.RecordBatch], stores: object, context: object) -> None:
+    """Forgot to yield."""
+
+
+def broken(batches: Iterator[pa.RecordBatch], stores: object, context: object) -> Iterator[pa.RecordBatch]:
+    """Has a bug of its own."""
+    raise KeyError("a bug of the user's")
+    yield
+
+
+def test_what_a_process_function_does_wrong(pipeline: MakePipeline) -> None:
+    """Rows of another schema and no iterator are typed; an exception of the user's own is Spark's to report."""
+    job = pipeline(tasks=2)
+    job.produce(20)
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (wrong_schema, InvalidError, "not of the output schema"),
+        (no_iterator, InvalidError, "use yield"),
+        (broken, StreamingQueryException, "a bug of the user's"),
+    ]
+    for process, kind, message in cases:
+        running = job.query().process(process, OUTPUT).start()
+        with pytest.raises(kind, match=message):
+            running.awaitTermination()
+        assert isinstance(running.exception(), kind)
+    job.run()
+    assert job.state("blob-store") == job.produced
+
+
+def test_a_query_that_was_taken_over(pipeline: MakePipeline) -> None:
+    """Another owner acquires the job while the query runs: its next batch is fenced and publishes nothing."""
+    job = pipeline(tasks=2)
+    job.produce(20)
+    running = job.query().trigger(processingTime="100 milliseconds").start()
+    try:
+        running.processAllAvailable()
+        before = dict(job.produced)
+        with StateManager(job.config, "spark-hash") as other:
+            other.acquire()
+            job.produce(20)
+            with pytest.raises(FencedError):
+                running.processAllAvailable()
+    finally:
+        running.stop()
+    assert job.state("blob-store") == before
+
+
+def test_an_incomplete_query(pipeline: MakePipeline) -> None:
+    """Each part that is missing is named before the job is touched."""
+    job = pipeline()
+    with pytest.raises(InvalidError, match="call input"):
+        StatefulQuery(job.config).option("checkpointLocation", "file:///x").start()
+    with pytest.raises(InvalidError, match="checkpointLocation"):
+        StatefulQuery(job.config).start()
+    with pytest.raises(InvalidError, match="micro-batches"):
+        job.query().trigger(continuous="1 second")
+    job.produce(1)
+    with pytest.raises(InvalidError, match="no such column"):
+        job.run(job.query().key_by("tailnum"))
+    with pytest.raises(InvalidError, match="allow_nothing"):
+        job.query().start(allow_nothing=True)
+    with pytest.raises(InvalidError, match="schema"):
+        job.query().process(wrong_schema, "not a schema ,,").start()
