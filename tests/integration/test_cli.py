@@ -41,6 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def no_broker(monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """Options for a broker that is not there; the deadline is shortened, so that the test does not wait it out."""
     monkeypatch.setattr("statemgr.kafka.metadata.DEADLINE_S", 2.0)
+    monkeypatch.setattr("statemgr.kafka.metadata._REQUEST_S", 2.0)
     return "--set", "kafka.bootstrap.servers=localhost:1"
 
 

@@ -1,0 +1,137 @@
+"""What doctor says of this machine and of a blob store, without servers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from statemgr.blobs.memory import MemoryBlobStore
+from statemgr.cli.checks import Status, guarded
+from statemgr.cli.checks.blobs import check_blobs
+from statemgr.cli.checks.brokers import CLOCK_TOLERANCE_MS, clock_finding
+from statemgr.cli.checks.local import check_disk, check_java
+from statemgr.cli.main import cli
+from statemgr.config import JobConfig
+from statemgr.errors import AccessDenied
+
+
+def config(**given: object) -> JobConfig:
+    """A job called `orders`; `__` stands for a dot."""
+    return JobConfig.from_mapping({"job.name": "orders", **{k.replace("__", "."): v for k, v in given.items()}})
+
+
+@pytest.mark.parametrize("spark", [True, False])
+def test_no_java_is_a_problem_only_with_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spark: bool) -> None:
+    """A consumer loop needs no Java; the fix says what to install."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object() if spark else None)
+    (finding,) = check_java()
+    assert finding.status is (Status.PROBLEM if spark else Status.NOTE)
+    assert "install Java" in (finding.fix or "")
+
+
+def test_the_disk_is_really_written_to(tmp_path: Path) -> None:
+    """A writable directory is fine and left as it was; a file in its place is a problem."""
+    assert {f.status for f in check_disk(config(state__dir=str(tmp_path / "state")))} <= {Status.OK, Status.NOTE}
+    assert list((tmp_path / "state").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    (finding,) = check_disk(config(state__dir=str(tmp_path / "file" / "state")))
+    assert finding.status is Status.PROBLEM
+    assert "state.dir" in (finding.fix or "")
+
+
+def test_little_space_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A note first, a problem when there is next to none."""
+
+    class Usage:
+        free = 500 * 1024**2
+
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: Usage)
+    assert check_disk(config(state__dir=str(tmp_path)))[0].status is Status.NOTE
+    Usage.free = 1024
+    assert check_disk(config(state__dir=str(tmp_path)))[0].status is Status.PROBLEM
+
+
+def test_a_file_system_without_hard_links_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works, but every checkpoint copies."""
+
+    def refuse(*_: object) -> None:
+        raise OSError("no links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert any("hard links" in finding.detail for finding in check_disk(config(state__dir=str(tmp_path))))
+
+
+def test_clocks_may_differ_a_little() -> None:
+    """Beyond the tolerance it is a problem, with the direction."""
+    assert clock_finding("the broker's", CLOCK_TOLERANCE_MS).status is Status.OK
+    ahead, behind = clock_finding("the broker's", 60_000), clock_finding("the broker's", -60_000)
+    assert ahead.status is behind.status is Status.PROBLEM
+    assert "60 s ahead of" in ahead.detail
+    assert "60 s behind" in behind.detail
+
+
+def test_every_request_to_the_blob_store_is_tried_and_nothing_stays(tmp_path: Path) -> None:
+    """Put, get, overwrite, TTL, delete on a real directory."""
+    findings = check_blobs(config(blob__store__uri=(tmp_path / "blobs").as_uri()), fix=False)
+    assert {f.check for f in findings} >= {"blob put", "blob get", "blob overwrite", "blob TTL", "blob delete"}
+    assert {f.status for f in findings} == {Status.OK}
+    assert not [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("method", "check"), [("remove_ttl", "blob TTL"), ("get", "blob get"), ("delete", "blob delete"), ("put", "blobs")]
+)
+def test_a_refused_request_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch, method: str, check: str) -> None:
+    """One right that is missing is one problem."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AccessDenied("403", hint="ask for the right")
+
+    monkeypatch.setattr(MemoryBlobStore, method, refuse)
+    findings = check_blobs(config(blob__store__uri="memory://doctor"), fix=False)
+    problems = [finding for finding in findings if finding.status is Status.PROBLEM]
+    assert [problem.check for problem in problems] == [check]
+    assert problems[0].fix
+
+
+def test_other_bytes_than_were_put_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that answers, but with something else."""
+    real = MemoryBlobStore.put
+
+    def spoil(self: MemoryBlobStore, blob_id: str, body: bytes, *, ttl_days: int | None) -> None:
+        real(self, blob_id, bytes(reversed(body)), ttl_days=ttl_days)
+
+    monkeypatch.setattr(MemoryBlobStore, "put", spoil)
+    findings = check_blobs(config(blob__store__uri="memory://spoiled"), fix=False)
+    assert [f.check for f in findings if f.status is Status.PROBLEM] == ["blob get"]
+
+
+def test_without_a_blob_store_there_is_nothing_to_check() -> None:
+    """A note, so that a mistyped key is seen."""
+    (finding,) = check_blobs(config(), fix=False)
+    assert finding.status is Status.NOTE
+
+
+def test_one_problem_makes_the_exit_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each is one object of the array."""
+    (tmp_path / "job.toml").write_text('job.name = "orders"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("statemgr.cli.doctor.check_java", lambda: [])
+    result = CliRunner().invoke(cli, ["doctor", "--json"])
+    assert result.exit_code == 1
+    problems = [entry for entry in json.loads(result.stdout) if entry["status"] == "problem"]
+    assert [entry["check"] for entry in problems] == ["kafka"]
+    assert "kafka.bootstrap.servers" in problems[0]["detail"]
+    people = CliRunner().invoke(cli, ["doctor"])
+    assert people.output.rstrip().endswith("1 problem")
+
+
+def test_the_guard_lets_other_errors_through() -> None:
+    """Only typed errors become findings: a fault in the program is no finding."""
+    with pytest.raises(ZeroDivisionError), guarded("x", []):
+        raise ZeroDivisionError
