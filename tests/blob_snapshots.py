@@ -116,9 +116,15 @@ class Snapshots:
     ) -> tuple[dict[str, bytes], Restored]:
         """Restore into a new staging directory; returns what is there then."""
         staging = self._tmp_path / f"staging-{next(self._numbers)}"
-        request = RestoreRequest(self.identity, marker, staging, reusable, progress)
-        restored = self.restoring.restore(request)
+        restored = self.restore_into(marker, staging, reusable, progress)
         return read_tree(staging), restored
+
+    def restore_into(
+        self, marker: Marker, staging: Path, reusable: Sequence[CommittedDirectory] = (),
+        progress: Progress = no_progress,
+    ) -> Restored:  # fmt: skip
+        """Restore into a given directory."""
+        return self.restoring.restore(RestoreRequest(self.identity, marker, staging, reusable, progress))
 
     def clean_up(self, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
         """One clean-up."""

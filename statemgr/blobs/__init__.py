@@ -41,8 +41,8 @@ def open_raw_blob_store(config: JobConfig, clock: Clock) -> BlobStore:
             return FileBlobStore(Path(unquote(parts.path)), clock)
         case "s3" if parts.netloc:
             return _open_s3(config, parts.netloc, unquote(parts.path).strip("/"))
-        case "memory" if parts.netloc:
-            return MemoryBlobStore(clock, parts.netloc)
+        case "memory":
+            return MemoryBlobStore(clock, parts.netloc + parts.path or "default")
         case _:
             raise ConfigError(
                 f"{uri!r} is not the URI of a blob store",
