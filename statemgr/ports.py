@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from statemgr.model.checkpoint import CheckpointRecord, Marker
 from statemgr.model.commit import Change, ChangeSet, PreparedChanges
@@ -148,8 +148,10 @@ class Publisher(Protocol):
         Raises: FencedError; RetryableError (surely not published); OutcomeUnknownError (call :meth:`settle`).
         """
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """After OutcomeUnknownError: bring the transaction to an end, so that the topic can be read for its outcome.
+
+        Returns: whether the ID had to be taken over once more, so that the other kind of owner must be fenced again.
 
         Raises: FencedError when another owner has taken over; UnavailableError when it cannot be settled yet.
         """
@@ -167,9 +169,8 @@ class TopicInfo:
     config: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ChangelogRecord:
-    """One record of a changelog: raw bytes, its offset and timestamp (epoch milliseconds)."""
+class ChangelogRecord(NamedTuple):
+    """One record of a changelog: raw bytes, its offset and timestamp (epoch milliseconds). Made by the million."""
 
     key: bytes
     value: bytes | None

@@ -50,20 +50,23 @@ class ChangelogTopics:
                 partition=partition,
             )
         for batch in self._reader.read(topic, partition, start, end):
-            records = []
-            for message in batch:
-                key, offset = message.key(), message.offset()
-                assert offset is not None
-                if key is None:
-                    raise CorruptRecord(
-                        "a changelog record has no key",
-                        hint=f"nobody but the job may write to its changelog. {_ELSEWHERE.capitalize()}",
-                        topic=topic,
-                        partition=partition,
-                        offset=offset,
-                    )
-                records.append(ChangelogRecord(key, message.value(), offset, message.timestamp()[1]))
+            records = [
+                ChangelogRecord(m.key(), m.value(), m.offset(), m.timestamp()[1])  # type: ignore[arg-type]
+                for m in batch
+            ]
+            for record in records:
+                if record.key is None:
+                    raise self._keyless(topic, partition, record.offset)
             yield records
+
+    def _keyless(self, topic: str, partition: int, offset: int) -> CorruptRecord:
+        return CorruptRecord(
+            "a changelog record has no key",
+            hint=f"nobody but the job may write to its changelog. {_ELSEWHERE.capitalize()}",
+            topic=topic,
+            partition=partition,
+            offset=offset,
+        )
 
     def close(self) -> None:
         """Let go of the clients."""

@@ -56,13 +56,9 @@ class CheckpointTopic:
         for found in self._records():
             newest[found.key] = found
         versions = self._config.read_versions
-        generation = max(
-            (key.layout_generation for key in newest if key.record_version in versions), default=0
-        )
+        generation = max((key.layout_generation for key in newest if key.record_version in versions), default=0)
         wanted = {
-            key.task
-            for key in newest
-            if key.layout_generation == generation and (tasks is None or key.task in tasks)
+            key.task for key in newest if key.layout_generation == generation and (tasks is None or key.task in tasks)
         }
         records = {}
         for task in sorted(wanted):
@@ -129,9 +125,7 @@ class CheckpointTopic:
         return found
 
     def _decode(self, found: _Found) -> CheckpointRecord:
-        return codec.decode_record(
-            found.key, found.value, found.offset, topic=self._topic, partition=_PARTITION
-        )
+        return codec.decode_record(found.key, found.value, found.offset, topic=self._topic, partition=_PARTITION)
 
     def _key(self, generation: int, task: str, version: int) -> CheckpointKey:
         return CheckpointKey(self._config.job_name, self._config.job_id, generation, task, version)
@@ -148,7 +142,4 @@ class CheckpointTopic:
 
 def _is_known(key: CheckpointKey, value: bytes) -> bool:
     reader = f"checkpoint.v{key.record_version}"
-    return (
-        value.startswith(MARK)
-        and shipped_schemas().writer_of(value[len(MARK) : HEADER_SIZE], reader) is not None
-    )
+    return value.startswith(MARK) and shipped_schemas().writer_of(value[len(MARK) : HEADER_SIZE], reader) is not None

@@ -158,9 +158,7 @@ def translate(
     text = f"{doing}: {error.str()}"
     refused = reported.refused() if reported else None
     if code in _FENCED:
-        return FencedError(
-            f"{text}: another owner has taken over", hint="stop this one; nothing is lost", **where
-        )
+        return FencedError(f"{text}: another owner has taken over", hint="stop this one; nothing is lost", **where)
     if code in _DENIED or (refused is not None and code in _UNREACHABLE):
         detail = refused.str() if refused is not None and code not in _DENIED else error.str()
         return AccessDenied(
@@ -171,9 +169,7 @@ def translate(
     if code in _MISSING:
         return MissingState(f"{doing}: the topic or partition does not exist", hint=_CREATE, **where)
     if code in _OUT_OF_RANGE:
-        return MissingState(
-            f"{doing}: the records wanted are no longer on the topic", hint=_RESTORE_OTHER, **where
-        )
+        return MissingState(f"{doing}: the records wanted are no longer on the topic", hint=_RESTORE_OTHER, **where)
     if code in _TOO_LARGE:
         return InvalidError(
             f"{doing}: a record is larger than the broker allows",
@@ -198,9 +194,7 @@ def translate(
     return RetryableError(text).with_where(**where)
 
 
-_CREATE = (
-    "`statemgr topics create` makes what is missing; a topic that had state must be brought back instead"
-)
+_CREATE = "`statemgr topics create` makes what is missing; a topic that had state must be brought back instead"
 _RESTORE_OTHER = "restore from another factory, or roll back to an older checkpoint"
 
 

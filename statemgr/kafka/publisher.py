@@ -118,7 +118,7 @@ class TransactionalPublisher:
             transaction.close()
         self._commit(current, deadline)
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """See :meth:`statemgr.ports.Publisher.settle`."""
         self._refuse(_State.CLOSED, _State.FENCED)
         if self._state is _State.UNKNOWN:
@@ -135,6 +135,8 @@ class TransactionalPublisher:
                     raise self._fenced() from error
         if self._state is _State.UNUSABLE:
             self.fence()
+            return True
+        return False
 
     def close(self) -> None:
         """Let the producer go; an open transaction is left to the next owner or to its timeout."""
@@ -167,14 +169,15 @@ class TransactionalPublisher:
         if self._state is _State.ABORTING:
             self._abort(min(deadline, self._clock.monotonic() + _ABORT_TIMEOUT_S))
         if self._state is _State.UNUSABLE:
-            self.fence()
+            # a new producer of the ID would publish on what it remembers, over a newer owner's checkpoints
+            raise FencedError(
+                "the producer cannot go on", hint="open the task again: it reads the topic anew", transactional_id=self._id
+            )
         if self._state is not _State.READY:
             raise (
                 self._fenced()
                 if self._state is _State.FENCED
-                else UnavailableError(
-                    "the last transaction could not be aborted yet", transactional_id=self._id
-                )
+                else UnavailableError("the last transaction could not be aborted yet", transactional_id=self._id)
             )
         assert self._producer is not None
         try:

@@ -51,32 +51,36 @@ class PartitionReader:
             client.assign([TopicPartition(topic, partition, start)])
             position, last_progress = start, self._clock.monotonic()
             while position < end:
-                before = position
-                batch: list[Message] = []
-                for message in client.consume(_BATCH, _WAIT_S):
-                    position = max(position, _position(message, topic, partition, errors))
-                    if position > end:
-                        break
-                    if message.error() is None:
-                        batch.append(message)
+                messages = client.consume(_BATCH, _WAIT_S)
+                batch = [message for message in messages if message.error() is None]
+                reached = _offset(batch[-1]) + 1 if batch else position
+                if len(batch) < len(messages):
+                    events = [message for message in messages if message.error() is not None]
+                    reached = max(reached, *(_after_event(e, topic, partition, errors) for e in events))
+                if reached > end:
+                    batch = [message for message in batch if _offset(message) < end]
                 if batch:
                     yield batch
-                if position > before:
-                    last_progress = self._clock.monotonic()
+                if reached > position:
+                    position, last_progress = reached, self._clock.monotonic()
                 elif self._clock.monotonic() - last_progress > self._stall_s or errors.refused():
                     _stalled(topic, partition, position, end, errors)
         finally:
             client.close()
 
 
-def _position(message: Message, topic: str, partition: int, errors: ClientErrors) -> int:
-    """The position after a message or an event; 0 where an event tells none."""
-    error, offset = message.error(), message.offset()
-    if error is None:
-        assert offset is not None
-        return offset + 1
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None
+    return offset
+
+
+def _after_event(event: Message, topic: str, partition: int, errors: ClientErrors) -> int:
+    """The position that an event tells; 0 where it tells none. Raises: what it means that waiting cannot help."""
+    error = event.error()
+    assert error is not None
     if error.code() == KafkaError._PARTITION_EOF:
-        return offset or 0
+        return event.offset() or 0
     if is_unreachable(error):
         errors(error)
         return 0
@@ -96,8 +100,7 @@ def _stalled(topic: str, partition: int, position: int, end: int, errors: Client
             offset=position,
         )
     raise UnavailableError(
-        f"the topic could not be read to its end at {end}: "
-        f"an open transaction of another owner holds it at {position}",
+        f"the topic could not be read to its end at {end}: an open transaction of another owner holds it at {position}",
         hint="it ends when that owner commits, or at its transaction.timeout.ms; "
         "`kafka-transactions.sh find-hanging` finds one that never ends",
         topic=topic,

@@ -49,9 +49,7 @@ class TopicProblem:
 
 def checkpoint_topic_spec(config: JobConfig) -> TopicSpec:
     """One partition, compacted: the newest record of every task stays for ever."""
-    return TopicSpec(
-        config.checkpoint_topic, 1, config.checkpoint_replication_factor, {"cleanup.policy": "compact"}
-    )
+    return TopicSpec(config.checkpoint_topic, 1, config.checkpoint_replication_factor, {"cleanup.policy": "compact"})
 
 
 def changelog_topic_specs(config: JobConfig) -> list[TopicSpec]:
@@ -105,9 +103,7 @@ class TopicAdmin:
         missing = [spec for spec in specs if spec.name not in found]
         if not missing:
             return []
-        requested = [
-            NewTopic(s.name, s.partitions, s.replication_factor, config=dict(s.config)) for s in missing
-        ]
+        requested = [NewTopic(s.name, s.partitions, s.replication_factor, config=dict(s.config)) for s in missing]
         futures = self._metadata.client.create_topics(
             requested, operation_timeout=DEADLINE_S, request_timeout=DEADLINE_S
         )
@@ -150,21 +146,15 @@ class TopicAdmin:
         problems = []
         partitions = len(found.partitions)
         if partitions != spec.partitions:
-            grow = (
-                f"kafka-topics.sh --bootstrap-server {self._servers} --alter --topic {spec.name} --partitions"
-            )
+            grow = f"kafka-topics.sh --bootstrap-server {self._servers} --alter --topic {spec.name} --partitions"
             if spec.partitions == 1:
-                command = (
-                    "set task.checkpoint.topic to a new topic, or delete this one if it is none of yours"
-                )
+                command = "set task.checkpoint.topic to a new topic, or delete this one if it is none of yours"
             elif partitions < spec.partitions:
                 command = f"{grow} --partitions {spec.partitions} (only while the job has no state yet)"
             else:
                 command = f"set job.tasks = {partitions}, or give the store a new changelog topic"
             problems.append(
-                TopicProblem(
-                    spec.name, f"it has {partitions} partitions and must have {spec.partitions}", command
-                )
+                TopicProblem(spec.name, f"it has {partitions} partitions and must have {spec.partitions}", command)
             )
         replicas = min((len(p.replicas) for p in found.partitions), default=0)
         if replicas < spec.replication_factor:
@@ -179,14 +169,10 @@ class TopicAdmin:
         return problems
 
     def _setting_problems(self, spec: TopicSpec, found: Mapping[str, str]) -> list[TopicProblem]:
-        wrong = {
-            name: value for name, value in spec.config.items() if not _suits(spec, name, found.get(name))
-        }
+        wrong = {name: value for name, value in spec.config.items() if not _suits(spec, name, found.get(name))}
         if not wrong:
             return []
-        message = ", ".join(
-            f"{name} is {found.get(name)} and must be {value}" for name, value in wrong.items()
-        )
+        message = ", ".join(f"{name} is {found.get(name)} and must be {value}" for name, value in wrong.items())
         changes = ",".join(f"{name}={value}" for name, value in wrong.items())
         command = (
             f"kafka-configs.sh --bootstrap-server {self._servers} --alter --entity-type topics "

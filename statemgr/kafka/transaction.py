@@ -78,8 +78,7 @@ class KafkaTransaction:
             if self._left() <= 0:
                 last = self._errors.last()
                 raise RetryableError(
-                    "the broker has not taken all records within the commit's timeout"
-                    + (f" ({last})" if last else ""),
+                    "the broker has not taken all records within the commit's timeout" + (f" ({last})" if last else ""),
                     hint="raise task.commit.timeout.ms, or look at the brokers",
                 )
         self._check()

@@ -21,7 +21,7 @@ from statemgr.errors import (
 )
 from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
 from statemgr.local.clock import SystemClock
-from tests.kafka_jobs import committed, job, make_topic, make_topics
+from tests.kafka_jobs import committed, job, make_topics
 from tests.servers import KafkaServer
 
 
@@ -156,17 +156,6 @@ def test_a_topic_that_does_not_exist_publishes_nothing(kafka: KafkaServer) -> No
         transaction.send_changes("no-such-topic", 0, [(b"a", b"v")])
         transaction.flush()
     assert committed(config, topic) == []
-
-
-def test_too_few_replicas_in_sync_fail_the_commit(kafka: KafkaServer) -> None:
-    """min.insync.replicas lost (fault 16): surely not published, within the commit's timeout."""
-    config = job(kafka, task__commit__timeout__ms=3000)
-    make_topic(config, config.stores["totals"].changelog_topic, min__insync__replicas="2")
-    publisher = _publisher(config)
-    publisher.fence()
-    with pytest.raises(RetryableError):
-        _publish(publisher, config.stores["totals"].changelog_topic, b"a")
-    assert committed(config, config.stores["totals"].changelog_topic) == []
 
 
 def test_a_broker_that_is_not_there_is_named(kafka: KafkaServer) -> None:
