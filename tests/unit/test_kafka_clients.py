@@ -1,0 +1,139 @@
+"""librdkafka's errors as statemgr's kinds, and the settings of its clients. No broker."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from statemgr.config import JobConfig
+from statemgr.errors import (
+    AccessDenied,
+    ConfigError,
+    FencedError,
+    InvalidError,
+    MissingState,
+    RetryableError,
+    StatemgrError,
+    UnavailableError,
+)
+from statemgr.kafka.clients import ClientErrors, consumer, producer, translate, translated, unmasked
+
+_SECRET = "correct-horse-battery"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (KafkaError._FENCED, FencedError),
+        (KafkaError.PRODUCER_FENCED, FencedError),
+        (KafkaError.INVALID_PRODUCER_EPOCH, FencedError),
+        (KafkaError._AUTHENTICATION, AccessDenied),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, AccessDenied),
+        (KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, AccessDenied),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, MissingState),
+        (KafkaError._UNKNOWN_PARTITION, MissingState),
+        (KafkaError._AUTO_OFFSET_RESET, MissingState),
+        (KafkaError.MSG_SIZE_TOO_LARGE, InvalidError),
+        (KafkaError.INVALID_TRANSACTION_TIMEOUT, ConfigError),
+        (KafkaError.INVALID_REPLICATION_FACTOR, InvalidError),
+        (KafkaError._TRANSPORT, UnavailableError),
+        (KafkaError._MSG_TIMED_OUT, UnavailableError),
+        (KafkaError.NOT_ENOUGH_REPLICAS, RetryableError),
+        (KafkaError.NOT_LEADER_FOR_PARTITION, RetryableError),
+        (KafkaError._PURGE_QUEUE, RetryableError),
+    ],
+)
+def test_each_error_is_of_the_kind_that_says_what_to_do(code: int, kind: type[StatemgrError]) -> None:
+    """The kind, what was being done, and where."""
+    error = translate(KafkaError(code), "reading a topic", topic="orders", partition=3)
+    assert type(error) is kind
+    assert error.message.startswith("reading a topic: ")
+    assert error.where == {"topic": "orders", "partition": 3}
+
+
+def test_a_time_out_after_a_refusal_is_a_refusal() -> None:
+    """Wrong credentials show as time-outs of calls; what the client reported beside them says why."""
+    reported = ClientErrors()
+    timed_out = KafkaError(KafkaError._TIMED_OUT)
+    assert type(translate(timed_out, "asking", reported=reported)) is UnavailableError
+    reported(KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error"))
+    error = translate(timed_out, "asking", reported=reported)
+    assert type(error) is AccessDenied
+    assert "SASL authentication error" in error.message
+    reported.clear()
+    assert type(translate(timed_out, "asking", reported=reported)) is UnavailableError
+
+
+def test_an_unreachable_broker_is_named() -> None:
+    """The last report has the address; it becomes part of the message."""
+    reported = ClientErrors()
+    reported(KafkaError(KafkaError._TRANSPORT, "broker-7:9092: connection refused"))
+    error = translate(KafkaError(KafkaError._TIMED_OUT), "asking", reported=reported)
+    assert "broker-7:9092" in error.message
+
+
+def test_exceptions_in_a_block_are_translated() -> None:
+    """The vendor's exception is the cause, and does not come through."""
+    with pytest.raises(UnavailableError) as raised, translated("asking", topic="t"):
+        raise KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+    assert isinstance(raised.value.__cause__, KafkaException)
+
+
+def test_a_fatal_error_under_a_system_error_is_found() -> None:
+    """A fatal error raised while a callback is called hides under the interpreter's SystemError."""
+    fatal = KafkaException(KafkaError(KafkaError._FENCED, fatal=True))
+    with pytest.raises(KafkaException) as raised, unmasked():
+        raise SystemError("returned a result with an exception set") from fatal
+    assert raised.value is fatal
+    with pytest.raises(SystemError), unmasked():
+        raise SystemError("something else")
+
+
+def test_a_setting_that_librdkafka_refuses_is_a_config_error() -> None:
+    """The error names it, and not the values beside it."""
+    config = JobConfig.from_mapping(
+        {
+            "job.name": "orders",
+            "kafka.bootstrap.servers": "127.0.0.1:1",
+            "kafka.no.such.setting": "1",
+            "kafka.sasl.password": _SECRET,
+        }
+    )
+    with pytest.raises(ConfigError, match=r"no\.such\.setting") as refused:
+        consumer(config, ClientErrors())
+    assert _SECRET not in str(refused.value) + repr(refused.value.__cause__) + repr(refused.value.__context__)
+
+
+def test_secrets_reach_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """With everything that the client logs, also in its debug mode, the password is not in it."""
+    config = JobConfig.from_mapping(
+        {
+            "job.name": "orders",
+            "kafka.bootstrap.servers": "127.0.0.1:1",
+            "kafka.security.protocol": "SASL_PLAINTEXT",
+            "kafka.sasl.mechanism": "PLAIN",
+            "kafka.sasl.username": "u",
+            "kafka.sasl.password": _SECRET,
+            "kafka.debug": "all",
+        }
+    )
+    with caplog.at_level(logging.DEBUG):
+        client = producer(config, ClientErrors())
+        client.poll(0.3)
+    assert caplog.records
+    assert _SECRET not in caplog.text
+
+
+def test_what_the_protocol_needs_wins_over_the_configuration() -> None:
+    """The fixed settings are given last; only librdkafka's own view can be asked for, so a contradiction is used."""
+    config = JobConfig.from_mapping(
+        {
+            "job.name": "orders",
+            "kafka.bootstrap.servers": "127.0.0.1:1",
+            "kafka.producer.max.in.flight.requests.per.connection": 10,
+        }
+    )
+    with pytest.raises(ConfigError, match="idempotence"):
+        producer(config, ClientErrors(), enable_idempotence=True, transactional_id="x")

@@ -1,0 +1,43 @@
+"""How a job's topics must be, from its configuration alone. No broker."""
+
+from __future__ import annotations
+
+from statemgr.config import JobConfig
+from statemgr.kafka.topics import changelog_topic_specs, checkpoint_topic_spec
+
+
+def _config(**more: object) -> JobConfig:
+    return JobConfig.from_mapping(
+        {"job.name": "orders", "blob.store.uri": "file:///blobs"}
+        | {key.replace("__", "."): value for key, value in more.items()}
+    )
+
+
+def test_only_stores_with_a_changelog_have_a_topic() -> None:
+    """A store that is backed up to blobs alone, or not at all, needs none; one that restores from it does."""
+    config = _config(
+        stores__a__type="memory",
+        stores__b__backup__factories=["blob-store"],
+        stores__c__backup__factories=[],
+        stores__d__backup__factories=["blob-store"],
+        stores__d__restore__factories=["kafka-changelog", "blob-store"],
+    )
+    assert [spec.name for spec in changelog_topic_specs(config)] == [
+        "orders-1-a-changelog",
+        "orders-1-d-changelog",
+    ]
+
+
+def test_the_configuration_decides_partitions_replicas_and_lag() -> None:
+    """One partition per task, except the checkpoint topic, which has one."""
+    config = _config(
+        job__tasks=5,
+        task__checkpoint__replication__factor=3,
+        stores__a__changelog__topic="mine",
+        stores__a__changelog__min__compaction__lag__ms=7,
+    )
+    checkpoints, (changelog,) = checkpoint_topic_spec(config), changelog_topic_specs(config)
+    assert (checkpoints.partitions, checkpoints.replication_factor) == (1, 3)
+    assert checkpoints.config == {"cleanup.policy": "compact"}
+    assert (changelog.name, changelog.partitions, changelog.replication_factor) == ("mine", 5, 3)
+    assert changelog.config["min.compaction.lag.ms"] == "7"
