@@ -65,9 +65,7 @@ class SourceFile:
             while length:
                 size = self._file.readinto(buffer[:length])
                 if not size:
-                    raise CorruptError(
-                        "a local file is shorter than it was when it was committed", path=self._path
-                    )
+                    raise CorruptError("a local file is shorter than it was when it was committed", path=self._path)
                 yield buffer[:size]
                 length -= size
 

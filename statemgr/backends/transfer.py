@@ -179,9 +179,7 @@ class Transfer:
         Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied.
         """
         if ref.size > limit:
-            raise CorruptBlob(
-                f"a blob of {ref.size} bytes is refused: at most {limit} are expected", blob=ref.blob_id
-            )
+            raise CorruptBlob(f"a blob of {ref.size} bytes is refused: at most {limit} are expected", blob=ref.blob_id)
         data = bytearray()
 
         def write(position: int, piece: memoryview) -> None:
