@@ -66,9 +66,11 @@ def show_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], check
     shown = [(r, c) for r in records for c in r.checkpoints if _wanted(r, c, checkpoint_id)]
     if not shown:
         retained = {str(c.checkpoint_id) for r in records for c in r.checkpoints}
+        if checkpoint_id is None or not retained:
+            raise no_checkpoint(config)
         raise MissingState(
-            f"no task retains checkpoint {checkpoint_id}" if checkpoint_id else "the job has no checkpoint",
-            hint=f"retained are: {', '.join(sorted(retained))}" if retained else "statemgr checkpoints list",
+            f"no task retains checkpoint {checkpoint_id}",
+            hint=f"retained are: {', '.join(sorted(retained))}",
             job=config.job_name,
             topic=config.checkpoint_topic,
         )
@@ -79,12 +81,23 @@ def show_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], check
         _print_whole(record, checkpoint)
 
 
+def no_checkpoint(config: JobConfig) -> MissingState:
+    """The error for a job that has published nothing."""
+    return MissingState(
+        "the job has no checkpoint",
+        hint="it has not committed yet, or job.name, job.id or task.checkpoint.topic is not its own",
+        job=config.job_name,
+        topic=config.checkpoint_topic,
+    )
+
+
 def _chosen(records: Iterable[CheckpointRecord], tasks: tuple[str, ...]) -> list[CheckpointRecord]:
     """Records of the wanted tasks (all, if none is named), in the tasks' order. Raises: MissingState."""
     found = sorted(records, key=lambda record: task_index(record.task))
     missing = set(tasks) - {record.task for record in found}
     if missing:
-        raise MissingState(f"the topic has no checkpoint of {', '.join(sorted(missing))}")
+        names = ", ".join(sorted(missing))
+        raise MissingState(f"the topic has no checkpoint of {names}", hint="statemgr checkpoints list")
     return [record for record in found if not tasks or record.task in tasks]
 
 

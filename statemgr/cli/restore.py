@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
+from statemgr.cli.checkpoints import no_checkpoint
 from statemgr.cli.options import checkpoint_option, json_option, tasks_option, with_config
 from statemgr.cli.output import messages, print_json, print_table, progress_bars, size
 from statemgr.config import JobConfig
-from statemgr.errors import MissingState
 from statemgr.ids import task_index, task_path
 
 
@@ -43,7 +43,7 @@ def command(
     with JobReader(config) as reader, progress_bars(quiet=as_json) as progress:
         chosen = list(tasks) or sorted(reader.records(), key=task_index)
         if not chosen:
-            raise MissingState("the job has no checkpoint", job=config.job_name, topic=config.checkpoint_topic)
+            raise no_checkpoint(config)
         for task in chosen:
             target = into / task_path(task)
             restored = reader.restore(

@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
+from statemgr.cli.checkpoints import no_checkpoint
 from statemgr.cli.options import checkpoint_option, json_option, tasks_option, with_config
 from statemgr.cli.output import console, print_json, print_table, progress_bars, show_error
 from statemgr.config import JobConfig
-from statemgr.errors import ConfigError, InvalidError, MissingState, StatemgrError
+from statemgr.errors import ConfigError, InvalidError, StatemgrError
 from statemgr.ids import task_index
 from statemgr.ports import LocalStore
 
@@ -211,7 +212,7 @@ def _stores(
     with JobReader(config) as reader:
         chosen = list(tasks) or sorted(reader.records(), key=task_index)
         if not chosen:
-            raise MissingState("the job has no checkpoint", job=config.job_name, topic=config.checkpoint_topic)
+            raise no_checkpoint(config)
         for task in chosen:
             with ExitStack() as stack:
                 with progress_bars(quiet=quiet) as progress:
