@@ -46,7 +46,7 @@ def list_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], curre
         print_json([to_json_dict(record, checkpoint) for record, checkpoint in pairs])
         return
     print_table(
-        ("task", "checkpoint", "taken", "seq", "offset", "input offsets", "stores", "backends"),
+        ("task", "checkpoint (* in force)", "taken", "seq", "offset", "input offsets", "stores", "backends"),
         [_row(record, checkpoint) for record, checkpoint in pairs],
         empty="no checkpoints yet",
     )

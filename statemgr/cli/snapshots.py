@@ -91,7 +91,9 @@ def _print_list(found: list[dict[str, object]], as_json: bool) -> None:
         )
         for entry in found
     ]
-    print_table(("task", "checkpoint", "store", "files", "size", "index blob"), rows, empty="no snapshots yet")
+    print_table(
+        ("task", "checkpoint (* in force)", "store", "files", "size", "index blob"), rows, empty="no snapshots yet"
+    )
 
 
 @command.command("show")
