@@ -1,13 +1,36 @@
 """statemgr for PySpark Structured Streaming: state that survives, one atomic checkpoint per micro-batch.
 
-Imports only statemgr's public surface.
+Imports only statemgr's public surface. Names are loaded when first used: workers need a few of them.
 """
 
 from __future__ import annotations
 
-from spark_integration.context import BatchReport, RestoreReport, StateContext
-from spark_integration.query import StatefulQuery
-from spark_integration.running import RunningQuery
-from spark_integration.sources import StartingOffsets
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_integration.context import BatchReport, RestoreReport, StateContext
+    from spark_integration.query import StatefulQuery
+    from spark_integration.running import RunningQuery
+    from spark_integration.sources import StartingOffsets
 
 __all__ = ["BatchReport", "RestoreReport", "RunningQuery", "StartingOffsets", "StateContext", "StatefulQuery"]
+
+_HOME = {
+    "BatchReport": "spark_integration.context",
+    "RestoreReport": "spark_integration.context",
+    "RunningQuery": "spark_integration.running",
+    "StartingOffsets": "spark_integration.sources",
+    "StateContext": "spark_integration.context",
+    "StatefulQuery": "spark_integration.query",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'spark_integration' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from spark_integration.demo.pipeline import Spec
 from statemgr.errors import StatemgrError
 
 _POLL_S = 0.05
+_EXCEPTION = re.compile(r"[\w.]*(Error|Exception): \S")
 _KILL_DEADLINE_S = 20.0
 
 
@@ -129,5 +131,6 @@ def _reports(events: Path) -> list[dict[str, Any]]:
 
 def _last_error(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    typed = [line for line in lines if line.startswith("statemgr: ")]
-    return (typed or lines or ["its log is empty"])[-1].removeprefix("statemgr: ")
+    typed = [line.removeprefix("statemgr: ") for line in lines if line.startswith("statemgr: ")]
+    others = [line for line in lines if _EXCEPTION.match(line)]
+    return (typed or others or lines or ["its log is empty"])[-1][:500]

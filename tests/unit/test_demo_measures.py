@@ -1,0 +1,110 @@
+"""The demo's arithmetic, and its recount: two programs that must agree on any table."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_integration.demo.bait import AIMS, draw
+from spark_integration.demo.dataset import Dataset, flights
+from spark_integration.demo.measures import EXACT, Tally, measures_of
+from spark_integration.demo.recount import recount
+from spark_integration.demo.show import differences
+from spark_integration.demo.verify import Side, plain, recounted
+from spark_integration.failures import find, marked
+from statemgr.errors import InvalidError, UnavailableError
+
+SUMS = ("a", "a*b")
+NUMBERS = st.one_of(
+    st.integers(-(10**12), 10**12).map(str),
+    st.decimals(-(10**6), 10**6, places=4).map(str),
+    st.sampled_from(
+        ["", "NA", "-0", "+1.50", ".5", "5.", "1e3", "2E-3", "nan", "inf", "1_0", "x", "1e999", "1e-99", "٣"]
+    ),
+)
+ROWS = st.lists(st.lists(st.one_of(NUMBERS, st.sampled_from(["k", "l", "ü"])), min_size=1, max_size=4), max_size=20)
+
+
+def tallied(dataset: Dataset) -> Side:
+    """What the pipeline would count: the tallies of two halves, saved and added."""
+    _, measures = measures_of(SUMS)
+    tallies: dict[bytes, Tally] = {}
+    for i, (key, row) in enumerate(dataset.rows()):
+        one = Tally(len(measures))
+        one.add_row(row, measures)
+        name = key or b""
+        if name in tallies and i % 2:
+            one.add(Tally.from_json(tallies[name].to_json()))
+            tallies[name] = one
+        elif name in tallies:
+            tallies[name].add(one)
+        else:
+            tallies[name] = one
+    return Side("tally", {key: plain(tally) for key, tally in tallies.items()})
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=ROWS)
+def test_recount_and_tally_agree_on_any_table(tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]) -> None:
+    """Any mixture of numbers, missing values, nonsense and rows of the wrong width gives equal results."""
+    path = tmp_path_factory.mktemp("table") / "table.csv.gz"
+    with gzip.open(path, "wt", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["key", "a", "b"], *rows])
+    dataset = Dataset(path, "key", ("a", "b"))
+    truth = recounted(recount(dataset, SUMS))
+    assert differences(truth, tallied(dataset)) == []
+
+
+def test_a_difference_in_the_last_digit_is_found(tmp_path: Path) -> None:
+    """The comparison is of every key and exact."""
+    path = tmp_path / "table.csv"
+    path.write_text("key,a,b\nx,0.1,3\nx,0.2,1\ny,1,1\n")
+    dataset = Dataset(path, "key", ("a", "b"))
+    truth = recounted(recount(dataset, SUMS))
+    _, _, _, missing, sums, largest = truth.total()
+    assert (missing, sums, largest) == ((0, 0), (Decimal("1.3"), Decimal("1.5")), (Decimal(1), Decimal(1)))
+    rows, unparsable, absent, (one, two), top = truth.tallies[b"x"]  # type: ignore[misc]
+    wrong = {**truth.tallies, b"x": (rows, unparsable, absent, (one, EXACT.add(two, Decimal("1e-50"))), top)}
+    assert len(differences(truth, Side("wrong", wrong))) == 1
+    assert len(differences(truth, Side("lost", {b"x": truth.tallies[b"x"]}))) == 1
+
+
+def test_the_flights_have_their_known_totals() -> None:
+    """336,776 flights, 350,217,607 miles, 4,152,200 minutes of delay with 8,255 missing."""
+    total = recounted(recount(flights(("dep_delay", "distance")), ("dep_delay", "distance"))).total()
+    assert total[1:5] == (336_776, 0, (8_255, 0), (Decimal(4_152_200), Decimal(350_217_607)))
+
+
+def test_wrong_columns_are_named(tmp_path: Path) -> None:
+    """A column that the file lacks, or a product with a hole."""
+    path = tmp_path / "table.csv"
+    path.write_text("key,a\nx,1\n")
+    with pytest.raises(InvalidError, match="no column 'b'") as caught:
+        list(Dataset(path, "key", ("b",)).rows())
+    assert caught.value.hint == "it has key, a"
+    with pytest.raises(InvalidError, match="product"):
+        measures_of(["a*"])
+
+
+def test_a_seed_always_draws_the_same_kills() -> None:
+    """A printed seed repeats a run; over many seeds every phase of a batch comes."""
+    assert draw(5, 3) == draw(5, 3)
+    assert {phase for seed in range(300) for phase, _ in draw(seed, 1)} == set(AIMS)
+    assert draw(5, 2, ["output.write"])[0][0] == "output.write"
+
+
+def test_typed_errors_survive_in_the_text_of_others() -> None:
+    """Quoted, indented and repeated as Spark does; the last one is meant, a mutilated one is none."""
+    error = UnavailableError("no answer [from it]", hint="wait", blob="a/b")
+    text = f"PythonException:\n    {marked(UnavailableError('older'))}\n\tat x.y\n  {marked(error)}\n"
+    found = find(text)
+    assert isinstance(found, UnavailableError)
+    assert (found.message, found.hint, found.where) == ("no answer [from it]", "wait", {"blob": "a/b"})
+    assert find(marked(error)[:-9] + "]") is None
+    assert find("nothing") is None

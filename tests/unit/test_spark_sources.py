@@ -1,0 +1,137 @@
+"""What Spark's offset logs say, and whether a batch continues a checkpoint. Real files, no Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from spark_integration.location import Location
+from spark_integration.sources import (
+    BatchInput,
+    StartingOffsets,
+    check_continues,
+    flatten,
+    read_batch,
+    to_json,
+)
+from statemgr.errors import BatchMismatch, CorruptRecord, InvalidError
+
+Write = Callable[..., Location]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a checkpoint location as Spark does: ``write(ends of each batch, initial offsets of each source)``."""
+
+    def make(
+        ends: Mapping[int, Sequence[object]], initial: Sequence[object] = (), version: str = "v1", watermark: int = 0
+    ) -> Location:
+        (tmp_path / "offsets").mkdir()
+        metadata = json.dumps({"batchWatermarkMs": watermark, "batchTimestampMs": 1_700_000_000_123, "conf": {}})
+        for batch, sources in ends.items():
+            lines = [version, metadata, *(s if isinstance(s, str) else json.dumps(s) for s in sources)]
+            (tmp_path / "offsets" / str(batch)).write_text("\n".join(lines))
+        for i, offsets in enumerate(initial):
+            (tmp_path / "sources" / str(i)).mkdir(parents=True)
+            (tmp_path / "sources" / str(i) / "0").write_text("\0v1\n" + json.dumps(offsets))
+        (tmp_path / "metadata").write_text('{"id":"8f3c"}')
+        return Location(None, tmp_path.as_uri())  # type: ignore[arg-type]
+
+    return make
+
+
+def test_the_first_batch_starts_at_the_initial_offsets(write: Write) -> None:
+    """They are in a file of their own, behind a NUL."""
+    location = write({0: [{"a": {"0": 5, "1": 7}}]}, [{"a": {"0": 1, "1": 0}}], watermark=9)
+    batch = read_batch(location, 0)
+    assert batch == BatchInput(0, {"a-0": 1, "a-1": 0}, {"a-0": 5, "a-1": 7}, 1_700_000_000_123, 9)
+    assert location.query_id() == "8f3c"
+
+
+def test_a_later_batch_starts_where_the_one_before_ended(write: Write) -> None:
+    """Also for a source that had nothing in the batch before: it is at its initial offsets."""
+    location = write(
+        {3: [{"a": {"0": 5}}, "-"], 4: [{"a": {"0": 6, "1": 2}}, {"b": {"0": 4}}]}, [{"a": {"0": 0}}, {"b": {"0": 1}}]
+    )
+    batch = read_batch(location, 4)
+    assert batch.start == {"a-0": 5, "b-0": 1}
+    assert batch.end == {"a-0": 6, "a-1": 2, "b-0": 4}
+    assert batch.watermark_ms is None
+
+
+@pytest.mark.parametrize(
+    ("ends", "version", "message"),
+    [
+        ({0: [{"logOffset": 3}]}, "v1", "not Kafka's"),
+        ({0: ["17"]}, "v1", "not Kafka's"),
+        ({0: [{"a": {"0": 1}}, {"a": {"1": 1}}]}, "v1", "same topic"),
+        ({0: [{"a": {"0": 1}}]}, "v2", "format 'v2'"),
+        ({1: [{"a": {"0": 1}}]}, "v1", "no record"),
+    ],
+)
+def test_locations_that_cannot_be_understood(
+    write: Write, ends: Mapping[int, Sequence[object]], version: str, message: str
+) -> None:
+    """Other sources, a topic read twice, an unknown format, a batch that is not logged: typed, with a hint."""
+    with pytest.raises(InvalidError, match=message) as caught:
+        read_batch(write(ends, version=version), 0)
+    assert caught.value.hint
+
+
+def test_a_damaged_location(tmp_path: Path) -> None:
+    """Metadata that is not JSON is an error, not a new location."""
+    (tmp_path / "metadata").write_text("{")
+    with pytest.raises(CorruptRecord):
+        Location(None, tmp_path.as_uri()).query_id()  # type: ignore[arg-type]
+    assert Location(None, (tmp_path / "new").as_uri()).query_id() is None  # type: ignore[arg-type]
+
+
+def test_offsets_as_json_are_normalised() -> None:
+    """Equal offsets give equal text, whatever the order; names with dashes survive."""
+    one = flatten(['{"b-x":{"1":2,"0":1},"a":{"0":3}}'])
+    assert one == {"b-x-1": 2, "b-x-0": 1, "a-0": 3}
+    assert to_json(one) == to_json(dict(reversed(one.items()))) == '{"a":{"0":3},"b-x":{"0":1,"1":2}}'
+
+
+def test_starting_offsets_for_several_sources_and_new_partitions() -> None:
+    """Each source takes its own topics; partitions that are new begin at their earliest record."""
+    both = StartingOffsets.of({"a-0": 3, "b-0": 4})
+    assert both.for_topics("a") == '{"a":{"0":3}}'
+    assert both.for_topics("c") == "earliest"
+    assert both.including("a-1", "a-0").for_topics("a") == '{"a":{"0":3,"1":-2}}'
+    assert StartingOffsets.of({}).including("a-1") == "earliest"
+
+
+@pytest.mark.parametrize(
+    ("batch_id", "start", "checkpoint"),
+    [
+        (0, {"a-0": 0}, None),
+        (0, {"a-0": 5}, {"a-0": 5}),
+        (0, {"a-0": 5, "a-1": 0}, {"a-0": 5}),
+        (7, {"a-0": 5, "a-1": 2}, {"a-0": 5, "a-1": 2}),
+    ],
+)
+def test_batches_that_continue(batch_id: int, start: dict[str, int], checkpoint: dict[str, int] | None) -> None:
+    """The job's first; one that starts where the checkpoint ended; new partitions at a location's first batch."""
+    check_continues(BatchInput(batch_id, start, {}, 0, None), checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("batch_id", "start", "checkpoint", "message"),
+    [
+        (3, {"a-0": 5}, None, "has nothing"),
+        (0, {"a-0": 4}, {"a-0": 5}, "counted twice"),
+        (0, {"a-0": 6}, {"a-0": 5}, "would be lost"),
+        (0, {"a-0": 5}, {"a-0": 5, "a-1": 1}, "starts at nothing"),
+        (4, {"a-0": 5, "a-1": 0}, {"a-0": 5}, "the checkpoint is at nothing"),
+    ],
+)
+def test_batches_that_do_not_continue(
+    batch_id: int, start: dict[str, int], checkpoint: dict[str, int] | None, message: str
+) -> None:
+    """A gap, an overlap, a partition that vanished or came from nowhere."""
+    with pytest.raises(BatchMismatch, match=message):
+        check_continues(BatchInput(batch_id, start, {}, 0, None), checkpoint)
