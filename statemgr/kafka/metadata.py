@@ -112,6 +112,8 @@ class TopicMetadata:
                             raise
                 self.errors.clear()
                 return answers
+            except TimeoutError as error:
+                raise UnavailableError(f"{doing}: no answer").with_where(**where) from error
             except KafkaException as error:
                 reason = error.args[0]
                 self.client.poll(0)

@@ -171,7 +171,9 @@ class TransactionalPublisher:
         if self._state is _State.UNUSABLE:
             # a new producer of the ID would publish on what it remembers, over a newer owner's checkpoints
             raise FencedError(
-                "the producer cannot go on", hint="open the task again: it reads the topic anew", transactional_id=self._id
+                "the producer cannot go on",
+                hint="open the task again: it reads the topic anew",
+                transactional_id=self._id,
             )
         if self._state is not _State.READY:
             raise (

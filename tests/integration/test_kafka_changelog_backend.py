@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,18 @@ from statemgr.ports import (
     StoreIdentity,
     StoreSnapshot,
 )
-from tests.kafka_jobs import client, committed, job, make_topic, make_topics, recreate, send, state_of
+from tests.kafka_jobs import (
+    EAGER,
+    client,
+    committed,
+    job,
+    make_topic,
+    make_topics,
+    recreate,
+    send,
+    state_of,
+    wait_until,
+)
 from tests.servers import KafkaServer
 
 _DAY_MS = 24 * 3600 * 1000
@@ -361,3 +373,38 @@ def test_the_replay_is_announced_and_reports_progress(make_job: Callable[..., _J
         here.backend().restore_manager().restore(request)
     assert phases == [(Phase.REPLAY, "Partition 0/totals")]
     assert seen[-1] == ("replay totals", marker.offset, marker.offset)
+
+
+def test_compaction_changes_nothing_that_a_marker_restores(make_job: Callable[..., _Job]) -> None:
+    """Many commits over the same keys, deletes among them, until the cleaner has run: the state is the last one's."""
+    here = make_job(topics=False)
+    make_topic(here.config, here.topic, **EAGER)
+    marker: Marker | None = None
+    expected: dict[bytes, bytes] = {}
+    sent = 0
+
+    def commit(number: int) -> None:
+        nonlocal marker, sent
+        filled = marker is None
+        changes: list[Change] = [(b"k%d" % n, b"%d" % number * 300) for n in range(number % 7, 300)]
+        changes += [(b"k%d" % n, None) for n in range(number % 5)]
+        for key, value in changes:
+            if value is None:
+                expected.pop(key, None)
+            else:
+                expected[key] = value
+        sent += len(expected) if filled else len(changes)
+        marker = here.commit(marker, *changes, whole=expected)
+
+    def cleaned() -> bool:
+        time.sleep(0.6)  # the active segment is closed by a later record, once it is older than segment.ms
+        commit(sent)
+        return len(committed(here.config, here.topic)) < sent
+
+    for number in range(5):
+        commit(number)
+    wait_until(cleaned)
+    assert marker is not None
+    state, restored = here.restore(marker)
+    assert state == expected
+    assert restored.records < sent
