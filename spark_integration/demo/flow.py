@@ -49,6 +49,7 @@ def demo(settings: Settings, environment: Mapping[str, str], console: Console) -
         dataset = flights(columns)
     else:
         dataset = Dataset(settings.input, settings.key, tuple(columns))
+    next(dataset.rows(), None)  # says what is wrong with the file before anything is started
     run = _new_run(settings)
     with _progress(console) as progress:
         running, stop = _servers(settings, environment, progress)

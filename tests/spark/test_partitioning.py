@@ -1,0 +1,102 @@
+"""Tasks that own Kafka's partitions, jobs that move between a consumer loop and Spark, topics that grow."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from spark_integration import StateContext
+from statemgr import StateManager, Store
+from statemgr.errors import InvalidError
+from tests.spark.conftest import OUTPUT, Pipeline, count
+
+MakePipeline = Callable[..., Pipeline]
+
+
+def test_a_job_moves_from_a_consumer_loop_to_spark_and_back(pipeline: MakePipeline) -> None:
+    """Tasks committed one by one, at places of their own: Spark goes on from each; then a loop goes on from Spark."""
+    job = pipeline(tasks=2, partitions=2)
+    job.produce(30, partition=0)
+    job.produce(20, partition=1)
+    with StateManager(job.config) as manager:
+        for partition, read in ((0, 10), (1, 5)):
+            with manager.open_task(f"Partition {partition}") as task:
+                task.store("totals").put(b"from-loop-%d" % partition, b"%d" % read)
+                task.commit({f"{job.topic}-{partition}": read})
+
+    job.run(job.query().partition_by_kafka_partition())
+
+    state = job.state("kafka-changelog", "kafka-partition")
+    assert {key: n for key, n in state.items() if key.startswith("from-loop")} == {"from-loop-0": 10, "from-loop-1": 5}
+    assert sum(job.outputs.counts().values()) == 50 - 15
+    with StateManager(job.config) as manager:
+        offsets = {}
+        for partition in (0, 1):
+            with manager.open_task(f"Partition {partition}") as task:
+                assert task.last_checkpoint is not None
+                offsets |= task.last_checkpoint.input_offsets
+        assert offsets == {f"{job.topic}-0": 30, f"{job.topic}-1": 20}
+
+
+class Placed:
+    """A process function that yields which task saw which partition."""
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+    ) -> Iterator[pa.RecordBatch]:
+        """One row per partition seen."""
+        for batch in batches:
+            for partition in sorted(set(batch.column("partition").to_pylist())):
+                yield pa.RecordBatch.from_pydict({"key": [context.task], "count": [partition], "attempt": [""]})
+
+
+def test_each_task_sees_its_own_partition_only(pipeline: MakePipeline) -> None:
+    """Task i gets the rows of partition i, in the topic's order, and a task without a partition gets none."""
+    job = pipeline(tasks=3, partitions=2)
+    job.produce(40)
+    job.run(job.query().partition_by_kafka_partition().process(Placed(), OUTPUT))
+    assert job.outputs.calls[0][1] == [("Partition 0", 0, ""), ("Partition 1", 1, "")]
+
+
+def test_a_topic_that_grew(pipeline: MakePipeline) -> None:
+    """New partitions are read from their beginning; at a new location they must be named, and the error says so."""
+    job = pipeline(partitions=1)
+    job.produce(30)
+    job.run()
+    admin = AdminClient({"bootstrap.servers": job.kafka.bootstrap_servers})
+    for grown in admin.create_partitions([NewPartitions(job.topic, 2)]).values():
+        grown.result(timeout=30)
+    job.produce(30, partition=1)
+    shutil.rmtree(job.location)
+
+    with pytest.raises(InvalidError, match="including"):
+        job.run()
+    shutil.rmtree(job.location)
+    job.run(job.query().input(lambda offsets: job.rows(offsets.including(f"{job.topic}-1"))))
+
+    assert job.state("blob-store") == job.outputs.counts() == job.produced
+
+
+def only_first(
+    batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+) -> Iterator[pa.RecordBatch]:
+    """Reads no more than the first batch of rows."""
+    yield from count(iter([batch for batch in [next(batches, None)] if batch is not None]), stores, context)
+
+
+def test_all_keys_of_a_task_and_of_null_stay_together(pipeline: MakePipeline) -> None:
+    """Over batches and restarts a key is in one task; rows without a key share one; what is left unread is no error."""
+    job = pipeline(tasks=4)
+    job.produce(200)
+    job.run(job.query(per_batch=100).process(only_first, OUTPUT))
+    homes: dict[bytes, set[str]] = {}
+    for task, content in job.contents().items():
+        for key in content:
+            homes.setdefault(key, set()).add(task)
+    assert {len(tasks) for key, tasks in homes.items() if key != b"!attempt"} == {1}
+    assert b"(null)" in homes
