@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from statemgr.config import JobConfig
-from statemgr.errors import ClosedError, ConfigError, CorruptBlob
+from statemgr.errors import ClosedError, ConfigError, CorruptBlob, InvalidError
 from statemgr.flows.commit import CommitBase, Refill, freeze, prepare
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.restore import StoreRestore, restore_task
-from statemgr.ids import task_path
+from statemgr.ids import NAME, task_path
 from statemgr.model import codec
 from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, MicroBatch
 from statemgr.model.commit import PreparedCommit
@@ -51,6 +52,8 @@ __all__ = [
 
 #: Attachments up to this many bytes travel inside the checkpoint record.
 ATTACHMENT_INLINE_LIMIT = 16 * 1024
+#: Files that may wait for compaction in a store that is opened for one attempt only.
+_LEVEL0_LIMIT = 8
 #: Attachments are read whole up to this many bytes.
 ATTACHMENT_LIMIT = 1 << 31
 
@@ -69,6 +72,10 @@ class Epoch:
     refill: Mapping[str, Refill] = field(default_factory=dict)
     allow_new_stores: bool = False
     allow_removed_stores: bool = False
+
+    def after_publish(self) -> Epoch:
+        """The epoch for the commits after the first: permissions and refills were for that one alone."""
+        return replace(self, checkpoints={}, refill={}, allow_new_stores=False, allow_removed_stores=False)
 
     def for_executor(self) -> Epoch:
         """A small copy without the checkpoints."""
@@ -89,6 +96,7 @@ class Attempt:
         self._attachments: list[Attachment] = []
         self._attached_blobs: list[str] = []
         self._closed = False
+        self._prepared = False
         self.stores: Mapping[str, Store] = {
             name: Store(opened, serde(opened.config.key_serde), serde(opened.config.value_serde))
             for name, opened in stores.items()
@@ -106,6 +114,8 @@ class Attempt:
 
     def attach(self, name: str, data: bytes | Path) -> None:
         """Publish bytes (or a file's) with the commit, under ``name``: inline when small, else in a blob."""
+        if not NAME.match(name) or any(name == attached.name for attached in self._attachments):
+            raise InvalidError(f"{name!r} cannot be attached: a plain name is needed, once", task=self.task)
         size = len(data) if isinstance(data, bytes) else data.stat().st_size
         if size <= ATTACHMENT_INLINE_LIMIT:
             inline = data if isinstance(data, bytes) else data.read_bytes()
@@ -122,8 +132,11 @@ class Attempt:
 
         Raises: RetryableError, AccessDenied, DiskFull.
         """
-        if self._closed:
-            raise ClosedError("the attempt is closed", task=self.task)
+        if self._closed or self._prepared:
+            raise ClosedError("the attempt is closed or prepared already", task=self.task)
+        self._prepared = True
+        for opened in self._open.values():
+            opened.local.compact_if_needed(_LEVEL0_LIMIT)
         frozen = freeze(self._parts, self._open, self._base, input_offsets, attempt=self.attempt_id)
         return prepare(
             self._parts,
@@ -138,8 +151,9 @@ class Attempt:
         """Close and remove the private stores. Idempotent."""
         if not self._closed:
             self._closed = True
-            for opened in self._open.values():
-                opened.close()
+            with ExitStack() as closing:
+                for opened in self._open.values():
+                    closing.callback(opened.close)
 
     def __enter__(self) -> Attempt:
         return self
@@ -170,6 +184,10 @@ def open_attempt(
         allow_removed_stores=epoch.allow_removed_stores,
         **({"progress": progress} if progress else {}),
     )
+    if checkpoint is not None:
+        for store, state_id in checkpoint.stores.items():
+            if store in stores:  # what other attempts made for other states is not needed any more
+                stores[store].directories.keep_only({state_id})
     base = CommitBase(task, epoch.layout, epoch.number, checkpoint, epoch.refill.get(task, frozenset()))
     return Attempt(runtime, base, stores, restored)
 

@@ -16,14 +16,24 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from statemgr.errors import ConfigError, OutcomeUnknownError, RetryableError, StatemgrError, UnavailableError
+from statemgr.errors import (
+    AccessDenied,
+    ConfigError,
+    MissingState,
+    OutcomeUnknownError,
+    RetryableError,
+    StatemgrError,
+    UnavailableError,
+)
 from statemgr.ids import task_name
+from statemgr.model.checkpoint import Checkpoint
 from statemgr.task import Task
 
 if TYPE_CHECKING:
@@ -32,19 +42,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.1
 _BATCH = 500
+_OPENERS = 4
+_METADATA_SECONDS = 30.0
 
 
 @dataclass
 class _Owned:
     """A task of this member: its source partitions, its restore, and where its input has been read to."""
 
-    partitions: list[TopicPartition]
     opening: Future[Task]
+    partitions: list[TopicPartition] = field(default_factory=list)
     #: Partitions that are paused until the task is restored and they are at its input offsets.
     waiting: list[TopicPartition] = field(default_factory=list)
     task: Task | None = None
     offsets: dict[str, int] = field(default_factory=dict)
     dirty: bool = False
+    commit: Future[Checkpoint] | None = None
+    commit_started: float = 0.0
     failing_since: float | None = None
 
 
@@ -52,7 +66,8 @@ class ConsumerLoop:
     """Runs until SIGTERM or SIGINT (or :meth:`stop`), then commits and closes.
 
     ``process(task, message)`` is called on one thread for every message; what it raises stops the loop without a
-    commit of the message it raised for.
+    commit of the message it raised for. All input topics have ``job.tasks`` partitions, and partition i of each goes
+    to the member that has partition i of the others (the ``range`` strategy, which is the client's default).
     """
 
     def __init__(
@@ -68,14 +83,19 @@ class ConsumerLoop:
                 "there is nothing to consume", hint="set task.inputs, or pass topics=[…]", key="task.inputs"
             )
         self._manager = manager
+        self._config = manager.config
         self._consumer = consumer
         self._process = process
         self._topics = list(topics)
         self._permissions = dict(permissions)
+        self._opened: set[str] = set()
         self._owned: dict[int, _Owned] = {}
+        #: Restores of tasks that were taken away meanwhile: each is closed when it ends, and waited for before the
+        #: task is opened again.
+        self._leaving: dict[int, Future[Task]] = {}
         self._to_pause: list[TopicPartition] = []
         self._stop = threading.Event()
-        self._openers = ThreadPoolExecutor(4, thread_name_prefix="statemgr-restore")
+        self._openers = ThreadPoolExecutor(_OPENERS, thread_name_prefix="statemgr-restore")
 
     def stop(self, *_: Any) -> None:
         """Ask the loop to end after the current batch."""
@@ -83,11 +103,11 @@ class ConsumerLoop:
 
     def run(self) -> None:
         """Raises: what ``process`` or a commit raises; the consumer is left to the caller."""
+        self._check_topics()
         previous = self._install_signals()
-        clock = self._manager._runtime.clock
-        interval = self._manager.config.commit_ms / 1000
+        interval = self._config.commit_ms / 1000
         self._consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
-        due = clock.monotonic() + interval
+        due = monotonic() + interval
         try:
             while not self._stop.is_set():
                 messages = self._consumer.consume(_BATCH, _POLL_SECONDS)  # 1
@@ -95,25 +115,37 @@ class ConsumerLoop:
                     self._one(message)
                 self._pause_assigned()
                 self._start_restored()  # 3
-                if clock.monotonic() >= due:  # 4
-                    self._commit_all(wait=False)
-                    due = clock.monotonic() + interval
-            self._commit_all(wait=True)
+                if monotonic() >= due:  # 4
+                    self._start_commits()
+                    due = monotonic() + interval
+            self._commit_and_wait(set(self._owned))
         finally:
-            self._close_all()
+            self._close(set(self._owned))
             self._openers.shutdown(wait=True, cancel_futures=True)
             self._consumer.unsubscribe()
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
+    def _check_topics(self) -> None:
+        """Raises: ConfigError when a topic has not one partition per task; UnavailableError."""
+        for topic in self._topics:
+            try:
+                found = self._consumer.list_topics(topic, timeout=_METADATA_SECONDS).topics[topic]
+            except KafkaException as error:
+                raise UnavailableError(f"the brokers do not answer: {error.args[0].str()}", topic=topic) from error
+            if found.error is not None or len(found.partitions) != self._config.tasks:
+                raise ConfigError(
+                    f"the input topic has {len(found.partitions)} partitions, the job {self._config.tasks} tasks",
+                    hint="set job.tasks to the number of partitions; of several topics all must have as many",
+                    topic=topic,
+                    key="job.tasks",
+                )
+
     def _one(self, message: Message) -> None:
         error = message.error()
         if error is not None:
-            if error.code() == KafkaError._PARTITION_EOF:
-                return
-            raise UnavailableError(
-                f"consuming failed: {error.str()}", topic=message.topic(), partition=message.partition()
-            )
+            self._consumer_error(error, message)
+            return
         partition, offset = message.partition(), message.offset()
         assert partition is not None
         assert offset is not None
@@ -127,6 +159,22 @@ class ConsumerLoop:
         owned.offsets[source] = offset + 1
         owned.dirty = True
 
+    def _consumer_error(self, error: KafkaError, message: Message) -> None:
+        """What the client mends by itself is logged; the rest ends the loop."""
+        where: dict[str, Any] = {"topic": message.topic(), "partition": message.partition()}
+        if error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED):
+            raise AccessDenied(f"consuming was refused: {error.str()}", **where)
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            raise MissingState(
+                f"the input that follows the checkpoint is gone: {error.str()}",
+                hint="its retention is shorter than the job was down",
+                **where,
+            )
+        if error.fatal():
+            raise UnavailableError(f"consuming failed: {error.str()}", **where)
+        if error.code() != KafkaError._PARTITION_EOF:
+            log.warning("consumer: %s", error.str())
+
     # --- rebalances ----------------------------------------------------------------------------------------------
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -134,20 +182,35 @@ class ConsumerLoop:
         for partition in partitions:
             owned = self._owned.get(partition.partition)
             if owned is None:
-                opening = self._openers.submit(self._open, task_name(partition.partition))
-                owned = self._owned[partition.partition] = _Owned([], opening)
+                opening = self._openers.submit(self._open, partition.partition)
+                owned = self._owned[partition.partition] = _Owned(opening)
             owned.partitions.append(partition)
             owned.waiting.append(partition)
             self._to_pause.append(partition)
 
     def _pause_assigned(self) -> None:
         """What the poll has returned of them already is dropped in ``_one`` and read again after the seek."""
-        if self._to_pause:
-            self._consumer.pause(self._to_pause)
-            self._to_pause = []
+        if not self._to_pause:
+            return
+        self._consumer.pause(self._to_pause)
+        self._to_pause = []
+        for index, owned in self._owned.items():
+            missing = set(self._topics) - {partition.topic for partition in owned.partitions}
+            if missing:
+                raise ConfigError(
+                    f"{task_name(index)} was given without its partition of {', '.join(sorted(missing))}",
+                    hint="set the consumer's partition.assignment.strategy to range",
+                )
 
-    def _open(self, task: str) -> Task:
-        return self._manager.open_task(task, **self._permissions)
+    def _open(self, index: int) -> Task:
+        """On a thread of the openers. Permissions are for the first opening of a task alone."""
+        leaving = self._leaving.get(index)
+        if leaving is not None:
+            wait([leaving])
+        name = task_name(index)
+        task = self._manager.open_task(name, **({} if name in self._opened else self._permissions))
+        self._opened.add(name)
+        return task
 
     def _start_restored(self) -> None:
         for owned in self._owned.values():
@@ -157,16 +220,29 @@ class ConsumerLoop:
                 owned.task = owned.opening.result()
                 checkpoint = owned.task.last_checkpoint
                 owned.offsets = dict(checkpoint.input_offsets) if checkpoint else {}
-            for source in owned.waiting:
-                offset = owned.offsets.get(_source(source), OFFSET_BEGINNING)
+            if self._sought(owned):
+                self._consumer.resume(owned.waiting)
+                owned.waiting = []
+
+    def _sought(self, owned: _Owned) -> bool:
+        """Move to the checkpoint's input offsets. False while the client has not begun to fetch: next turn again."""
+        for source in owned.waiting:
+            offset = owned.offsets.get(_source(source), OFFSET_BEGINNING)
+            try:
                 self._consumer.seek(TopicPartition(source.topic, source.partition, offset))
-            self._consumer.resume(owned.waiting)
-            owned.waiting = []
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError._STATE:
+                    return False
+                raise UnavailableError(f"seeking failed: {error.args[0].str()}", topic=source.topic) from error
+        return True
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit what the leaving tasks have, then close them, before another member may open them."""
         leaving = {partition.partition for partition in partitions}
-        self._commit(leaving, wait=True)
+        try:
+            self._commit_and_wait(leaving)
+        except StatemgrError as error:
+            log.warning("what was not committed is processed again by the next owner: %s", error)
         self._close(leaving)
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -175,55 +251,86 @@ class ConsumerLoop:
 
     # --- commits -------------------------------------------------------------------------------------------------
 
-    def _commit_all(self, *, wait: bool) -> None:
-        self._commit(set(self._owned), wait=wait)
+    def _start_commits(self) -> None:
+        for owned in self._owned.values():
+            if owned.task is None:
+                continue
+            if owned.commit is not None:
+                if not owned.commit.done():  # the next one covers it
+                    self._check_hung(owned)
+                    continue
+                self._ended(owned, owned.task)
+            if owned.dirty:
+                owned.commit = owned.task.commit_async(owned.offsets)
+                owned.commit_started = monotonic()
+                owned.dirty = False
 
-    def _commit(self, tasks: set[int], *, wait: bool) -> None:
+    def _ended(self, owned: _Owned, task: Task) -> None:
+        """A failed commit is repeated, until commits have failed for ``task.commit.timeout.ms``."""
+        assert owned.commit is not None
+        error, owned.commit = owned.commit.exception(), None
+        if error is None:
+            owned.failing_since = None
+            return
+        owned.dirty = True
+        task.forgive()
+        owned.failing_since = owned.failing_since or owned.commit_started
+        too_long = monotonic() - owned.failing_since > self._config.commit_timeout_ms / 1000
+        if too_long or not isinstance(error, RetryableError | OutcomeUnknownError):
+            raise error
+        log.warning("%s: a commit failed and is repeated: %s", task.name, error)
+
+    def _check_hung(self, owned: _Owned) -> None:
+        timeout = self._config.commit_timeout_ms / 1000
+        if monotonic() - owned.commit_started > 2 * timeout:
+            raise UnavailableError(f"a commit has not ended in twice task.commit.timeout.ms ({timeout:.0f} s)")
+
+    def _commit_and_wait(self, tasks: set[int]) -> None:
+        """Commit each task, then raise the first error if there was one. A failed commit is tried once more."""
+        first: StatemgrError | None = None
         for index in sorted(tasks):
             owned = self._owned.get(index)
-            if owned is None or owned.task is None or not owned.dirty:
+            if owned is None or owned.task is None or not (owned.dirty or owned.commit is not None):
                 continue
-            if wait:
-                owned.task.commit(owned.offsets)
-                owned.dirty = False
-            elif not owned.task.commit_in_flight:  # one that is on its way is not waited for: the next one covers it
-                self._start_commit(owned)
-
-    def _start_commit(self, owned: _Owned) -> None:
-        """A failed commit is repeated at the next interval, until it has failed for ``task.commit.timeout.ms``."""
-        assert owned.task is not None
-        now = self._manager._runtime.clock.monotonic()
-        try:
-            future = owned.task.commit_async(owned.offsets)
-        except (RetryableError, OutcomeUnknownError) as error:
-            owned.failing_since = owned.failing_since or now
-            if now - owned.failing_since > self._manager.config.commit_timeout_ms / 1000:
-                raise
-            log.warning("%s: a commit failed and is repeated: %s", owned.task.name, error)
-            return
-        owned.dirty = False
-        owned.failing_since = None
-        future.add_done_callback(lambda ended: setattr(owned, "dirty", owned.dirty or ended.exception() is not None))
+            try:
+                try:
+                    owned.task.commit(owned.offsets)
+                except (RetryableError, OutcomeUnknownError) as error:
+                    log.warning("%s: a commit failed and is repeated: %s", owned.task.name, error)
+                    owned.task.commit(owned.offsets)
+                owned.dirty, owned.commit = False, None
+            except StatemgrError as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     def _close(self, tasks: set[int]) -> None:
+        """Let tasks go without a commit. A restore that is under way is not waited for."""
         for index in tasks:
             owned = self._owned.pop(index, None)
             if owned is None:
                 continue
-            try:
-                task = owned.task or owned.opening.result()
-            except StatemgrError as error:
-                log.warning("task %s was given back before it was restored: %s", task_name(index), error)
-                continue
-            task.close()
-
-    def _close_all(self) -> None:
-        self._close(set(self._owned))
+            self._to_pause = [p for p in self._to_pause if p.partition != index]
+            if owned.task is not None:
+                owned.task.close()
+            elif not owned.opening.cancel():
+                self._leaving[index] = owned.opening
+                owned.opening.add_done_callback(_close_opened)
 
     def _install_signals(self) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():
             return {}
         return {number: signal.signal(number, self.stop) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
+def _close_opened(opening: Future[Task]) -> None:
+    if opening.cancelled():
+        return
+    error = opening.exception()
+    if error is None:
+        opening.result().close()
+    else:
+        log.warning("a task was given back before it was restored: %s", error)
 
 
 def _source(partition: TopicPartition) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from statemgr.config import JobConfig
 from statemgr.engine import Epoch
 from statemgr.errors import ClosedError, InvalidError
-from statemgr.flows.clean_up import CleanUp
-from statemgr.flows.first_start import remember_published
-from statemgr.flows.opening import fence, latest_generation, prepare_topics, read_records, tails
-from statemgr.flows.publish import Published, publish, settle
+from statemgr.flows.opening import fence, fence_ids, prepare_topics, read_records, tails
+from statemgr.flows.publish import Published
 from statemgr.flows.restore import no_progress, restore_task
 from statemgr.ids import task_index, task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
@@ -24,11 +23,10 @@ from statemgr.model.commit import PreparedCommit
 from statemgr.ports import Progress
 from statemgr.runtime import Runtime
 from statemgr.task import Task
+from statemgr.whole_job import WholeJob
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
-
-log = logging.getLogger(__name__)
 
 
 class StateManager:
@@ -47,8 +45,11 @@ class StateManager:
         self._parts = self._runtime.parts
         self._log = CheckpointTopic(config, self._runtime.clock)
         self.metrics = Metrics(config.job_name, config.metrics_port, self._runtime.clock.monotonic)
-        self._tasks: dict[str, Task] = {}
-        self._job: _WholeJob | None = None
+        self._lock = threading.Lock()
+        self._topics_ready = False
+        #: None while a task is being opened.
+        self._tasks: dict[str, Task | None] = {}
+        self._job: WholeJob | None = None
         self._closed = False
 
     # --- a consumer loop -----------------------------------------------------------------------------------------
@@ -66,48 +67,70 @@ class StateManager:
 
         Args:
             task: ``Partition <i>`` with i below ``job.tasks``.
-            allow_empty_start, allow_new_stores, allow_removed_stores: one-shot permissions.
+            allow_empty_start: one-shot permission to start empty where state existed.
+            allow_new_stores: one-shot permission to start stores empty that the checkpoint does not list.
+            allow_removed_stores: one-shot permission to drop stores that the checkpoint lists.
+            progress: called while a store is restored.
 
         Raises: PermissionNeeded, LayoutMismatch, TopicMisconfigured, MissingState, CorruptError, UnavailableError.
         """
         self._check_open()
         self._check_task(task)
-        if task in self._tasks:
-            raise InvalidError("the task is open in this process already", task=task)
-        prepare_topics(self._parts, allow_empty_start=allow_empty_start)
-        publisher = TransactionalPublisher(self.config, task_transactional_id(self.config, task), self._runtime.clock)
+        with self._lock:
+            if task in self._tasks:
+                raise InvalidError("the task is open in this process already", task=task)
+            self._tasks[task] = None
         try:
-            fence(self._parts, publisher, [job_transactional_id(self.config)])
-            records = read_records(self._parts, self._log, self.layout, [task], allow_empty_start=allow_empty_start)
+            opened = self._open_task(task, allow_empty_start, allow_new_stores, allow_removed_stores, progress)
+        except BaseException:
+            self._forget(task)
+            raise
+        self._tasks[task] = opened
+        return opened
+
+    def _open_task(
+        self, task: str, allow_empty_start: bool, allow_new: bool, allow_removed: bool, progress: Progress
+    ) -> Task:
+        self._prepare_topics(allow_empty_start)
+        others = [job_transactional_id(self.config)]
+        with ExitStack() as undo:
+            publisher = self._publisher(task_transactional_id(self.config, task))
+            undo.callback(publisher.close)
+            fence(self._parts, publisher, others)
+            records, layout = read_records(
+                self._parts, self._log, self.layout, [task], allow_empty_start=allow_empty_start
+            )
             refill = tails(self._parts, records)[task]
-            published = self._published(records)
+            published = self._published(records, layout, others)
             stores, restored = restore_task(
                 self._parts,
                 task,
                 published.checkpoint(task),
-                allow_new_stores=allow_new_stores,
-                allow_removed_stores=allow_removed_stores,
+                allow_new_stores=allow_new,
+                allow_removed_stores=allow_removed,
                 progress=progress,
             )
-        except BaseException:
-            publisher.close()
-            raise
-        opened = Task(
-            self._parts,
-            task,
-            publisher,
-            self._log,
-            published,
-            stores,
-            restored,
-            refill,
-            on_close=lambda: self._forget(task),
-        )
-        self._tasks[task] = opened
-        for restore in restored:
-            self.metrics.restored(restore)
-        if refill:
-            self._undo_tail(opened)
+            for store in stores.values():
+                undo.callback(store.close)
+            opened = Task(
+                self._parts,
+                task,
+                publisher,
+                self._log,
+                published,
+                stores,
+                restored,
+                refill,
+                on_close=lambda: self._forget(task),
+            )
+            undo.callback(opened.close)
+            for restore in restored:
+                self.metrics.restored(restore)
+            if refill:
+                # changes beyond the checkpoint were left out; overwrite them now, in one transaction with a checkpoint
+                assert opened.last_checkpoint is not None
+                opened.commit(opened.last_checkpoint.input_offsets)
+            undo.pop_all()
         return opened
 
     def run(
@@ -119,7 +142,10 @@ class StateManager:
         **permissions: bool,
     ) -> None:
         """Own the loop: assign, revoke and lost; partitions paused while restoring; commit by ``task.commit.ms``;
-        clean stop on SIGTERM and SIGINT. See :class:`statemgr.loop.ConsumerLoop`."""
+        clean stop on SIGTERM and SIGINT. See :class:`statemgr.loop.ConsumerLoop`.
+
+        ``permissions`` are those of :meth:`open_task`, given to the first opening of each task alone.
+        """
         ConsumerLoop(self, consumer, process, topics or self.config.inputs, permissions).run()
 
     # --- a whole job ---------------------------------------------------------------------------------------------
@@ -133,27 +159,31 @@ class StateManager:
     ) -> Epoch:
         """Take the whole job over: fence every older owner, read what is published for all tasks.
 
+        Permissions and ``refill`` of the epoch are for the first publish; after it use ``epoch.after_publish()``.
         Raises: what :meth:`open_task` does, but for restoring.
         """
         self._check_open()
         if self._job is not None:
             self._job.publisher.close()
             self._job = None
-        prepare_topics(self._parts, allow_empty_start=allow_empty_start)
+        self._prepare_topics(allow_empty_start)
         names = [task_name(index) for index in range(self.config.tasks)]
-        publisher = TransactionalPublisher(self.config, job_transactional_id(self.config), self._runtime.clock)
-        try:
-            fence(self._parts, publisher, [task_transactional_id(self.config, name) for name in names])
-            records = read_records(self._parts, self._log, self.layout, names, allow_empty_start=allow_empty_start)
+        others = [task_transactional_id(self.config, name) for name in names]
+        with ExitStack() as undo:
+            publisher = self._publisher(job_transactional_id(self.config))
+            undo.callback(publisher.close)
+            fence(self._parts, publisher, others)
+            records, layout = read_records(
+                self._parts, self._log, self.layout, names, allow_empty_start=allow_empty_start
+            )
             refill = tails(self._parts, records)
-            self._job = _WholeJob(self, publisher, self._published(records))
-        except BaseException:
-            publisher.close()
-            raise
+            published = self._published(records, layout, others)
+            self._job = WholeJob(self._parts, self._log, publisher, published)
+            undo.pop_all()
         return Epoch(
-            self._job.published.epoch,
-            self._job.published.layout,
-            {name: self._job.published.checkpoint(name) for name in names},
+            published.epoch,
+            published.layout,
+            {name: published.checkpoint(name) for name in names},
             refill,
             allow_new_stores,
             allow_removed_stores,
@@ -162,10 +192,10 @@ class StateManager:
     def publish(
         self, prepared_commits: Sequence[PreparedCommit], batch: MicroBatch | None = None
     ) -> Mapping[str, Checkpoint]:
-        """Publish prepared commits of this epoch in one transaction, then clean up.
+        """Publish prepared commits of this epoch, one per task, in one transaction; then clean up.
 
         Returns: task → the checkpoint just published.
-        Raises: FencedError, RetryableError, OutcomeUnknownError (call again with the same commits), InvalidError.
+        Raises: FencedError; RetryableError; OutcomeUnknownError (call again with the same commits); InvalidError.
         """
         self._check_open()
         if self._job is None:
@@ -179,13 +209,15 @@ class StateManager:
         if self._closed:
             return
         self._closed = True
-        for task in list(self._tasks.values()):
-            task.close()
-        if self._job is not None:
-            self._job.publisher.close()
-        self.metrics.close()
-        self._log.close()
-        self._runtime.close()
+        with ExitStack() as closing:
+            closing.callback(self._runtime.close)
+            closing.callback(self._log.close)
+            closing.callback(self.metrics.close)
+            if self._job is not None:
+                closing.callback(self._job.publisher.close)
+            for task in self._tasks.values():
+                if task is not None:
+                    closing.callback(task.close)
 
     def __enter__(self) -> StateManager:
         return self
@@ -193,22 +225,25 @@ class StateManager:
     def __exit__(self, *exc: Any) -> None:
         self.close()
 
-    def _published(self, records: dict[str, CheckpointRecord | None]) -> Published:
-        epoch = 1 + max((record.current.epoch for record in records.values() if record), default=0)
-        return Published(records, epoch, latest_generation(records, self.layout))
+    def _prepare_topics(self, allow_empty_start: bool) -> None:
+        with self._lock:
+            if not self._topics_ready:
+                prepare_topics(self._parts, allow_empty_start=allow_empty_start)
+                self._topics_ready = True
+
+    def _publisher(self, transactional_id: str) -> TransactionalPublisher:
+        return TransactionalPublisher(self.config, transactional_id, self._runtime.clock)
+
+    def _published(
+        self, records: dict[str, CheckpointRecord | None], layout: Layout, others: Sequence[str]
+    ) -> Published:
+        """The epoch is a fencing token: above every published one, and unlike that of an owner that never published."""
+        newest = max((record.current.epoch for record in records.values() if record), default=0)
+        epoch = max(newest + 1, self._runtime.clock.time_ns() // 1_000_000)
+        return Published(records, epoch, layout, fence_others=lambda: fence_ids(self._parts, others))
 
     def _forget(self, task: str) -> None:
         self._tasks.pop(task, None)
-
-    def _undo_tail(self, task: Task) -> None:
-        """Changes beyond the checkpoint were left out; overwrite them now, in one transaction with a checkpoint."""
-        checkpoint = task.last_checkpoint
-        assert checkpoint is not None
-        try:
-            task.commit(checkpoint.input_offsets)
-        except BaseException:
-            task.close()
-            raise
 
     def _check_open(self) -> None:
         if self._closed:
@@ -221,41 +256,3 @@ class StateManager:
                 hint="job.tasks is the number of partitions of the input",
                 job=self.config.job_name,
             )
-
-
-class _WholeJob:
-    """The job's publisher and what is published of all its tasks."""
-
-    def __init__(self, manager: StateManager, publisher: TransactionalPublisher, published: Published) -> None:
-        self.publisher = publisher
-        self.published = published
-        self._parts = manager._parts
-        self._log = manager._log
-        self._clean_ups = {task: CleanUp(self._parts, task) for task in published.records}
-        for task, record in published.records.items():
-            self._clean_ups[task].at_open(record)
-
-    def publish(self, commits: Sequence[PreparedCommit], batch: MicroBatch | None) -> Mapping[str, Checkpoint]:
-        before = dict(self.published.records)
-        settled = bool(self.published.pending) and settle(self._parts, self.publisher, self._log, self.published)
-        if not settled:
-            for commit in commits:
-                self._clean_ups[commit.task].check()
-            outstanding = {task: clean_up.outstanding for task, clean_up in self._clean_ups.items()}
-            publish(
-                self._parts,
-                self.publisher,
-                self._log,
-                self.published,
-                commits,
-                batch=batch,
-                outstanding=outstanding,
-            )
-        checkpoints = {}
-        for commit in commits:
-            record = self.published.records[commit.task]
-            assert record is not None
-            remember_published(self._parts, commit.task)
-            self._clean_ups[commit.task].after_publish(before[commit.task], record, commit)
-            checkpoints[commit.task] = record.current
-        return checkpoints

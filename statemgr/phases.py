@@ -24,7 +24,6 @@ class Phase(StrEnum):
     VERIFY = "restore.verify"
     SWAP = "restore.swap"
     OPEN = "restore.open"
-    UNDO_TAIL = "restore.undo-tail"
     # commit, in order
     FLUSH = "commit.flush"
     CHECKPOINT_DIR = "commit.checkpoint-dir"

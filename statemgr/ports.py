@@ -218,6 +218,9 @@ class LocalStore(Protocol):
     def flush(self) -> None:
         """Bring everything written into files. Raises: DiskFull."""
 
+    def compact_if_needed(self, limit: int) -> bool:
+        """Let compaction catch up when ``limit`` files or more wait for it; for stores that are opened briefly."""
+
     def checkpoint(self, directory: Path) -> None:
         """Make ``directory`` (which must not exist) a consistent copy, by hard links where possible. Flush first."""
 
@@ -346,8 +349,7 @@ class BackupManager(Protocol):
 class RestoreRequest:
     """Bring the state that ``marker`` names into ``staging`` (which does not exist yet).
 
-    ``reusable`` directories may give files by hard link. ``rewindable_tail``: whether records beyond a changelog's
-    marker may be undone.
+    ``reusable`` directories may give files by hard link.
     """
 
     identity: StoreIdentity
@@ -359,14 +361,12 @@ class RestoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a restore manager did: hashes of the files (None: to be read), bytes and records moved, bytes reused, and
-    for an adopted changelog the changes that undo its tail."""
+    """What a restore manager did: hashes of the files (None: to be read), bytes fetched, bytes reused, records."""
 
     files: Mapping[str, tuple[int, bytes]] | None
     bytes_fetched: int = 0
     bytes_reused: int = 0
     records: int = 0
-    undo: tuple[Change, ...] = ()
 
 
 class RestoreManager(Protocol):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
-from statemgr.errors import ClosedError, ConfigError, FencedError, OutcomeUnknownError, RetryableError
+from statemgr.errors import ClosedError, ConfigError, FencedError, RetryableError, StatemgrError
 from statemgr.flows.clean_up import CleanUp
-from statemgr.flows.commit import CommitBase, FrozenCommit, Refill, freeze, prepare
+from statemgr.flows.commit import CommitBase, FrozenCommit, Refill, discard, freeze, prepare
 from statemgr.flows.first_start import remember_published
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.parts import Parts
@@ -108,11 +109,6 @@ class Task:
         """The newest published checkpoint; None before the first commit."""
         return self._published.checkpoint(self.name)
 
-    @property
-    def commit_in_flight(self) -> bool:
-        """Whether an asynchronous commit has been started and has not ended."""
-        return self._in_flight is not None and not self._in_flight.done()
-
     # --- commits -------------------------------------------------------------------------------------------------
 
     def commit(self, input_offsets: Mapping[str, int]) -> Checkpoint:
@@ -122,8 +118,11 @@ class Task:
         asynchronous commit if nobody has seen it. After an error the next commit carries the same changes.
         """
         future = self.commit_async(input_offsets)
-        self._in_flight = None  # its error is raised here, not by the next commit
-        return self._in_time(future)
+        try:
+            return self._in_time(future)
+        finally:
+            if future.done():
+                self._in_flight = None  # its error is raised here, not by the next commit
 
     def commit_async(self, input_offsets: Mapping[str, int]) -> Future[Checkpoint]:
         """Start a commit: flush and checkpoint directories now; upload, publish and clean-up while the task goes on.
@@ -139,11 +138,20 @@ class Task:
         self._in_flight = self._commits.submit(self._finish, frozen)
         return self._in_flight
 
+    def forgive(self) -> None:
+        """The error of an asynchronous commit that has ended was seen: the next commit does not raise it again."""
+        if self._in_flight is not None and self._in_flight.done():
+            self._in_flight = None
+
     def _finish(self, frozen: FrozenCommit) -> Checkpoint:
         """The asynchronous part of a commit, on the commit thread."""
-        self._clean_up.check()
-        prepared = prepare(self._parts, self._stores, frozen, portable=False)
         before = self._published.records[self.name]
+        try:
+            self._clean_up.check()
+        except BaseException:
+            discard(self._stores, frozen.stores)
+            raise
+        prepared = prepare(self._parts, self._stores, frozen, portable=False)
         try:
             publish(
                 self._parts,
@@ -153,11 +161,13 @@ class Task:
                 [prepared],
                 outstanding={self.name: self._clean_up.outstanding},
             )
-        except OutcomeUnknownError:
-            self._unsettled = (frozen, prepared, before)
-            raise
-        except FencedError as error:
-            self._fenced = error
+        except BaseException as error:
+            if self._published.pending:
+                self._unsettled = (frozen, prepared, before)
+            elif isinstance(error, FencedError):
+                self._fenced = error
+            else:
+                self._keep_local()  # of the state that was not published nothing is kept here
             raise
         return self._acknowledged(frozen, prepared, before)
 
@@ -171,11 +181,19 @@ class Task:
         del self._produced[: len(frozen.produced)]
         self._produced_bytes = sum(len(r.key or b"") + len(r.value or b"") for r in self._produced)
         self._refill = frozenset()
-        remember_published(self._parts, self.name)
         self._clean_up.after_publish(before, record, prepared)
-        for name in frozen.stores:
-            self._stores[name].directories.keep_only({prepared.stores[name].state_id})
+        self._keep_local()
         return record.current
+
+    def _keep_local(self) -> None:
+        """Tidy the local directories. It fails no commit: they are a cache."""
+        try:
+            if self.last_checkpoint is not None:
+                remember_published(self._parts, self.name)
+            for store in self._stores.values():
+                store.directories.keep_only({store.state_id} if store.state_id else set())
+        except (StatemgrError, OSError) as error:
+            log.warning("task %s: local directories are not tidied: %s", self.name, error)
 
     def _settle(self) -> None:
         """Before a new commit: find out what became of one whose acknowledgement was lost."""
@@ -192,15 +210,20 @@ class Task:
 
     def _finish_in_flight(self) -> None:
         if self._in_flight is not None:
-            pending, self._in_flight = self._in_flight, None
-            self._in_time(pending)
+            pending = self._in_flight
+            try:
+                self._in_time(pending)
+            finally:
+                if pending.done():
+                    self._in_flight = None
 
     def _in_time(self, future: Future[Checkpoint]) -> Checkpoint:
         timeout = self._parts.config.commit_timeout_ms / 1000
         try:
             return future.result(timeout)
         except TimeoutError:
-            self._in_flight = future
+            if future.done():
+                raise  # the commit's own error
             raise RetryableError(
                 f"the commit has not ended within task.commit.timeout.ms = {timeout * 1000:.0f}",
                 hint="it goes on; the next commit waits for it",
@@ -220,11 +243,12 @@ class Task:
         if self._closed:
             return
         self._closed = True
-        self._commits.shutdown(wait=True)
-        for store in self._stores.values():
-            store.close()
-        self._publisher.close()
-        self._on_close()
+        with ExitStack() as closing:
+            closing.callback(self._on_close)
+            closing.callback(self._publisher.close)
+            for store in self._stores.values():
+                closing.callback(store.close)
+            closing.callback(self._commits.shutdown, wait=True)
 
     def __enter__(self) -> Task:
         return self

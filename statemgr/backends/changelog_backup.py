@@ -74,7 +74,9 @@ class ChangelogBackup:
                 task=identity.task,
                 store=identity.store,
             )
-        target = ChangelogMarker(topic, info.topic_id, partition, base.offset if _is_base(base) else 0)
+        target = ChangelogMarker(
+            topic, info.topic_id, partition, base.offset if isinstance(base, ChangelogMarker) else 0
+        )
         if not changes.fill:
             return _Staged(target, (self._brought(changes),))
         start, end = self._context.changelog().bounds(topic, partition)
@@ -216,10 +218,6 @@ class _Staged:
                 offset=offset,
             )
         return ChangelogMarker(target.topic, target.topic_id, target.partition, offset)
-
-
-def _is_base(marker: Marker | None) -> bool:
-    return isinstance(marker, ChangelogMarker)
 
 
 def _same_topic(base: Marker | None, topic: str, partition: int, topic_id: str | None) -> bool:

@@ -1,8 +1,8 @@
 """``kafka-changelog``, the restore part: replay the changelog up to the marker, exactly.
 
 Reads Kafka and writes the staging directory that it is given. An adopted changelog may have a tail beyond the marker,
-written by software that publishes its checkpoints later: it is left out, and what undoes it is returned. That is exact
-only while the cleaner cannot have used the tail to drop a value from before the marker.
+written by software that publishes its checkpoints later: it is left out, and the next commit overwrites
+it. That is exact only while the cleaner cannot have used the tail to drop a value from before the marker.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from statemgr.backends.context import BackendContext
 from statemgr.config import StoreConfig
 from statemgr.errors import MissingState
 from statemgr.ids import task_index
-from statemgr.local import bulk_writer, open_store
+from statemgr.local import bulk_writer
 from statemgr.model.checkpoint import ChangelogMarker
-from statemgr.model.commit import Change
 from statemgr.phases import Phase, announce
 from statemgr.ports import Restored, RestoreRequest, TopicInfo
 
@@ -41,13 +40,11 @@ class ChangelogRestore:
         start, end = self._checked_bounds(marker)
         announce(Phase.REPLAY, f"{request.identity.task}/{request.identity.store}")
         records, size = self._replay(request, store, marker, start)
-        tail, oldest_ms = self._tail(marker, end)
-        undo: tuple[Change, ...] = ()
-        if tail:
+        oldest_ms = self._oldest_of_tail(marker, end)
+        if oldest_ms is not None:
             self._check_rewind(marker, info, oldest_ms)
-            undo = _values(store, request, sorted(tail))
         self._checked(marker, info.topic_id)
-        return Restored(None, bytes_fetched=size, records=records, undo=undo)
+        return Restored(None, bytes_fetched=size, records=records)
 
     def _checked(self, marker: ChangelogMarker, topic_id: str | None = None) -> TopicInfo:
         """The topic, if it is the one that the marker was made for (and that was read meanwhile)."""
@@ -81,15 +78,13 @@ class ChangelogRestore:
                 request.progress(f"replay {store.name}", batch[-1].offset + 1 - start, marker.offset - start)
         return records, size
 
-    def _tail(self, marker: ChangelogMarker, end: int) -> tuple[set[bytes], int]:
-        """The keys of committed records beyond the marker, and the time of the oldest (epoch milliseconds)."""
-        keys: set[bytes] = set()
-        oldest_ms = 0
+    def _oldest_of_tail(self, marker: ChangelogMarker, end: int) -> int | None:
+        """The time (epoch milliseconds) of the oldest committed record beyond the marker; None without a tail."""
+        oldest_ms: int | None = None
         for batch in self._context.changelog().read(marker.topic, marker.partition, marker.offset, end):
-            keys.update(record.key for record in batch)
-            oldest = min(record.timestamp_ms for record in batch)
-            oldest_ms = min(oldest_ms or oldest, oldest)
-        return keys, oldest_ms
+            in_batch = min(record.timestamp_ms for record in batch)
+            oldest_ms = in_batch if oldest_ms is None else min(oldest_ms, in_batch)
+        return oldest_ms
 
     def _check_rewind(self, marker: ChangelogMarker, info: TopicInfo, oldest_ms: int) -> None:
         """After the replay: what is still too young for the cleaner was so all the time.
@@ -107,15 +102,6 @@ class ChangelogRestore:
                 partition=marker.partition,
                 offset=marker.offset,
             )
-
-
-def _values(store: StoreConfig, request: RestoreRequest, keys: list[bytes]) -> tuple[Change, ...]:
-    """What the replayed store has for these keys: writing it back undoes the tail."""
-    opened = open_store(store.type, request.staging, store.rocksdb)
-    try:
-        return tuple(zip(keys, opened.get_many(keys), strict=True))
-    finally:
-        opened.close()
 
 
 def _lost(marker: ChangelogMarker, why: str) -> NoReturn:

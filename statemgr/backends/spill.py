@@ -5,12 +5,12 @@ Touches the scratch directory that it is given.
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from statemgr.backends.files import disk_errors
 from statemgr.model.commit import Change
@@ -51,6 +51,6 @@ class SpilledChanges:
         with self._open() as source:
             yield from read_segment(source)
 
-    def _open(self) -> io.BufferedReader:
+    def _open(self) -> BinaryIO:
         os.lseek(self._fd, 0, os.SEEK_SET)
         return os.fdopen(os.dup(self._fd), "rb", buffering=1 << 20)

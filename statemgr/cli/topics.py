@@ -24,16 +24,16 @@ def command() -> None:
 )
 def create_command(config: JobConfig, as_json: bool, allow_empty_start: bool) -> None:
     """Create the topics that are missing, and check the others."""
-    from statemgr.flows.first_start import refuse_lost_topic
+    from statemgr.flows.first_start import refuse_lost_job
     from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
     from statemgr.runtime import Runtime
 
     specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
     with TopicAdmin(config) as admin:
-        if not admin.exists(config.checkpoint_topic):
+        if not allow_empty_start and not admin.exists(config.checkpoint_topic):
             runtime = Runtime(config)
             try:
-                refuse_lost_topic(runtime.parts, allow_empty_start)
+                refuse_lost_job(runtime.parts)
             finally:
                 runtime.close()
         created = admin.create_missing(specs)

@@ -74,9 +74,7 @@ def connector_jars(cache: Path | None = None) -> list[Path]:
         As :func:`broker_jars`.
     """
     version = pyspark_version()
-    jars = _jars(
-        Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", version), transitive=False, cache=cache
-    )
+    jars = _jars(Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", version), transitive=False, cache=cache)
     jars += _token_provider(version, cache)
     for artifact in (_KAFKA_CLIENTS, _COMMONS_POOL):
         jars += _jars(artifact, transitive=False, cache=cache)
@@ -133,9 +131,7 @@ def _jars(artifact: Artifact, *, transitive: bool, cache: Path | None) -> list[P
 
 
 def _directory_of(artifact: Artifact, cache: Path | None) -> Path:
-    return (
-        (cache or cache_directory()) / "jars" / f"{artifact.organisation}.{artifact.name}-{artifact.revision}"
-    )
+    return (cache or cache_directory()) / "jars" / f"{artifact.organisation}.{artifact.name}-{artifact.revision}"
 
 
 def _cached(artifact: Artifact, cache: Path | None) -> list[Path]:

@@ -108,9 +108,7 @@ def spawn(
     return ServerProcess(pid=child.pid, started_at=started_at, log=log)
 
 
-def wait_until_ready(
-    server: ServerProcess, ready: Callable[[], bool], *, name: str, deadline_s: float
-) -> None:
+def wait_until_ready(server: ServerProcess, ready: Callable[[], bool], *, name: str, deadline_s: float) -> None:
     """Poll ``ready`` until it answers True.
 
     Raises:

@@ -69,9 +69,7 @@ class S3Server:
         self.kind = "versitygw" if program else "moto"
         command = self._versitygw(program) if program else self._moto()
         environment = os.environ | {"ROOT_ACCESS_KEY": self.access_key, "ROOT_SECRET_KEY": self.secret_key}
-        self.process = spawn(
-            command, log=self.directory / "s3.log", environment=environment, cwd=self.directory
-        )
+        self.process = spawn(command, log=self.directory / "s3.log", environment=environment, cwd=self.directory)
         try:
             wait_until_ready(self.process, self.answers, name="the S3 server", deadline_s=deadline_s)
             if self.kind == "moto":

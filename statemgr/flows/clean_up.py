@@ -3,8 +3,11 @@
 Steps:
 
 1. REMOVE_TTL on exactly what the published checkpoint added; what fails stays outstanding and is retried
-2. delete what carried the changes to the publisher
+2. delete what carried the changes to the publisher, and the output of the batch before
 3. delete what only evicted checkpoints referenced: their blobs first, their index last
+
+What of step 1 stays undone blocks commits in the end (:meth:`CleanUp.check`): published blobs would expire. What of
+steps 2 and 3 stays undone is garbage, and expires or is collected later.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
-from statemgr.errors import MissingBlob, RetryableError, StatemgrError
+from statemgr.errors import CorruptError, MissingBlob, MissingError, RetryableError, StatemgrError
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker, OutstandingTtl
 from statemgr.model.commit import PreparedCommit
@@ -28,7 +31,10 @@ class CleanUp:
     def __init__(self, parts: Parts, task: str) -> None:
         self._parts = parts
         self._task = task
+        #: blob → since when (epoch milliseconds) its TTL could not be removed
         self._outstanding: dict[str, int] = {}
+        #: markers of the current checkpoint whose additions a dead owner may have left with a TTL, not looked at yet
+        self._unread: list[tuple[str, str, Marker]] = []
 
     @property
     def outstanding(self) -> tuple[OutstandingTtl, ...]:
@@ -36,28 +42,43 @@ class CleanUp:
         return tuple(OutstandingTtl(blob, since) for blob, since in sorted(self._outstanding.items()))
 
     def at_open(self, record: CheckpointRecord | None) -> None:
-        """Finish what an owner that died may have left half done."""
+        """Finish what an owner that died may have left half done. What fails is retried by :meth:`check`."""
         if record is None:
             return
-        self._outstanding = {o.blob_id: o.since_ms for o in record.current.outstanding_ttl}
-        added = self._try("read what the last commit added", lambda: self._added(record.current)) or []
-        self._remove_ttls(added)
+        current = record.current
+        self._outstanding = {o.blob_id: o.since_ms for o in current.outstanding_ttl}
+        self._unread = [
+            (f, s, m) for f, of_store in current.state_checkpoint_markers.items() for s, m in of_store.items()
+        ]
+        try:
+            self._read_added()
+            self._remove_ttls(a.blob.blob_id for a in current.attachments if a.blob)
+        except StatemgrError as error:
+            log.warning("task %s: REMOVE_TTL waits for the next commit: %s", self._task, error)
         self._delete_evicted((), record)
         announce(Phase.CLEANED_UP, self._task)
 
     def after_publish(self, before: CheckpointRecord | None, record: CheckpointRecord, commit: PreparedCommit) -> None:
         """Clean up after one acknowledged publish. Never raises for a store that fails: it is retried."""
         announce(Phase.REMOVE_TTL, self._task)
-        self._remove_ttls(commit.added_blobs)
+        try:
+            self._remove_ttls(_referenced(commit))
+        except StatemgrError as error:
+            now = self._now_ms()
+            self._outstanding |= {blob: now for blob in _referenced(commit) if blob not in self._outstanding}
+            log.warning("task %s: REMOVE_TTL failed, it is retried: %s", self._task, error)
         announce(Phase.DELETE_BLOBS, self._task)
-        self._delete(_transport(commit))
-        evicted = _evicted(before, record)
-        self._delete(_superseded_attachments(before, record))
-        self._delete_evicted(evicted, record)
+        self._delete([*_transport(commit), *_superseded_attachments(before, record)])
+        self._delete_evicted(_evicted(before, record), record)
         announce(Phase.CLEANED_UP, self._task)
 
     def check(self) -> None:
-        """Retry what is outstanding. Raises: RetryableError when some has been so for a third of the TTL."""
+        """Before a commit: retry what is outstanding.
+
+        Raises: RetryableError when some has been so for a third of the TTL, or when it cannot be found out yet what
+        the last commit of a dead owner added.
+        """
+        self._read_added()
         self._remove_ttls(())
         if not self._outstanding:
             return
@@ -72,30 +93,49 @@ class CleanUp:
                 blob=blob,
             )
 
-    def _now_ms(self) -> int:
-        return self._parts.clock.time_ns() // 1_000_000
+    # --- step 1 --------------------------------------------------------------------------------------------------
+
+    def _read_added(self) -> None:
+        """Remove the TTLs of what the last commit of a dead owner added, marker by marker."""
+        while self._unread:
+            factory, store, marker = self._unread[-1]
+            try:
+                manager = self._parts.backup_manager(factory)
+                added = manager.added_blobs(self._parts.identity(self._task, store), marker)
+            except (MissingError, CorruptError) as error:
+                log.error("task %s: the published snapshot of %s cannot be read: %s", self._task, store, error)
+                added = ()
+            self._remove_ttls(added)
+            self._unread.pop()
 
     def _remove_ttls(self, added: Iterable[str]) -> None:
-        wanted = dict.fromkeys([*self._outstanding, *added])
+        wanted = list(dict.fromkeys([*self._outstanding, *added]))
         if not wanted:
             return
-        failed = self._parts.transfer().remove_ttl_all(list(wanted))
+        failed = self._parts.transfer().remove_ttl_all(wanted)
         now = self._now_ms()
         kept = {}
         for blob, error in failed.items():
             if isinstance(error, MissingBlob):
-                continue  # a later commit has deleted it
+                log.warning("task %s: %s is gone before its TTL was removed", self._task, blob)
+                continue
             kept[blob] = self._outstanding.get(blob, now)
             log.warning("task %s: REMOVE_TTL of %s failed, it is retried: %s", self._task, blob, error)
         self._outstanding = kept
 
-    def _added(self, checkpoint: Checkpoint) -> list[str]:
-        added = [a.blob.blob_id for a in checkpoint.attachments if a.blob]
-        for factory, of_store in checkpoint.state_checkpoint_markers.items():
-            for store, marker in of_store.items():
-                identity = self._parts.identity(self._task, store)
-                added += self._parts.backup_manager(factory).added_blobs(identity, marker)
-        return added
+    def _now_ms(self) -> int:
+        return self._parts.clock.time_ns() // 1_000_000
+
+    # --- steps 2 and 3 -------------------------------------------------------------------------------------------
+
+    def _delete(self, blobs: Sequence[str]) -> None:
+        if not blobs:
+            return
+        try:
+            for blob, error in self._parts.transfer().delete_all(list(blobs)).items():
+                log.warning("task %s: could not delete %s: %s", self._task, blob, error)
+        except StatemgrError as error:
+            log.warning("task %s: could not delete %d blobs: %s", self._task, len(blobs), error)
 
     def _delete_evicted(self, evicted: Sequence[Checkpoint], record: CheckpointRecord) -> None:
         pairs = {
@@ -107,24 +147,11 @@ class CleanUp:
         for factory, store in sorted(pairs):
             gone = _markers(evicted, factory, store)
             retained = _markers(record.checkpoints, factory, store)
-            identity = self._parts.identity(self._task, store)
-            manager = self._parts.backup_manager(factory)
-            self._try(
-                f"clean up {factory} of {store}",
-                lambda m=manager, i=identity, g=gone, r=retained: m.clean_up(i, g, r),
-            )
-
-    def _delete(self, blobs: Sequence[str]) -> None:
-        if blobs:
-            for blob, error in self._parts.transfer().delete_all(list(blobs)).items():
-                log.warning("task %s: could not delete %s, it expires by itself: %s", self._task, blob, error)
-
-    def _try(self, what: str, action):  # type: ignore[no-untyped-def]
-        try:
-            return action()
-        except StatemgrError as error:
-            log.warning("task %s: could not %s, it is retried at the next open: %s", self._task, what, error)
-            return None
+            try:
+                manager = self._parts.backup_manager(factory)
+                manager.clean_up(self._parts.identity(self._task, store), gone, retained)
+            except StatemgrError as error:
+                log.warning("task %s: the clean-up of %s in %s failed: %s", self._task, store, factory, error)
 
 
 def _markers(checkpoints: Sequence[Checkpoint], factory: str, store: str) -> list[Marker]:
@@ -151,3 +178,9 @@ def _transport(commit: PreparedCommit) -> list[str]:
         for changes in store.changes.values()
         if changes.blob is not None
     ]
+
+
+def _referenced(commit: PreparedCommit) -> list[str]:
+    """What the commit added and its checkpoint refers to."""
+    transport = set(_transport(commit))
+    return [blob for blob in commit.added_blobs if blob not in transport]

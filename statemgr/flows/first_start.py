@@ -1,69 +1,46 @@
 """First starts: a job without a checkpoint may start empty only where nothing says that it had state.
 
-Steps:
+Evidence, each enough to refuse without the one-shot permission:
 
-1. no checkpoint topic: create it, unless blobs or local directories of the job exist
-2. a topic, but no record of the task: refuse when the topic was truncated, when this machine holds a published
-   state of the task, or when a changelog holds committed records
-3. with the one-shot permission, start empty knowingly
+1. for a job that the checkpoint topic knows nothing of (or that has no topic): a published blob under its prefix (one
+   that does not expire: what a crashed first commit left behind does), or a published state on this machine
+2. for a task without a record: a truncated topic, a published state of it on this machine, committed records in one
+   of its changelogs
 """
 
 from __future__ import annotations
 
-import logging
 from itertools import islice
 
-from statemgr.errors import MissingState, PermissionNeeded
+from statemgr.errors import MissingBlob, MissingState, PermissionNeeded
 from statemgr.flows.parts import Parts
-from statemgr.ids import task_index
-from statemgr.model.checkpoint import CheckpointRecord
+from statemgr.ids import task_index, task_name
 from statemgr.ports import CheckpointLog
 
-log = logging.getLogger(__name__)
 _PERMISSION = "to start empty knowingly, open once with --allow-empty-start (allow_empty_start=True)"
 _PUBLISHED = "PUBLISHED"
+#: Blobs of unpublished attempts that are looked past, at most.
+_MOST_BLOBS = 1000
 
 
-def state_evidence(parts: Parts) -> str | None:
-    """Something outside the checkpoint topic that says the job had state, or None."""
-    config = parts.config
-    for task in range(config.tasks):
-        if published_here(parts, f"Partition {task}"):
-            return f"this machine holds a published state of Partition {task}"
-    if config.blob_uri is not None:
-        found = next(islice(parts.blobs().list(f"{config.job_name}/{config.job_id}/"), 1), None)
-        if found is not None:
-            return f"the blob store holds {found.blob_id}"
-    return None
-
-
-def refuse_lost_topic(parts: Parts, allow_empty_start: bool) -> None:
-    """Before the checkpoint topic is created. Raises: PermissionNeeded when the job had state."""
-    evidence = state_evidence(parts)
-    if evidence is None or allow_empty_start:
-        return
-    raise PermissionNeeded(
-        f"the checkpoint topic does not exist, but {evidence}",
-        hint=f"check kafka.bootstrap.servers and task.checkpoint.topic; {_PERMISSION}",
-        job=parts.config.job_name,
-        topic=parts.config.checkpoint_topic,
-    )
-
-
-def refuse_lost_checkpoint(
-    parts: Parts,
-    checkpoint_log: CheckpointLog,
-    task: str,
-    record: CheckpointRecord | None,
-    allow_empty_start: bool,
-) -> None:
-    """When the topic has no record of ``task``. Raises: PermissionNeeded when the task had state."""
-    if record is not None or allow_empty_start:
-        return
-    problem = _lost(parts, checkpoint_log, task)
-    if problem:
+def refuse_lost_job(parts: Parts) -> None:
+    """When the topic has no record of the job. Raises: PermissionNeeded when the job had state."""
+    evidence = _state_of_job(parts)
+    if evidence is not None:
         raise PermissionNeeded(
-            f"the checkpoint topic has no checkpoint of the task, but {problem}",
+            f"there is no checkpoint of the job, but {evidence}",
+            hint=f"check kafka.bootstrap.servers and task.checkpoint.topic; {_PERMISSION}",
+            job=parts.config.job_name,
+            topic=parts.config.checkpoint_topic,
+        )
+
+
+def refuse_lost_checkpoint(parts: Parts, checkpoint_log: CheckpointLog, task: str) -> None:
+    """When the topic has no record of ``task``. Raises: PermissionNeeded when the task had state."""
+    evidence = _state_of_task(parts, checkpoint_log, task)
+    if evidence is not None:
+        raise PermissionNeeded(
+            f"the checkpoint topic has no checkpoint of the task, but {evidence}",
             hint=f"restore the topic's records, or {_PERMISSION}",
             job=parts.config.job_name,
             task=task,
@@ -71,10 +48,34 @@ def refuse_lost_checkpoint(
         )
 
 
-def _lost(parts: Parts, checkpoint_log: CheckpointLog, task: str) -> str | None:
+def remember_published(parts: Parts, task: str) -> None:
+    """Note on this machine that the task has published state. It only ever helps to refuse an empty start."""
+    marker = parts.task_directory(task) / _PUBLISHED
+    if not marker.exists():
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+
+
+def _state_of_job(parts: Parts) -> str | None:
+    config = parts.config
+    for index in range(config.tasks):
+        if _published_here(parts, task_name(index)):
+            return f"this machine holds a published state of {task_name(index)}"
+    if config.blob_uri is None:
+        return None
+    for blob in islice(parts.blobs().list(f"{config.job_name}/{config.job_id}/"), _MOST_BLOBS):
+        try:
+            if parts.blobs().stat(blob.blob_id).expires_ms is None:
+                return f"the blob store holds the published blob {blob.blob_id}"
+        except MissingBlob:
+            continue
+    return None
+
+
+def _state_of_task(parts: Parts, checkpoint_log: CheckpointLog, task: str) -> str | None:
     if checkpoint_log.was_truncated():
         return "records were deleted from the topic"
-    if published_here(parts, task):
+    if _published_here(parts, task):
         return "this machine holds a published state of it"
     partition = task_index(task)
     for store in parts.config.stores.values():
@@ -89,14 +90,5 @@ def _lost(parts: Parts, checkpoint_log: CheckpointLog, task: str) -> str | None:
     return None
 
 
-def published_here(parts: Parts, task: str) -> bool:
-    """Whether this machine has seen an acknowledged publish of the task."""
+def _published_here(parts: Parts, task: str) -> bool:
     return (parts.task_directory(task) / _PUBLISHED).exists()
-
-
-def remember_published(parts: Parts, task: str) -> None:
-    """Note on this machine that the task has published state. It only ever helps to refuse an empty start."""
-    marker = parts.task_directory(task) / _PUBLISHED
-    if not marker.exists():
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()

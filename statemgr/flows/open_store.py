@@ -51,7 +51,11 @@ class OpenStore:
         self.config = config
         self.directories: LocalDirectories = parts.directories(identity.task, identity.store)
         self.live = self.directories.clone(committed)
-        self.local: LocalStore = parts.open_store(config, self.live)
+        try:
+            self.local: LocalStore = parts.open_store(config, self.live)
+        except BaseException:
+            self.directories.discard(self.live)
+            raise
         self.state_id = state_id
         self._committed_at = self.local.sequence_number
         self._buffer = ChangeBuffer(self.directories.staging(), CHANGE_BUDGET) if track_changes else None
@@ -77,7 +81,11 @@ class OpenStore:
         if snapshot:
             self.local.flush()
             staging = self.directories.staging()
-            self.local.checkpoint(staging)
+            try:
+                self.local.checkpoint(staging)
+            except BaseException:
+                self.directories.discard(staging)
+                raise
         return FrozenStore(state_id, staging, changes, self.local.sequence_number)
 
     def acknowledged(self, frozen: FrozenStore, state_id: str) -> None:

@@ -11,19 +11,22 @@ Steps (DESIGN of the protocol: fence, then read):
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
-from statemgr.errors import LayoutMismatch
+from statemgr.errors import LayoutMismatch, MissingError
 from statemgr.flows.commit import Refill
-from statemgr.flows.first_start import refuse_lost_checkpoint, refuse_lost_topic
+from statemgr.flows.first_start import refuse_lost_checkpoint, refuse_lost_job
 from statemgr.flows.parts import Parts
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
-from statemgr.model.checkpoint import CheckpointRecord, Layout
+from statemgr.model.checkpoint import CheckpointRecord, Layout, Marker
 from statemgr.phases import Phase, announce
-from statemgr.ports import CheckpointLog
+from statemgr.ports import CheckpointLog, Publisher
 
+log = logging.getLogger(__name__)
 _FENCE_PARALLELISM = 8
 
 
@@ -33,18 +36,23 @@ def prepare_topics(parts: Parts, *, allow_empty_start: bool) -> None:
     config = parts.config
     with TopicAdmin(config) as admin:
         specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
-        if not admin.exists(config.checkpoint_topic):
-            refuse_lost_topic(parts, allow_empty_start)
+        if not allow_empty_start and not admin.exists(config.checkpoint_topic):
+            refuse_lost_job(parts)
         admin.create_missing(specs)
         admin.verify(specs)
 
 
-def fence(parts: Parts, own: TransactionalPublisher, others: Sequence[str]) -> None:
+def fence(parts: Parts, own: Publisher, others: Sequence[str]) -> None:
     """Step 2. ``others`` are the transactional IDs of the other kind of owner."""
     announce(Phase.FENCE, parts.config.job_name)
     own.fence()
+    fence_ids(parts, others)
 
-    def fence_other(transactional_id: str) -> None:
+
+def fence_ids(parts: Parts, transactional_ids: Sequence[str]) -> None:
+    """Take transactional IDs over and let them go: whoever holds them is fenced."""
+
+    def fence_one(transactional_id: str) -> None:
         other = TransactionalPublisher(parts.config, transactional_id, parts.clock)
         try:
             other.fence()
@@ -52,26 +60,37 @@ def fence(parts: Parts, own: TransactionalPublisher, others: Sequence[str]) -> N
             other.close()
 
     with ThreadPoolExecutor(_FENCE_PARALLELISM, thread_name_prefix="statemgr-fence") as pool:
-        list(pool.map(fence_other, others))
+        list(pool.map(fence_one, transactional_ids))
 
 
 def read_records(
     parts: Parts, log: CheckpointLog, layout: Layout, tasks: Collection[str], *, allow_empty_start: bool
-) -> dict[str, CheckpointRecord | None]:
-    """Steps 3 and 4. Raises: LayoutMismatch, PermissionNeeded, CorruptRecord, UnavailableError."""
+) -> tuple[dict[str, CheckpointRecord | None], Layout]:
+    """Steps 3 and 4. The layout of every task is checked, not only of those that are asked for.
+
+    Returns: the records of ``tasks``, and the layout with the generation that the topic has.
+    Raises: LayoutMismatch, PermissionNeeded, CorruptRecord, UnavailableError.
+    """
     announce(Phase.READ_TOPIC, parts.config.job_name)
-    found = log.read(tasks)
+    found = log.read()
+    for published in found.values():
+        check_layout(parts, published, layout)
     records = {task: found.get(task) for task in tasks}
-    for task, record in records.items():
-        if record is not None:
-            check_layout(parts, record, layout)
-        refuse_lost_checkpoint(parts, log, task, record, allow_empty_start)
-    return records
+    if not allow_empty_start:
+        if not found:
+            refuse_lost_job(parts)
+        for task, record in records.items():
+            if record is None:
+                refuse_lost_checkpoint(parts, log, task)
+    generations = {record.layout.generation for record in found.values()}
+    return records, replace(layout, generation=max(generations, default=layout.generation))
 
 
 def check_layout(parts: Parts, record: CheckpointRecord, layout: Layout) -> None:
     """Raises: LayoutMismatch when the checkpoint was made with another number of tasks or partitioner."""
     was = record.layout
+    if was.tasks == 0:
+        return  # older software (version 1) did not record it
     if (was.tasks, was.partitioner) == (layout.tasks, layout.partitioner):
         return
     raise LayoutMismatch(
@@ -96,13 +115,15 @@ def tails(parts: Parts, records: Mapping[str, CheckpointRecord | None]) -> dict[
                 marker = record.current.marker(factory, store.name) if record else None
                 if marker is None:
                     continue
-                if parts.backup_manager(factory).has_tail(parts.identity(task, store.name), marker):
+                if _has_tail(parts, task, store.name, factory, marker):
                     pairs.add((factory, store.name))
         found[task] = frozenset(pairs)
     return found
 
 
-def latest_generation(records: Mapping[str, CheckpointRecord | None], layout: Layout) -> Layout:
-    """The layout with the generation that the topic has."""
-    generations = {record.layout.generation for record in records.values() if record}
-    return Layout(max(generations, default=layout.generation), layout.tasks, layout.partitioner)
+def _has_tail(parts: Parts, task: str, store: str, factory: str, marker: Marker) -> bool:
+    try:
+        return parts.backup_manager(factory).has_tail(parts.identity(task, store), marker)
+    except MissingError as error:
+        log.warning("task %s store %s: %s is filled anew: %s", task, store, factory, error)
+        return True

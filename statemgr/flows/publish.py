@@ -12,10 +12,10 @@ Steps:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError
+from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError, StatemgrError
 from statemgr.flows.parts import Parts
 from statemgr.ids import CheckpointId
 from statemgr.model import codec
@@ -39,12 +39,14 @@ _Staged = dict[str, dict[tuple[str, str], StagedChanges]]
 class Published:
     """What the topic says of the tasks that one publisher covers. Changed by :func:`publish` alone.
 
-    ``pending`` holds the records of a publish whose outcome is unknown; while it does, only :func:`settle` helps.
+    ``pending`` holds the records of a publish that was sent and not answered; while it does, only :func:`settle`
+    helps. ``fence_others`` fences the other kind of owner again, when settling took the own ID over once more.
     """
 
     records: dict[str, CheckpointRecord | None]
     epoch: int
     layout: Layout
+    fence_others: Callable[[], None]
     pending: dict[str, CheckpointRecord] = field(default_factory=dict)
 
     def checkpoint(self, task: str) -> Checkpoint | None:
@@ -70,7 +72,9 @@ def publish(
         OutcomeUnknownError: it could not be settled yet; call :func:`settle` before anything else.
         InvalidError: a prepared commit of another job, layout, epoch or base.
     """
-    assert not published.pending, "settle first"
+    if published.pending:
+        raise OutcomeUnknownError("the outcome of the last publish is unknown", hint="settle it first")
+    _check_whole(parts, published, commits)
     for commit in commits:  # 1
         _check(parts, published, commit)
     staged = {commit.task: _stage(parts, published, commit) for commit in commits}  # 2
@@ -98,9 +102,12 @@ def publish(
                 ours = _with_changelog_markers(ours, staged[commit.task], delivered)
                 records[commit.task] = _record(parts, published, commit, ours)
                 _send_record(parts, transaction, records[commit.task])
+            published.pending = records  # from here on the outcome may become unknown
             announce(Phase.COMMIT_TRANSACTION, subject)  # 6
+    except (RetryableError, FencedError):
+        published.pending = {}
+        raise
     except OutcomeUnknownError:
-        published.pending = records
         if not settle(parts, publisher, log, published):
             raise RetryableError(
                 "the commit was not published",
@@ -108,6 +115,7 @@ def publish(
                 job=parts.config.job_name,
             ) from None
         return
+    published.pending = {}
     published.records.update(records)
     announce(Phase.ACKNOWLEDGED, subject)
 
@@ -122,29 +130,54 @@ def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Pu
         OutcomeUnknownError: it cannot be settled yet; nothing may be deleted, call again.
     """
     try:
-        publisher.settle()
+        if publisher.settle():
+            published.fence_others()
         now = log.read(tuple(published.pending))
-    except RetryableError as error:
+    except FencedError:
+        raise
+    except StatemgrError as error:
         raise OutcomeUnknownError(
             f"the outcome of a publish is unknown and could not be settled yet: {error.message}",
             hint="it is settled before the next commit",
             job=parts.config.job_name,
         ) from error
+    outcomes = {_outcome(published.records[task], ours, now.get(task)) for task, ours in published.pending.items()}
     pending, published.pending = published.pending, {}
-    outcomes = set()
-    for task, ours in pending.items():
-        before, found = published.records[task], now.get(task)
-        if found is not None and found.current.checkpoint_id == ours.current.checkpoint_id:
-            outcomes.add("published")
-        elif (found and found.current.checkpoint_id) == (before and before.current.checkpoint_id):
-            outcomes.add("not published")
-        else:
-            raise FencedError("another owner published a checkpoint meanwhile", job=parts.config.job_name, task=task)
-    if outcomes == {"published"}:
-        published.records.update(pending)
-        announce(Phase.ACKNOWLEDGED, ", ".join(pending))
+    if None in outcomes or len(outcomes) != 1:
+        raise FencedError("another owner published a checkpoint meanwhile", job=parts.config.job_name)
+    if outcomes == {False}:
+        return False
+    published.records.update(pending)
+    announce(Phase.ACKNOWLEDGED, ", ".join(pending))
+    return True
+
+
+def _outcome(before: CheckpointRecord | None, ours: CheckpointRecord, found: CheckpointRecord | None) -> bool | None:
+    """Whether what the topic says is ours (True), what was there before (False), or another owner's (None)."""
+    if found is not None and found.current.checkpoint_id == ours.current.checkpoint_id:
         return True
-    return False
+    was = before.current.checkpoint_id if before else None
+    return False if (found.current.checkpoint_id if found else None) == was else None
+
+
+def _check_whole(parts: Parts, published: Published, commits: Sequence[PreparedCommit]) -> None:
+    """One commit per task that the publisher covers, with every durable store in it. Raises: InvalidError."""
+    tasks = [commit.task for commit in commits]
+    if sorted(tasks) != sorted(published.records):
+        raise InvalidError(
+            f"one prepared commit per task is needed: {len(published.records)} tasks, got {', '.join(sorted(tasks))}",
+            hint="of several attempts at one task, publish exactly one",
+            job=parts.config.job_name,
+        )
+    durable = {store for store, is_durable in parts.durable.items() if is_durable}
+    for commit in commits:
+        if set(commit.stores) != durable:
+            raise InvalidError(
+                f"the prepared commit has the stores {sorted(commit.stores)}, the job {sorted(durable)}",
+                hint="executors and driver must use the same configuration",
+                job=parts.config.job_name,
+                task=commit.task,
+            )
 
 
 def _check(parts: Parts, published: Published, commit: PreparedCommit) -> None:
@@ -229,7 +262,7 @@ def _with_changelog_markers(
 def _record(parts: Parts, published: Published, commit: PreparedCommit, checkpoint: Checkpoint) -> CheckpointRecord:
     before = published.records[commit.task]
     if before is not None:
-        return before.followed_by(checkpoint, parts.config.retained)
+        return replace(before.followed_by(checkpoint, parts.config.retained), layout=published.layout)
     return CheckpointRecord(commit.job_name, commit.job_id, commit.task, published.layout, (checkpoint,))
 
 

@@ -77,7 +77,7 @@ def restore_task(
     restores: list[StoreRestore] = []
     try:
         for plan in plans:
-            committed, restored = restore_store(parts, task, plan, progress)
+            stores[plan.store], restored = _restore_and_open(parts, task, plan, progress)
             restores.append(restored)
             log.info(
                 "task %s store %s restored from %s in %.3f s (%d bytes fetched, %d reused, %d records)%s",
@@ -90,13 +90,26 @@ def restore_task(
                 restored.records,
                 "".join(f"; {factory}: {why}" for factory, why in restored.reasons.items()),
             )
-            announce(Phase.OPEN, f"{task}/{plan.store}")
-            stores[plan.store] = _open(parts, task, plan, committed)
     except BaseException:
         for store in stores.values():
             store.close()
         raise
     return stores, restores
+
+
+def _restore_and_open(parts: Parts, task: str, plan: StorePlan, progress: Progress) -> tuple[OpenStore, StoreRestore]:
+    """A local directory that vanishes or turns out to be rotten when it is opened is a cache miss."""
+    committed, restored = restore_store(parts, task, plan, progress)
+    announce(Phase.OPEN, f"{task}/{plan.store}")
+    try:
+        return _open(parts, task, plan, committed), restored
+    except (CorruptError, MissingError) as error:
+        if restored.factory != "local":
+            raise
+        log.warning("task %s store %s: the local directory cannot be opened: %s", task, plan.store, error)
+    parts.directories(task, plan.store).keep_only(())
+    committed, restored = restore_store(parts, task, plan, progress)
+    return _open(parts, task, plan, committed), restored
 
 
 def restore_store(

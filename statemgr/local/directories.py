@@ -81,9 +81,7 @@ class StoreDirectories:
             tree = trees.state_files(directory)
             return CommittedDirectory("", directory, self._hashes(directory, tree, self._held()))
 
-    def adopt(
-        self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes]] | None
-    ) -> CommittedDirectory:
+    def adopt(self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes]] | None) -> CommittedDirectory:
         """As the port says. One that is there for this state already, and verifies, is kept instead.
 
         Raises: CorruptError when the directory does not hold exactly ``files``; DiskFull, MissingState.
@@ -185,7 +183,8 @@ class StoreDirectories:
             if not stat.S_ISDIR(os.lstat(path).st_mode):
                 raise InvalidError(
                     "something else stands where a local directory belongs",
-                    hint="a symbolic link is never followed there; remove it", path=path,
+                    hint="a symbolic link is never followed there; remove it",
+                    path=path,
                 )
 
     def _own(self) -> Owner:
@@ -227,9 +226,7 @@ class StoreDirectories:
             problem, touched = _deviation(found, path)
             if problem is None:
                 if touched:
-                    found = Manifest(
-                        state_id, found.adopted_ms, found.owner, {**found.files, **touched}, found.dirs
-                    )
+                    found = Manifest(state_id, found.adopted_ms, found.owner, {**found.files, **touched}, found.dirs)
                     durable.write_file(_manifest_path(path), manifest.encode(found))
                 return CommittedDirectory(state_id, path, {p: (f.size, f.hash) for p, f in found.files.items()})
         else:
@@ -272,11 +269,7 @@ class StoreDirectories:
 
 
 def _is_as_recorded(status: os.stat_result, file: RecordedFile) -> bool:
-    return (
-        stat.S_ISREG(status.st_mode)
-        and status.st_size == file.size
-        and status.st_mtime_ns == file.mtime_ns
-    )
+    return stat.S_ISREG(status.st_mode) and status.st_size == file.size and status.st_mtime_ns == file.mtime_ns
 
 
 def _manifest_path(directory: Path) -> Path:

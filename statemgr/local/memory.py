@@ -43,7 +43,8 @@ class MemoryStore:
             if not path.is_file():
                 raise CorruptError(
                     f"a directory with files but without {FILE} is no store in memory",
-                    hint="the local copy is damaged: remove it, and it is restored", path=directory,
+                    hint="the local copy is damaged: remove it, and it is restored",
+                    path=directory,
                 )
             with durable.open_file(path) as file:
                 try:

@@ -85,7 +85,8 @@ def exclusive(lock: Path, clock: Clock) -> Iterator[None]:
                 if clock.monotonic() >= deadline:
                     raise UnavailableError(
                         "another process holds the lock of a local directory",
-                        hint="is it stopped? end it, or wait for it", path=lock,
+                        hint="is it stopped? end it, or wait for it",
+                        path=lock,
                     ) from None
                 clock.sleep(_STEP_SECONDS)
         yield

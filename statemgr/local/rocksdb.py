@@ -62,7 +62,8 @@ class RocksDbStore:
             if not new and not (directory / "CURRENT").is_file():
                 raise CorruptError(
                     "a directory with files but without CURRENT is no RocksDB database",
-                    hint="the local copy is damaged: remove it, and it is restored", path=directory,
+                    hint="the local copy is damaged: remove it, and it is restored",
+                    path=directory,
                 )
         return cls(directory, options, open_database(directory, rocksdb_options.normal(options, create=new)))
 

@@ -113,9 +113,7 @@ def unflushed_changes(database: Rdict, directory: Path, options: Options) -> lis
         close_database(on_disk, directory)
 
 
-def _difference(
-    target: Iterator[tuple[bytes, bytes]], base: Iterator[tuple[bytes, bytes]]
-) -> Iterator[Change]:
+def _difference(target: Iterator[tuple[bytes, bytes]], base: Iterator[tuple[bytes, bytes]]) -> Iterator[Change]:
     """The changes that turn ``base`` into ``target``, both in key order."""
     new, old = next(target, None), next(base, None)
     while new is not None or old is not None:

@@ -36,9 +36,7 @@ def open_store(kind: str, directory: Path, options: Mapping[str, object]) -> Loc
     raise _unknown(kind)
 
 
-def bulk_writer(
-    kind: str, directory: Path, options: Mapping[str, object]
-) -> AbstractContextManager[ChangeWriter]:
+def bulk_writer(kind: str, directory: Path, options: Mapping[str, object]) -> AbstractContextManager[ChangeWriter]:
     """Fill a new store of a kind; when the block ends without an error, the directory holds it, closed.
 
     Raises: as :func:`open_store`; InvalidError when the directory is not empty.

@@ -74,7 +74,8 @@ def state_files(directory: Path) -> Tree:
     for path, status in tree.files.items():
         if not is_state(path) and path.endswith(".log") and status.st_size:
             raise InvalidError(
-                "a write-ahead log has content that is in no table file", hint="flush the store first",
+                "a write-ahead log has content that is in no table file",
+                hint="flush the store first",
                 path=directory / path,
             )
     return Tree({path: status for path, status in tree.files.items() if is_state(path)}, tree.dirs)
@@ -96,9 +97,7 @@ def check_files(staging: Path, tree: Tree, files: Mapping[str, tuple[int, bytes]
         raise CorruptError("a finished directory lacks a file, or has one too many", path=staging / names[0])
     for path, status in tree.files.items():
         if status.st_size != files[path][0]:
-            raise CorruptError(
-                f"a file has {status.st_size} bytes instead of {files[path][0]}", path=staging / path
-            )
+            raise CorruptError(f"a file has {status.st_size} bytes instead of {files[path][0]}", path=staging / path)
 
 
 def sync_tree(staging: Path, tree: Tree, held: Container[tuple[int, int]]) -> None:

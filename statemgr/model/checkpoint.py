@@ -174,6 +174,9 @@ def with_version_one(newest: CheckpointRecord | None, version_one: CheckpointRec
     same_commit = version_one.current.checkpoint_id == newest.current.checkpoint_id
     if same_commit or version_one.offset < newest.offset:
         return newest
-    current = replace(version_one.current, sequence=newest.current.sequence + 1, epoch=newest.current.epoch)
+    before = newest.current
+    # a store that only blobs have stays listed: it is missing now, not new
+    stores = {**before.stores, **version_one.current.stores}
+    current = replace(version_one.current, sequence=before.sequence + 1, epoch=before.epoch, stores=stores)
     record = replace(newest, offset=version_one.offset)
     return replace(record.followed_by(current, len(newest.checkpoints) + 1), offset=version_one.offset)

@@ -87,7 +87,7 @@ def _check_listing(
     task: str,
 ) -> None:
     new = sorted(store for store in configured if durable[store] and store not in checkpoint.stores)
-    gone = sorted(store for store in checkpoint.stores if store not in configured)
+    gone = sorted(store for store in checkpoint.stores if not durable.get(store, False))
     listed = ", ".join(sorted(checkpoint.stores)) or "none"
     if new and not allow_new:
         raise PermissionNeeded(
@@ -99,7 +99,8 @@ def _check_listing(
         )
     if gone and not allow_removed:
         raise PermissionNeeded(
-            f"store {gone[0]!r} is in checkpoint {checkpoint.checkpoint_id} but not in the configuration",
+            f"store {gone[0]!r} is in checkpoint {checkpoint.checkpoint_id} but "
+            + ("no longer backed up" if gone[0] in configured else "not in the configuration"),
             hint="a mistyped name? To drop it, use --allow-removed-store (allow_removed_stores=True) once",
             job=job,
             task=task,

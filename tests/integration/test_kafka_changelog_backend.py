@@ -165,7 +165,7 @@ def test_what_was_committed_comes_back(make_job: Callable[..., _Job], kind: str)
     assert _marker(first).offset < _marker(second).offset < _marker(third).offset
     state, restored = here.restore(third)
     assert state == {b"a": b"5", b"c": b"4", b"empty": b""}
-    assert (restored.records, restored.files, restored.undo) == (8, None, ())
+    assert (restored.records, restored.files) == (8, None)
     assert restored.bytes_fetched == sum(len(k or b"") + len(v or b"") for k, v in committed(here.config, here.topic))
 
 
@@ -336,18 +336,17 @@ def test_a_version_one_marker_is_accepted_by_name(make_job: Callable[..., _Job])
     assert _marker(here.commit(old, (b"b", b"2"))).topic_id == marker.topic_id
 
 
-def test_an_adopted_tail_is_left_out_and_undone(make_job: Callable[..., _Job]) -> None:
-    """Records beyond the marker (fault 20): the state is the marker's, and ``undo`` brings the topic back to it."""
+def test_an_adopted_tail_is_left_out_and_overwritten(make_job: Callable[..., _Job]) -> None:
+    """Records beyond the marker (fault 20): the state is the marker's, and a fill brings the topic back to it."""
     here = make_job()
     marker = here.commit(None, whole={b"a": b"1", b"b": b"2"})
     manager = here.backend().backup_manager()
     assert not manager.has_tail(here.identity, marker)
     send(here.config, here.topic, [(b"a", b"tail"), (b"new", b"tail"), (b"b", None)])
     assert manager.has_tail(here.identity, marker)
-    state, restored = here.restore(marker)
+    state, _ = here.restore(marker)
     assert state == {b"a": b"1", b"b": b"2"}
-    assert restored.undo == ((b"a", b"1"), (b"b", b"2"), (b"new", None))
-    here.publish(PreparedChanges(fill=False, local=ChangeList(restored.undo)), marker)
+    here.publish(PreparedChanges(fill=True, local=ChangeList(tuple(state.items()))), None)
     assert state_of(committed(here.config, here.topic)) == state
 
 

@@ -1,0 +1,74 @@
+"""The owner of a whole job: publishes the prepared commits of all its tasks, and cleans up after them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from statemgr.flows.clean_up import CleanUp
+from statemgr.flows.first_start import remember_published
+from statemgr.flows.parts import Parts
+from statemgr.flows.publish import Published, publish, settle
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, MicroBatch
+from statemgr.model.commit import PreparedCommit
+from statemgr.ports import CheckpointLog, Publisher
+
+log = logging.getLogger(__name__)
+_PARALLELISM = 8
+
+
+class WholeJob:
+    """The job's publisher, and what is published of all its tasks. One thread at a time."""
+
+    def __init__(self, parts: Parts, checkpoint_log: CheckpointLog, publisher: Publisher, published: Published) -> None:
+        self.publisher = publisher
+        self.published = published
+        self._parts = parts
+        self._log = checkpoint_log
+        self._unsettled: tuple[Sequence[PreparedCommit], Mapping[str, CheckpointRecord | None]] | None = None
+        self._clean_ups = {task: CleanUp(parts, task) for task in published.records}
+        with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-open") as pool:
+            list(pool.map(lambda item: self._clean_ups[item[0]].at_open(item[1]), published.records.items()))
+
+    def publish(self, commits: Sequence[PreparedCommit], batch: MicroBatch | None) -> Mapping[str, Checkpoint]:
+        """Publish one commit per task, then clean up. See :meth:`statemgr.StateManager.publish`."""
+        if self._settled(commits):
+            return self._checkpoints()
+        for clean_up in self._clean_ups.values():
+            clean_up.check()
+        before = dict(self.published.records)
+        outstanding = {task: clean_up.outstanding for task, clean_up in self._clean_ups.items()}
+        try:
+            publish(
+                self._parts, self.publisher, self._log, self.published, commits, batch=batch, outstanding=outstanding
+            )
+        except BaseException:
+            if self.published.pending:
+                self._unsettled = commits, before
+            raise
+        self._after(commits, before)
+        return self._checkpoints()
+
+    def _settled(self, commits: Sequence[PreparedCommit]) -> bool:
+        """Whether these very commits were published by an earlier call whose acknowledgement was lost."""
+        if self._unsettled is None:
+            return False
+        was_published = settle(self._parts, self.publisher, self._log, self.published)
+        (sent, before), self._unsettled = self._unsettled, None
+        if was_published:
+            self._after(sent, before)
+        return was_published and {c.attempt for c in sent} == {c.attempt for c in commits}
+
+    def _after(self, commits: Sequence[PreparedCommit], before: Mapping[str, CheckpointRecord | None]) -> None:
+        for commit in commits:
+            record = self.published.records[commit.task]
+            assert record is not None
+            self._clean_ups[commit.task].after_publish(before[commit.task], record, commit)
+            try:
+                remember_published(self._parts, commit.task)
+            except OSError as error:
+                log.warning("task %s: cannot note its publish on this machine: %s", commit.task, error)
+
+    def _checkpoints(self) -> Mapping[str, Checkpoint]:
+        return {task: record.current for task, record in self.published.records.items() if record is not None}
