@@ -107,8 +107,12 @@ def test_closed_store_refuses(store: LocalStore) -> None:
     store.close()
     store.close()
     for use in (
-        lambda: store.get(b"a"), lambda: store.get_many([b"a"]), lambda: store.write([(b"a", b"1")]),
-        lambda: store.scan(None, None), lambda: store.sequence_number, store.flush,
+        lambda: store.get(b"a"),
+        lambda: store.get_many([b"a"]),
+        lambda: store.write([(b"a", b"1")]),
+        lambda: store.scan(None, None),
+        lambda: store.sequence_number,
+        store.flush,
     ):
         with pytest.raises(ClosedError):
             use()
@@ -207,6 +211,7 @@ def test_bulk_load(kind: str, open_at: Open, tmp_path: Path) -> None:
 
 def test_bulk_load_that_fails_is_closed(kind: str, tmp_path: Path) -> None:
     """The error of the block comes out as it is, and nothing keeps the directory open."""
+
     def load() -> None:
         with bulk_writer(kind, tmp_path / "store", {}) as writer:
             writer.write([(b"a", b"1")])

@@ -128,9 +128,7 @@ def test_a_reused_pid_is_never_stopped(tmp_path: Path) -> None:
 
 def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     """After the grace time comes SIGKILL."""
-    server = spawn(
-        ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"], log=tmp_path / "log"
-    )
+    server = spawn(["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"], log=tmp_path / "log")
     wait_until_ready(server, lambda: "ready" in server.log.read_text(), name="it", deadline_s=10)
     assert server.stop(grace_s=0.3)
     assert not server.running

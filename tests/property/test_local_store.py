@@ -110,7 +110,8 @@ class StoreHistory(RuleBasedStateMachine):
     def scan(self, start: bytes | None, end: bytes | None) -> None:
         """A range is the dictionary's range, in order."""
         expected = [
-            item for item in sorted(self.content.items())
+            item
+            for item in sorted(self.content.items())
             if (start is None or item[0] >= start) and (end is None or item[0] < end)
         ]
         assert list(self.store.scan(start, end)) == expected

@@ -14,9 +14,7 @@ from statemgr.errors import MissingError, UnavailableError
 ARTIFACT = Artifact("org.example", "thing", "1.0")
 
 
-def test_two_that_resolve_at_once_leave_one_whole_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_that_resolve_at_once_leave_one_whole_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both get the same jars, whoever renames first, and no working directory stays behind."""
     both_are_there = threading.Barrier(2, timeout=20)
 
@@ -31,9 +29,7 @@ def test_two_that_resolve_at_once_leave_one_whole_directory(
     assert [path.name for path in tmp_path.iterdir()] == ["jars"]
 
 
-def test_a_failed_resolve_leaves_nothing_that_looks_resolved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_resolve_leaves_nothing_that_looks_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the jars in the cache would be a broker that does not start, for ever."""
 
     def resolve(artifact: Artifact, *, target: Path, **_: Any) -> None:

@@ -125,8 +125,16 @@ def test_nothing_is_made_by_looking(directories: StoreDirectories, root: Path) -
 
 def test_files_that_are_no_state_are_left_out(directories: StoreDirectories) -> None:
     """A20: locks, logs, offsets and leftovers are neither hashed nor kept."""
-    extra = {"LOCK": b"", "LOG": b"x", "LOG.old.12": b"x", "000004.log": b"", "a.tmp": b"x", "OFFSET-v2": b"1",
-             "IDENTITY": b"id", "000007.dbtmp": b"x"}
+    extra = {
+        "LOCK": b"",
+        "LOG": b"x",
+        "LOG.old.12": b"x",
+        "000004.log": b"",
+        "a.tmp": b"x",
+        "OFFSET-v2": b"1",
+        "IDENTITY": b"id",
+        "000007.dbtmp": b"x",
+    }
     staging = fill(directories.staging(), {**FILES, **extra})
     hashed = directories.hash_files(staging)
     assert hashed.state_id == ""
@@ -155,9 +163,7 @@ def test_unflushed_log_is_refused(directories: StoreDirectories) -> None:
     ],
     ids=["one is missing", "one too many", "another size"],
 )
-def test_adopt_refuses_what_does_not_match(
-    directories: StoreDirectories, files: dict[str, tuple[int, bytes]]
-) -> None:
+def test_adopt_refuses_what_does_not_match(directories: StoreDirectories, files: dict[str, tuple[int, bytes]]) -> None:
     """Invariant 9: a directory that is not exactly what was announced does not become a state."""
     staging = fill(directories.staging())
     with pytest.raises(CorruptError):
@@ -303,9 +309,7 @@ def test_reusable_is_newest_first_and_verified(directories: StoreDirectories) ->
     assert [found.state_id for found in directories.reusable()] == ["c", "b"]
 
 
-def test_hashes_are_remembered_by_a_held_inode(
-    directories: StoreDirectories, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hashes_are_remembered_by_a_held_inode(directories: StoreDirectories, monkeypatch: pytest.MonkeyPatch) -> None:
     """Invariant 5: hashing is paid once per file: what a committed directory holds by hard link is not read again."""
     adopted = commit(directories, "s1")
     staging = directories.staging()

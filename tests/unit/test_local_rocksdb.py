@@ -64,9 +64,7 @@ def test_corrupt_block_is_an_error_in_every_read(open_at: Callable[..., RocksDbS
 
 
 @pytest.mark.parametrize("damage", ["no CURRENT", "bad CURRENT", "no table file", "no MANIFEST"])
-def test_damaged_directory_does_not_open(
-    damage: str, open_at: Callable[..., RocksDbStore], tmp_path: Path
-) -> None:
+def test_damaged_directory_does_not_open(damage: str, open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:
     """A directory that lacks a part is a CorruptError, not an empty store."""
     live = tmp_path / "live"
     filled(live, 100)
@@ -109,8 +107,11 @@ def test_reopening_keeps_the_options(tmp_path: Path) -> None:
     newest = max(tmp_path.glob("store/OPTIONS-*"), key=lambda path: int(path.name.partition("-")[2]))
     options = newest.read_text()
     for line in (
-        "num_levels=7", "disable_auto_compactions=false", "level0_file_num_compaction_trigger=7",
-        "compression=kZSTD", "memtable_factory=SkipListFactory",
+        "num_levels=7",
+        "disable_auto_compactions=false",
+        "level0_file_num_compaction_trigger=7",
+        "compression=kZSTD",
+        "memtable_factory=SkipListFactory",
     ):
         assert line in options.replace("{id=", "").replace("}", ""), line
     assert "bloomfilter" in options
@@ -248,7 +249,11 @@ def test_file_size_limit_loses_nothing(tmp_path: Path) -> None:
     """Fault 24 where no small disk can be mounted: a limit on file sizes stops RocksDB's writes the same way."""
     assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
     run = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, timeout=100, check=False,
+        [sys.executable, "-c", LIMITED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
         cwd=Path(__file__).parents[2],
     )
     assert run.stdout == "recovered\n", run.stderr

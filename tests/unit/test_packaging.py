@@ -72,9 +72,7 @@ def test_the_installed_wheel_loads_every_schema(installed: Path, tmp_path: Path)
 
 def test_the_wheel_brings_two_packages_and_no_more(installed: Path) -> None:
     """No top-level `schemas`, no tests in site-packages; both packages typed."""
-    packages = {
-        path.name for path in installed.iterdir() if path.is_dir() and not path.name.endswith(".dist-info")
-    }
+    packages = {path.name for path in installed.iterdir() if path.is_dir() and not path.name.endswith(".dist-info")}
     assert packages - {"bin"} == {"statemgr", "spark_integration"}
     assert (installed / "statemgr" / "py.typed").is_file()
     assert (installed / "spark_integration" / "py.typed").is_file()
@@ -123,9 +121,7 @@ def test_the_metadata_of_the_wheel(wheel: Path) -> None:
 
 def test_statemgr_needs_no_spark_to_be_imported(tmp_path: Path) -> None:
     """Importing the public surface loads neither PySpark nor pandas."""
-    code = (
-        "import statemgr, statemgr.engine, sys; print([m for m in ('pyspark', 'pandas') if m in sys.modules])"
-    )
+    code = "import statemgr, statemgr.engine, sys; print([m for m in ('pyspark', 'pandas') if m in sys.modules])"
     assert _run(sys.executable, "-c", code, cwd=tmp_path, pythonpath=ROOT).strip() == "[]"
 
 
