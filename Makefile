@@ -6,6 +6,8 @@ VENV ?= .venv
 PYTHON ?=
 ARGS ?=
 PYTEST_ARGS ?=
+# two to four tests at a time; those that share a Spark session stay on one worker
+PARALLEL ?= -n auto --maxprocesses 4 --dist loadgroup
 DEMO_ARGS = $(if $(BLOB),--blob $(BLOB)) $(if $(INPUT),--input $(INPUT)) $(if $(KEY),--key $(KEY)) \
 	$(foreach column,$(SUM),--sum $(column)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 BIN = $(VENV)/bin
@@ -26,7 +28,7 @@ demo: $(STAMP) ## Run the demo (BLOB=s3, INPUT=file.csv.gz KEY=column SUM="colum
 	@$(BIN)/statemgr demo $(DEMO_ARGS)
 
 test: $(STAMP) ## Run the whole test suite on local servers (PYTEST_ARGS=...)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 test-containers: $(STAMP) ## Run the integration tests on containers (needs Docker)
 	@STATEMGR_TEST_SERVERS=containers $(BIN)/python -m pytest -m 'integration or containers' $(PYTEST_ARGS)

@@ -33,6 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         layer = item.path.relative_to(root).parts[0]
         if layer in _LAYERS:
             item.add_marker(_LAYERS[layer])
+            if layer == "spark":
+                item.add_marker(pytest.mark.xdist_group("spark"))
         elif {"kafka", "s3", "own_kafka"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(_LAYERS["integration"])
 
