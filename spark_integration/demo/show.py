@@ -34,17 +34,16 @@ class Start:
 def starts_table(starts: Sequence[Start], aims: Sequence[tuple[str, int]]) -> Table:
     """How each start ended."""
     table = _table("Starts", "start", "restored from", "killed in")
-    for column in ("processes", "batches", "replayed", "seconds"):
+    for column in ("batches", "replayed", "s"):
         table.add_column(column, justify="right")
     for number, start in enumerate(starts):
-        hit = start.outcome.hit or "(ran to the end)"
+        hit = start.outcome.hit or "ran to the end"
         if start.outcome.hit and start.outcome.hit != aims[number][0]:
             hit += f" (aimed at {aims[number][0]}, which did not come)"
         table.add_row(
             str(number + 1),
             start.restore or "-",
             hit,
-            str(start.outcome.processes or "-"),
             str(len(start.reports)),
             str(sum(report["replayed"] for report in start.reports)),
             f"{start.outcome.seconds:.1f}",
@@ -54,18 +53,9 @@ def starts_table(starts: Sequence[Start], aims: Sequence[tuple[str, int]]) -> Ta
 
 def restores_table(starts: Sequence[Start]) -> Table:
     """How long each restore took and what it moved, per store."""
-    table = Table(title="Restores (local state deleted before each)", title_justify="left")
-    for column in (
-        "start",
-        "store",
-        "from",
-        "tasks",
-        "seconds, slowest task",
-        "seconds, all",
-        "bytes fetched",
-        "records",
-    ):
-        table.add_column(column, justify="left" if column in ("start", "store", "from") else "right")
+    table = _table("Restores (the local state was deleted before)", "start", "store", "from")
+    for column in ("tasks", "slowest s", "all s", "bytes", "records"):
+        table.add_column(column, justify="right")
     for number, start in enumerate(starts, 1):
         stores = start.restored()
         for name in sorted({store["store"] for store in stores}):
@@ -125,9 +115,11 @@ def verdict(console: Console, truth: Side, sides: Sequence[Side]) -> bool:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False
+    )
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     return table
 
 

@@ -14,6 +14,8 @@ from spark_integration.demo.recount import Count
 from statemgr import JobConfig, StateManager
 from statemgr.engine import open_attempt
 
+_SHORT = {"kafka-changelog": "changelog", "blob-store": "blob"}
+
 Plain = tuple[object, ...]
 
 
@@ -62,7 +64,7 @@ def state(config: JobConfig, factory: str, directory: Path) -> Side:
                         tallies[key.removeprefix(b"k")] = plain(Tally.from_json(value))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return Side(f"{factory} state", tallies)
+    return Side(f"{_SHORT.get(factory, factory)} state", tallies)
 
 
 def output(directory: Path) -> tuple[Side, Side]:
