@@ -92,7 +92,7 @@ def _check_listing(
     if new and not allow_new:
         raise PermissionNeeded(
             f"store {new[0]!r} is not one of those in checkpoint {checkpoint.checkpoint_id} ({listed})",
-            hint="a mistyped name? To start it empty, use --allow-new-store (allow_new_stores=True) once",
+            hint="a mistyped name? To start it empty, open once with allow_new_stores=True",
             job=job,
             task=task,
             store=new[0],
@@ -101,7 +101,7 @@ def _check_listing(
         raise PermissionNeeded(
             f"store {gone[0]!r} is in checkpoint {checkpoint.checkpoint_id} but "
             + ("no longer backed up" if gone[0] in configured else "not in the configuration"),
-            hint="a mistyped name? To drop it, use --allow-removed-store (allow_removed_stores=True) once",
+            hint="a mistyped name? To drop it, open once with allow_removed_stores=True",
             job=job,
             task=task,
             store=gone[0],
