@@ -28,12 +28,12 @@ from spark_integration.demo.child import run_child
 from spark_integration.demo.dataset import Dataset, flights
 from spark_integration.demo.measures import measures_of
 from spark_integration.demo.pipeline import Spec
-from spark_integration.demo.producing import produce
+from spark_integration.demo.producing import forget_older_runs, produce
 from spark_integration.demo.recount import recount
 from spark_integration.demo.settings import FACTORIES, PARTITIONS, Run, Settings, write_config
 from spark_integration.demo.show import Start, restores_table, starts_table, totals_table, verdict
 from statemgr import JobConfig
-from statemgr.dev import DevServers, find_java, servers
+from statemgr.dev import DevServers, connector_jars, find_java, servers
 
 _RESTORE_ORDER = ("blob-store", "kafka-changelog")
 _BATCHES_PER_START = 5
@@ -51,6 +51,7 @@ def demo(settings: Settings, environment: Mapping[str, str], console: Console) -
         dataset = Dataset(settings.input, settings.key, tuple(columns))
     next(dataset.rows(), None)  # says what is wrong with the file before anything is started
     run = _new_run(settings)
+    console.print(f"seed {settings.seed}, files in {run.root}", highlight=False, soft_wrap=True)
     with _progress(console) as progress:
         running, stop = _servers(settings, environment, progress)
         try:
@@ -191,7 +192,11 @@ def _servers(settings: Settings, environment: Mapping[str, str], progress: Progr
         s3=need_s3,
         report=lambda step: progress.update(bar, description=step),
     )
+    progress.update(bar, description="fetching Spark's Kafka connector (the first time)")
+    connector_jars()  # here, where a missing network is one line, and not in the child
     progress.update(bar, description="servers", completed=1)
+    if kafka is None and running.bootstrap_servers is not None:
+        forget_older_runs(running.bootstrap_servers)
     if kafka is not None:
         running = replace(running, bootstrap_servers=kafka)
     if s3 is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 from confluent_kafka import KafkaException, Producer
@@ -14,6 +15,19 @@ from statemgr.errors import UnavailableError
 
 _REPORT_EVERY = 5_000
 _DEADLINE_S = 60
+_OF_A_RUN = re.compile(r"(demo-|__statemgr_checkpoints_demo_)[0-9a-f]{8}(-|\Z)")
+
+
+def forget_older_runs(bootstrap_servers: str) -> None:
+    """Delete the topics of demos before on this broker, which is the demo's own. Raises: UnavailableError."""
+    try:
+        admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 3})
+        old = [topic for topic in admin.list_topics(timeout=_DEADLINE_S).topics if _OF_A_RUN.match(topic)]
+        if old:
+            for deleted in admin.delete_topics(old).values():
+                deleted.result(timeout=_DEADLINE_S)
+    except KafkaException as error:
+        raise UnavailableError(f"the broker did not delete older topics: {error}") from error
 
 
 def produce(

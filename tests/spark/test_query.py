@@ -46,12 +46,14 @@ def test_a_new_machine_restores_from_the_configured_backend(pipeline: MakePipeli
 def test_a_lost_checkpoint_location_loses_nothing(pipeline: MakePipeline) -> None:
     """A new location starts at the published offsets; sequence numbers go on although Spark's batch IDs do not."""
     job = pipeline()
+    # a plain path, which Spark resolves and reads: it may be on any file system
+    query = job.query().option("checkpointLocation", str(job.location))
     job.produce(100)
-    job.run()
+    job.run(query)
     shutil.rmtree(job.location)
     job.produce(100)
 
-    running = job.run()
+    running = job.run(query)
 
     assert [(r.batch_id, r.sequence) for r in running.recentBatches] == [(0, 2)]
     assert job.state("blob-store") == job.produced
