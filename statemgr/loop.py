@@ -17,27 +17,22 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from statemgr.config import JobConfig
 from statemgr.errors import (
     AccessDenied,
     ConfigError,
     MissingState,
-    OutcomeUnknownError,
-    RetryableError,
     StatemgrError,
     UnavailableError,
 )
 from statemgr.ids import task_name
-from statemgr.model.checkpoint import Checkpoint
+from statemgr.owned_task import OwnedTask
 from statemgr.task import Task
-
-if TYPE_CHECKING:
-    from statemgr.manager import StateManager
 
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.1
@@ -46,33 +41,20 @@ _OPENERS = 4
 _METADATA_SECONDS = 30.0
 
 
-@dataclass
-class _Owned:
-    """A task of this member: its source partitions, its restore, and where its input has been read to."""
-
-    opening: Future[Task]
-    partitions: list[TopicPartition] = field(default_factory=list)
-    #: Partitions that are paused until the task is restored and they are at its input offsets.
-    waiting: list[TopicPartition] = field(default_factory=list)
-    task: Task | None = None
-    offsets: dict[str, int] = field(default_factory=dict)
-    dirty: bool = False
-    commit: Future[Checkpoint] | None = None
-    commit_started: float = 0.0
-    failing_since: float | None = None
-
-
 class ConsumerLoop:
     """Runs until SIGTERM or SIGINT (or :meth:`stop`), then commits and closes.
 
     ``process(task, message)`` is called on one thread for every message; what it raises stops the loop without a
-    commit of the message it raised for. All input topics have ``job.tasks`` partitions, and partition i of each goes
-    to the member that has partition i of the others (the ``range`` strategy, which is the client's default).
+    commit of the message it raised for. ``open_task`` is :meth:`statemgr.StateManager.open_task`.
+
+    All input topics have ``job.tasks`` partitions, and partition i of each goes to the member that has partition i of
+    the others (the ``range`` strategy, which is the client's default).
     """
 
     def __init__(
         self,
-        manager: StateManager,
+        config: JobConfig,
+        open_task: Callable[..., Task],
         consumer: Consumer,
         process: Callable[[Task, Message], None],
         topics: Sequence[str],
@@ -82,14 +64,14 @@ class ConsumerLoop:
             raise ConfigError(
                 "there is nothing to consume", hint="set task.inputs, or pass topics=[…]", key="task.inputs"
             )
-        self._manager = manager
-        self._config = manager.config
+        self._config = config
+        self._open_task = open_task
         self._consumer = consumer
         self._process = process
         self._topics = list(topics)
         self._permissions = dict(permissions)
         self._opened: set[str] = set()
-        self._owned: dict[int, _Owned] = {}
+        self._owned: dict[int, OwnedTask] = {}
         #: Restores of tasks that were taken away meanwhile: each is closed when it ends, and waited for before the
         #: task is opened again.
         self._leaving: dict[int, Future[Task]] = {}
@@ -116,7 +98,8 @@ class ConsumerLoop:
                 self._pause_assigned()
                 self._start_restored()  # 3
                 if monotonic() >= due:  # 4
-                    self._start_commits()
+                    for owned in self._owned.values():
+                        owned.start_commit()
                     due = monotonic() + interval
             self._commit_and_wait(set(self._owned))
         finally:
@@ -183,7 +166,7 @@ class ConsumerLoop:
             owned = self._owned.get(partition.partition)
             if owned is None:
                 opening = self._openers.submit(self._open, partition.partition)
-                owned = self._owned[partition.partition] = _Owned(opening)
+                owned = self._owned[partition.partition] = OwnedTask(opening, self._config.commit_timeout_ms / 1000)
             owned.partitions.append(partition)
             owned.waiting.append(partition)
             self._to_pause.append(partition)
@@ -208,23 +191,17 @@ class ConsumerLoop:
         if leaving is not None:
             wait([leaving])
         name = task_name(index)
-        task = self._manager.open_task(name, **({} if name in self._opened else self._permissions))
+        task = self._open_task(name, **({} if name in self._opened else self._permissions))
         self._opened.add(name)
         return task
 
     def _start_restored(self) -> None:
         for owned in self._owned.values():
-            if not owned.waiting or not owned.opening.done():
-                continue
-            if owned.task is None:
-                owned.task = owned.opening.result()
-                checkpoint = owned.task.last_checkpoint
-                owned.offsets = dict(checkpoint.input_offsets) if checkpoint else {}
-            if self._sought(owned):
+            if owned.waiting and owned.restored() and self._sought(owned):
                 self._consumer.resume(owned.waiting)
                 owned.waiting = []
 
-    def _sought(self, owned: _Owned) -> bool:
+    def _sought(self, owned: OwnedTask) -> bool:
         """Move to the checkpoint's input offsets. False while the client has not begun to fetch: next turn again."""
         for source in owned.waiting:
             offset = owned.offsets.get(_source(source), OFFSET_BEGINNING)
@@ -251,54 +228,12 @@ class ConsumerLoop:
 
     # --- commits -------------------------------------------------------------------------------------------------
 
-    def _start_commits(self) -> None:
-        for owned in self._owned.values():
-            if owned.task is None:
-                continue
-            if owned.commit is not None:
-                if not owned.commit.done():  # the next one covers it
-                    self._check_hung(owned)
-                    continue
-                self._ended(owned, owned.task)
-            if owned.dirty:
-                owned.commit = owned.task.commit_async(owned.offsets)
-                owned.commit_started = monotonic()
-                owned.dirty = False
-
-    def _ended(self, owned: _Owned, task: Task) -> None:
-        """A failed commit is repeated, until commits have failed for ``task.commit.timeout.ms``."""
-        assert owned.commit is not None
-        error, owned.commit = owned.commit.exception(), None
-        if error is None:
-            owned.failing_since = None
-            return
-        owned.dirty = True
-        task.forgive()
-        owned.failing_since = owned.failing_since or owned.commit_started
-        too_long = monotonic() - owned.failing_since > self._config.commit_timeout_ms / 1000
-        if too_long or not isinstance(error, RetryableError | OutcomeUnknownError):
-            raise error
-        log.warning("%s: a commit failed and is repeated: %s", task.name, error)
-
-    def _check_hung(self, owned: _Owned) -> None:
-        timeout = self._config.commit_timeout_ms / 1000
-        if monotonic() - owned.commit_started > 2 * timeout:
-            raise UnavailableError(f"a commit has not ended in twice task.commit.timeout.ms ({timeout:.0f} s)")
-
     def _commit_and_wait(self, tasks: set[int]) -> None:
-        """Commit each task, then raise the first error if there was one. A failed commit is tried once more."""
+        """Commit each task, then raise the first error if there was one."""
         first: StatemgrError | None = None
-        for index in sorted(tasks):
-            owned = self._owned.get(index)
-            if owned is None or owned.task is None or not (owned.dirty or owned.commit is not None):
-                continue
+        for index in sorted(tasks & self._owned.keys()):
             try:
-                try:
-                    owned.task.commit(owned.offsets)
-                except (RetryableError, OutcomeUnknownError) as error:
-                    log.warning("%s: a commit failed and is repeated: %s", owned.task.name, error)
-                    owned.task.commit(owned.offsets)
-                owned.dirty, owned.commit = False, None
+                self._owned[index].commit_and_wait()
             except StatemgrError as error:
                 first = first or error
         if first is not None:

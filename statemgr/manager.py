@@ -146,7 +146,8 @@ class StateManager:
 
         ``permissions`` are those of :meth:`open_task`, given to the first opening of each task alone.
         """
-        ConsumerLoop(self, consumer, process, topics or self.config.inputs, permissions).run()
+        loop = ConsumerLoop(self.config, self.open_task, consumer, process, topics or self.config.inputs, permissions)
+        loop.run()
 
     # --- a whole job ---------------------------------------------------------------------------------------------
 

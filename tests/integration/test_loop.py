@@ -57,7 +57,7 @@ def member(kafka: KafkaServer, config: JobConfig, group: str, topic: str) -> tup
         }
     )
     manager = StateManager(config)
-    loop = ConsumerLoop(manager, consumer, count, [topic], {})
+    loop = ConsumerLoop(config, manager.open_task, consumer, count, [topic], {})
     errors: list[Exception] = []
 
     def run() -> None:
