@@ -13,7 +13,7 @@ from spark_integration.partitioning import Partitioning
 from spark_integration.running import RunningQuery
 from spark_integration.sources import StartingOffsets
 from statemgr import JobConfig, StateManager
-from statemgr.errors import BatchMismatch, InvalidError, PrerequisiteMissing
+from statemgr.errors import BatchMismatch, ConfigError, InvalidError, PrerequisiteMissing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -112,6 +112,12 @@ class StatefulQuery:
             raise InvalidError(f"start has no option {unknown[0]!r}", hint=f"it has {', '.join(PERMISSIONS)}")
         uri = self._location()
         plan = self._plan()
+        if self.config.blob_uri is None:
+            raise ConfigError(
+                "a Spark job needs a blob store, also where state is backed up to changelogs alone",
+                hint="executors leave output rows and changes there for the driver: set blob.store.uri",
+                key="blob.store.uri",
+            )
         manager = StateManager(self.config, plan.partitioning.name)
         try:
             driver = Driver(plan, manager, manager.acquire(**permissions))

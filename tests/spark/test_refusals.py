@@ -159,6 +159,12 @@ def test_an_incomplete_query(pipeline: MakePipeline) -> None:
     job = pipeline()
     with pytest.raises(InvalidError, match="call input"):
         StatefulQuery(job.config).option("checkpointLocation", "file:///x").start()
+    bare = {key: value for key, value in job.config.to_mapping().items() if key != "blob.store.uri"}
+    changelog = JobConfig.from_mapping(
+        {**bare, "task.backup.factories": ["kafka-changelog"], "task.restore.factories": ["kafka-changelog"]}
+    )
+    with pytest.raises(InvalidError, match=r"set blob\.store\.uri"):
+        job.query(config=changelog).start()
     with pytest.raises(InvalidError, match="checkpointLocation"):
         StatefulQuery(job.config).start()
     with pytest.raises(InvalidError, match="micro-batches"):
