@@ -1,0 +1,134 @@
+"""Commits of jobs for tests: one at a time, by a task, by attempts of an engine, or by hand past the flows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from statemgr import JobConfig, StateManager
+from statemgr.engine import (
+    Epoch,
+    PreparedCommit,
+    checkpoint_from_bytes,
+    checkpoint_to_bytes,
+    epoch_from_bytes,
+    epoch_to_bytes,
+    open_attempt,
+    prepared_from_bytes,
+    prepared_to_bytes,
+)
+from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_id
+from statemgr.local.clock import SystemClock
+from statemgr.model import codec
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
+from statemgr.reader import JobReader
+from statemgr.task import Task
+from tests.jobs import with_changes
+
+TASK = "Partition 0"
+#: Key → value, None deletes.
+Items = Mapping[bytes, bytes | None]
+
+
+def write(task: Task, items: Items, stores: Collection[str] = ("totals",)) -> None:
+    """Put and delete in some stores of an open task."""
+    for name in stores:
+        store = task.store(name)
+        for key, value in items.items():
+            if value is None:
+                store.delete(key)
+            else:
+                store.put(key, value)
+
+
+def commit(config: JobConfig, items: Items, offset: int, task: str = TASK, **permissions: bool) -> Checkpoint:
+    """Open a task, write to every store, commit, close."""
+    with StateManager(config) as manager, manager.open_task(task, **permissions) as opened:
+        write(opened, items, tuple(config.stores))
+        return opened.commit({"orders-0": offset})
+
+
+def attempt(
+    config: JobConfig,
+    epoch: Epoch,
+    task: str,
+    items: Items,
+    offset: int,
+    attachments: Mapping[str, bytes | Path] | None = None,
+    checkpoints: Mapping[str, Checkpoint | None] | None = None,
+) -> PreparedCommit:
+    """One attempt on an executor: it is given bytes, and gives bytes."""
+    known = (checkpoints or epoch.checkpoints)[task]
+    checkpoint = checkpoint_from_bytes(checkpoint_to_bytes(known)) if known is not None else None
+    there = epoch_from_bytes(epoch_to_bytes(epoch.for_executor()))
+    with open_attempt(config, task, checkpoint, there) as opened:
+        for store in opened.stores.values():
+            for key, value in items.items():
+                store.delete(key) if value is None else store.put(key, value)
+        for name, data in (attachments or {}).items():
+            opened.attach(name, data)
+        return prepared_from_bytes(prepared_to_bytes(opened.prepare({"orders-0": offset})))
+
+
+def current(config: JobConfig, task: str = TASK) -> CheckpointRecord | None:
+    """A task's record on the topic, read without disturbing anybody."""
+    with JobReader(config) as reader:
+        return reader.records().get(task)
+
+
+def published(config: JobConfig, factory: str) -> dict[str, dict[str, dict[bytes, bytes]]]:
+    """Task → store → content as published, restored from one backend alone; nobody is fenced."""
+    state: dict[str, dict[str, dict[bytes, bytes]]] = {}
+    with JobReader(with_changes(config, task__restore__factories=[factory])) as reader:
+        for task in reader.records():
+            state[task] = {}
+            for store in config.stores:
+                with reader.open_store(task, store) as opened:
+                    state[task][store] = dict(opened.scan(None, None))
+    return state
+
+
+def totals(config: JobConfig, factory: str) -> dict[str, dict[bytes, bytes]]:
+    """Task → content of the store ``totals`` as published, from one backend alone."""
+    return {task: stores["totals"] for task, stores in published(config, factory).items()}
+
+
+def publish_by_hand(config: JobConfig, record: CheckpointRecord, version: int = 2, task: str = TASK) -> None:
+    """Publish a record past the flows, as other software would."""
+    encode = codec.encode_record if version == 2 else codec.encode_record_v1
+    publisher = TransactionalPublisher(config, task_transactional_id(config, task), SystemClock())
+    try:
+        publisher.fence()
+        with publisher.transaction() as transaction:
+            transaction.send(
+                config.checkpoint_topic, codec.encode_key(record.key(version)), encode(record), partition=0
+            )
+    finally:
+        publisher.close()
+
+
+def blob_files(directory: Path, *, expiring: bool | None = None) -> set[str]:
+    """Names of the blobs below a directory of blobs: all, or those with or without a time to live."""
+    root = directory / "blobs"
+    found = set()
+    for path in root.rglob("*"):
+        if not path.is_file() or path.name.startswith("."):
+            continue
+        expires = path.with_name(f".{path.name}.expires").exists()
+        if expiring is None or expires == expiring:
+            found.add(path.relative_to(root).as_posix())
+    return found
+
+
+def referenced(config: JobConfig, task: str = TASK) -> set[str]:
+    """Every blob that the retained checkpoints of a task need: indexes, files, attachments."""
+    found: set[str] = set()
+    with JobReader(config) as reader:
+        record = reader.records()[task]
+        for checkpoint in record.checkpoints:
+            for store, marker in checkpoint.state_checkpoint_markers.get("blob-store", {}).items():
+                found.add(marker.index.blob_id)  # type: ignore[union-attr]
+                index = reader.index(task, store, str(checkpoint.checkpoint_id))
+                found.update(blob.blob_id for blob in index.blobs())
+            found.update(a.blob.blob_id for a in checkpoint.attachments if a.blob)
+    return found

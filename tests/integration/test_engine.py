@@ -1,0 +1,384 @@
+"""The engine surface on a real broker: attempts on other machines, one transaction for all tasks, epochs as fences."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer
+
+from statemgr import JobConfig, StateManager
+from statemgr.engine import MicroBatch, read_attachment
+from statemgr.errors import FencedError, InvalidError, LayoutMismatch, MissingBlob, PermissionNeeded, StatemgrError
+from statemgr.model.checkpoint import BlobRef, Layout
+from tests.commits import TASK, attempt, blob_files, commit, current, published, referenced, totals
+from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
+from tests.kafka_jobs import committed, state_of
+from tests.servers import KafkaServer
+
+TASKS = ("Partition 0", "Partition 1")
+
+
+def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
+    """A dual-commit job of two tasks."""
+    return JobConfig.from_mapping(job_mapping(kafka, directory, **{"tasks": 2, **more}))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def driver(kafka: KafkaServer, tmp_path: Path) -> Iterator[StateManager]:
+    """The driver of a new job of two tasks, on a machine of its own."""
+    with StateManager(job(kafka, tmp_path)) as manager:
+        yield manager
+
+
+def executor(driver: StateManager, tmp_path: Path, number: int = 0, restore: str = "blob-store") -> JobConfig:
+    """The driver's job on another machine."""
+    return elsewhere(driver.config, tmp_path / f"executor-{number}", restore)
+
+
+@pytest.mark.parametrize("restore", DUAL)
+def test_attempts_elsewhere_are_published_in_one_transaction(
+    driver: StateManager, tmp_path: Path, restore: str
+) -> None:
+    """Protocol 7: acquire, attempts on other machines that get and give bytes, one publish; again from its result."""
+    epoch = driver.acquire()
+    assert epoch.checkpoints == dict.fromkeys(TASKS)
+    model: dict[str, dict[bytes, bytes]] = {task: {} for task in TASKS}
+    checkpoints = epoch.checkpoints
+    for batch in range(3):
+        prepared = []
+        for number, task in enumerate(TASKS):
+            there = executor(driver, tmp_path, 10 * batch + number, restore)
+            items: dict[bytes, bytes | None] = {
+                b"%s-%d" % (task.encode(), batch): b"%d" % batch,
+                b"same": b"%d" % batch,
+            }
+            prepared.append(attempt(there, epoch, task, items, batch, checkpoints=checkpoints))
+            model[task].update({k: v for k, v in items.items() if v is not None})
+        checkpoints = driver.publish(prepared, MicroBatch("query", batch, "{}", f'{{"orders":{{"0":{batch}}}}}'))
+        assert {c.sequence for c in checkpoints.values()} == {batch + 1}
+        assert {c.checkpoint_id for c in checkpoints.values()} == {checkpoints[TASKS[0]].checkpoint_id}
+    assert [r.batch for r in checkpoints.values() if r.batch] == [checkpoints[TASKS[0]].batch] * 2
+    for factory in DUAL:
+        assert totals(driver.config, factory) == model
+    record = current(driver.config, TASKS[1])
+    assert record is not None
+    assert record.current == checkpoints[TASKS[1]]
+
+
+def test_nothing_of_a_publish_is_seen_before_it_is_whole(driver: StateManager, tmp_path: Path) -> None:
+    """Protocol 1 and 7: after both attempts nothing is on any topic; after the publish all of it is."""
+    config = driver.config
+    epoch = driver.acquire()
+    there = executor(driver, tmp_path)
+    prepared = [attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS]
+    changelog = config.stores["totals"].changelog_topic
+    assert committed(config, config.checkpoint_topic) == []
+    assert committed(config, changelog, 0) == committed(config, changelog, 1) == []
+    driver.publish(prepared)
+    assert len(committed(config, config.checkpoint_topic)) == 2
+    assert committed(config, changelog, 0) == committed(config, changelog, 1) == [(b"a", b"1")]
+
+
+def test_of_two_attempts_only_the_published_one_counts(driver: StateManager, tmp_path: Path) -> None:
+    """Protocol 7, FAULT 36: two attempts at one task with different results: state and output are one attempt's."""
+    epoch = driver.acquire()
+    other = attempt(executor(driver, tmp_path, 2), epoch, TASKS[1], {}, 1)
+    lost = attempt(executor(driver, tmp_path, 0), epoch, TASK, {b"by": b"first", b"1": b""}, 1, {"output": b"first"})
+    kept = attempt(executor(driver, tmp_path, 1), epoch, TASK, {b"by": b"second"}, 1, {"output": b"second"})
+    assert not set(lost.added_blobs) & set(kept.added_blobs), "blob names are unique per attempt"
+    checkpoints = driver.publish([kept, other])
+    assert read_attachment(driver.config, checkpoints[TASK].attachments[0]) == b"second"
+    for factory in DUAL:
+        assert totals(driver.config, factory)[TASK] == {b"by": b"second"}
+    left = blob_files(tmp_path, expiring=True)
+    assert left == set(lost.added_blobs), "what the lost attempt made expires, and nothing else does"
+
+
+def test_an_attempt_of_an_older_epoch_is_refused(driver: StateManager, tmp_path: Path) -> None:
+    """Invariant 7: after a publish and a new acquire, what was prepared before is fenced, and not published."""
+    epoch = driver.acquire()
+    there = executor(driver, tmp_path)
+    first = [attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS]
+    done = driver.publish(first)
+    stale = [attempt(there, epoch, task, {b"stale": b"1"}, 2, checkpoints=done) for task in TASKS]
+    newer = driver.acquire()
+    assert newer.number > epoch.number
+    assert newer.checkpoints == done
+    with pytest.raises(FencedError, match="epoch"):
+        driver.publish(stale)
+    assert totals(driver.config, "blob-store") == {task: {b"a": b"1"} for task in TASKS}
+
+
+def test_an_attempt_of_an_owner_that_never_published_is_refused(driver: StateManager, tmp_path: Path) -> None:
+    """Invariant 7: an epoch that published nothing is still told from the next one of the same base."""
+    there = executor(driver, tmp_path)
+    epoch = driver.acquire()
+    stale = [attempt(there, epoch, task, {b"stale": b"1"}, 1) for task in TASKS]
+    with StateManager(elsewhere(driver.config, tmp_path / "other", "blob-store")) as other:
+        other.acquire()
+        with pytest.raises(StatemgrError) as caught:
+            driver.publish(stale)
+        assert isinstance(caught.value, FencedError)
+
+
+def test_prepared_commits_that_do_not_belong_are_refused(driver: StateManager, tmp_path: Path) -> None:
+    """Invariants 14 and 15: another job, task, layout or base is refused, and nothing is published."""
+    epoch = driver.acquire()
+    there = executor(driver, tmp_path)
+    good = [attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS]
+    for bad in (
+        replace(good[0], job_name="another"),
+        replace(good[0], job_id="2"),
+        replace(good[0], task="Partition 7"),
+        replace(good[0], layout=replace(good[0].layout, tasks=3)),
+        replace(good[0], layout=Layout(9, 2, "kafka-partition")),
+        replace(good[0], base_checkpoint_id="1700000000000-000001"),
+    ):
+        with pytest.raises(InvalidError):
+            driver.publish([bad, good[1]])
+    assert committed(driver.config, driver.config.checkpoint_topic) == []
+    driver.publish(good)
+
+
+def test_duplicate_and_missing_tasks_are_refused(driver: StateManager, tmp_path: Path) -> None:
+    """Protocol 7: exactly N prepared commits, one for each task, or nothing is published."""
+    epoch = driver.acquire()
+    there = executor(driver, tmp_path)
+    one = attempt(there, epoch, TASKS[0], {b"a": b"1"}, 1)
+    again = attempt(there, epoch, TASKS[0], {b"a": b"2"}, 1)
+    two = attempt(there, epoch, TASKS[1], {b"a": b"1"}, 1)
+    for commits in ([one], [one, again], [one, again, two], []):
+        with pytest.raises(InvalidError):
+            driver.publish(commits)
+    assert committed(driver.config, driver.config.checkpoint_topic) == []
+    driver.publish([two, one])
+
+
+def test_a_commit_is_not_published_twice(driver: StateManager, tmp_path: Path) -> None:
+    """Invariant 12: publishing the same prepared commits again is refused: their base is not current any more."""
+    epoch = driver.acquire()
+    there = executor(driver, tmp_path)
+    prepared = [attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS]
+    done = driver.publish(prepared)
+    with pytest.raises(InvalidError):
+        driver.publish(prepared)
+    assert driver.acquire().checkpoints == done
+
+
+def test_acquiring_fences_the_tasks_of_a_consumer_loop(kafka: KafkaServer, tmp_path: Path) -> None:
+    """Protocol 2: a whole-job writer fences the owners of single tasks, and sees what they published."""
+    config = job(kafka, tmp_path)
+    with StateManager(config) as loop, StateManager(elsewhere(config, tmp_path / "x", "blob-store")) as driver:
+        task = loop.open_task(TASK)
+        task.store("totals").put(b"a", b"1")
+        checkpoint = task.commit({"orders-0": 1})
+        epoch = driver.acquire()
+        assert epoch.checkpoints == {TASK: checkpoint, TASKS[1]: None}
+        assert epoch.number > checkpoint.epoch
+        task.store("totals").put(b"zombie", b"1")
+        for _ in range(2):
+            with pytest.raises(FencedError):
+                task.commit({"orders-0": 2})
+        driver.publish([attempt(driver.config, epoch, name, {b"b": b"2"}, 2) for name in TASKS])
+    assert totals(config, "blob-store")[TASK] == {b"a": b"1", b"b": b"2"}
+
+
+def test_opening_a_task_fences_the_whole_job(driver: StateManager, tmp_path: Path) -> None:
+    """Protocol 2: the owner of a single task fences the driver, whose attempts are then never published."""
+    epoch = driver.acquire()
+    there = executor(driver, tmp_path)
+    driver.publish([attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS])
+    done = driver.acquire()
+    prepared = [attempt(there, done, task, {b"zombie": b"1"}, 2) for task in TASKS]
+    with StateManager(elsewhere(driver.config, tmp_path / "loop", "blob-store")) as loop:
+        task = loop.open_task(TASK)
+        assert task.store("totals").get(b"a") == b"1"
+        for _ in range(2):
+            with pytest.raises(FencedError):
+                driver.publish(prepared)
+        task.commit({"orders-0": 5})
+    assert totals(driver.config, "kafka-changelog")[TASK] == {b"a": b"1"}
+    record = current(driver.config)
+    assert record is not None
+    assert record.current.input_offsets == {"orders-0": 5}
+
+
+def test_a_later_driver_fences_the_older_one(driver: StateManager, tmp_path: Path) -> None:
+    """Invariant 7, FAULT 23: the zombie driver publishes nothing and deletes nothing that is live."""
+    epoch = driver.acquire()
+    there = executor(driver, tmp_path)
+    done = driver.publish([attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS])
+    zombie = [attempt(there, epoch, task, {b"zombie": b"1"}, 2, checkpoints=done) for task in TASKS]
+    other = elsewhere(driver.config, tmp_path / "other", "blob-store")
+    with StateManager(other) as newer:
+        next_epoch = newer.acquire()
+        newer.publish([attempt(other, next_epoch, task, {b"b": b"2"}, 2) for task in TASKS])
+        with pytest.raises(FencedError):
+            driver.publish(zombie)
+    for task in TASKS:
+        assert referenced(driver.config, task) <= blob_files(tmp_path, expiring=False)
+    assert totals(driver.config, "blob-store")[TASK] == {b"a": b"1", b"b": b"2"}
+
+
+def test_attachments_are_published_and_go_with_the_next_publish(driver: StateManager, tmp_path: Path) -> None:
+    """Protocol 7: output is stored by the attempt, inline or in a blob, and is kept until the next publish."""
+    config = driver.config
+    rows = tmp_path / "rows"
+    rows.write_bytes(b"x" * 300_000)
+    epoch = driver.acquire()
+    there = executor(driver, tmp_path)
+    prepared = [
+        attempt(there, epoch, TASKS[0], {b"a": b"1"}, 1, {"small": b"rows", "large": b"y" * 100_000}),
+        attempt(there, epoch, TASKS[1], {b"a": b"1"}, 1, {"file": rows}),
+    ]
+    first = driver.publish(prepared)
+    attached = {a.name: a for task in TASKS for a in first[task].attachments}
+    assert attached["small"].inline == b"rows"
+    assert [read_attachment(config, attached[name]) for name in ("small", "large", "file")] == [
+        b"rows",
+        b"y" * 100_000,
+        b"x" * 300_000,
+    ]
+    blobs = {a.blob.blob_id for a in attached.values() if a.blob}
+    assert len(blobs) == 2
+    assert blobs <= blob_files(tmp_path, expiring=False), "published output does not expire"
+    driver.publish([attempt(there, epoch, task, {b"b": b"2"}, 2, checkpoints=first) for task in TASKS])
+    assert not blobs & blob_files(tmp_path)
+    for task in TASKS:
+        record = current(config, task)
+        assert record is not None
+        assert [c.attachments for c in record.checkpoints] == [(), ()]
+    with pytest.raises(MissingBlob):
+        read_attachment(config, attached["large"])
+    assert blob_files(tmp_path) == referenced(config, TASKS[0]) | referenced(config, TASKS[1])
+
+
+def test_an_attachment_that_was_altered_is_refused(driver: StateManager, tmp_path: Path) -> None:
+    """FAULT 12: output that is not what the attempt stored is never given out."""
+    epoch = driver.acquire()
+    there = executor(driver, tmp_path)
+    large = {"rows": b"y" * 50_000}
+    done = driver.publish([attempt(there, epoch, task, {b"a": b"1"}, 1, large) for task in TASKS])
+    attachment = done[TASK].attachments[0]
+    assert isinstance(attachment.blob, BlobRef)
+    (tmp_path / "blobs" / attachment.blob.blob_id).write_bytes(b"z" * 50_000)
+    with pytest.raises(StatemgrError) as caught:
+        read_attachment(driver.config, attachment)
+    assert attachment.blob.blob_id in str(caught.value)
+
+
+def test_large_changes_travel_as_a_blob_and_are_deleted(driver: StateManager, tmp_path: Path) -> None:
+    """Protocol 7: executors never write to Kafka; changes too large to be inline wait in a blob for the driver."""
+    config = driver.config
+    epoch = driver.acquire()
+    there = executor(driver, tmp_path)
+    items: dict[bytes, bytes | None] = {b"%05d" % n: random.Random(n).randbytes(50) for n in range(2000)}
+    first = driver.publish([attempt(there, epoch, task, {}, 1) for task in TASKS])
+    prepared = [
+        attempt(there, epoch, TASKS[0], items, 2, checkpoints=first),
+        attempt(there, epoch, TASKS[1], {b"small": b"1"}, 2, checkpoints=first),
+    ]
+    changes = prepared[0].stores["totals"].changes["kafka-changelog"]
+    assert changes.blob is not None
+    assert prepared[1].stores["totals"].changes["kafka-changelog"].inline is not None
+    assert changes.blob.blob_id in blob_files(tmp_path, expiring=True), "unpublished, so it expires"
+    driver.publish(prepared)
+    assert changes.blob.blob_id not in blob_files(tmp_path)
+    assert state_of(committed(config, config.stores["totals"].changelog_topic)) == items
+    assert totals(config, "kafka-changelog") == {TASKS[0]: items, TASKS[1]: {b"small": b"1"}}
+
+
+def test_a_changelog_is_filled_through_executors(kafka: KafkaServer, tmp_path: Path) -> None:
+    """Protocol 5, FAULT 35: switched off and on again, the whole state goes out, with tombstones for the rest."""
+    config = job(kafka, tmp_path)
+    blobs_only = with_changes(config, task__backup__factories=["blob-store"], task__restore__factories=["blob-store"])
+    with StateManager(config) as driver:
+        epoch = driver.acquire()
+        driver.publish([attempt(config, epoch, t, {b"kept": b"1", b"gone": b"1"}, 1) for t in TASKS])
+    with StateManager(blobs_only) as driver:
+        epoch = driver.acquire()
+        driver.publish([attempt(blobs_only, epoch, t, {b"gone": None, b"new": b"2"}, 2) for t in TASKS])
+    with StateManager(config) as driver:
+        epoch = driver.acquire()
+        checkpoints = driver.publish([attempt(config, epoch, t, {}, 3) for t in TASKS])
+        assert all(c.marker("kafka-changelog", "totals") for c in checkpoints.values())
+    expected = {b"kept": b"1", b"new": b"2"}
+    assert totals(config, "kafka-changelog") == dict.fromkeys(TASKS, expected)
+    for partition in (0, 1):
+        assert state_of(committed(config, config.stores["totals"].changelog_topic, partition)) == expected
+
+
+def test_an_attempt_needs_no_broker_to_commit(driver: StateManager, tmp_path: Path) -> None:
+    """Protocol 7: an executor that reaches no broker restores from blobs, and prepares a dual commit."""
+    epoch = driver.acquire()
+    there = with_changes(executor(driver, tmp_path), kafka__bootstrap__servers="127.0.0.1:1")
+    first = driver.publish([attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS])
+    there = with_changes(there, state__dir=str(tmp_path / "yet-another"))
+    driver.publish([attempt(there, epoch, task, {b"b": b"2"}, 2, checkpoints=first) for task in TASKS])
+    assert totals(driver.config, "kafka-changelog")[TASKS[1]] == {b"a": b"1", b"b": b"2"}
+
+
+def test_a_job_of_another_partitioner_or_number_of_tasks_is_not_acquired(driver: StateManager, tmp_path: Path) -> None:
+    """Invariant 14: changing either is a rescale, and refused; a consumer loop's job is no Spark job."""
+    epoch = driver.acquire()
+    driver.publish([attempt(driver.config, epoch, task, {b"a": b"1"}, 1) for task in TASKS])
+    with StateManager(driver.config, "spark-hash") as manager, pytest.raises(LayoutMismatch):
+        manager.acquire()
+    blobs_only = with_changes(
+        driver.config, job__tasks=1, task__backup__factories=["blob-store"], task__restore__factories=["blob-store"]
+    )
+    with StateManager(blobs_only) as manager, pytest.raises(LayoutMismatch):
+        manager.acquire()
+
+
+def test_permissions_reach_the_attempts(driver: StateManager, tmp_path: Path) -> None:
+    """Protocol 6: a store that the checkpoint does not list starts empty only where ``acquire`` was told so."""
+    epoch = driver.acquire()
+    driver.publish([attempt(driver.config, epoch, task, {b"a": b"1"}, 1) for task in TASKS])
+    more = with_changes(driver.config, stores__extra__value__serde="bytes")
+    with StateManager(more) as manager:
+        epoch = manager.acquire()
+        with pytest.raises(PermissionNeeded):
+            attempt(more, epoch, TASK, {}, 2)
+        epoch = manager.acquire(allow_new_stores=True)
+        manager.publish([attempt(more, epoch, task, {b"b": b"2"}, 2) for task in TASKS])
+    assert published(more, "blob-store")[TASK] == {"totals": {b"a": b"1", b"b": b"2"}, "extra": {b"b": b"2"}}
+
+
+def test_a_task_and_a_whole_job_take_turns(kafka: KafkaServer, tmp_path: Path) -> None:
+    """The two surfaces publish the same kind of checkpoint: each continues what the other left."""
+    config = job(kafka, tmp_path)
+    for turn in range(4):
+        if turn % 2:
+            commit(elsewhere(config, tmp_path / f"loop-{turn}", "blob-store"), {b"%d" % turn: b"loop"}, turn)
+            continue
+        with StateManager(elsewhere(config, tmp_path / f"driver-{turn}", "blob-store")) as driver:
+            epoch = driver.acquire()
+            driver.publish([attempt(driver.config, epoch, t, {b"%d" % turn: b"job"}, turn) for t in TASKS])
+    record = current(config)
+    assert record is not None
+    assert record.current.sequence == 4
+    for factory in DUAL:
+        assert totals(config, factory)[TASK] == {b"0": b"job", b"1": b"loop", b"2": b"job", b"3": b"loop"}
+
+
+def test_a_consumer_reads_only_published_changes(driver: StateManager, tmp_path: Path) -> None:
+    """Invariant 11: the changelog is never ahead of the checkpoint: its end is the marker and a control record."""
+    config = driver.config
+    epoch = driver.acquire()
+    done = driver.publish([attempt(config, epoch, task, {b"a": b"1", b"b": b"2"}, 1) for task in TASKS])
+    reader = Consumer({"bootstrap.servers": config.get("kafka.bootstrap.servers"), "group.id": "look"})
+    try:
+        from confluent_kafka import TopicPartition
+
+        topic = config.stores["totals"].changelog_topic
+        for number, task in enumerate(TASKS):
+            marker = done[task].marker("kafka-changelog", "totals")
+            _, end = reader.get_watermark_offsets(TopicPartition(topic, number), 20)
+            assert (marker.offset, end) == (2, 3)  # type: ignore[union-attr]
+    finally:
+        reader.close()
