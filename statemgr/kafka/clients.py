@@ -209,17 +209,20 @@ def translated(doing: str, reported: ClientErrors | None = None, **where: str | 
 
 @contextlib.contextmanager
 def unmasked() -> Iterator[None]:
-    """Around calls that serve callbacks.
+    """Around calls that serve callbacks: only KafkaExceptions leave it.
 
-    The client raises a fatal error from inside of them, and where it then calls a delivery callback, the
-    interpreter puts a SystemError over it.
+    The client raises a fatal error from inside of them. Where it then calls another callback (a delivery's, the
+    logger), the interpreter puts a SystemError over it, or it is lost altogether: then the code is ``_FATAL``, and
+    the next call to the client says which error it was.
     """
     try:
         yield
     except SystemError as error:
         if isinstance(error.__cause__, KafkaException):
             raise error.__cause__ from None
-        raise
+        if "without setting an exception" not in str(error):
+            raise
+        raise KafkaException(KafkaError(KafkaError._FATAL, "the client reported a fatal error")) from error
 
 
 def is_unreachable(error: KafkaError) -> bool:

@@ -261,14 +261,23 @@ class TransactionalPublisher:
                     call(max(min(SLICE_S, left), 0.01))
                 return
             except KafkaException as error:
-                reason = error.args[0]
-                with unmasked():
-                    client.poll(0)  # serves what the client has to report
+                reason = self._served(client) or error.args[0]
                 refused = self._errors.refused() is not None
-                if not is_unreachable(reason) or reason.fatal() or refused or left <= 0:
-                    raise
+                again = is_unreachable(reason) or reason.code() == KafkaError._FATAL  # the next call says which
+                if not again or reason.fatal() or refused or left <= 0:
+                    raise KafkaException(reason) from error
                 if reason.code() != KafkaError._TIMED_OUT:
                     self._clock.sleep(min(0.1, max(left, 0.0)))
+
+    def _served(self, client: Producer) -> KafkaError | None:
+        """Let the client report what it has to; a fatal error comes as an exception."""
+        try:
+            with unmasked():
+                client.poll(0)
+        except KafkaException as error:
+            found: KafkaError = error.args[0]
+            return found
+        return None
 
     # --- errors -----------------------------------------------------------------------------------------
 

@@ -91,6 +91,14 @@ def test_a_fatal_error_under_a_system_error_is_found() -> None:
         raise SystemError("something else")
 
 
+def test_a_fatal_error_that_the_client_lost_is_still_one() -> None:
+    """A callback that runs after it can lose the exception: what remains is that the call failed."""
+    with pytest.raises(KafkaException) as raised, unmasked():
+        raise SystemError("<method 'flush' of 'cimpl.Producer' objects> returned NULL without setting an exception")
+    assert raised.value.args[0].code() == KafkaError._FATAL
+    assert type(translate(raised.value.args[0], "publishing")) is RetryableError
+
+
 def test_a_setting_that_librdkafka_refuses_is_a_config_error() -> None:
     """The error names it, and not the values beside it."""
     config = JobConfig.from_mapping(
