@@ -1,0 +1,114 @@
+"""Blobs and local directories that are not what they should be: hostile, foreign, replaced, lost, no room for them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from statemgr import JobConfig, StateManager
+from statemgr.blobs.file import FileBlobStore
+from statemgr.errors import AccessDenied, CorruptBlob, MissingBlob, RetryableError
+from statemgr.local.clock import SystemClock
+from statemgr.model.snapshot import FileIndex
+from statemgr.reader import JobReader
+from tests.commits import TASK, blob_files, commit, current, referenced, totals, write
+from tests.jobs import elsewhere, job_mapping
+from tests.servers import KafkaServer
+
+
+def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
+    """A dual-commit job on a directory of blobs."""
+    return JobConfig.from_mapping(job_mapping(kafka, directory, **more))  # type: ignore[arg-type]
+
+
+def files_of(config: JobConfig) -> dict[str, FileIndex]:
+    """Path → file of the published snapshot."""
+    with JobReader(config) as reader:
+        return dict(reader.index(TASK, "totals").root.walk())
+
+
+def test_same_name_same_size_other_content_is_uploaded(kafka: KafkaServer, tmp_path: Path) -> None:
+    """FAULT 14, invariant 5: a file that differs in nothing but its content is another file."""
+    config = job(kafka, tmp_path, backup=("blob-store",), stores__totals__type="memory")
+    first, second = random.Random(1).randbytes(60_000), random.Random(2).randbytes(60_000)
+    commit(config, {b"key": first}, 1)
+    before = files_of(config)
+    commit(config, {b"key": second}, 2)
+    after = files_of(config)
+    assert {p: f.size for p, f in after.items()} == {p: f.size for p, f in before.items()}, "names and sizes are equal"
+    assert after != before
+    assert totals(config, "blob-store")[TASK] == {b"key": second}
+
+
+def test_a_missing_or_altered_blob_is_named(kafka: KafkaServer, tmp_path: Path) -> None:
+    """FAULTS 12, 13: a typed error with the blob's name, for an index and for a file; nothing local is left."""
+    config = job(kafka, tmp_path, backup=("blob-store",))
+    commit(config, {b"key": random.Random(1).randbytes(200_000)}, 1)
+    index = next(name for name in blob_files(tmp_path) if name.endswith("/index"))
+    part = next(name for name in blob_files(tmp_path) if ".sst" in name)
+    for number, name in enumerate((index, part)):
+        path = tmp_path / "blobs" / name
+        data = path.read_bytes()
+        for spoil, error in ((path.unlink, MissingBlob), (lambda p=path, d=data: p.write_bytes(d[:-1]), CorruptBlob)):
+            path.write_bytes(data)
+            spoil()
+            machine = tmp_path / f"{number}-{error.__name__}"
+            with (
+                StateManager(elsewhere(config, machine, "blob-store")) as manager,
+                pytest.raises(error) as caught,
+            ):
+                manager.open_task(TASK)
+            assert caught.value.where["blob"] == name
+            assert not list(machine.rglob("*.sst")), "neither the state nor a part of it is there"
+        path.write_bytes(data)
+    assert len(totals(config, "blob-store")[TASK]) == 1
+
+
+def test_a_ttl_that_cannot_be_removed_stays_outstanding(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT 34, protocol 8: recorded in the checkpoints, retried by every commit, an error at a third of the TTL."""
+    config = job(kafka, tmp_path, backup=("blob-store",))
+    remove_ttl, time_ns = FileBlobStore.remove_ttl, SystemClock.time_ns
+
+    def denied(self: FileBlobStore, blob_id: str) -> None:
+        raise AccessDenied("told to", blob=blob_id)
+
+    monkeypatch.setattr(FileBlobStore, "remove_ttl", denied)
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        write(task, {b"a": b"1"})
+        task.commit({"orders-0": 1})
+        first = blob_files(tmp_path, expiring=True)
+        assert first
+        write(task, {b"b": b"2"})
+        checkpoint = task.commit({"orders-0": 2})
+        assert {o.blob_id for o in checkpoint.outstanding_ttl} == first
+    # another owner inherits it; after ten of thirty days the next commit fails, and mends itself once it may
+    monkeypatch.setattr(SystemClock, "time_ns", lambda self: time_ns(self) + 11 * 24 * 3600 * 10**9)
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        write(task, {b"c": b"3"})
+        with pytest.raises(RetryableError, match="TTL") as caught:
+            task.commit({"orders-0": 3})
+        assert caught.value.where["blob"] in first
+        assert "s3:DeleteObjectTagging" in str(caught.value.hint)
+        monkeypatch.setattr(FileBlobStore, "remove_ttl", remove_ttl)
+        checkpoint = task.commit({"orders-0": 4})
+        assert checkpoint.outstanding_ttl == ()
+    assert blob_files(tmp_path, expiring=True) == set()
+    assert totals(config, "blob-store")[TASK] == {b"a": b"1", b"b": b"2", b"c": b"3"}
+
+
+def test_clean_up_deletes_exactly_what_nothing_retained_needs(kafka: KafkaServer, tmp_path: Path) -> None:
+    """A5, A9, A10, A11, A14, invariant 3: after every commit and every open, the blobs are those retained, for good."""
+    config = job(kafka, tmp_path, backup=("blob-store",), task__checkpoint__retained=2)
+    for number in range(4):
+        with StateManager(config) as manager, manager.open_task(TASK) as task:
+            for turn in range(2):
+                write(task, {b"%d" % turn: random.Random(number * 2 + turn).randbytes(30_000)})
+                task.commit({"orders-0": number * 2 + turn})
+                assert blob_files(tmp_path) == blob_files(tmp_path, expiring=False) == referenced(config)
+    record = current(config)
+    assert record is not None
+    assert [c.input_offsets["orders-0"] for c in record.checkpoints] == [7, 6]

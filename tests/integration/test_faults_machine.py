@@ -1,0 +1,163 @@
+"""The machine and its configuration: full disks, hanging calls, secrets."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from statemgr import JobConfig, StateManager
+from statemgr.blobs.file import FileBlobStore
+from statemgr.errors import AccessDenied, DiskFull, RetryableError, StatemgrError
+from tests.commits import TASK, totals, write
+from tests.jobs import DUAL, job_mapping, with_changes
+from tests.servers import KafkaServer, S3Server
+
+
+def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
+    """A dual-commit job on a directory of blobs."""
+    return JobConfig.from_mapping(job_mapping(kafka, directory, **more))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 12 MiB."""
+    mount, umount = shutil.which("mount"), shutil.which("umount")
+    target = tmp_path / "disk"
+    target.mkdir()
+    if mount is None or umount is None or not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux's tmpfs")
+    command = [mount, "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(target)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")
+    yield target
+    subprocess.run([umount, str(target)], check=True)
+
+
+def test_a_full_disk_fails_a_commit_and_a_restore_and_no_state(
+    kafka: KafkaServer, small_disk: Path, tmp_path: Path
+) -> None:
+    """FAULT 24: DiskFull in a commit and in a restore; when space returns, both go on with all that they had."""
+    config = job(kafka, tmp_path, state__dir=str(small_disk / "state"))
+    ballast = small_disk / "ballast"
+    model = {b"%04d" % n: random.Random(n).randbytes(1000) for n in range(1000)}
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        write(task, {b"0000": b"old"})
+        task.commit({"orders-0": 1})
+        write(task, dict(model))
+        _fill(ballast)
+        with pytest.raises(DiskFull):
+            task.commit({"orders-0": 2})
+        assert task.last_checkpoint is not None
+        assert task.last_checkpoint.input_offsets == {"orders-0": 1}
+        ballast.unlink()
+        task.commit({"orders-0": 3})
+    for factory in DUAL:
+        assert totals(config, factory)[TASK] == model
+    shutil.rmtree(small_disk / "state")
+    for factory in DUAL:
+        moved = with_changes(config, task__restore__factories=[factory], state__dir=str(small_disk / factory))
+        _fill(ballast, leave=600_000)
+        with StateManager(moved) as manager, pytest.raises(DiskFull):
+            manager.open_task(TASK)
+        ballast.unlink()
+        with StateManager(moved) as manager, manager.open_task(TASK) as task:
+            assert task.restored[0].factory == factory
+            assert dict(task.store("totals").range()) == model
+        shutil.rmtree(small_disk / factory)
+
+
+def _fill(ballast: Path, leave: int = 0) -> None:
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"\0" * 65_536)
+        except OSError:
+            pass
+        if leave:
+            file.truncate(max(file.tell() - leave, 0))
+
+
+def test_secrets_are_in_nothing_that_is_said(
+    kafka: KafkaServer,
+    s3: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """FAULT 30: a wrong S3 secret and a wrong SASL password, given by reference: no log, repr or error has them."""
+    caplog.set_level(logging.DEBUG, logger="statemgr")
+    secret, password = "s3-secret-5f0c9a1b7e", "sasl-password-77d1c4e2"
+    monkeypatch.setenv("TEST_S3_SECRET", secret)
+    monkeypatch.setenv("TEST_SASL_PASSWORD", password)
+    config = JobConfig.from_mapping(
+        job_mapping(kafka, tmp_path, s3=s3, backup=("blob-store",))
+        | {"blob.store.s3.secret.key": "${env:TEST_S3_SECRET}", "blob.store.s3.path.style": True}
+    )
+    said = [repr(config), str(config.to_mapping())]
+    with StateManager(config) as manager:
+        said.append(repr(manager) + repr(vars(manager)))
+        with pytest.raises(AccessDenied) as denied:
+            _open_and_commit(manager)
+    said.append(_told(denied.value))
+    sasl = with_changes(
+        config,
+        kafka__security__protocol="SASL_PLAINTEXT",
+        kafka__sasl__mechanism="PLAIN",
+        kafka__sasl__username="user",
+        kafka__sasl__password="${env:TEST_SASL_PASSWORD}",
+    )
+    with StateManager(sasl) as manager, pytest.raises(StatemgrError) as unreachable:
+        manager.open_task(TASK)
+    said.append(_told(unreachable.value) + repr(sasl) + str(sasl.to_mapping()))
+    said.append(caplog.text)
+    for text in said:
+        assert secret not in text
+        assert password not in text
+
+
+def _open_and_commit(manager: StateManager) -> None:
+    with manager.open_task(TASK) as task:
+        write(task, {b"a": b"1"})
+        task.commit({"orders-0": 1})
+
+
+def _told(error: StatemgrError) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(error)) + error.to_json() + repr(error.where) + str(error.hint)
+
+
+def test_a_commit_ends_within_its_time(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAULT 9, A35, invariant 13: a blob store that hangs: RetryableError at the deadline, then all is there."""
+    config = job(kafka, tmp_path, task__commit__timeout__ms=2_000)
+    put = FileBlobStore.put
+    slow = [5.0]
+
+    def hang(self: FileBlobStore, *args: object, **more: object) -> None:
+        if slow:
+            time.sleep(slow.pop())
+        put(self, *args, **more)  # type: ignore[arg-type]
+
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        write(task, {b"a": b"1"})
+        monkeypatch.setattr(FileBlobStore, "put", hang)
+        with pytest.raises(RetryableError, match=r"task\.commit\.timeout\.ms"):
+            task.commit({"orders-0": 1})
+        write(task, {b"b": b"2"})
+        for _ in range(10):  # the commit goes on, and the next one waits for it
+            try:
+                task.commit({"orders-0": 2})
+                break
+            except RetryableError:
+                assert task.last_checkpoint is None or task.last_checkpoint.input_offsets == {"orders-0": 1}
+    for factory in DUAL:
+        assert totals(config, factory)[TASK] == {b"a": b"1", b"b": b"2"}

@@ -1,0 +1,217 @@
+"""Topics that are not as they were left: deleted, truncated, misconfigured, written to by others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
+
+from statemgr import JobConfig, StateManager
+from statemgr.errors import (
+    CorruptRecord,
+    MissingState,
+    PermissionNeeded,
+    StatemgrError,
+    TopicMisconfigured,
+)
+from statemgr.model.checkpoint import ChangelogMarker
+from tests.commits import TASK, commit, current, totals
+from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
+from tests.kafka_jobs import client, committed, make_topic, recreate, send, state_of, wait_until
+from tests.servers import KafkaServer
+
+
+def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
+    """A dual-commit job."""
+    return JobConfig.from_mapping(job_mapping(kafka, directory, **more))  # type: ignore[arg-type]
+
+
+def delete_topic(config: JobConfig, topic: str) -> None:
+    """Delete a topic and wait until it is gone."""
+    admin = client(config)
+    admin.delete_topics([topic])[topic].result(30)
+    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
+
+
+def delete_records(config: JobConfig, topic: str, before: int) -> None:
+    """Remove the records below an offset (-1: all), as somebody would who changed the topic's policy for a while."""
+    admin = client(config)  # kept: an answer gets lost with its client
+    for policy in ("delete", "compact"):
+        entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+        admin.incremental_alter_configs([resource])[resource].result(30)
+        if policy == "delete":
+            admin.delete_records([TopicPartition(topic, 0, before)])[TopicPartition(topic, 0)].result(30)
+
+
+def refused(config: JobConfig, error: type[StatemgrError], match: str | None = None) -> StatemgrError:
+    """Opening the task fails with this error, which has a hint; nothing of the state is there then."""
+    with StateManager(config) as manager, pytest.raises(error, match=match) as caught:
+        manager.open_task(TASK)
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize("evidence", ["local", "blobs", "changelog"])
+def test_a_deleted_checkpoint_topic_is_no_empty_start(kafka: KafkaServer, tmp_path: Path, evidence: str) -> None:
+    """FAULT 17, A16, protocol 6, invariant 8: what is left of the state says so; an empty start is asked for."""
+    backup = {"local": ["kafka-changelog"], "blobs": ["blob-store"], "changelog": ["kafka-changelog"]}[evidence]
+    config = job(kafka, tmp_path, backup=backup)
+    commit(config, {b"a": b"1"}, 1)
+    if evidence != "local":
+        config = elsewhere(config, tmp_path / "other", backup)
+    delete_topic(config, config.checkpoint_topic)
+    error = refused(config, PermissionNeeded)
+    assert "allow-empty-start" in str(error)
+    if evidence != "changelog":
+        # not even created: a second try is refused as well, and for the same reason
+        assert config.checkpoint_topic not in client(config).list_topics(timeout=10).topics
+    refused(config, PermissionNeeded)
+    with StateManager(config) as manager, manager.open_task(TASK, allow_empty_start=True) as task:
+        assert dict(task.store("totals").range()) == {}
+        task.store("totals").put(b"b", b"2")
+        task.commit({"orders-0": 2})
+    # the permission was for once and holds no longer; what was on the changelog has been deleted there
+    assert totals(config, backup[0])[TASK] == {b"b": b"2"}
+    if backup == ["kafka-changelog"]:
+        assert state_of(committed(config, config.stores["totals"].changelog_topic)) == {b"b": b"2"}
+
+
+def test_a_truncated_checkpoint_topic_is_no_empty_start(kafka: KafkaServer, tmp_path: Path) -> None:
+    """FAULT 17: the topic is there and its records are not: refused on this machine and on any other."""
+    for backend, evidence in (("blob-store", "published blob"), ("kafka-changelog", "records were deleted")):
+        config = job(kafka, tmp_path / backend, backup=(backend,))
+        commit(config, {b"a": b"1"}, 1)
+        delete_records(config, config.checkpoint_topic, -1)
+        refused(config, PermissionNeeded)
+        refused(elsewhere(config, tmp_path / "other", backend), PermissionNeeded, evidence)
+
+
+def test_wrong_topic_settings_are_refused_with_the_command(kafka: KafkaServer, tmp_path: Path) -> None:
+    """FAULT 18, A18: cleanup.policy, partitions and lag are checked before anything else, and the error mends it."""
+    config = job(kafka, tmp_path)
+    make_topic(config, config.checkpoint_topic, cleanup__policy="delete")
+    error = refused(config, TopicMisconfigured, r"cleanup\.policy")
+    assert "kafka-configs.sh" in str(error)
+    other = job(kafka, tmp_path)
+    make_topic(other, other.stores["totals"].changelog_topic, 3, cleanup__policy="compact")
+    error = refused(other, TopicMisconfigured, "3 partitions")
+    assert other.stores["totals"].changelog_topic in str(error)
+
+
+def test_a_foreign_tail_is_left_out_and_overwritten(kafka: KafkaServer, tmp_path: Path) -> None:
+    """FAULT 20, protocol 1, invariant 11: records beyond the marker are in no restored state, and are undone there."""
+    config = job(kafka, tmp_path)
+    topic = config.stores["totals"].changelog_topic
+    model = {b"kept": b"1", b"changed": b"1", b"deleted": b"1"}
+    commit(config, dict(model), 1)
+    for number, factory in enumerate(DUAL):
+        send(
+            config,
+            topic,
+            [(b"new", b"foreign"), (b"changed", b"foreign"), (b"deleted", None)],
+            timestamp_ms=int(time.time() * 1000),
+        )
+        assert state_of(committed(config, topic)) != model
+        target = elsewhere(config, tmp_path / factory, factory)
+        with StateManager(target) as manager, manager.open_task(TASK) as task:
+            assert task.restored[0].factory == factory
+            assert dict(task.store("totals").range()) == model
+            assert state_of(committed(config, topic)) == model, "written back with the opening's own checkpoint"
+            checkpoint = task.last_checkpoint
+            assert checkpoint is not None
+            assert (checkpoint.sequence, checkpoint.input_offsets) == (2 + number, {"orders-0": 1})
+        assert (b"new", None) in committed(config, topic), "a key that the state lacks gets a tombstone"
+        assert totals(config, "kafka-changelog")[TASK] == model
+
+
+def test_an_old_foreign_tail_cannot_be_rewound(kafka: KafkaServer, tmp_path: Path) -> None:
+    """FAULT 20, invariant 11: where compaction may have used the tail, the changelog says so and offers the blob."""
+    config = job(kafka, tmp_path)
+    commit(config, {b"a": b"1"}, 1)
+    old = int((time.time() - 5 * 3600) * 1000)
+    send(config, config.stores["totals"].changelog_topic, [(b"a", b"foreign")], timestamp_ms=old)
+    error = refused(elsewhere(config, tmp_path / "x", "kafka-changelog"), MissingState, "rewind")
+    assert "blob-store" in str(error)
+    both = elsewhere(config, tmp_path / "y", ["kafka-changelog", "blob-store"])
+    with StateManager(both) as manager, manager.open_task(TASK) as task:
+        assert task.restored[0].factory == "blob-store"
+        assert "rewind" in task.restored[0].reasons["kafka-changelog"]
+        assert dict(task.store("totals").range()) == {b"a": b"1"}
+    assert totals(config, "kafka-changelog")[TASK] == {b"a": b"1"}
+
+
+def test_an_own_changelog_is_never_ahead_of_its_checkpoint(kafka: KafkaServer, tmp_path: Path) -> None:
+    """FAULT 20, protocol 1: after commits, a failed one and an owner that died, the marker is at the last record."""
+    config = job(kafka, tmp_path, task__commit__timeout__ms=5_000)
+    topic = config.stores["totals"].changelog_topic
+    with StateManager(config) as manager:
+        task = manager.open_task(TASK)
+        for number in range(3):
+            task.store("totals").put(b"%d" % number, b"x" * 1000)
+            task.commit({"orders-0": number})
+        task.store("totals").put(b"uncommitted", b"1")
+        task.produce("no-such-topic-" + config.job_name, b"k", b"v")
+        with pytest.raises(StatemgrError):
+            task.commit({"orders-0": 99})
+    record = current(config)
+    assert record is not None
+    marker = record.current.marker("kafka-changelog", "totals")
+    assert isinstance(marker, ChangelogMarker)
+    reader = Consumer(
+        {
+            "bootstrap.servers": config.get("kafka.bootstrap.servers"),
+            "group.id": "look",
+            "enable.partition.eof": True,
+        }
+    )
+    reader.assign([TopicPartition(topic, 0, marker.offset)])
+    try:
+        message = reader.poll(20)
+        assert message is not None
+        assert message.error() is not None, "a committed record beyond the marker"
+    finally:
+        reader.close()
+
+
+def test_a_changelog_that_lost_records_is_rebuilt_from_the_other_backend(kafka: KafkaServer, tmp_path: Path) -> None:
+    """FAULT 21: a marker that the topic cannot serve: another backend or a typed error, and then a new fill."""
+    config = job(kafka, tmp_path)
+    topic = config.stores["totals"].changelog_topic
+    spoilers: tuple[Callable[[JobConfig, str], None], ...] = (partial(delete_records, before=1), recreate, delete_topic)
+    for number, spoil in enumerate(spoilers):
+        commit(
+            with_changes(config, state__dir=str(tmp_path / f"m{number}")), {b"%d" % number: b"x", b"a": b"1"}, number
+        )
+        spoil(config, topic)
+        refused(elsewhere(config, tmp_path / f"x{number}", "kafka-changelog"), MissingState)
+        both = elsewhere(config, tmp_path / f"y{number}", ["kafka-changelog", "blob-store"])
+        with StateManager(both) as manager, manager.open_task(TASK) as task:
+            assert task.restored[0].factory == "blob-store"
+            assert set(task.restored[0].reasons) == {"kafka-changelog"}
+            task.commit({"orders-0": 10 + number})
+        expected = {b"a": b"1", **{b"%d" % n: b"x" for n in range(number + 1)}}
+        assert totals(config, "blob-store")[TASK] == expected
+        if number:  # records deleted below the marker leave a topic that cannot be replayed until it is made anew
+            assert totals(config, "kafka-changelog")[TASK] == expected
+
+
+def test_a_poison_record_stops_the_start(kafka: KafkaServer, tmp_path: Path) -> None:
+    """FAULT 22, A18: whoever wrote it: named by topic, partition and offset, never a silent step back."""
+    config = job(kafka, tmp_path, backup=("kafka-changelog",))
+    commit(config, {b"a": b"1"}, 1)
+    send(config, config.checkpoint_topic, [(b"poison", b"poison")])
+    error = refused(config, CorruptRecord)
+    place = {name: error.where[name] for name in ("topic", "partition", "offset")}
+    # after the checkpoint's record and its control record
+    assert place == {"topic": config.checkpoint_topic, "partition": 0, "offset": 2}
+    refused(elsewhere(config, tmp_path / "x", "kafka-changelog"), CorruptRecord)
