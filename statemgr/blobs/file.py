@@ -59,6 +59,7 @@ class FileBlobStore:
 
     def _write(self, directory: int, name: str, blob_id: str, body: IO[bytes], ttl_days: int | None) -> None:
         if _exists(directory, name):
+            os.fsync(directory)  # the caller takes its own earlier blob for durable: its writer may have died before
             raise BlobExists("a blob of this name exists already", blob=blob_id)
         temporary = f".{uuid.uuid4().hex}.tmp"
         try:
@@ -107,7 +108,7 @@ class FileBlobStore:
             _info(directory, name, blob_id)
             with suppress(FileNotFoundError):
                 os.unlink(_expiry(name), dir_fd=directory)
-                os.fsync(directory)
+            os.fsync(directory)  # also where a caller that died has removed it
 
     def stat(self, blob_id: str) -> BlobInfo:
         """As the port says."""
@@ -173,7 +174,7 @@ class FileBlobStore:
                 if create:
                     with suppress(FileExistsError):
                         os.mkdir(part, dir_fd=fd)
-                        os.fsync(fd)
+                    os.fsync(fd)  # also of one that another writer has just made
                 below = os.open(part, _DIRECTORY, dir_fd=fd)
                 os.close(fd)
                 fd = below
@@ -228,6 +229,7 @@ def _link(directory: int, temporary: str, name: str, blob_id: str) -> None:
     try:
         os.link(temporary, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
     except FileExistsError:
+        os.fsync(directory)
         raise BlobExists("a blob of this name exists already", blob=blob_id) from None
     except OSError as error:
         if error.errno not in _NO_LINKS:
