@@ -7,7 +7,6 @@ commit, return one row. Nothing stays open afterwards, and nothing is written to
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -92,16 +91,13 @@ def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[b
     saved = work.checkpoints.get(task)
     checkpoint = checkpoint_from_bytes(saved) if saved is not None else None
     config = JobConfig.from_mapping(json.loads(work.config))
-    with (
-        open_attempt(config, task_name(task), checkpoint, epoch_from_bytes(work.epoch)) as opened,
-        tempfile.TemporaryDirectory(prefix="statemgr-output-") as directory,
-    ):
+    with open_attempt(config, task_name(task), checkpoint, epoch_from_bytes(work.epoch)) as opened:
         # 3. process, 4. keep the output
         own = (work.partitioning.check(batch, task, work.tasks) for batch in rows)
         context = _context(work, task, opened)
         schema = pa.ipc.read_schema(pa.py_buffer(work.schema))
         produced = _checked(work.process(own, opened.stores, context), schema)
-        output = Path(directory, "rows.arrows")
+        output = opened.directory() / "rows.arrows"
         if _write(produced, output):
             opened.attach(OUTPUT, output)
         for _ in own:

@@ -15,12 +15,14 @@ An attempt that is never published leaves blobs that expire, and nothing else.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from statemgr.backends.files import disk_errors
 from statemgr.config import JobConfig
 from statemgr.errors import ClosedError, ConfigError, CorruptBlob, InvalidError
 from statemgr.flows.commit import CommitBase, Refill, freeze, prepare
@@ -54,8 +56,8 @@ __all__ = [
 ATTACHMENT_INLINE_LIMIT = 16 * 1024
 #: Files that may wait for compaction in a store that is opened for one attempt only.
 _LEVEL0_LIMIT = 8
-#: Attachments are read whole up to this many bytes.
-ATTACHMENT_LIMIT = 1 << 31
+#: Attachments are read whole, so that more bytes are refused when they are attached.
+ATTACHMENT_LIMIT = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Attempt:
         self.restored = restored
         self.attempt_id = runtime.ids.attempt_id()
         self._parts = runtime.parts
+        self._scratch = runtime.scratch
+        self._directory: Path | None = None
         self._base = base
         self._open = stores
         self._attachments: list[Attachment] = []
@@ -112,11 +116,28 @@ class Attempt:
             raise ConfigError(f"the job has no store {name!r}", hint=f"it has {', '.join(self.stores) or 'none'}")
         return self.stores[name]
 
+    def directory(self) -> Path:
+        """A directory on the state's disk for this attempt's own files; :meth:`close` removes it. Raises: DiskFull."""
+        if self._directory is None:
+            self._directory = self._scratch() / f"attempt-{self.attempt_id}"
+            with disk_errors(self._directory):
+                self._directory.mkdir()
+        return self._directory
+
     def attach(self, name: str, data: bytes | Path) -> None:
-        """Publish bytes (or a file's) with the commit, under ``name``: inline when small, else in a blob."""
+        """Publish bytes (or a file's) with the commit, under ``name``: inline when small, else in a blob.
+
+        Raises: InvalidError for a name that is taken or more than 256 MiB; RetryableError, AccessDenied.
+        """
         if not NAME.match(name) or any(name == attached.name for attached in self._attachments):
             raise InvalidError(f"{name!r} cannot be attached: a plain name is needed, once", task=self.task)
         size = len(data) if isinstance(data, bytes) else data.stat().st_size
+        if size > ATTACHMENT_LIMIT:
+            raise InvalidError(
+                f"{name!r} has {size} bytes, an attachment at most {ATTACHMENT_LIMIT}",
+                hint="make batches smaller: maxOffsetsPerTrigger of Spark's Kafka source",
+                task=self.task,
+            )
         if size <= ATTACHMENT_INLINE_LIMIT:
             inline = data if isinstance(data, bytes) else data.read_bytes()
             self._attachments.append(Attachment(name, inline=inline))
@@ -148,10 +169,12 @@ class Attempt:
         )
 
     def close(self) -> None:
-        """Close and remove the private stores. Idempotent."""
+        """Close and remove the private stores and the directory. Idempotent."""
         if not self._closed:
             self._closed = True
             with ExitStack() as closing:
+                if self._directory is not None:
+                    closing.callback(shutil.rmtree, self._directory, ignore_errors=True)
                 for opened in self._open.values():
                     closing.callback(opened.close)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from statemgr.backends.context import BackendContext
+from statemgr.backends.scratch import Scratch
 from statemgr.backends.transfer import Transfer
 from statemgr.blobs import open_blob_store
 from statemgr.config import JobConfig, StoreConfig
@@ -41,11 +42,12 @@ class Runtime:
         self._lock = threading.RLock()
         self._made: dict[str, Any] = {}
         self._to_close: list[Callable[[], None]] = []
+        self.scratch = Scratch(self._job_directory() / "scratch", self.clock)
         context = BackendContext(
             config=config,
             clock=self.clock,
             ids=self.ids,
-            scratch=self._job_directory() / "scratch",
+            scratch=self.scratch,
             blobs=self.blobs,
             transfer=self.transfer,
             changelog=self.changelog,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from statemgr.backends.blob_store import BlobStoreBackend
 from statemgr.backends.context import BackendContext
+from statemgr.backends.scratch import Scratch
 from statemgr.backends.transfer import Transfer, no_progress
 from statemgr.config import JobConfig
 from statemgr.ids import IdSource
@@ -82,7 +83,7 @@ class Snapshots:
             config=JobConfig.from_mapping({"job.name": self.identity.job_name}),
             clock=self._clock,
             ids=IdSource(self._clock.time_ns, lambda: "0" * 32),
-            scratch=self._tmp_path / "scratch",
+            scratch=Scratch(self._tmp_path / "scratch", self._clock),
             blobs=lambda: self.blobs,
             transfer=lambda: self.transfer,
             changelog=_no_changelog,

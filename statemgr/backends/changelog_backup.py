@@ -80,7 +80,7 @@ class ChangelogBackup:
         if not changes.fill:
             return _Staged(target, (self._brought(changes),))
         start, end = self._context.changelog().bounds(topic, partition)
-        tombstones = SpilledChanges.write(self._context.scratch, self._tombstones(topic, partition, start, end))
+        tombstones = SpilledChanges.write(self._context.scratch(), self._tombstones(topic, partition, start, end))
         return _Staged(ChangelogMarker(topic, info.topic_id, partition, end), (tombstones, self._brought(changes)))
 
     def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
@@ -128,11 +128,10 @@ class ChangelogBackup:
             data = encode_segment(changes)
             if len(data) <= INLINE_LIMIT:
                 return PreparedChanges(fill, inline=data)
-        identity, scratch = snapshot.identity, self._context.scratch
-        path = scratch / f"changes-{self._context.ids.token()}"
+        identity = snapshot.identity
+        path = self._scratch_file("changes")
         try:
             with disk_errors(path):
-                scratch.mkdir(parents=True, exist_ok=True)
                 with path.open("xb", buffering=1 << 20) as sink:
                     write_segment(changes, sink)
                 size = path.stat().st_size
@@ -154,17 +153,15 @@ class ChangelogBackup:
             verify_segment(io.BytesIO(changes.inline))
             return _Inline(changes.inline)
         assert changes.blob is not None
-        path = self._scratch_file()
+        path = self._scratch_file("staged")
         try:
             self._context.transfer().fetch_blob(changes.blob, path)
             return SpilledChanges.take(path)
         finally:
             path.unlink(missing_ok=True)
 
-    def _scratch_file(self) -> Path:
-        with disk_errors(self._context.scratch):
-            self._context.scratch.mkdir(parents=True, exist_ok=True)
-        return self._context.scratch / f"staged-{self._context.ids.token()}"
+    def _scratch_file(self, kind: str) -> Path:
+        return self._context.scratch() / f"{kind}-{self._context.ids.token()}"
 
     def _tombstones(self, topic: str, partition: int, start: int, end: int) -> Iterator[Change]:
         """A delete for every key on the topic; a key may come again when there are very many."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BackendContext:
-    """Configuration, time and IDs, a scratch directory, and the adapters, made when first asked for.
+    """Configuration, time and IDs, and the adapters and a scratch directory, made when first asked for.
 
     ``blobs`` is already retrying and verifying; ``transfer`` moves files over it in parallel.
     """
@@ -25,7 +25,7 @@ class BackendContext:
     config: JobConfig
     clock: Clock
     ids: IdSource
-    scratch: Path
+    scratch: Callable[[], Path]
     blobs: Callable[[], BlobStore]
     transfer: Callable[[], Transfer]
     changelog: Callable[[], Changelog]

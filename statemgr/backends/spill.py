@@ -28,7 +28,6 @@ class SpilledChanges:
     def write(cls, scratch: Path, changes: Iterable[Change]) -> SpilledChanges:
         """Keep what ``changes`` yields. Raises: DiskFull."""
         with disk_errors(scratch):
-            scratch.mkdir(parents=True, exist_ok=True)
             fd, name = tempfile.mkstemp(dir=scratch, prefix="spill-")
             os.unlink(name)
         spilled = cls(fd)

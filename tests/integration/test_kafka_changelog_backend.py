@@ -14,6 +14,7 @@ from confluent_kafka import TopicPartition
 
 from statemgr.backends.context import BackendContext
 from statemgr.backends.kafka_changelog import KafkaChangelogBackend
+from statemgr.backends.scratch import Scratch
 from statemgr.backends.transfer import Transfer
 from statemgr.blobs import open_blob_store
 from statemgr.config import JobConfig
@@ -121,7 +122,7 @@ def _context(config: JobConfig, directory: Path) -> Iterator[BackendContext]:
         config=config,
         clock=clock,
         ids=system_ids(),
-        scratch=directory / "scratch",
+        scratch=Scratch(directory / "scratch", clock),
         blobs=lambda: blobs,
         transfer=lambda: transfer,
         changelog=lambda: changelog,
