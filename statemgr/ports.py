@@ -263,6 +263,9 @@ class LocalDirectories(Protocol):
     def discard(self, directory: Path) -> None:
         """Remove a staging or live directory."""
 
+    def remove(self, state_id: str) -> None:
+        """Remove the directory made for this state, whoever made it: it turned out to be of no use."""
+
     def keep_only(self, state_ids: Collection[str]) -> None:
         """Remove committed directories of other states, and stray staging and live directories of dead owners."""
 

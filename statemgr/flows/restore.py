@@ -107,7 +107,8 @@ def _restore_and_open(parts: Parts, task: str, plan: StorePlan, progress: Progre
         if restored.factory != "local":
             raise
         log.warning("task %s store %s: the local directory cannot be opened: %s", task, plan.store, error)
-    parts.directories(task, plan.store).keep_only(())
+    assert plan.state_id is not None
+    parts.directories(task, plan.store).remove(plan.state_id)
     committed, restored = restore_store(parts, task, plan, progress)
     return _open(parts, task, plan, committed), restored
 

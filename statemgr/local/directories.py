@@ -130,6 +130,13 @@ class StoreDirectories:
         with translated("cannot remove a local directory", directory):
             durable.remove(directory)
 
+    def remove(self, state_id: str) -> None:
+        """As the port says."""
+        _check_state_id(state_id)
+        with self._changing("cannot remove a local directory"):
+            durable.remove(_manifest_path(self._committed / state_id))
+            durable.remove(self._committed / state_id)
+
     def keep_only(self, state_ids: Collection[str]) -> None:
         """As the port says. What another living owner made lately may be on its way to a backend, and stays."""
         if not self._root.is_dir():

@@ -435,6 +435,19 @@ def test_keep_only(directories: StoreDirectories, root: Path) -> None:
     assert list((root / "live").iterdir()) == [mine]
 
 
+def test_remove_takes_the_state_away_whoever_made_it(directories: StoreDirectories, root: Path) -> None:
+    """A directory that turned out to be rotten is not found again, also when a living owner made it just now."""
+    commit(directories, "s1")
+    other = directories_at(root)
+    commit(other, "s2")
+    directories.remove("s2")
+    directories.remove("never")
+    assert names(root / "committed") == ["s1", "s1.manifest"]
+    assert other.find("s2") is None
+    with pytest.raises(InvalidError):
+        directories.remove("../committed")
+
+
 def test_old_directory_of_a_living_owner_goes(directories: StoreDirectories, root: Path) -> None:
     """Invariant 13: a worker that lives long does not keep what it made once on the disk for ever."""
     commit(directories, "s1")
