@@ -206,12 +206,26 @@ class ConsumerLoop:
         for source in owned.waiting:
             offset = owned.offsets.get(_source(source), OFFSET_BEGINNING)
             try:
+                if offset != OFFSET_BEGINNING:
+                    self._check_there(source, offset)
                 self._consumer.seek(TopicPartition(source.topic, source.partition, offset))
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._STATE:
                     return False
                 raise UnavailableError(f"seeking failed: {error.args[0].str()}", topic=source.topic) from error
         return True
+
+    def _check_there(self, source: TopicPartition, offset: int) -> None:
+        """The consumer would jump in silence, as its auto.offset.reset says. Raises: MissingState."""
+        low, high = self._consumer.get_watermark_offsets(source, timeout=_METADATA_SECONDS)
+        if low <= offset <= high:
+            return
+        raise MissingState(
+            f"the checkpoint continues at offset {offset}, the topic has {low} to {high}",
+            hint="its retention is shorter than the job was down" if offset < low else "was the topic made anew?",
+            topic=source.topic,
+            partition=source.partition,
+        )
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit what the leaving tasks have, then close them, before another member may open them."""

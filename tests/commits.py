@@ -41,11 +41,13 @@ def write(task: Task, items: Items, stores: Collection[str] = ("totals",)) -> No
                 store.put(key, value)
 
 
-def commit(config: JobConfig, items: Items, offset: int, task: str = TASK, **permissions: bool) -> Checkpoint:
-    """Open a task, write to every store, commit, close."""
+def commit(
+    config: JobConfig, items: Items, offset: int | Mapping[str, int], task: str = TASK, **permissions: bool
+) -> Checkpoint:
+    """Open a task, write to every store, commit (at an offset of ``orders-0``, or at several), close."""
     with StateManager(config) as manager, manager.open_task(task, **permissions) as opened:
         write(opened, items, tuple(config.stores))
-        return opened.commit({"orders-0": offset})
+        return opened.commit({"orders-0": offset} if isinstance(offset, int) else offset)
 
 
 def attempt(

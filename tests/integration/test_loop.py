@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from confluent_kafka import Consumer, Message, Producer
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from statemgr import JobConfig, StateManager, Task
+from statemgr.errors import MissingState
 from statemgr.loop import ConsumerLoop
+from tests.commits import commit
 from tests.jobs import contents, elsewhere, job_mapping
+from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,6 +113,26 @@ def test_tasks_move_between_members_without_losing_or_doubling(kafka: KafkaServe
     assert not second_errors
     checker = elsewhere(config, tmp_path / "check", "blob-store")
     assert counted(checker, partitions) == 2500
+
+
+def test_input_that_is_gone_stops_the_loop(kafka: KafkaServer, tmp_path: Path) -> None:
+    """A checkpoint before the first or after the last offset of its input: never a silent jump to either end."""
+    topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
+    make_topic(kafka, topic, 1)
+    produce(kafka, topic, 1, range(10))
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",)))
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    for offset, why in ((3, "retention"), (99, "made anew")):
+        commit(config, {}, {f"{topic}-0": offset})
+        if offset == 3:
+            [deleted] = admin.delete_records([TopicPartition(topic, 0, 5)]).values()
+            deleted.result(15)
+        stop, errors = member(kafka, config, group, topic)
+        wait_until(lambda errors=errors: bool(errors))
+        stop()
+        assert isinstance(errors[0], MissingState)
+        assert f"offset {offset}, the topic has 5 to 10" in str(errors[0])
+        assert why in str(errors[0].hint)
 
 
 def test_the_example_of_the_readme_runs(kafka: KafkaServer, tmp_path: Path) -> None:
