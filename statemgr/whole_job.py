@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from statemgr.errors import FencedError
 from statemgr.flows.clean_up import CleanUp
 from statemgr.flows.first_start import remember_published
 from statemgr.flows.parts import Parts
@@ -26,6 +27,7 @@ class WholeJob:
         self.published = published
         self._parts = parts
         self._log = checkpoint_log
+        self._fenced: FencedError | None = None
         self._unsettled: tuple[Sequence[PreparedCommit], Mapping[str, CheckpointRecord | None]] | None = None
         self._clean_ups = {task: CleanUp(parts, task) for task in published.records}
         with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-open") as pool:
@@ -33,6 +35,16 @@ class WholeJob:
 
     def publish(self, commits: Sequence[PreparedCommit], batch: MicroBatch | None) -> Mapping[str, Checkpoint]:
         """Publish one commit per task, then clean up. See :meth:`statemgr.StateManager.publish`."""
+        if self._fenced is not None:
+            raise self._fenced
+        try:
+            return self._publish(commits, batch)
+        except FencedError as error:
+            if all(commit.epoch == self.published.epoch for commit in commits):  # else they are stale, not the owner
+                self._fenced = error
+            raise
+
+    def _publish(self, commits: Sequence[PreparedCommit], batch: MicroBatch | None) -> Mapping[str, Checkpoint]:
         if self._settled(commits):
             return self._checkpoints()
         for clean_up in self._clean_ups.values():

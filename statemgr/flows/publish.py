@@ -40,13 +40,15 @@ class Published:
     """What the topic says of the tasks that one publisher covers. Changed by :func:`publish` alone.
 
     ``pending`` holds the records of a publish that was sent and not answered; while it does, only :func:`settle`
-    helps. ``fence_others`` fences the other kind of owner again, when settling took the own ID over once more.
+    helps. ``fence_others`` fences the other kind of owner again, when settling took the own ID over once more; while
+    that is still owed, ``refence`` is set.
     """
 
     records: dict[str, CheckpointRecord | None]
     epoch: int
     layout: Layout
     fence_others: Callable[[], None]
+    refence: bool = False
     pending: dict[str, CheckpointRecord] = field(default_factory=dict)
 
     def checkpoint(self, task: str) -> Checkpoint | None:
@@ -130,8 +132,10 @@ def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Pu
         OutcomeUnknownError: it cannot be settled yet; nothing may be deleted, call again.
     """
     try:
-        if publisher.settle():
+        published.refence = publisher.settle() or published.refence
+        if published.refence:
             published.fence_others()
+            published.refence = False
         now = log.read(tuple(published.pending))
     except FencedError:
         raise

@@ -11,8 +11,18 @@ import pytest
 from confluent_kafka import Consumer
 
 from statemgr import JobConfig, StateManager
-from statemgr.engine import MicroBatch, read_attachment
-from statemgr.errors import FencedError, InvalidError, LayoutMismatch, MissingBlob, PermissionNeeded, StatemgrError
+from statemgr.engine import MicroBatch, open_attempt, read_attachment
+from statemgr.errors import (
+    FencedError,
+    InvalidError,
+    LayoutMismatch,
+    MissingBlob,
+    OutcomeUnknownError,
+    PermissionNeeded,
+    StatemgrError,
+    UnavailableError,
+)
+from statemgr.kafka.publisher import TransactionalPublisher, _State
 from statemgr.model.checkpoint import BlobRef, Layout
 from tests.commits import TASK, attempt, blob_files, commit, current, published, referenced, totals
 from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
@@ -205,6 +215,61 @@ def test_opening_a_task_fences_the_whole_job(driver: StateManager, tmp_path: Pat
     record = current(driver.config)
     assert record is not None
     assert record.current.input_offsets == {"orders-0": 5}
+
+
+def test_a_driver_that_lost_the_job_while_unsure_never_publishes_again(
+    driver: StateManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protocol 3, invariant 7: its own ID is his again after settling; what the topic says, and its word, stand."""
+    epoch = driver.acquire()
+    there = executor(driver, tmp_path)
+    prepared = [attempt(there, epoch, task, {b"zombie": b"1"}, 1) for task in TASKS]
+    job = driver._job
+    assert job is not None
+    fence_others, asked = job.published.fence_others, []
+
+    def fence_at_the_second_time() -> None:
+        asked.append(1)
+        if len(asked) == 1:
+            raise UnavailableError("told to")
+        fence_others()
+
+    job.published.fence_others = fence_at_the_second_time
+    other = StateManager(elsewhere(driver.config, tmp_path / "other", "blob-store"))
+
+    def unusable(self: TransactionalPublisher, error: object) -> None:
+        self._state = _State.UNUSABLE
+
+    def lost(self: TransactionalPublisher, *args: object) -> None:
+        monkeypatch.undo()
+        theirs = other.acquire()
+        other.publish([attempt(there, theirs, task, {b"a": b"2"}, 2) for task in TASKS])
+        with monkeypatch.context() as patch:
+            patch.setattr(TransactionalPublisher, "_after_failed_commit", unusable)
+            self._commit(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TransactionalPublisher, "_commit", lost)
+    with other:
+        with pytest.raises(OutcomeUnknownError):  # settling took the ID, and could not fence the tasks
+            driver.publish(prepared)
+        for _ in range(3):
+            with pytest.raises(FencedError):
+                driver.publish(prepared)
+        assert len(asked) == 2, "the tasks were fenced once they could be"
+    assert totals(driver.config, "blob-store") == {task: {b"a": b"2"} for task in TASKS}
+
+
+def test_an_attachment_that_nobody_could_read_is_refused(driver: StateManager, tmp_path: Path) -> None:
+    """Invariant 15: at the executor, with what to do; not when the batch is published already."""
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(256 * 1024 * 1024 + 1)
+    with (
+        open_attempt(executor(driver, tmp_path), TASK, None, driver.acquire()) as opened,
+        pytest.raises(InvalidError, match="at most") as caught,
+    ):
+        opened.attach("output", large)
+    assert "maxOffsetsPerTrigger" in str(caught.value.hint)
 
 
 def test_a_later_driver_fences_the_older_one(driver: StateManager, tmp_path: Path) -> None:
