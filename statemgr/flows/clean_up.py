@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
-from statemgr.errors import CorruptError, MissingBlob, MissingError, RetryableError, StatemgrError
+from statemgr.errors import ConfigError, CorruptError, MissingBlob, MissingError, RetryableError, StatemgrError
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker, OutstandingTtl
 from statemgr.model.commit import PreparedCommit
@@ -23,6 +23,8 @@ from statemgr.phases import Phase, announce
 
 log = logging.getLogger(__name__)
 _DAY_MS = 24 * 3600 * 1000
+#: Outstanding blobs that still fit a checkpoint record beside all else (some 100 bytes each).
+_MOST_OUTSTANDING = 1000
 
 
 class CleanUp:
@@ -35,6 +37,7 @@ class CleanUp:
         self._outstanding: dict[str, int] = {}
         #: markers of the current checkpoint whose additions a dead owner may have left with a TTL, not looked at yet
         self._unread: list[tuple[str, str, Marker]] = []
+        self._left: set[str] = set()
 
     @property
     def outstanding(self) -> tuple[OutstandingTtl, ...]:
@@ -50,9 +53,13 @@ class CleanUp:
         self._unread = [
             (f, s, m) for f, of_store in current.state_checkpoint_markers.items() for s, m in of_store.items()
         ]
+        now = self._now_ms()
+        for attachment in current.attachments:
+            if attachment.blob:
+                self._outstanding.setdefault(attachment.blob.blob_id, now)
         try:
             self._read_added()
-            self._remove_ttls(a.blob.blob_id for a in current.attachments if a.blob)
+            self._remove_ttls(())
         except StatemgrError as error:
             log.warning("task %s: REMOVE_TTL waits for the next commit: %s", self._task, error)
         self._delete_evicted((), record)
@@ -75,8 +82,8 @@ class CleanUp:
     def check(self) -> None:
         """Before a commit: retry what is outstanding.
 
-        Raises: RetryableError when some has been so for a third of the TTL, or when it cannot be found out yet what
-        the last commit of a dead owner added.
+        Raises: RetryableError when some has been so for a third of the TTL, when it is so much that the record would
+        grow too large, or when it cannot be found out yet what the last commit of a dead owner added.
         """
         self._read_added()
         self._remove_ttls(())
@@ -84,7 +91,7 @@ class CleanUp:
             return
         blob, since = min(self._outstanding.items(), key=lambda item: item[1])
         age_ms = self._now_ms() - since
-        if age_ms > self._parts.config.ttl_days * _DAY_MS // 3:
+        if age_ms > self._parts.config.ttl_days * _DAY_MS // 3 or len(self._outstanding) >= _MOST_OUTSTANDING:
             raise RetryableError(
                 f"the TTL of {len(self._outstanding)} published blobs could not be removed for {age_ms // 1000} s",
                 hint="allow deleting object tags (s3:DeleteObjectTagging); the blobs expire otherwise",
@@ -93,24 +100,34 @@ class CleanUp:
                 blob=blob,
             )
 
+    def _leave(self, factory: str, error: ConfigError) -> None:
+        """What a backend holds that the job does not use any more, and cannot reach, stays as it is; said once."""
+        if factory in self._parts.factories:
+            raise error
+        if factory not in self._left:
+            self._left.add(factory)
+            log.warning("task %s: the job has left %s behind, and what it holds: %s", self._task, factory, error)
+
     # --- step 1 --------------------------------------------------------------------------------------------------
 
     def _read_added(self) -> None:
         """Remove the TTLs of what the last commit of a dead owner added, marker by marker."""
         while self._unread:
             factory, store, marker = self._unread[-1]
+            added: Sequence[str] = ()
             try:
                 manager = self._parts.backup_manager(factory)
                 added = manager.added_blobs(self._parts.identity(self._task, store), marker)
             except (MissingError, CorruptError) as error:
                 log.error("task %s: the published snapshot of %s cannot be read: %s", self._task, store, error)
-                added = ()
+            except ConfigError as error:
+                self._leave(factory, error)
             self._remove_ttls(added)
             self._unread.pop()
 
     def _remove_ttls(self, added: Iterable[str]) -> None:
         wanted = list(dict.fromkeys([*self._outstanding, *added]))
-        if not wanted:
+        if not wanted or self._parts.config.blob_uri is None:
             return
         failed = self._parts.transfer().remove_ttl_all(wanted)
         now = self._now_ms()
@@ -150,6 +167,8 @@ class CleanUp:
             try:
                 manager = self._parts.backup_manager(factory)
                 manager.clean_up(self._parts.identity(self._task, store), gone, retained)
+            except ConfigError as error:
+                self._leave(factory, error)
             except StatemgrError as error:
                 log.warning("task %s: the clean-up of %s in %s failed: %s", self._task, store, factory, error)
 

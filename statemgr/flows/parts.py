@@ -47,3 +47,9 @@ class Parts:
     def durable(self) -> Mapping[str, bool]:
         """Store → whether it is backed up at all."""
         return {name: bool(store.backup_factories) for name, store in self.config.stores.items()}
+
+    @property
+    def factories(self) -> frozenset[str]:
+        """Every factory that some store is backed up to or restored from."""
+        stores = self.config.stores.values()
+        return frozenset(f for store in stores for f in (*store.backup_factories, *store.restore_factories))

@@ -155,9 +155,10 @@ class CheckpointRecord:
     def followed_by(self, checkpoint: Checkpoint, retained: int) -> CheckpointRecord:
         """The record that publishes ``checkpoint`` and keeps up to ``retained`` in all.
 
-        Attachments stay with the newest only: output is kept until the next batch is published.
+        Attachments stay with the newest only: output is kept until the next batch is published. So do outstanding
+        TTLs: the newest has all of them.
         """
-        older = tuple(replace(c, attachments=()) for c in self.checkpoints[: max(retained - 1, 0)])
+        older = tuple(replace(c, attachments=(), outstanding_ttl=()) for c in self.checkpoints[: max(retained - 1, 0)])
         return replace(self, checkpoints=(checkpoint, *older), offset=None)
 
 

@@ -1,0 +1,63 @@
+"""Clean-ups that cannot be done: what blocks commits, and what does not."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from statemgr import JobConfig
+from statemgr.blobs.file import FileBlobStore
+from statemgr.errors import AccessDenied, RetryableError
+from statemgr.flows import clean_up
+from tests.commits import TASK, blob_files, commit, current, totals
+from tests.jobs import job_mapping, with_changes
+from tests.servers import KafkaServer
+
+
+def test_a_job_that_has_left_blobs_behind_commits(
+    kafka: KafkaServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Blobs in older checkpoints and no blob store configured any more: said once, and no commit fails by it."""
+    both = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
+    commit(both, {b"a": b"1"}, 1)
+    mapping = {key: value for key, value in both.to_mapping().items() if not key.startswith("blob.")}
+    changelog = ["kafka-changelog"]
+    alone = JobConfig.from_mapping(mapping | {"task.backup.factories": changelog, "task.restore.factories": changelog})
+    with caplog.at_level(logging.WARNING, logger="statemgr"):
+        commit(alone, {b"b": b"2"}, 2)
+    assert caplog.text.count("the job has left blob-store behind") == 1
+    checkpoint = commit(alone, {b"c": b"3"}, 3)
+    assert set(checkpoint.state_checkpoint_markers) == {"kafka-changelog"}
+    assert totals(alone, "kafka-changelog")[TASK] == {b"a": b"1", b"b": b"2", b"c": b"3"}
+    # and back: the blobs are filled anew
+    commit(with_changes(both, task__restore__factories=changelog), {}, 4)
+    assert totals(both, "blob-store")[TASK] == {b"a": b"1", b"b": b"2", b"c": b"3"}
+
+
+def test_outstanding_ttls_stay_few(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 13: the newest checkpoint alone has them; so many that a record would not hold them are refused."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), task__checkpoint__retained=3))
+
+    def refuse(self: FileBlobStore, blob_id: str) -> None:
+        raise AccessDenied("told to", blob=blob_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileBlobStore, "remove_ttl", refuse)
+        for number in range(3):
+            commit(config, {b"%d" % number: b"x"}, number)
+        record = current(config)
+        assert record is not None
+        assert len(record.checkpoints) == 3
+        outstanding = {o.blob_id for o in record.current.outstanding_ttl}
+        assert len(outstanding) == 2, "all but its own, which the next owner finds"
+        assert outstanding < blob_files(tmp_path, expiring=True)
+        assert not any(older.outstanding_ttl for older in record.checkpoints[1:])
+        patch.setattr(clean_up, "_MOST_OUTSTANDING", len(outstanding))
+        with pytest.raises(RetryableError, match="TTL") as caught:
+            commit(config, {b"3": b"x"}, 3)
+        assert "s3:DeleteObjectTagging" in str(caught.value.hint)
+    commit(config, {b"4": b"x"}, 4)
+    assert not blob_files(tmp_path, expiring=True)
+    assert totals(config, "blob-store")[TASK] == {b"%d" % n: b"x" for n in (0, 1, 2, 4)}
