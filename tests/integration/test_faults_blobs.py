@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from statemgr.blobs.file import FileBlobStore
 from statemgr.errors import AccessDenied, CorruptBlob, MissingBlob, RetryableError
 from statemgr.local.clock import SystemClock
 from statemgr.model.snapshot import FileIndex
+from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader
 from tests.commits import TASK, blob_files, commit, current, referenced, totals, write
 from tests.jobs import elsewhere, job_mapping
@@ -112,3 +114,31 @@ def test_clean_up_deletes_exactly_what_nothing_retained_needs(kafka: KafkaServer
     record = current(config)
     assert record is not None
     assert [c.input_offsets["orders-0"] for c in record.checkpoints] == [7, 6]
+
+
+def test_a_clean_up_beside_a_long_commit_leaves_it_alone(kafka: KafkaServer, tmp_path: Path) -> None:
+    """FAULT 38: while a task's uploads wait for their publish, clean-ups of the job's other task spare all of them."""
+    config = job(kafka, tmp_path, backup=("blob-store",), tasks=2, task__checkpoint__retained=1)
+    waits, go_on = threading.Event(), threading.Event()
+    large = random.Random(1).randbytes(200_000)
+
+    def hold(phase: Phase, subject: str) -> None:
+        if phase is Phase.BEGIN and not waits.is_set():
+            waits.set()
+            assert go_on.wait(60)
+
+    with StateManager(config) as manager, manager.open_task("Partition 1") as slow:
+        write(slow, {b"slow": large})
+        with observed(hold):
+            future = slow.commit_async({"orders-1": 1})
+            assert waits.wait(30)
+            unpublished = blob_files(tmp_path)
+            assert unpublished == blob_files(tmp_path, expiring=True)
+            for number in range(3):
+                commit(config, {b"fast": large[number:]}, number)
+            assert unpublished < blob_files(tmp_path)
+            go_on.set()
+            future.result(30)
+    assert totals(config, "blob-store") == {TASK: {b"fast": large[2:]}, "Partition 1": {b"slow": large}}
+    assert blob_files(tmp_path) == blob_files(tmp_path, expiring=False)
+    assert blob_files(tmp_path) == referenced(config) | referenced(config, "Partition 1")

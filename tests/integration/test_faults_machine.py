@@ -145,9 +145,9 @@ def _told(error: StatemgrError) -> str:
 
 def test_a_commit_ends_within_its_time(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FAULT 9, A35, invariant 13: a blob store that hangs: RetryableError at the deadline, then all is there."""
-    config = job(kafka, tmp_path, task__commit__timeout__ms=2_000)
+    config = job(kafka, tmp_path, task__commit__timeout__ms=1_000)
     put = FileBlobStore.put
-    slow = [5.0]
+    slow = [3.0]
 
     def hang(self: FileBlobStore, *args: object, **more: object) -> None:
         if slow:
