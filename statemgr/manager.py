@@ -144,7 +144,11 @@ class StateManager:
         """Own the loop: assign, revoke and lost; partitions paused while restoring; commit by ``task.commit.ms``;
         clean stop on SIGTERM and SIGINT. See :class:`statemgr.loop.ConsumerLoop`.
 
+        A partition of which no checkpoint knows starts at its beginning. Give the consumer ``auto.offset.reset`` =
+        ``error``, so that input that vanishes while it runs stops it too; before the start this is checked here.
         ``permissions`` are those of :meth:`open_task`, given to the first opening of each task alone.
+
+        Raises: what ``process`` and commits raise; MissingState when the input no longer has the checkpoint's offset.
         """
         loop = ConsumerLoop(self.config, self.open_task, consumer, process, topics or self.config.inputs, permissions)
         loop.run()
