@@ -24,7 +24,7 @@ from statemgr.ids import IdSource
 from statemgr.local.clock import SystemClock
 from tests.commits import TASK, commit, totals, write
 from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
-from tests.kafka_jobs import client, wait_until
+from tests.kafka_jobs import client, make_topics, wait_until
 from tests.servers import KafkaServer, S3Server
 
 
@@ -214,6 +214,8 @@ def test_too_few_replicas_fail_a_commit_and_keep_the_checkpoint(
     settings = {"cleanup.policy": "compact", "min.insync.replicas": "2"}
     admin = client(config)
     admin.create_topics([NewTopic(topic, 1, 2, config=settings)])[topic].result(30)
+    make_topics(config)
+    wait_until(lambda: {topic, config.stores["totals"].changelog_topic} <= set(_topics_at(follower)))
     with StateManager(config) as manager, manager.open_task(TASK) as task:
         write(task, {b"a": b"1"})
         acknowledged = task.commit({"orders-0": 1})
@@ -233,6 +235,12 @@ def test_too_few_replicas_fail_a_commit_and_keep_the_checkpoint(
                 continue
     for factory in DUAL:
         assert totals(config, factory)[TASK] == {b"a": b"1", b"b": b"2"}
+
+
+def _topics_at(broker: KafkaBroker) -> list[str]:
+    return list(
+        AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0}).list_topics(timeout=10).topics
+    )
 
 
 def _in_sync(admin: AdminClient, topic: str) -> list[int]:
