@@ -54,7 +54,7 @@ def starts_table(starts: Sequence[Start], aims: Sequence[tuple[str, int]]) -> Ta
 def restores_table(starts: Sequence[Start]) -> Table:
     """How long each restore took and what it moved, per store."""
     table = _table("Restores (the local state was deleted before)", "start", "store", "from")
-    for column in ("tasks", "slowest s", "all s", "bytes", "records"):
+    for column in ("tasks", "slowest s", "bytes", "records"):
         table.add_column(column, justify="right")
     for number, start in enumerate(starts, 1):
         stores = start.restored()
@@ -66,7 +66,6 @@ def restores_table(starts: Sequence[Start]) -> Table:
                 ", ".join(sorted({store["factory"] for store in ours})),
                 str(len(ours)),
                 f"{max(store['seconds'] for store in ours):.3f}",
-                f"{sum(store['seconds'] for store in ours):.3f}",
                 f"{sum(store['bytes_fetched'] for store in ours):,}",
                 f"{sum(store['records'] for store in ours):,}",
             )
