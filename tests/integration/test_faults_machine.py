@@ -1,4 +1,4 @@
-"""The machines and their configuration: full disks, hanging calls, replicas lost, clocks that go back, secrets."""
+"""The machines and their configuration: full disks, hanging calls, clocks that go back, secrets."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from statemgr import JobConfig, StateManager
 from statemgr.blobs.file import FileBlobStore
-from statemgr.dev.kafka import KafkaBroker
-from statemgr.errors import AccessDenied, DiskFull, OutcomeUnknownError, RetryableError, StatemgrError
+from statemgr.errors import AccessDenied, DiskFull, RetryableError, StatemgrError
 from statemgr.ids import IdSource
 from statemgr.local.clock import SystemClock
 from tests.commits import TASK, commit, totals, write
 from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
-from tests.kafka_jobs import client, make_topics, wait_until
 from tests.servers import KafkaServer, S3Server
 
 
@@ -168,83 +164,6 @@ def test_a_commit_ends_within_its_time(kafka: KafkaServer, tmp_path: Path, monke
                 assert task.last_checkpoint is None or task.last_checkpoint.input_offsets == {"orders-0": 1}
     for factory in DUAL:
         assert totals(config, factory)[TASK] == {b"a": b"1", b"b": b"2"}
-
-
-class Follower(KafkaBroker):
-    """A second node of another broker's cluster, that keeps replicas and no more."""
-
-    leader: KafkaBroker
-
-    def answers(self) -> bool:
-        """Whether the leader has taken it in."""
-        client = AdminClient({"bootstrap.servers": self.leader.bootstrap_servers, "log_level": 0})
-        return len(client.list_topics(timeout=5.0).brokers) == 2
-
-    def _format(self, command: list[str], properties: Path) -> None:
-        meta = (self.leader.directory / "data" / "meta.properties").read_text().splitlines()
-        cluster = next(line.partition("=")[2] for line in meta if line.startswith("cluster.id="))
-        subprocess.run([*command, cluster, "--config", str(properties)], capture_output=True, check=True, timeout=60)
-
-
-@pytest.fixture
-def two_nodes(own_kafka: Callable[..., KafkaBroker], tmp_path: Path) -> Iterator[tuple[KafkaBroker, KafkaBroker]]:
-    """A cluster of two brokers: the controller, which leads, and a follower."""
-    leader = own_kafka()
-    follower = Follower(directory=tmp_path / "follower")
-    follower.leader = leader
-    follower.settings = {
-        "process.roles": "broker",
-        "node.id": "2",
-        "controller.quorum.voters": f"1@127.0.0.1:{leader.controller_port}",
-        "listeners": f"PLAINTEXT://127.0.0.1:{follower.port}",
-    }
-    follower.start()
-    yield leader, follower
-    follower.delete()
-
-
-def test_too_few_replicas_fail_a_commit_and_keep_the_checkpoint(
-    two_nodes: tuple[KafkaBroker, KafkaBroker], tmp_path: Path
-) -> None:
-    """FAULT 16: below min.insync.replicas nothing is published; with the replica back, all that was written is."""
-    leader, follower = two_nodes
-    server = KafkaServer(bootstrap_servers=leader.bootstrap_servers, kind="local")
-    config = job(server, tmp_path, task__commit__timeout__ms=5_000, task__checkpoint__replication__factor=2)
-    topic = config.checkpoint_topic
-    settings = {"cleanup.policy": "compact", "min.insync.replicas": "2"}
-    admin = client(config)
-    admin.create_topics([NewTopic(topic, 1, 2, config=settings)])[topic].result(30)
-    make_topics(config)
-    wait_until(lambda: {topic, config.stores["totals"].changelog_topic} <= set(_topics_at(follower)))
-    with StateManager(config) as manager, manager.open_task(TASK) as task:
-        write(task, {b"a": b"1"})
-        acknowledged = task.commit({"orders-0": 1})
-        follower.kill()
-        wait_until(lambda: len(_in_sync(admin, topic)) == 1)
-        write(task, {b"b": b"2"})
-        with pytest.raises((RetryableError, OutcomeUnknownError)):
-            task.commit({"orders-0": 2})
-        assert task.last_checkpoint == acknowledged
-        follower.start()
-        wait_until(lambda: len(_in_sync(admin, topic)) == 2)
-        for _ in range(5):
-            try:
-                task.commit({"orders-0": 3})
-                break
-            except (RetryableError, OutcomeUnknownError):
-                continue
-    for factory in DUAL:
-        assert totals(config, factory)[TASK] == {b"a": b"1", b"b": b"2"}
-
-
-def _topics_at(broker: KafkaBroker) -> list[str]:
-    return list(
-        AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0}).list_topics(timeout=10).topics
-    )
-
-
-def _in_sync(admin: AdminClient, topic: str) -> list[int]:
-    return list(admin.list_topics(topic, timeout=10).topics[topic].partitions[0].isrs)
 
 
 def test_a_clock_that_goes_back_changes_no_order(
