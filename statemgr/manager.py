@@ -184,6 +184,7 @@ class StateManager:
             refill = tails(self._parts, records)
             published = self._published(records, layout, others)
             self._job = WholeJob(self._parts, self._log, publisher, published)
+            refill = {task: pairs | self._job.lost[task] for task, pairs in refill.items()}
             undo.pop_all()
         return Epoch(
             published.epoch,

@@ -132,7 +132,8 @@ class Task:
         self._finish_in_flight()
         self._check_usable()
         self._settle()
-        base = CommitBase(self.name, self._published.layout, self._published.epoch, self.last_checkpoint, self._refill)
+        refill = self._refill | self._clean_up.lost
+        base = CommitBase(self.name, self._published.layout, self._published.epoch, self.last_checkpoint, refill)
         produced = tuple(self._produced)
         frozen = freeze(self._parts, self._stores, base, input_offsets, produced)
         self._in_flight = self._commits.submit(self._finish, frozen)
@@ -181,6 +182,7 @@ class Task:
         del self._produced[: len(frozen.produced)]
         self._produced_bytes = sum(len(r.key or b"") + len(r.value or b"") for r in self._produced)
         self._refill = frozenset()
+        self._clean_up.lost -= frozen.base.refill
         self._clean_up.after_publish(before, record, prepared)
         self._keep_local()
         return record.current

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from statemgr.errors import FencedError
 from statemgr.flows.clean_up import CleanUp
+from statemgr.flows.commit import Refill
 from statemgr.flows.first_start import remember_published
 from statemgr.flows.parts import Parts
 from statemgr.flows.publish import Published, publish, settle
@@ -32,6 +33,11 @@ class WholeJob:
         self._clean_ups = {task: CleanUp(parts, task) for task in published.records}
         with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-open") as pool:
             list(pool.map(lambda item: self._clean_ups[item[0]].at_open(item[1]), published.records.items()))
+
+    @property
+    def lost(self) -> Mapping[str, Refill]:
+        """Task → backends and stores whose published snapshots have lost blobs, as far as the opening has found."""
+        return {task: frozenset(clean_up.lost) for task, clean_up in self._clean_ups.items()}
 
     def publish(self, commits: Sequence[PreparedCommit], batch: MicroBatch | None) -> Mapping[str, Checkpoint]:
         """Publish one commit per task, then clean up. See :meth:`statemgr.StateManager.publish`."""

@@ -35,6 +35,8 @@ class CleanUp:
         self._task = task
         #: blob → since when (epoch milliseconds) its TTL could not be removed
         self._outstanding: dict[str, int] = {}
+        #: (factory, store) whose published snapshot has lost blobs: the next commit must fill it anew
+        self.lost: set[tuple[str, str]] = set()
         #: markers of the current checkpoint whose additions a dead owner may have left with a TTL, not looked at yet
         self._unread: list[tuple[str, str, Marker]] = []
         self._left: set[str] = set()
@@ -122,23 +124,28 @@ class CleanUp:
                 log.error("task %s: the published snapshot of %s cannot be read: %s", self._task, store, error)
             except ConfigError as error:
                 self._leave(factory, error)
-            self._remove_ttls(added)
+            if self._remove_ttls(added) & set(added):
+                log.error("task %s: %s is filled anew in %s: its snapshot has lost blobs", self._task, store, factory)
+                self.lost.add((factory, store))
             self._unread.pop()
 
-    def _remove_ttls(self, added: Iterable[str]) -> None:
+    def _remove_ttls(self, added: Iterable[str]) -> set[str]:
+        """Returns: the blobs that are gone."""
         wanted = list(dict.fromkeys([*self._outstanding, *added]))
         if not wanted or self._parts.config.blob_uri is None:
-            return
+            return set()
         failed = self._parts.transfer().remove_ttl_all(wanted)
         now = self._now_ms()
-        kept = {}
+        kept, gone = {}, set()
         for blob, error in failed.items():
             if isinstance(error, MissingBlob):
                 log.warning("task %s: %s is gone before its TTL was removed", self._task, blob)
+                gone.add(blob)
                 continue
             kept[blob] = self._outstanding.get(blob, now)
             log.warning("task %s: REMOVE_TTL of %s failed, it is retried: %s", self._task, blob, error)
         self._outstanding = kept
+        return gone
 
     def _now_ms(self) -> int:
         return self._parts.clock.time_ns() // 1_000_000

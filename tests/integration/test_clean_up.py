@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import random
 from pathlib import Path
 
 import pytest
 
-from statemgr import JobConfig
+from statemgr import JobConfig, StateManager
 from statemgr.blobs.file import FileBlobStore
 from statemgr.errors import AccessDenied, RetryableError
 from statemgr.flows import clean_up
-from tests.commits import TASK, blob_files, commit, current, totals
+from tests.commits import TASK, attempt, blob_files, commit, current, totals
 from tests.jobs import job_mapping, with_changes
 from tests.servers import KafkaServer
 
@@ -61,3 +62,19 @@ def test_outstanding_ttls_stay_few(kafka: KafkaServer, tmp_path: Path, monkeypat
     commit(config, {b"4": b"x"}, 4)
     assert not blob_files(tmp_path, expiring=True)
     assert totals(config, "blob-store")[TASK] == {b"%d" % n: b"x" for n in (0, 1, 2, 4)}
+
+
+@pytest.mark.parametrize("whole_job", [False, True])
+def test_a_snapshot_that_lost_blobs_is_filled_anew(kafka: KafkaServer, tmp_path: Path, whole_job: bool) -> None:
+    """Invariant 2: what expired before its TTL was removed is found at the open; no later checkpoint needs it."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, restore=("kafka-changelog",)))
+    commit(config, {b"a": random.Random(1).randbytes(200_000)}, 1)
+    gone = sorted(blob for blob in blob_files(tmp_path) if not blob.endswith("/index"))
+    (tmp_path / "blobs" / gone[0]).unlink()
+    if whole_job:
+        with StateManager(config) as manager:
+            manager.publish([attempt(config, manager.acquire(), TASK, {b"b": b"2"}, 2)])
+    else:
+        commit(config, {b"b": b"2"}, 2)
+    assert totals(config, "blob-store") == totals(config, "kafka-changelog")
+    assert len(totals(config, "blob-store")[TASK]) == 2
