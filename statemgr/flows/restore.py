@@ -3,7 +3,7 @@
 Steps (the topic was fenced and read before, by the manager or the driver):
 
 1. plan: which factory supplies each store, or a typed error
-2. per store, the local directory made for this state, if it is here and verifies
+2. per store, all stores at once: the local directory made for this state, if it is here and verifies
 3. otherwise the first factory that can: fetch or replay into staging, verify
 4. swap in by rename
 5. clone into a private live directory and open
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from statemgr.errors import CorruptError, MissingError, MissingState, RetryableError, StatemgrError
@@ -27,6 +28,7 @@ from statemgr.phases import Phase, announce
 from statemgr.ports import CommittedDirectory, Progress, RestoreRequest
 
 log = logging.getLogger(__name__)
+_STORES_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def restore_task(
     allow_removed_stores: bool = False,
     progress: Progress = no_progress,
 ) -> tuple[dict[str, OpenStore], list[StoreRestore]]:
-    """Restore and open all stores of a task.
+    """Restore and open all stores of a task, at once; ``progress`` is called on their threads.
 
     Raises: PermissionNeeded, MissingState, CorruptError, UnavailableError, DiskFull; then no store is left open.
     """
@@ -73,31 +75,38 @@ def restore_task(
         job=config.job_name,
         task=task,
     )
-    stores: dict[str, OpenStore] = {}
-    restores: list[StoreRestore] = []
-    try:
-        for plan in plans:
-            stores[plan.store], restored = _restore_and_open(parts, task, plan, progress)
-            restores.append(restored)
-            log.info(
-                "task %s store %s restored from %s in %.3f s (%d bytes fetched, %d reused, %d records)%s",
-                task,
-                plan.store,
-                restored.factory,
-                restored.seconds,
-                restored.bytes_fetched,
-                restored.bytes_reused,
-                restored.records,
-                "".join(f"; {factory}: {why}" for factory, why in restored.reasons.items()),
-            )
-    except BaseException:
-        for store in stores.values():
-            store.close()
-        raise
-    return stores, restores
+    with ThreadPoolExecutor(_STORES_AT_ONCE, thread_name_prefix="statemgr-restore") as pool:
+        running = {plan.store: pool.submit(_restore_and_open, parts, task, plan, progress) for plan in plans}
+    failed = [future for future in running.values() if future.exception() is not None]
+    if failed:
+        for future in running.values():
+            if future not in failed:
+                future.result()[0].close()
+        failed[0].result()
+    opened = {store: future.result() for store, future in running.items()}
+    return {store: found for store, (found, _) in opened.items()}, [restored for _, restored in opened.values()]
 
 
 def _restore_and_open(parts: Parts, task: str, plan: StorePlan, progress: Progress) -> tuple[OpenStore, StoreRestore]:
+    """One store, on a thread of its own."""
+    opened, restored = _restored_and_opened(parts, task, plan, progress)
+    log.info(
+        "task %s store %s restored from %s in %.3f s (%d bytes fetched, %d reused, %d records)%s",
+        task,
+        plan.store,
+        restored.factory,
+        restored.seconds,
+        restored.bytes_fetched,
+        restored.bytes_reused,
+        restored.records,
+        "".join(f"; {factory}: {why}" for factory, why in restored.reasons.items()),
+    )
+    return opened, restored
+
+
+def _restored_and_opened(
+    parts: Parts, task: str, plan: StorePlan, progress: Progress
+) -> tuple[OpenStore, StoreRestore]:
     """A local directory that vanishes or turns out to be rotten when it is opened is a cache miss."""
     committed, restored = restore_store(parts, task, plan, progress)
     announce(Phase.OPEN, f"{task}/{plan.store}")
