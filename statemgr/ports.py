@@ -149,7 +149,8 @@ class Publisher(Protocol):
         """
 
     def settle(self) -> bool:
-        """After OutcomeUnknownError: bring the transaction to an end, so that the topic can be read for its outcome.
+        """Bring a transaction whose outcome is unknown to an end, so that the topic can be read for it, and replace a
+        producer that is beyond use. Asks nobody when there is neither.
 
         Returns: whether the ID had to be taken over once more, so that the other kind of owner must be fenced again.
 

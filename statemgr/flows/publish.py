@@ -2,7 +2,8 @@
 
 Steps:
 
-1. check that every prepared commit continues what the topic says, in the owner's epoch
+1. check that the topic says what this owner knows (where a producer broke), and that every prepared commit continues
+   that, in the owner's epoch
 2. stage: bring the changelogs' changes to this machine (nothing has been written to Kafka yet)
 3. begin the transaction
 4. send the changelog records and the output, wait for their offsets: the changelog markers
@@ -76,8 +77,9 @@ def publish(
     """
     if published.pending:
         raise OutcomeUnknownError("the outcome of the last publish is unknown", hint="settle it first")
+    _continue(publisher, log, published)  # 1
     _check_whole(parts, published, commits)
-    for commit in commits:  # 1
+    for commit in commits:
         _check(parts, published, commit)
     staged = {commit.task: _stage(parts, published, commit) for commit in commits}  # 2
     checkpoint_id = parts.ids.checkpoint_id()
@@ -132,11 +134,9 @@ def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Pu
         OutcomeUnknownError: it cannot be settled yet; nothing may be deleted, call again.
     """
     try:
-        published.refence = publisher.settle() or published.refence
-        if published.refence:
-            published.fence_others()
-            published.refence = False
+        _regain(publisher, published)
         now = log.read(tuple(published.pending))
+        published.refence = False
     except FencedError:
         raise
     except StatemgrError as error:
@@ -156,9 +156,35 @@ def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Pu
     return True
 
 
-def _outcome(before: CheckpointRecord | None, ours: CheckpointRecord, found: CheckpointRecord | None) -> bool | None:
+def _continue(publisher: Publisher, log: CheckpointLog, published: Published) -> None:
+    """Step 1: where a producer broke and was replaced, the topic must still say what this owner knows.
+
+    Raises: FencedError when another owner has published meanwhile; RetryableError when that cannot be found out yet.
+    """
+    if not _regain(publisher, published):
+        return
+    now = log.read(tuple(published.records))
+    if not all(_outcome(before, None, now.get(task)) is False for task, before in published.records.items()):
+        raise FencedError("another owner published a checkpoint meanwhile")
+    published.refence = False
+
+
+def _regain(publisher: Publisher, published: Published) -> bool:
+    """Whether the own ID was taken over anew, its producer being beyond use; then the others' are taken over, too.
+
+    The caller clears ``refence`` when it has read the topic.
+    """
+    published.refence = publisher.settle() or published.refence
+    if published.refence:
+        published.fence_others()
+    return published.refence
+
+
+def _outcome(
+    before: CheckpointRecord | None, ours: CheckpointRecord | None, found: CheckpointRecord | None
+) -> bool | None:
     """Whether what the topic says is ours (True), what was there before (False), or another owner's (None)."""
-    if found is not None and found.current.checkpoint_id == ours.current.checkpoint_id:
+    if found is not None and ours is not None and found.current.checkpoint_id == ours.current.checkpoint_id:
         return True
     was = before.current.checkpoint_id if before else None
     return False if (found.current.checkpoint_id if found else None) == was else None

@@ -9,13 +9,13 @@ from typing import TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._config import ConfigEntry, ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.admin._topic import TopicDescription
 
 from statemgr.config import JobConfig
-from statemgr.errors import UnavailableError
+from statemgr.errors import MissingState, UnavailableError
 from statemgr.kafka.clients import ClientErrors, admin, is_missing, is_unreachable, translate
 
 K = TypeVar("K")
@@ -52,14 +52,24 @@ class TopicMetadata:
             time.sleep(_PAUSE_S)
 
     def settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Every setting of topics that exist, as text. Raises: UnavailableError, AccessDenied."""
-        if not topics:
-            return {}
-        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
-        found = self.ask(
-            "reading topics' settings",
-            lambda: self.client.describe_configs(resources, request_timeout=_REQUEST_S),
-        )
+        """Every setting of topics that exist, as text. Raises: UnavailableError, AccessDenied, MissingState.
+
+        Another broker may answer than the one that was asked whether they exist: new topics are waited for.
+        """
+        deadline = time.monotonic() + DEADLINE_S
+        resources = {topic: ConfigResource(ResourceType.TOPIC, topic) for topic in topics}
+        found: dict[ConfigResource, dict[str, ConfigEntry]] = {}
+        while len(found) < len(resources):
+            found = self.ask(
+                "reading topics' settings",
+                lambda: self.client.describe_configs(list(resources.values()), request_timeout=_REQUEST_S),
+                missing_is_none=True,
+            )
+            missing = [topic for topic, resource in resources.items() if resource not in found]
+            if missing and time.monotonic() > deadline:
+                raise MissingState("reading topics' settings: the topic does not exist", topic=missing[0])
+            if missing:
+                time.sleep(_PAUSE_S)
         return {
             resource.name: {entry.name: str(entry.value) for entry in entries.values()}
             for resource, entries in found.items()

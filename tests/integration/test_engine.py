@@ -19,11 +19,13 @@ from statemgr.errors import (
     MissingBlob,
     OutcomeUnknownError,
     PermissionNeeded,
+    RetryableError,
     StatemgrError,
     UnavailableError,
 )
 from statemgr.kafka.publisher import TransactionalPublisher, _State
 from statemgr.model.checkpoint import BlobRef, Layout
+from statemgr.phases import Phase, observed
 from tests.commits import TASK, attempt, blob_files, commit, current, published, referenced, totals
 from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import committed, state_of
@@ -257,6 +259,39 @@ def test_a_driver_that_lost_the_job_while_unsure_never_publishes_again(
                 driver.publish(prepared)
         assert len(asked) == 2, "the tasks were fenced once they could be"
     assert totals(driver.config, "blob-store") == {task: {b"a": b"2"} for task in TASKS}
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_producer_that_broke_is_replaced(
+    driver: StateManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
+) -> None:
+    """FAULT 16, protocol 3: a passing fault that ends a producer does not end its owner, but another's publish does."""
+    epoch = driver.acquire()
+    there = executor(driver, tmp_path)
+    prepared = [attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS]
+
+    def broken(self: TransactionalPublisher, deadline: float | None = None) -> None:
+        self._state = _State.UNUSABLE
+
+    def fail(phase: Phase, subject: str) -> None:
+        if phase is Phase.SEND_CHECKPOINT:
+            raise RetryableError("told to")
+
+    with monkeypatch.context() as patch, observed(fail):
+        patch.setattr(TransactionalPublisher, "_abort", broken)
+        with pytest.raises(RetryableError, match="told to"):
+            driver.publish(prepared)
+    if meanwhile:
+        with StateManager(elsewhere(driver.config, tmp_path / "other", "blob-store")) as other:
+            theirs = other.acquire()
+            other.publish([attempt(there, theirs, task, {b"a": b"2"}, 2) for task in TASKS])
+        for _ in range(2):
+            with pytest.raises(FencedError):
+                driver.publish(prepared)
+    else:
+        driver.publish(prepared)
+    for factory in DUAL:
+        assert totals(driver.config, factory) == {task: {b"a": b"2" if meanwhile else b"1"} for task in TASKS}
 
 
 def test_an_attachment_that_nobody_could_read_is_refused(driver: StateManager, tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_a_portable_commit_needs_no_broker_where_it_is_made(
     )
     marker = here.publish(prepared.changes, base)
     assert here.restore(marker)[0] == {b"a": b"2", **dict(noise)}
-    assert [p.name for p in here.context.scratch.glob("*")] == []
+    assert [p.name for p in here.context.scratch().glob("*")] == []
     filled = executor.prepare(here.snapshot((), {b"only": b"1"}), None, portable=True)
     assert here.restore(here.publish(filled.changes, None))[0] == {b"only": b"1"}
 
