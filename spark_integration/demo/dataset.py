@@ -8,6 +8,7 @@ import gzip
 import importlib.util
 import io
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from statemgr.errors import InvalidError, PrerequisiteMissing
 
 FLIGHTS_KEY = "tailnum"
 FLIGHTS_SUMS = ("dep_delay", "distance")
+
+#: Characters of one field. More is a quote that is never closed rather than a value.
+FIELD_LIMIT = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -30,18 +34,12 @@ class Dataset:
     def rows(self) -> Iterator[tuple[bytes | None, list[str] | None]]:
         """Each row's key (None where it has none) and the texts of ``columns``; None for a malformed row.
 
-        Raises: InvalidError when the file has no such column or cannot be read.
+        Raises: InvalidError when the file has no such column, one name twice, or cannot be read.
         """
         with self.open() as lines:
             reader = csv.reader(lines)
             header = next(reader, [])
-            for column in (self.key, *self.columns):
-                if column not in header:
-                    raise InvalidError(
-                        f"the input has no column {column!r}",
-                        hint=f"it has {', '.join(header)[:500] or 'no header'}",
-                        file=str(self.path),
-                    )
+            self._check(header)
             key, wanted = header.index(self.key), [header.index(column) for column in self.columns]
             for row in reader:
                 if not row:
@@ -53,22 +51,70 @@ class Dataset:
                 text = None if name in ("", "NA") else name.encode("utf-8", "surrogateescape")
                 yield text, [row[i] for i in wanted]
 
+    def _check(self, header: Sequence[str]) -> None:
+        for column in (self.key, *self.columns):
+            if column not in header:
+                raise InvalidError(
+                    f"the input has no column {column!r}",
+                    hint=f"it has {', '.join(header)[:500] or 'no header'}",
+                    file=str(self.path),
+                )
+        twice = sorted({column for column in header if header.count(column) > 1})
+        if twice:
+            raise InvalidError(
+                f"the input has more than one column {twice[0]!r}",
+                hint="give every column a name of its own in the first line",
+                file=str(self.path),
+            )
+
     @contextlib.contextmanager
-    def open(self) -> Iterator[IO[str]]:
-        """The file as text; bytes that are not UTF-8 survive as surrogates."""
+    def open(self) -> Iterator[Iterator[str]]:
+        """The file's lines, for a reader of CSV; bytes that are not UTF-8 survive as surrogates.
+
+        Raises: InvalidError, also for what the body of the ``with`` meets while it reads: the line is named.
+        """
+        line = 0
+
+        def counted(text: IO[str]) -> Iterator[str]:
+            nonlocal line
+            # counted before it is read: a line that cannot be read is the one that is meant
+            line += 1
+            for found in text:
+                yield found
+                line += 1
+
+        csv.field_size_limit(FIELD_LIMIT)
         with contextlib.ExitStack() as stack:
             try:
-                raw: IO[bytes]
-                if self.path.suffix == ".zip":
-                    archive = stack.enter_context(zipfile.ZipFile(self.path))
-                    raw = stack.enter_context(archive.open(archive.namelist()[0]))
-                elif self.path.suffix == ".gz":
-                    raw = cast("IO[bytes]", stack.enter_context(gzip.GzipFile(self.path)))
-                else:
-                    raw = stack.enter_context(self.path.open("rb"))
-            except (OSError, zipfile.BadZipFile, IndexError) as error:
-                raise InvalidError(f"the input cannot be read: {error}", file=str(self.path)) from error
-            yield stack.enter_context(io.TextIOWrapper(raw, "utf-8", "surrogateescape", newline=""))
+                text = io.TextIOWrapper(_bytes(self.path, stack), "utf-8-sig", "surrogateescape", newline="")
+                yield counted(stack.enter_context(text))
+            except csv.Error as error:
+                raise InvalidError(
+                    f"the input is not CSV: {error}",
+                    hint="is there a quote that is never closed?",
+                    file=str(self.path),
+                    line=line,
+                ) from error
+            # zipfile: RuntimeError for an encrypted file, NotImplementedError for a kind of compression
+            except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError) as error:
+                raise InvalidError(
+                    f"the input cannot be read: {error}",
+                    hint="a whole file is needed: .csv, .csv.gz, or one file in a .zip",
+                    file=str(self.path),
+                    line=line or None,
+                ) from error
+
+
+def _bytes(path: Path, stack: contextlib.ExitStack) -> IO[bytes]:
+    if path.suffix == ".zip":
+        archive = stack.enter_context(zipfile.ZipFile(path))
+        names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+        if len(names) != 1:
+            raise zipfile.BadZipFile(f"the archive has {len(names)} files, not one")
+        return stack.enter_context(archive.open(names[0]))
+    if path.suffix == ".gz":
+        return cast("IO[bytes]", stack.enter_context(gzip.GzipFile(path)))
+    return stack.enter_context(path.open("rb"))
 
 
 def flights(columns: Sequence[str]) -> Dataset:

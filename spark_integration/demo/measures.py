@@ -58,12 +58,17 @@ def number(text: str) -> Decimal:
     return value
 
 
+def factors_of(name: str) -> list[str]:
+    """The columns whose product a measure is; spaces around the asterisks are not theirs."""
+    return [factor.strip() for factor in name.split("*")]
+
+
 def measures_of(names: Sequence[str]) -> tuple[list[str], list[Measure]]:
     """The columns that measures need, each once, and the measures over them. Raises: InvalidError."""
     columns: list[str] = []
     measures = []
     for name in names:
-        factors = [factor.strip() for factor in name.split("*")]
+        factors = factors_of(name)
         if not all(factors):
             raise InvalidError(f"{name!r} is not a column or a product of columns", hint="such as Quantity*UnitPrice")
         for factor in factors:

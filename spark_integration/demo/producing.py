@@ -11,10 +11,12 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from spark_integration.demo.dataset import Dataset
-from statemgr.errors import UnavailableError
+from statemgr.errors import InvalidError, UnavailableError
 
 _REPORT_EVERY = 5_000
 _DEADLINE_S = 60
+#: A little less than brokers and clients take by default.
+_RECORD_LIMIT = 900_000
 _OF_A_RUN = re.compile(r"(demo-|__statemgr_checkpoints_demo_)[0-9a-f]{8}(-|\Z)")
 
 
@@ -39,7 +41,8 @@ def produce(
 
     Returns: how many rows.
 
-    Raises: UnavailableError when the broker did not take them all.
+    Raises: UnavailableError when the broker did not take them all; InvalidError for what :meth:`Dataset.rows` does,
+    and a row too large for a record.
     """
     try:
         admin = AdminClient({"bootstrap.servers": bootstrap_servers})
@@ -51,6 +54,13 @@ def produce(
         count = 0
         for count, (key, row) in enumerate(dataset.rows(), 1):
             value = json.dumps(row).encode()
+            if len(key or b"") + len(value) > _RECORD_LIMIT:
+                raise InvalidError(
+                    f"row {count} has {len(key or b'') + len(value):,} bytes in the columns that are needed, "
+                    f"more than {_RECORD_LIMIT:,}",
+                    hint="a broker takes no larger records",
+                    file=str(dataset.path),
+                )
             while True:
                 try:
                     producer.produce(topic, key=key, value=value)

@@ -1,6 +1,6 @@
-"""The other side of the comparison: the input counted again, without Kafka, Spark, state or the demo's own code.
+"""The other side of the comparison: the input counted again, without Kafka, Spark, state or the demo's own sums.
 
-It reads the file itself and adds integers scaled by a power of ten, so that an error in :mod:`measures` shows.
+It parses the rows itself and adds integers scaled by a power of ten, so that an error in :mod:`measures` shows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from spark_integration.demo.dataset import Dataset
+from spark_integration.demo.measures import factors_of
 
 _NUMBER = re.compile(r"\s*([+-]?)(?=\.?\d)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,4}))?\s*\Z", re.ASCII)
 _SCALE = 60
@@ -40,13 +41,13 @@ class Count:
 
 def recount(dataset: Dataset, measures: Sequence[str]) -> dict[bytes, Count]:
     """Key → its count. A missing key counts under ``b""``."""
-    factors = [measure.replace(" ", "").split("*") for measure in measures]
+    factors = [factors_of(measure) for measure in measures]
     counts: dict[bytes, Count] = {}
     with dataset.open() as lines:
-        reader = csv.DictReader(lines, restkey="", strict=False)
+        reader = csv.DictReader(lines)
         width = len(reader.fieldnames or ())
         for row in reader:
-            malformed = "" in row or None in row.values() or len(row) != width
+            malformed = None in row or None in row.values() or len(row) != width
             key = "" if malformed or row[dataset.key] == "NA" else row[dataset.key]
             name = key.encode("utf-8", "surrogateescape")
             count = counts.get(name)
@@ -77,12 +78,17 @@ def _value(texts: Sequence[str]) -> int | str | None:
         if match is None:
             return "bad"
         sign, whole, part, power = match.groups()
-        digits *= int(sign + (whole + (part or "") or "0"))
+        digits *= _integer(sign + (whole + (part or "") or "0"))
         exponent += int(power or 0) - len(part or "")
     if _SCALE + exponent < 0:
         return "bad"
     scaled: int = digits * 10 ** (_SCALE + exponent)
     return scaled if abs(scaled) < 10 ** (2 * _SCALE) else "bad"
+
+
+def _integer(text: str) -> int:
+    # int() refuses very many digits
+    return int(text) if len(text) < 4000 else int(Decimal(text))
 
 
 def _decimal(value: int) -> Decimal:

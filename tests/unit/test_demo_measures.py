@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zipfile
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_integration.demo.bait import AIMS, draw
-from spark_integration.demo.dataset import Dataset, flights
+from spark_integration.demo.dataset import FIELD_LIMIT, Dataset, flights
 from spark_integration.demo.measures import EXACT, Tally, measures_of
 from spark_integration.demo.recount import recount
 from spark_integration.demo.show import differences
@@ -108,3 +109,73 @@ def test_typed_errors_survive_in_the_text_of_others() -> None:
     assert (found.message, found.hint, found.where) == ("no answer [from it]", "wait", {"blob": "a/b"})
     assert find(marked(error)[:-9] + "]") is None
     assert find("nothing") is None
+
+
+def test_columns_with_spaces_in_their_names(tmp_path: Path) -> None:
+    """Spaces within a name are the name's, those around an asterisk are not: in the tallies and in the recount."""
+    path = tmp_path / "table.csv"
+    path.write_text("key,Unit Price,Quantity\nx,1.5,2\n")
+    sums = ("Unit Price", "Quantity * Unit Price")
+    columns, measures = measures_of(sums)
+    dataset = Dataset(path, "key", tuple(columns))
+    assert recounted(recount(dataset, sums)).total()[4] == (Decimal("1.5"), Decimal(3))
+    rows = [row for _, row in dataset.rows() if row is not None]
+    assert [measure.value(rows[0]) for measure in measures] == [Decimal("1.5"), Decimal(3)]
+
+
+def test_tables_as_spreadsheets_write_them(tmp_path: Path) -> None:
+    """A byte order mark is no part of the first name, a column without a name is a column, a long text is a text."""
+    path = tmp_path / "table.csv"
+    long = b"y,1,3," + b"9" * 200_000 + b"\ny,1," + b"0" * 5000 + b"7,1\n"
+    path.write_bytes("\ufeffkey,,a,b\nx,0,1,2\n".encode() + long)
+    dataset = Dataset(path, "key", ("a", "b"))
+    truth = recounted(recount(dataset, SUMS))
+    assert differences(truth, tallied(dataset)) == []
+    assert truth.total()[:3] == (2, 3, 1)
+
+
+def damaged(kind: str, path: Path) -> Path:
+    """A file that is not what its name or its first line says."""
+    table = b"key,a,b\n" + b"".join(b"k%d,%d,%d\n" % (i, i * i, i) for i in range(5000))
+    match kind:
+        case "truncated":
+            return _written(path / "table.csv.gz", gzip.compress(table)[:-4000])
+        case "damaged":
+            packed = bytearray(gzip.compress(table))
+            packed[-4000:-3960] = b"\xff" * 40
+            return _written(path / "table.csv.gz", bytes(packed))
+        case "plain":
+            return _written(path / "table.csv.gz", table)
+        case "zip":
+            return _written(path / "table.zip", table)
+        case "twice":
+            return _written(path / "table.csv", b"key,a,b,a\nx,1,1,1\n")
+        case "quote":
+            return _written(path / "table.csv", b'key,a,b\nx,1,1\nx,"1,2\n' + b"x" * (FIELD_LIMIT + 1))
+        case _:
+            with zipfile.ZipFile(path / "table.zip", "w") as archive:
+                archive.writestr("one.csv", table)
+                archive.writestr("two.csv", table)
+            return path / "table.zip"
+
+
+def _written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["truncated", "damaged", "plain", "zip", "twice", "quote", "two files"])
+def test_files_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
+    """Cut off, damaged, of another kind than named, a name twice, an open quote: typed, with file and hint."""
+    path = damaged(kind, tmp_path)
+    dataset = Dataset(path, "key", ("a", "b"))
+    with pytest.raises(InvalidError) as caught:
+        list(dataset.rows())
+    assert caught.value.exit_status == 2
+    assert caught.value.hint
+    assert caught.value.where["file"] == str(path)
+    if kind in ("truncated", "damaged"):
+        assert caught.value.where["line"] > 1  # type: ignore[operator]
+    if kind != "twice":  # the recount comes second
+        with pytest.raises(InvalidError):
+            recount(dataset, SUMS)
