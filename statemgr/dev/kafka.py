@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,15 +50,27 @@ class KafkaBroker:
         """``host:port`` for clients."""
         return f"127.0.0.1:{self.port}"
 
-    def start(self, *, deadline_s: float = _READY_DEADLINE_S) -> None:
+    def start(self, *, deadline_s: float = _READY_DEADLINE_S, spawned: Callable[[], None] = lambda: None) -> None:
         """Format the data directory if it is new, start, and return when it answers a metadata request.
+
+        One that runs already is waited for. ``spawned`` is called as soon as there is a process to remember.
 
         Raises:
             PrerequisiteMissing: no Java 17.
             UnavailableError: the jars could not be fetched, or the broker did not come up (its log is named).
         """
         if self.process is not None and self.process.running:
+            wait_until_ready(self.process, self.answers, name="the Kafka broker", deadline_s=deadline_s)
             return
+        self.process = self._spawn()
+        try:
+            spawned()
+            wait_until_ready(self.process, self.answers, name="the Kafka broker", deadline_s=deadline_s)
+        except BaseException:
+            self.process.stop(1.0)
+            raise
+
+    def _spawn(self) -> ServerProcess:
         java = str(find_java().program)
         self.directory.mkdir(parents=True, exist_ok=True)
         classpath = ":".join(str(jar) for jar in broker_jars())
@@ -67,12 +79,7 @@ class KafkaBroker:
         properties = self._write_properties()
         if not (self.directory / "data" / "meta.properties").exists():
             self._format([*run, "kafka.tools.StorageTool", "format", "--cluster-id"], properties)
-        self.process = spawn([*run, "kafka.Kafka", str(properties)], log=self.directory / "broker.log")
-        try:
-            wait_until_ready(self.process, self.answers, name="the Kafka broker", deadline_s=deadline_s)
-        except BaseException:
-            self.process.stop(1.0)
-            raise
+        return spawn([*run, "kafka.Kafka", str(properties)], log=self.directory / "broker.log")
 
     def stop(self, grace_s: float = 15.0) -> None:
         """Stop it in good order; SIGKILL if that takes longer than ``grace_s``."""

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,14 +52,17 @@ class S3Server:
         """The URL for clients; buckets are in the path."""
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self, *, deadline_s: float = _READY_DEADLINE_S) -> None:
+    def start(self, *, deadline_s: float = _READY_DEADLINE_S, spawned: Callable[[], None] = lambda: None) -> None:
         """Start it, and return when it answers and the bucket is there.
+
+        One that runs already is waited for. ``spawned`` is called as soon as there is a process to remember.
 
         Raises:
             PrerequisiteMissing: neither versitygw, Go nor moto is there.
             UnavailableError: it did not come up (its log is named).
         """
         if self.process is not None and self.process.running:
+            self._wait(self.process, deadline_s)
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         program = find_versitygw() if self.kind in (None, "versitygw") else None
@@ -71,12 +75,16 @@ class S3Server:
         environment = os.environ | {"ROOT_ACCESS_KEY": self.access_key, "ROOT_SECRET_KEY": self.secret_key}
         self.process = spawn(command, log=self.directory / "s3.log", environment=environment, cwd=self.directory)
         try:
-            wait_until_ready(self.process, self.answers, name="the S3 server", deadline_s=deadline_s)
-            if self.kind == "moto":
-                self._request("PUT", f"/{self.bucket}")
+            spawned()
+            self._wait(self.process, deadline_s)
         except BaseException:
             self.process.stop(1.0)
             raise
+
+    def _wait(self, process: ServerProcess, deadline_s: float) -> None:
+        wait_until_ready(process, self.answers, name="the S3 server", deadline_s=deadline_s)
+        if self.kind == "moto":
+            self._request("PUT", f"/{self.bucket}")
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Stop it; moto forgets its objects."""

@@ -72,16 +72,14 @@ def up(
                 broker.port = free_port()
             if stays_taken(broker.controller_port):
                 broker.controller_port = free_port()
-            broker.start()
-            write_state(root, broker, store)
+        broker.start(spawned=lambda: write_state(root, broker, store))
     if s3:
         store = store or S3Server(directory=root / "s3", kind=s3_kind)
         if store.process is None or not store.process.running:
             report("starting the S3 server (it is built the first time)")
             if stays_taken(store.port):
                 store.port = free_port()
-            store.start()
-            write_state(root, broker, store)
+        store.start(spawned=lambda: write_state(root, broker, store))
     return status(root)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from statemgr.dev.kafka import KafkaBroker
 from statemgr.dev.process import ServerProcess
 from statemgr.dev.s3 import S3Server
-from statemgr.errors import CorruptError
+from statemgr.errors import CorruptError, InvalidError
 
 _FILE = "servers.json"
 
@@ -57,9 +57,13 @@ def read_state(directory: Path) -> tuple[KafkaBroker | None, S3Server | None]:
         return _kafka(directory, state.get("kafka")), _s3(directory, state.get("s3"))
     except FileNotFoundError:
         return None, None
+    except NotADirectoryError as error:
+        raise InvalidError("a file stands where the servers' directory should be", directory=str(directory)) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptError(
-            "the file that lists the local servers cannot be read", hint=f"remove {directory}", file=str(path)
+            "the file that lists the local servers cannot be read",
+            hint=f"end what still runs from {directory} (its logs are there), then remove it",
+            file=str(path),
         ) from error
 
 

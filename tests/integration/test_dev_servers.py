@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -61,6 +63,25 @@ def test_the_shared_s3_server_keeps_objects_and_tags(s3: servers.S3Server) -> No
     client.delete_object(Bucket=s3.bucket, Key=key)
     assert client.list_objects_v2(Bucket=s3.bucket, Prefix=key)["KeyCount"] == 0
     client.close()
+
+
+def test_servers_whose_starter_died_are_known(tmp_path: Path) -> None:
+    """Ended between the start and the answer, `dev up` leaves a broker that `up` waits for and `down` stops."""
+    code = "import sys; from statemgr.dev import up; up(sys.argv[1], s3=False)"
+    starter = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    deadline = time.monotonic() + _TIMEOUT_S
+    while status(tmp_path).kafka_pid is None:
+        assert time.monotonic() < deadline, "no server was noted"
+        time.sleep(0.01)
+    starter.kill()
+    starter.wait()
+    pid = status(tmp_path).kafka_pid
+    running = up(tmp_path, s3=False)
+    assert running.kafka_pid == pid
+    assert running.bootstrap_servers is not None
+    assert AdminClient({"bootstrap.servers": running.bootstrap_servers}).list_topics(timeout=_TIMEOUT_S).brokers
+    assert down(tmp_path)
+    assert status(tmp_path).kafka_pid is None
 
 
 def test_an_own_broker_keeps_its_data_over_a_kill_and_goes_on_after_a_pause(own_kafka) -> None:
