@@ -146,16 +146,18 @@ class TopicAdmin:
         problems = []
         partitions = len(found.partitions)
         if partitions != spec.partitions:
-            grow = f"kafka-topics.sh --bootstrap-server {self._servers} --alter --topic {spec.name} --partitions"
+            message = f"it has {partitions} partitions and must have {spec.partitions}"
             if spec.partitions == 1:
                 command = "set task.checkpoint.topic to a new topic, or delete this one if it is none of yours"
             elif partitions < spec.partitions:
-                command = f"{grow} --partitions {spec.partitions} (only while the job has no state yet)"
+                message += "; partitions may be added only while the job has no state yet"
+                command = (
+                    f"kafka-topics.sh --bootstrap-server {self._servers} --alter --topic {spec.name} "
+                    f"--partitions {spec.partitions}"
+                )
             else:
                 command = f"set job.tasks = {partitions}, or give the store a new changelog topic"
-            problems.append(
-                TopicProblem(spec.name, f"it has {partitions} partitions and must have {spec.partitions}", command)
-            )
+            problems.append(TopicProblem(spec.name, message, command))
         replicas = min((len(p.replicas) for p in found.partitions), default=0)
         if replicas < spec.replication_factor:
             problems.append(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 from confluent_kafka.admin import AlterConfigOpType
 from confluent_kafka.admin._config import ConfigEntry, ConfigResource
@@ -11,6 +13,7 @@ from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, TopicMisconfigured, UnavailableError
 from statemgr.kafka import metadata
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
+from tests.jobs import with_changes
 from tests.kafka_jobs import client, job, make_topic, make_topics
 from tests.servers import KafkaServer
 
@@ -95,6 +98,10 @@ def test_a_wrong_number_of_partitions_is_refused(kafka: KafkaServer) -> None:
         "it has 3 partitions and must have 2",
     ]
     assert "job.tasks = 3" in problems[1].fix_command
+    with TopicAdmin(with_changes(config, job__tasks=5)) as admin:
+        [problem] = admin.check(changelog_topic_specs(with_changes(config, job__tasks=5)))
+    assert "only while the job has no state" in problem.message
+    assert shlex.split(problem.fix_command)[3:] == ["--alter", "--topic", problem.topic, "--partitions", "5"]
 
 
 def test_too_few_replicas_are_refused(kafka: KafkaServer) -> None:
