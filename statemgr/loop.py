@@ -31,6 +31,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.ids import task_name
+from statemgr.kafka.clients import is_missing, translate
 from statemgr.owned_task import OwnedTask
 from statemgr.task import Task
 
@@ -110,13 +111,18 @@ class ConsumerLoop:
                 signal.signal(number, handler)
 
     def _check_topics(self) -> None:
-        """Raises: ConfigError when a topic has not one partition per task; UnavailableError."""
+        """Raises: MissingState; ConfigError unless each has one partition per task; AccessDenied, UnavailableError."""
         for topic in self._topics:
             try:
                 found = self._consumer.list_topics(topic, timeout=_METADATA_SECONDS).topics[topic]
             except KafkaException as error:
                 raise UnavailableError(f"the brokers do not answer: {error.args[0].str()}", topic=topic) from error
-            if found.error is not None or len(found.partitions) != self._config.tasks:
+            if found.error is not None and is_missing(found.error):
+                hint = f"create it with {self._config.tasks} partitions, or correct task.inputs"
+                raise MissingState("the input topic does not exist", hint=hint, topic=topic)
+            if found.error is not None:
+                raise translate(found.error, "asking for the input topic", topic=topic)
+            if len(found.partitions) != self._config.tasks:
                 raise ConfigError(
                     f"the input topic has {len(found.partitions)} partitions, the job {self._config.tasks} tasks",
                     hint="set job.tasks to the number of partitions; of several topics all must have as many",

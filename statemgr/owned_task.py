@@ -58,9 +58,12 @@ class OwnedTask:
                 return
             self._end_commit(self.task)
         if self.dirty:
-            self._commit = self.task.commit_async(self.offsets)
             self._commit_started = monotonic()
-            self.dirty = False
+            try:
+                self._commit = self.task.commit_async(self.offsets)
+                self.dirty = False
+            except (RetryableError, OutcomeUnknownError) as error:
+                self._failed(self.task, error)
 
     def commit_and_wait(self) -> None:
         """Commit what is not committed; tried once more when it fails for now."""
@@ -81,6 +84,9 @@ class OwnedTask:
             return
         self.dirty = True
         task.forgive()
+        self._failed(task, error)
+
+    def _failed(self, task: Task, error: BaseException) -> None:
         self._failing_since = self._failing_since or self._commit_started
         too_long = monotonic() - self._failing_since > self.commit_timeout_s
         if too_long or not isinstance(error, RetryableError | OutcomeUnknownError):

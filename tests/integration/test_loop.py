@@ -135,6 +135,17 @@ def test_input_that_is_gone_stops_the_loop(kafka: KafkaServer, tmp_path: Path) -
         assert why in str(errors[0].hint)
 
 
+def test_an_input_topic_that_does_not_exist_is_named(kafka: KafkaServer, tmp_path: Path) -> None:
+    """Not as a wrong number of partitions: the hint is to create it."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=2))
+    stop, errors = member(kafka, config, kafka.fresh_name("group"), "nobody-made-it")
+    wait_until(lambda: bool(errors))
+    stop()
+    assert isinstance(errors[0], MissingState)
+    assert errors[0].where["topic"] == "nobody-made-it"
+    assert "create it with 2 partitions" in str(errors[0].hint)
+
+
 def test_the_example_of_the_readme_runs(kafka: KafkaServer, tmp_path: Path) -> None:
     """The README's ten lines and its job.toml, typed as they stand: messages counted, clean stop on SIGTERM."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
