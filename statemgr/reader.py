@@ -14,6 +14,7 @@ from statemgr.backends.snapshot_indexes import SnapshotIndexes, index_of
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, InvalidError, MissingState
 from statemgr.flows.restore import StoreRestore, no_progress, restore_store
+from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import open_store
 from statemgr.local.directories import StoreDirectories
@@ -40,6 +41,26 @@ class JobReader:
     def history(self) -> Iterator[CheckpointRecord]:
         """Every committed record of the job that is still on the topic, oldest first."""
         return self._log.history()
+
+    def tasks(self, checkpoint_id: str | None = None) -> list[str]:
+        """The tasks that have a checkpoint, or retain this one, in order. Raises: MissingState when none does."""
+        found = [
+            task
+            for task, record in self.records().items()
+            if checkpoint_id is None or any(str(c.checkpoint_id) == checkpoint_id for c in record.checkpoints)
+        ]
+        if found:
+            return sorted(found, key=task_index)
+        where = {"job": self.config.job_name, "topic": self.config.checkpoint_topic}
+        if checkpoint_id is not None and self.records():
+            retained = {str(c.checkpoint_id) for record in self.records().values() for c in record.checkpoints}
+            hint = f"retained are: {', '.join(sorted(retained))}"
+            raise MissingState(f"no task retains checkpoint {checkpoint_id}", hint=hint, **where)
+        raise MissingState(
+            "the job has no checkpoint",
+            hint="it has not committed yet, or job.name, job.id or task.checkpoint.topic is not its own",
+            **where,
+        )
 
     def checkpoint(self, task: str, checkpoint_id: str | None = None) -> Checkpoint:
         """A retained checkpoint of a task; the current one unless an ID is given. Raises: MissingState."""

@@ -62,33 +62,15 @@ def show_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], check
     from statemgr.reader import JobReader
 
     with JobReader(config) as reader:
-        records = _chosen(reader.records().values(), tasks)
+        for task in tasks:
+            reader.checkpoint(task, checkpoint_id)  # raises when it is not there
+        records = _chosen(reader.records().values(), tasks or tuple(reader.tasks(checkpoint_id)))
     shown = [(r, c) for r in records for c in r.checkpoints if _wanted(r, c, checkpoint_id)]
-    if not shown:
-        retained = {str(c.checkpoint_id) for r in records for c in r.checkpoints}
-        if checkpoint_id is None or not retained:
-            raise no_checkpoint(config)
-        raise MissingState(
-            f"no task retains checkpoint {checkpoint_id}",
-            hint=f"retained are: {', '.join(sorted(retained))}",
-            job=config.job_name,
-            topic=config.checkpoint_topic,
-        )
     if as_json:
         print_json([to_json_dict(record, checkpoint) for record, checkpoint in shown])
         return
     for record, checkpoint in shown:
         _print_whole(record, checkpoint)
-
-
-def no_checkpoint(config: JobConfig) -> MissingState:
-    """The error for a job that has published nothing."""
-    return MissingState(
-        "the job has no checkpoint",
-        hint="it has not committed yet, or job.name, job.id or task.checkpoint.topic is not its own",
-        job=config.job_name,
-        topic=config.checkpoint_topic,
-    )
 
 
 def _chosen(records: Iterable[CheckpointRecord], tasks: tuple[str, ...]) -> list[CheckpointRecord]:

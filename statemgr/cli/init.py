@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from statemgr.cli.options import DEFAULT_FILE
-from statemgr.cli.output import messages
+from statemgr.cli.options import DEFAULT_FILE, json_option
+from statemgr.cli.output import messages, print_json
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError
 
@@ -36,8 +36,8 @@ commit.ms = 60000
 # One table a store.
 [stores.totals]
 type = "rocksdb"                  # or "memory"
-key.serde = "string"              # bytes, string, integer or json
-value.serde = "json"
+# key.serde = "string"                  # bytes (the default), string, integer or json
+# value.serde = "json"
 # backup.factories = ["blob-store"]     # for this store alone
 # restore.factories = ["blob-store"]
 # changelog.topic = "{name}-1-totals-changelog"
@@ -76,10 +76,11 @@ dir = "./.statemgr/state"         # a cache: it may vanish at any time
 
 
 @click.command("init")
+@json_option
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT_FILE)
 @click.option("--name", default="orders", show_default=True, help="Name of the job.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-def command(path: Path, name: str, force: bool) -> None:
+def command(as_json: bool, path: Path, name: str, force: bool) -> None:
     """Write a commented configuration file (job.toml, if no PATH is given)."""
     # Checked before anything is written.
     JobConfig.from_mapping({"job.name": name})
@@ -91,6 +92,12 @@ def command(path: Path, name: str, force: bool) -> None:
         descriptor = os.open(path, flags, 0o600)
     except FileExistsError:
         raise InvalidError(f"{path} exists", hint="--force overwrites it") from None
+    except FileNotFoundError:
+        raise InvalidError(f"the directory of {path} does not exist", hint="make it first") from None
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
-    messages().print(f"wrote {path}; next: statemgr config check, statemgr doctor", markup=False)
+    if as_json:
+        print_json({"path": str(path)})
+        return
+    following = "statemgr config check, statemgr topics create, statemgr doctor"
+    messages().print(f"wrote {path}; next: {following}", markup=False)

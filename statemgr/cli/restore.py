@@ -7,11 +7,10 @@ from pathlib import Path
 
 import click
 
-from statemgr.cli.checkpoints import no_checkpoint
 from statemgr.cli.options import checkpoint_option, json_option, tasks_option, with_config
 from statemgr.cli.output import messages, print_json, print_table, progress_bars, size
 from statemgr.config import JobConfig
-from statemgr.ids import task_index, task_path
+from statemgr.ids import task_path
 
 
 @click.command("restore")
@@ -41,10 +40,7 @@ def command(
 
     rows = []
     with JobReader(config) as reader, progress_bars(quiet=as_json) as progress:
-        chosen = list(tasks) or sorted(reader.records(), key=task_index)
-        if not chosen:
-            raise no_checkpoint(config)
-        for task in chosen:
+        for task in list(tasks) or reader.tasks(checkpoint_id):
             target = into / task_path(task)
             restored = reader.restore(
                 task, target, checkpoint_id, list(stores) or None, list(factories) or None, progress

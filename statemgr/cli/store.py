@@ -9,12 +9,10 @@ from typing import Any
 
 import click
 
-from statemgr.cli.checkpoints import no_checkpoint
 from statemgr.cli.options import checkpoint_option, json_option, tasks_option, with_config
-from statemgr.cli.output import console, print_json, print_table, progress_bars, show_error
+from statemgr.cli.output import console, messages, print_json, print_table, progress_bars, show_error
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, InvalidError, StatemgrError
-from statemgr.ids import task_index
 from statemgr.ports import LocalStore
 
 _SERDES = click.Choice(["bytes", "hex", "string", "integer", "json"])
@@ -112,7 +110,7 @@ def scan_command(
     if as_json:
         click.echo("]" if shown else "[]")
     elif more:
-        show_error(f"stopped after {limit} keys", "--limit 0 shows all")
+        messages().print(f"note: stopped after {limit} keys; --limit 0 shows all", markup=False)
 
 
 @command.command("count")
@@ -210,10 +208,7 @@ def _stores(
     from statemgr.reader import JobReader
 
     with JobReader(config) as reader:
-        chosen = list(tasks) or sorted(reader.records(), key=task_index)
-        if not chosen:
-            raise no_checkpoint(config)
-        for task in chosen:
+        for task in list(tasks) or reader.tasks(checkpoint_id):
             with ExitStack() as stack:
                 with progress_bars(quiet=quiet) as progress:
                     opened = stack.enter_context(reader.open_store(task, store, checkpoint_id, progress))

@@ -173,6 +173,13 @@ def test_an_older_checkpoint_can_be_read(run: Run, running: list[Task]) -> None:
     older = json.loads(run("checkpoints", "list", "--task", "0", "--json").stdout)[1]["checkpoint_id"]
     counted = run("store", "count", "totals", "--task", "0", "--checkpoint", older, "--json")
     assert json.loads(counted.stdout)[0]["count"] == 0
+    # tasks of a consumer loop have checkpoints of their own: an ID names the task as well
+    counted = run("store", "count", "totals", "--checkpoint", older, "--json")
+    assert [found["task"] for found in json.loads(counted.stdout)] == ["Partition 0"]
+    assert run("restore", "--into", "older", "--checkpoint", older).exit_code == 0
+    assert [path.name for path in Path("older").iterdir()] == ["Partition_0"]
+    assert run("restore", "--into", "none", "--checkpoint", "1700000000000-000001").exit_code == 4
+    assert not Path("none").exists()
 
 
 def test_a_store_that_the_job_lacks_is_named(run: Run, running: list[Task]) -> None:

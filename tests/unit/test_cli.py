@@ -60,7 +60,7 @@ def test_every_command_has_help(run: Run) -> None:
         leaves = list(command.commands.values()) if isinstance(command, click.Group) else [command]
         for leaf in leaves:
             assert leaf.help, leaf.name
-            assert name == "init" or "--json" in [option for p in leaf.params for option in p.opts], leaf.name
+            assert "--json" in [option for p in leaf.params for option in p.opts], leaf.name
 
 
 def test_version(run: Run) -> None:
@@ -153,7 +153,10 @@ def test_init_writes_a_file_that_is_valid_as_it_is(run: Run) -> None:
     config = JobConfig.from_file("new.toml")
     assert config.job_name == "clicks"
     assert config.stores["totals"].backup_factories == ("kafka-changelog", "blob-store")
+    assert config.stores["totals"].value_serde == "bytes", "as the README's example wants it"
     assert Path("new.toml").stat().st_mode & 0o077 == 0
+    assert json.loads(run("init", "second.toml", "--json").stdout) == {"path": "second.toml"}
+    assert run("init", "no/such/directory.toml").exit_code == 2
 
 
 def test_init_never_overwrites_unless_forced(run: Run) -> None:
