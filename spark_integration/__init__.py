@@ -24,12 +24,23 @@ _HOME = {
     "StateContext": "spark_integration.context",
     "StatefulQuery": "spark_integration.query",
 }
+#: What the extra `spark` installs.
+_EXTRA = ("pyspark", "pyarrow", "pandas")
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'spark_integration' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    try:
+        return getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        from statemgr.errors import PrerequisiteMissing
+
+        raise PrerequisiteMissing(
+            f"spark_integration needs {error.name}, which is not installed", hint="pip install 'statemgr[spark]'"
+        ) from error
 
 
 def __dir__() -> list[str]:

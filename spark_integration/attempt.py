@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
-from pathlib import Path
 
 import pyarrow as pa
 
 from spark_integration.context import ProcessFunction, RestoreReport, StateContext
 from spark_integration.failures import marked
 from spark_integration.partitioning import Partitioning
+from spark_integration.produced import checked, write
 from statemgr import JobConfig
 from statemgr.engine import (
     Attempt,
@@ -26,7 +26,7 @@ from statemgr.engine import (
     open_attempt,
     prepared_to_bytes,
 )
-from statemgr.errors import InvalidError, RetryableError, StatemgrError
+from statemgr.errors import RetryableError, StatemgrError
 from statemgr.ids import task_name
 
 #: The attachment that holds a task's output rows: an Arrow IPC stream.
@@ -96,9 +96,9 @@ def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[b
         own = (work.partitioning.check(batch, task, work.tasks) for batch in rows)
         context = _context(work, task, opened)
         schema = pa.ipc.read_schema(pa.py_buffer(work.schema))
-        produced = _checked(work.process(own, opened.stores, context), schema)
+        produced = checked(work.process(own, opened.stores, context), schema)
         output = opened.directory() / "rows.arrows"
-        if _write(produced, output):
+        if write(produced, output):
             opened.attach(OUTPUT, output)
         for _ in own:
             pass  # rows that process left unread are checked all the same
@@ -119,47 +119,6 @@ def _context(work: Work, task: int, opened: Attempt) -> StateContext:
 
 def _time(millis: int) -> datetime:
     return datetime.fromtimestamp(millis / 1000, UTC)
-
-
-def _checked(produced: object, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The produced batches in exactly the declared schema. Raises: InvalidError."""
-    if not isinstance(produced, Iterator):
-        raise InvalidError(
-            f"the process function returned {type(produced).__name__}, not an iterator of record batches",
-            hint="use yield in it; one without output yields nothing: `yield from ()`",
-        )
-    for batch in produced:
-        if not isinstance(batch, pa.RecordBatch):
-            kind = type(batch).__name__
-            raise InvalidError(f"the process function yielded {kind}, not a pyarrow.RecordBatch")
-        if batch.schema.equals(schema):
-            yield batch
-            continue
-        try:
-            yield batch.select(schema.names).cast(schema)
-        except (pa.ArrowException, KeyError) as error:
-            raise InvalidError(
-                f"the process function yielded rows that are not of the output schema: {error}",
-                hint=f"declared: {', '.join(f'{field.name} {field.type}' for field in schema)}; "
-                f"yielded: {', '.join(f'{field.name} {field.type}' for field in batch.schema)}",
-            ) from error
-
-
-def _write(batches: Iterator[pa.RecordBatch], path: Path) -> bool:
-    """Write rows as an Arrow IPC stream, batch by batch; False, and no file, when there are none."""
-    writer = None
-    try:
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            if writer is None:
-                options = pa.ipc.IpcWriteOptions(compression="zstd")
-                writer = pa.ipc.new_stream(str(path), batch.schema, options=options)
-            writer.write_batch(batch)
-    finally:
-        if writer is not None:
-            writer.close()
-    return writer is not None
 
 
 def _reports(task: int, opened: Attempt) -> list[RestoreReport]:

@@ -1,0 +1,98 @@
+"""Rows that a process function yields: of the declared schema, without nulls where none may be, and kept."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_integration.produced import checked, write
+from statemgr.errors import DiskFull, InvalidError
+
+
+def required(name: str, kind: pa.DataType) -> pa.Field:
+    """A field that may not be null."""
+    return pa.field(name, kind, nullable=False)
+
+
+NESTED = pa.schema(
+    [
+        required("key", pa.string()),
+        pa.field("place", pa.struct([required("x", pa.int64()), pa.field("y", pa.int64())])),
+        pa.field("tags", pa.list_(required("element", pa.string()))),
+        pa.field("sizes", pa.map_(pa.string(), required("value", pa.int32()))),
+    ]
+)
+GOOD: dict[str, Any] = {"key": "a", "place": {"x": 1, "y": None}, "tags": ["t"], "sizes": [("s", 1)]}
+
+
+def rows(*changes: dict[str, Any]) -> pa.RecordBatch:
+    """One good row with each of the changes, as a slice of a longer batch."""
+    whole = pa.RecordBatch.from_pylist([GOOD, *({**GOOD, **change} for change in changes), GOOD], schema=NESTED)
+    return whole.slice(1, len(changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "column"),
+    [
+        ({"key": None}, "key"),
+        ({"place": {"x": None, "y": 1}}, "place.x"),
+        ({"tags": ["t", None]}, "tags.element"),
+        ({"sizes": [("s", None)]}, "sizes.value"),
+    ],
+)
+def test_a_null_in_a_column_that_is_not_null(change: dict[str, Any], column: str) -> None:
+    """Also within structs, lists and maps: refused before it is stored, and the column is named."""
+    with pytest.raises(InvalidError, match="NOT NULL") as caught:
+        list(checked(iter([rows({}, change)]), NESTED))
+    assert caught.value.where == {"column": column}
+    # as a batch is made without a schema: every column may be null, and the cast must not hide one
+    if column == "key":
+        loose = pa.RecordBatch.from_pydict({"key": ["a", None]})
+        with pytest.raises(InvalidError, match="NOT NULL"):
+            list(checked(iter([loose]), pa.schema([required("key", pa.string())])))
+
+
+def test_nulls_where_they_may_be() -> None:
+    """A nullable parent may be null itself, and rows outside the slice do not count."""
+    fine = rows({}, {"place": None, "tags": None, "sizes": None})
+    whole = pa.RecordBatch.from_pylist([{**GOOD, "tags": [None], "sizes": [("s", None)]}, GOOD], schema=NESTED)
+    assert list(checked(iter([fine, whole.slice(1)]), NESTED)) == [fine, whole.slice(1)]
+
+
+def test_columns_are_put_in_order_and_cast() -> None:
+    """What a plain dictionary gives fits a declaration with NOT NULL, as long as there are no nulls."""
+    schema = pa.schema([required("a", pa.int32()), pa.field("b", pa.string())])
+    (batch,) = checked(iter([pa.RecordBatch.from_pydict({"b": [None], "a": [1], "c": [1]})]), schema)
+    assert batch.schema.equals(schema)
+    with pytest.raises(InvalidError, match="declared: a int32 not null, b string; yielded: a string"):
+        list(checked(iter([pa.RecordBatch.from_pydict({"a": ["x"], "b": ["y"]})]), schema))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_a_full_disk() -> None:
+    """Typed when the output's file cannot grow; an error of the process function's own stays what it is."""
+    batch = pa.RecordBatch.from_pydict({"a": list(range(100_000))})
+    with pytest.raises(DiskFull):
+        write(iter([batch]), Path("/dev/full"))
+
+    def own() -> Iterator[pa.RecordBatch]:
+        raise OSError(errno.ENOSPC, "another disk")
+        yield
+
+    with pytest.raises(OSError, match="another disk"):
+        write(own(), Path("/dev/full"))
+
+
+def test_without_the_extra() -> None:
+    """The import says what to install."""
+    program = "import sys; sys.modules['pyarrow'] = None\nfrom spark_integration import StatefulQuery"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert "PrerequisiteMissing: spark_integration needs pyarrow" in done.stderr
+    assert "pip install 'statemgr[spark]'" in done.stderr
