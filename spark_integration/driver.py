@@ -7,11 +7,12 @@ leaves nothing behind but blobs that expire, and everything after it is done aga
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -119,8 +120,21 @@ class Driver:
 
     def run(self, rows: DataFrame, batch_id: int) -> None:
         """The body of ``foreachBatch``. Raises: statemgr's typed errors, and what user functions raise."""
-        try:
+        with self._typed():
             report = self._run(rows, batch_id)
+        self.reports.append(report)
+        if self._plan.on_batch is not None:
+            self._plan.on_batch(report)
+
+    def give_output_again(self, spark: SparkSession) -> None:
+        """Give the published rows to the output before there is a batch. Raises: as :meth:`run`."""
+        with self._typed():
+            self._give_output(spark)
+
+    @contextlib.contextmanager
+    def _typed(self) -> Iterator[None]:
+        try:
+            yield
         except StatemgrError as error:
             self.failure = error
             raise
@@ -130,9 +144,6 @@ class Driver:
             if self.failure is not None:
                 raise self.failure from error
             raise
-        self.reports.append(report)
-        if self._plan.on_batch is not None:
-            self._plan.on_batch(report)
 
     def _run(self, rows: DataFrame, batch_id: int) -> BatchReport:
         assert self.location is not None
@@ -152,7 +163,7 @@ class Driver:
             self._publish(prepared, batch)
             done = time.monotonic()
         # 5. output
-        sequence = self.give_output(spark)
+        sequence = self._give_output(spark)
         return BatchReport(
             batch_id=batch_id,
             sequence=sequence,
@@ -257,7 +268,7 @@ class Driver:
         # permissions and fills were for one publish
         self._epoch = replace(self._epoch, refill={}, allow_new_stores=False, allow_removed_stores=False)
 
-    def give_output(self, spark: SparkSession) -> int:
+    def _give_output(self, spark: SparkSession) -> int:
         """Give the published batch's stored rows to the output. Returns: their sequence number."""
         published = self.published()
         sequence = max(checkpoint.sequence for checkpoint in published.values())

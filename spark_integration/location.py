@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from statemgr.errors import CorruptRecord
 
@@ -33,11 +32,11 @@ class Location:
 
     def read(self, name: str) -> list[str] | None:
         """The lines of a file below the location that are not empty; None where there is no such file."""
-        parts = urlsplit(self.uri)
-        if parts.scheme == "file":
+        local = _local_path(self.uri)
+        if local is not None:
             # Spark would start a job for it
             try:
-                text = Path(unquote(parts.path), name).read_text()
+                text = Path(local, name).read_text()
             except FileNotFoundError:
                 return None
             return _lines(text.splitlines())
@@ -50,6 +49,16 @@ class Location:
                 return None
             raise
         return _lines(line for row in rows for line in row[0].splitlines())
+
+
+def _local_path(uri: str) -> str | None:
+    """The path of a ``file:`` URI as Spark takes it: literally, so that ``%20`` is no space; None for others."""
+    if not uri.startswith("file:"):
+        return None
+    path = uri.removeprefix("file:")
+    if path.startswith("//"):
+        path = "/" + path[2:].partition("/")[2]
+    return path
 
 
 def _lines(lines: Iterable[str]) -> list[str]:

@@ -32,10 +32,16 @@ class Partitioning:
     columns: tuple[str, ...]
     by_key: bool
 
-    @property
-    def name(self) -> str:
-        """The partitioner's name in every checkpoint."""
-        return "spark-hash" if self.by_key else "kafka-partition"
+    def name(self, rows: DataFrame) -> str:
+        """The partitioner's name in every checkpoint: ``kafka-partition``, or ``spark-hash(bigint,string)``.
+
+        The key's types are part of it, since equal values of different types have different hashes.
+        Raises: InvalidError as :meth:`spread`.
+        """
+        quoted = self._quoted(rows)
+        if not self.by_key:
+            return "kafka-partition"
+        return f"spark-hash({','.join(field.dataType.simpleString() for field in rows.select(*quoted).schema)})"
 
     def spread(self, rows: DataFrame, tasks: int) -> DataFrame:
         """Rows with their task's number as the last column, moved to the partition of that number.
@@ -44,6 +50,16 @@ class Partitioning:
         """
         from pyspark.sql import functions
 
+        quoted = self._quoted(rows)
+        if self.by_key:
+            number = functions.pmod(functions.hash(*quoted), functions.lit(tasks))
+        else:
+            number = functions.col(quoted[0])
+        # the column is the last one, so the worker finds it by position
+        numbered = rows.withColumn(TASK_COLUMN, number.cast("int"))
+        return numbered.repartitionById(tasks, TASK_COLUMN)
+
+    def _quoted(self, rows: DataFrame) -> list[str]:
         names = [name.lower() for name in rows.columns]
         if TASK_COLUMN in names:
             raise InvalidError("the input has a column of a reserved name", column=TASK_COLUMN)
@@ -54,14 +70,7 @@ class Partitioning:
                     hint=f"its columns are {', '.join(rows.columns)}",
                     column=column,
                 )
-        quoted = ["`" + column.replace("`", "``") + "`" for column in self.columns]
-        if self.by_key:
-            number = functions.pmod(functions.hash(*quoted), functions.lit(tasks))
-        else:
-            number = functions.col(quoted[0])
-        # the column is the last one, so the worker finds it by position
-        numbered = rows.withColumn(TASK_COLUMN, number.cast("int"))
-        return numbered.repartitionById(tasks, TASK_COLUMN)
+        return ["`" + column.replace("`", "``") + "`" for column in self.columns]
 
     def check(self, batch: pa.RecordBatch, task: int, tasks: int) -> pa.RecordBatch:
         """The rows without the task's number.

@@ -13,7 +13,7 @@ from spark_integration.partitioning import Partitioning
 from spark_integration.running import RunningQuery
 from spark_integration.sources import StartingOffsets
 from statemgr import JobConfig, StateManager
-from statemgr.errors import BatchMismatch, ConfigError, InvalidError, PrerequisiteMissing
+from statemgr.errors import BatchMismatch, ConfigError, InvalidError, LayoutMismatch, PrerequisiteMissing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,6 +49,7 @@ class StatefulQuery:
         """A function from ``startingOffsets`` to a streaming DataFrame over Kafka, or such a DataFrame.
 
         The function is given where the published state has read to, so a lost checkpoint location is no loss.
+        A start calls it twice, first with ``earliest`` to learn the key's types, and reads only what it returns last.
         """
         return replace(self, _input=source)
 
@@ -104,6 +105,7 @@ class StatefulQuery:
 
         Raises:
             InvalidError: a part of the query is missing or cannot be right.
+            LayoutMismatch: the job was checkpointed with other tasks, another partitioner, or a key of other types.
             BatchMismatch: a new checkpoint location, a plain DataFrame, and a published checkpoint.
             StatemgrError: what ``StateManager.acquire`` raises.
         """
@@ -118,7 +120,7 @@ class StatefulQuery:
                 hint="executors leave output rows and changes there for the driver: set blob.store.uri",
                 key="blob.store.uri",
             )
-        manager = StateManager(self.config, plan.partitioning.name)
+        manager = StateManager(self.config, plan.partitioning.name(self._rows(StartingOffsets.of({}))))
         try:
             driver = Driver(plan, manager, manager.acquire(**permissions))
             return self._start(driver, manager, uri)
@@ -128,13 +130,18 @@ class StatefulQuery:
 
     def _start(self, driver: Driver, manager: StateManager, uri: str) -> RunningQuery:
         offsets = driver.input_offsets()
-        callable_form = callable(self._input)
-        rows: DataFrame = self._input(StartingOffsets.of(offsets or {})) if callable_form else self._input
-        if not getattr(rows, "isStreaming", False):
-            raise InvalidError("the input is no streaming DataFrame", hint="it is made by spark.readStream")
+        rows = self._rows(StartingOffsets.of(offsets or {}))
+        assert self._partitioning is not None
+        if self._partitioning.name(rows) != manager.layout.partitioner:
+            raise LayoutMismatch(
+                "the input's key has other types at other starting offsets",
+                hint="the function that is given to input must always return the same columns",
+                first=manager.layout.partitioner,
+                now=self._partitioning.name(rows),
+            )
         driver.location = Location(rows.sparkSession, uri)
         query_id = driver.location.query_id()
-        if query_id is None and offsets is not None and not callable_form:
+        if query_id is None and offsets is not None and not callable(self._input):
             raise BatchMismatch(
                 "the checkpoint location is new, but the job has a published checkpoint",
                 hint="give input a function, `.input(lambda starting_offsets: spark.readStream…)`, "
@@ -145,13 +152,19 @@ class StatefulQuery:
         published = driver.published_batch()
         if published is not None and published.query_id != query_id:
             # its own location would have replayed a batch whose output a crash cut off; this one cannot
-            driver.give_output(rows.sparkSession)
+            driver.give_output_again(rows.sparkSession)
         writer = rows.writeStream.foreachBatch(driver.run).options(**self._options)
         if self._name is not None:
             writer = writer.queryName(self._name)
         if self._trigger:
             writer = writer.trigger(**self._trigger)
         return RunningQuery(writer.start(), driver, manager)
+
+    def _rows(self, offsets: StartingOffsets) -> DataFrame:
+        rows: DataFrame = self._input(offsets) if callable(self._input) else self._input
+        if not getattr(rows, "isStreaming", False):
+            raise InvalidError("the input is no streaming DataFrame", hint="it is made by spark.readStream")
+        return rows
 
     def _location(self) -> str:
         for name, value in self._options.items():

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from statemgr import Store
 
 STORE = "totals"
+#: By Kafka's own keys, which are bytes.
+PARTITIONER = "spark-hash(binary)"
 OUTPUT_DDL = "key binary, change string, total string"
 #: Keys that one task holds in memory before it writes them to the store.
 _KEYS_IN_MEMORY = 20_000
@@ -167,7 +169,7 @@ def _session(spec: Spec) -> SparkSession:
         "spark.local.dir": f"{spec.scratch}/spark",
         "spark.sql.warehouse.dir": f"{spec.scratch}/warehouse",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={spec.scratch} -XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.driver.extraJavaOptions": java_options(spec.scratch),
     }
     builder = SparkSession.builder.master("local[2]").appName("statemgr demo")
     for name, value in settings.items():
@@ -175,6 +177,13 @@ def _session(spec: Spec) -> SparkSession:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def java_options(scratch: str) -> str:
+    """Options of the driver's JVM; what it leaves when it is killed is below ``scratch``."""
+    # Spark splits the text at spaces, but for what is quoted
+    quoted = scratch.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"-Djava.io.tmpdir={quoted}" -XX:+UseSerialGC -XX:TieredStopAtLevel=1'
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from spark_integration.demo.measures import EXACT, Tally
-from spark_integration.demo.pipeline import STORE
+from spark_integration.demo.pipeline import PARTITIONER, STORE
 from spark_integration.demo.recount import Count
 from statemgr import JobConfig, StateManager
 from statemgr.engine import open_attempt
@@ -56,7 +56,7 @@ def state(config: JobConfig, factory: str, directory: Path) -> Side:
     )
     tallies: dict[bytes, Plain] = {}
     try:
-        with StateManager(elsewhere, "spark-hash") as manager:
+        with StateManager(elsewhere, PARTITIONER) as manager:
             epoch = manager.acquire()
             for task, checkpoint in epoch.checkpoints.items():
                 with open_attempt(elsewhere, task, checkpoint, epoch) as attempt:

@@ -17,6 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_integration import RunningQuery, StateContext, StatefulQuery
+from spark_integration.demo.pipeline import java_options
 from statemgr import JobConfig, StateManager, Store
 from statemgr.dev import connector_jars
 from statemgr.engine import open_attempt
@@ -24,13 +25,14 @@ from tests.jobs import job_mapping
 from tests.servers import KafkaServer
 
 ROOT = Path(__file__).parents[2]
+PARTITIONER = "spark-hash(binary)"
 OUTPUT = "key string, count bigint, attempt string"
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for all; a task that fails is tried once more, as on a cluster."""
-    directory = tmp_path_factory.mktemp("spark")
+    directory = tmp_path_factory.mktemp("spark with a space")
     before = dict(os.environ)
     os.environ |= {
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -44,7 +46,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(directory / "local"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
-        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={directory} -XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.driver.extraJavaOptions": java_options(str(directory)),
     }
     builder = SparkSession.builder.master("local[2,2]").appName("tests")
     for name, value in settings.items():
@@ -151,7 +153,7 @@ class Pipeline:
         running.awaitTermination()
         return running
 
-    def state(self, factory: str, partitioner: str = "spark-hash") -> dict[str, int]:
+    def state(self, factory: str, partitioner: str = PARTITIONER) -> dict[str, int]:
         """Key → count over all tasks, restored from one backend into an empty directory."""
         state: dict[str, int] = {}
         for contents in self.contents(factory, partitioner).values():
@@ -161,7 +163,7 @@ class Pipeline:
                     state[key.decode()] = int(value)
         return state
 
-    def contents(self, factory: str = "blob-store", partitioner: str = "spark-hash") -> dict[str, dict[bytes, bytes]]:
+    def contents(self, factory: str = "blob-store", partitioner: str = PARTITIONER) -> dict[str, dict[bytes, bytes]]:
         """Task → the store's content, restored from one backend into an empty directory."""
         elsewhere = self.elsewhere(factory)
         found = {}

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from spark_integration import StateContext
 from statemgr import Store
-from statemgr.errors import UnavailableError
+from statemgr.errors import MissingBlob, UnavailableError
 from statemgr.phases import Phase, add_observer, remove_observer
 from tests.spark.conftest import OUTPUT, Pipeline, count
 
@@ -135,6 +135,34 @@ def test_output_cut_off_before_the_location_was_lost_is_given_at_the_next_start(
     job.run(job.query().option("checkpointLocation", (job.directory / "new").as_uri()))
 
     assert job.outputs.counts() == job.produced == job.state("blob-store")
+
+
+def large(
+    batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+) -> Iterator[pa.RecordBatch]:
+    """Count, and yield more than fits into a checkpoint."""
+    yield from count(batches, stores, context)
+    noise = [os.urandom(500).hex() for _ in range(100)]
+    yield pa.RecordBatch.from_pydict({"key": noise, "count": [0] * 100, "attempt": [""] * 100})
+
+
+def test_output_that_is_gone_at_the_next_start(pipeline: MakePipeline) -> None:
+    """Cut off, the location lost, and then the stored rows: the start fails with the type that says so."""
+    job = pipeline(tasks=2)
+    job.produce(20)
+
+    def fail(rows: DataFrame, sequence: int) -> None:
+        raise ValueError("the sink is down")
+
+    with pytest.raises(Exception, match="the sink is down"):
+        job.run(job.query().process(large, OUTPUT).output(fail))
+    stored = [path for path in (job.directory / "blobs").rglob("*") if path.is_file() and "_commit" in path.parts]
+    assert stored
+    for path in stored:
+        path.unlink()
+
+    with pytest.raises(MissingBlob):
+        job.query().option("checkpointLocation", (job.directory / "new").as_uri()).start()
 
 
 class Unavailable:

@@ -60,6 +60,23 @@ def test_a_lost_checkpoint_location_loses_nothing(pipeline: MakePipeline) -> Non
     assert job.outputs.counts() == job.produced
 
 
+@pytest.mark.parametrize("form", ["file://{}", "{}"])
+def test_directories_with_a_space(pipeline: MakePipeline, form: str) -> None:
+    """Location, state and blobs below such a path: Spark and statemgr mean the same directory, and it goes on."""
+    job = pipeline(tasks=2)
+    job.directory = job.directory / "my data"
+    job.directory.mkdir()
+    changes = {"state.dir": str(job.directory / "state"), "blob.store.uri": (job.directory / "blobs").as_uri()}
+    job.config = type(job.config).from_mapping({**job.config.to_mapping(), **changes})
+    query = job.query(config=job.config).option("checkpointLocation", form.format(job.location))
+    for _ in range(2):
+        job.produce(50)
+        job.run(query)
+
+    assert (job.location / "commits" / "1").is_file()
+    assert job.state("blob-store") == job.outputs.counts() == job.produced
+
+
 def test_a_plain_dataframe_at_a_new_location_is_refused(pipeline: MakePipeline) -> None:
     """It would start anywhere; the hint is the callable form. At the location it began with it goes on."""
     job = pipeline()

@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from spark_integration import StatefulQuery
 from statemgr import JobConfig, StateManager
 from statemgr.errors import BatchMismatch, FencedError, InvalidError, LayoutMismatch
-from tests.spark.conftest import OUTPUT, Pipeline
+from tests.spark.conftest import OUTPUT, PARTITIONER, Pipeline
 
 MakePipeline = Callable[..., Pipeline]
 
@@ -103,9 +103,35 @@ def test_another_number_of_tasks_or_partitioner(pipeline: MakePipeline) -> None:
         job.run(job.query().partition_by_kafka_partition())
 
 
+def test_a_key_of_another_type(pipeline: MakePipeline) -> None:
+    """The hash of an int is not that of an equal bigint, so rows would go to tasks that do not have their state."""
+    job = pipeline(tasks=2, backup=["blob-store"])
+    job.produce(40)
+
+    def by(kind: str) -> StatefulQuery:
+        number = f"cast(offset as {kind}) as number"
+        query = job.query().input(lambda offsets: job.rows(offsets).selectExpr("*", number))
+        return query.key_by("number", "Key")
+
+    job.run(by("int"))
+    before = job.contents("blob-store", "spark-hash(int,binary)")
+    job.produce(40)
+
+    with pytest.raises(LayoutMismatch, match=r"spark-hash\(bigint,binary\)"):
+        by("bigint").start()
+    assert job.contents("blob-store", "spark-hash(int,binary)") == before
+    assert len(job.outputs.calls) == 1
+
+
 def wrong_schema(batches: Iterator[pa.RecordBatch], stores: object, context: object) -> Iterator[pa.RecordBatch]:
     """Yields a column that was not declared."""
     yield pa.RecordBatch.from_pydict({"surprise": [1]})
+
+
+def null_key(batches: Iterator[pa.RecordBatch], stores: object, context: object) -> Iterator[pa.RecordBatch]:
+    """Yields a null where none may be."""
+    schema = pa.schema([("key", pa.string()), ("count", pa.int64()), ("attempt", pa.string())])
+    yield pa.RecordBatch.from_pylist([{"key": None, "count": 1, "attempt": ""}], schema=schema)
 
 
 def no_iterator(batches: Iterator[pa.RecordBatch], stores: object, context: object) -> None:
@@ -132,6 +158,10 @@ def test_what_a_process_function_does_wrong(pipeline: MakePipeline) -> None:
         with pytest.raises(kind, match=message):
             running.awaitTermination()
         assert isinstance(running.exception(), kind)
+    with pytest.raises(InvalidError, match="NOT NULL") as caught:
+        job.run(job.query().process(null_key, "key string not null, count bigint, attempt string"))
+    assert caught.value.where["column"] == "key"
+    assert str(caught.value.where["task"]).startswith("Partition ")
     job.run()
     assert job.state("blob-store") == job.produced
 
@@ -144,7 +174,7 @@ def test_a_query_that_was_taken_over(pipeline: MakePipeline) -> None:
     try:
         running.processAllAvailable()
         before = dict(job.produced)
-        with StateManager(job.config, "spark-hash") as other:
+        with StateManager(job.config, PARTITIONER) as other:
             other.acquire()
             job.produce(20)
             with pytest.raises(FencedError):

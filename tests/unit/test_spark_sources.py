@@ -89,6 +89,16 @@ def test_a_damaged_location(tmp_path: Path) -> None:
     assert Location(None, (tmp_path / "new").as_uri()).query_id() is None  # type: ignore[arg-type]
 
 
+def test_a_location_is_what_spark_takes_it_for(tmp_path: Path) -> None:
+    """Spark takes a path literally, whichever way it is written: a space is a space, and %20 is %20."""
+    for name in ("with space", "with%20percent", "with#hash?and"):
+        directory = tmp_path / name
+        directory.mkdir()
+        (directory / "metadata").write_text(json.dumps({"id": name}))
+        for uri in (f"file://{directory}", f"file:{directory}/"):
+            assert Location(None, uri).query_id() == name  # type: ignore[arg-type]
+
+
 def test_offsets_as_json_are_normalised() -> None:
     """Equal offsets give equal text, whatever the order; names with dashes survive."""
     one = flatten(['{"b-x":{"1":2,"0":1},"a":{"0":3}}'])
