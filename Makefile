@@ -8,8 +8,12 @@ ARGS ?=
 PYTEST_ARGS ?=
 # two to four tests at a time; those that share a Spark session stay on one worker
 PARALLEL ?= -n auto --maxprocesses 4 --dist loadgroup
-DEMO_ARGS = $(if $(BLOB),--blob $(BLOB)) $(if $(INPUT),--input $(INPUT)) $(if $(KEY),--key $(KEY)) \
-	$(foreach column,$(SUM),--sum $(column)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+# one word of the shell, whatever is in it
+quoted = '$(subst ','\'',$(1))'
+# SUM is split at spaces; a column with a space in its name: ARGS="--sum 'Unit Price'"
+DEMO_ARGS = $(if $(BLOB),--blob $(call quoted,$(BLOB))) $(if $(INPUT),--input $(call quoted,$(INPUT))) \
+	$(if $(KEY),--key $(call quoted,$(KEY))) $(foreach column,$(SUM),--sum $(call quoted,$(column))) \
+	$(if $(SEED),--seed $(SEED)) $(ARGS)
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
