@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import secrets
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from statemgr.errors import InvalidError, PrerequisiteMissing, StatemgrError
+from statemgr.errors import InvalidError, PrerequisiteMissing
 
 if TYPE_CHECKING:
     from spark_integration.demo.settings import Settings
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Everything is written below it.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object, and no page.")
 def demo(
     input_file: Path | None,
     key: str | None,
@@ -52,23 +54,25 @@ def demo(
     seed: int | None,
     aims: tuple[str, ...],
     directory: Path,
+    as_json: bool,
 ) -> None:
     """Real rows through a Spark job that is killed with SIGKILL and restored, compared to the last digit.
 
     The 336,776 flights of 2013 from New York, per tail number, unless --input, --key and --sum say otherwise.
-    A local Kafka broker is started (STATEMGR_TEST_KAFKA names one that already runs). Exit status 1 if anything
-    differs from a recount.
+    A local Kafka broker is started (STATEMGR_TEST_KAFKA names one that already runs), and stopped at the end. Exit
+    status 1 if anything differs from a recount.
     """
-    console = Console()
-    try:
-        settings = _settings(input_file, key, sums, blob, kills, seed, aims, directory)
-        from spark_integration.demo.flow import demo as run
+    settings = _settings(input_file, key, sums, blob, kills, seed, aims, directory)
+    from spark_integration.demo.flow import demo as run
+    from spark_integration.demo.show import page
 
-        equal = run(settings, os.environ, console)
-    except StatemgrError as error:
-        console.print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(error.exit_status)
-    sys.exit(0 if equal else 1)
+    console = Console(stderr=as_json)
+    summary = run(settings, os.environ, console)
+    if as_json:
+        click.echo(json.dumps(summary.to_dict(), ensure_ascii=False, indent=2))
+    else:
+        page(summary, console)
+    sys.exit(0 if summary.equal else 1)
 
 
 def _settings(

@@ -4,7 +4,7 @@
 2. put the input's rows on a topic
 3. run the pipeline; kill it in a phase drawn from the seed; delete its local state; start it again, restoring from
    the blob store, the next time from the changelogs, until it has run to the end
-4. recount the input, read the state from each backend and the output, compare, and print one page
+4. recount the input, read the state from each backend and the output, compare, and say what was found
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from spark_integration.demo.measures import measures_of
 from spark_integration.demo.pipeline import Spec
 from spark_integration.demo.producing import forget_older_runs, produce
 from spark_integration.demo.recount import recount
-from spark_integration.demo.settings import FACTORIES, PARTITIONS, Run, Settings, write_config
-from spark_integration.demo.show import Start, restores_table, starts_table, totals_table, verdict
+from spark_integration.demo.settings import FACTORIES, PARTITIONS, Run, Settings, own_directory, write_config
+from spark_integration.demo.stopping import exit_on_signals
+from spark_integration.demo.summary import Start, Summary
 from statemgr import JobConfig
 from statemgr.dev import DevServers, connector_jars, find_java, servers
 
@@ -40,8 +41,11 @@ _BATCHES_PER_START = 5
 _START_DEADLINE_S = 600.0
 
 
-def demo(settings: Settings, environment: Mapping[str, str], console: Console) -> bool:
-    """Run the demo. Returns: whether everything was equal. Raises: StatemgrError."""
+def demo(settings: Settings, environment: Mapping[str, str], console: Console) -> Summary:
+    """Run the demo, with progress on ``console``. Raises: StatemgrError; SystemExit on SIGTERM and SIGHUP.
+
+    However it ends, the servers that it started and the pipeline's processes end with it.
+    """
     began = time.monotonic()
     find_java()
     columns, _ = measures_of(settings.sums)
@@ -50,20 +54,35 @@ def demo(settings: Settings, environment: Mapping[str, str], console: Console) -
     else:
         dataset = Dataset(settings.input, settings.key, tuple(columns))
     next(dataset.rows(), None)  # says what is wrong with the file before anything is started
-    run = _new_run(settings)
-    console.print(f"seed {settings.seed}, files in {run.root}", highlight=False, soft_wrap=True)
-    with _progress(console) as progress:
-        running, stop = _servers(settings, environment, progress)
+    run = Run(own_directory(settings.directory.absolute() / "demo"), secrets.token_hex(4))
+    with exit_on_signals(), _progress(console) as progress:
+        before = servers.status(settings.directory / "dev")
         try:
+            run.scratch.mkdir()
+            progress.console.print(
+                f"seed {settings.seed}, files in {run.root}", markup=False, highlight=False, soft_wrap=True
+            )
+            running = _servers(settings, environment, progress)
             rows, starts = _work(settings, run, dataset, running, progress)
             config = write_config(run, settings, running, None)
             sides = _compare(settings, run, dataset, config, progress)
             listing = _list_checkpoints(run)
         finally:
-            if stop:
+            if before.kafka_pid is None and before.s3_pid is None:  # else they are not ours to stop
                 servers.down(settings.directory / "dev")
             shutil.rmtree(run.scratch, ignore_errors=True)
-    return _page(settings, run, rows, starts, sides, listing, console, time.monotonic() - began)
+    return Summary(
+        seed=settings.seed,
+        blob=settings.blob,
+        directory=str(run.root),
+        word="flights" if settings.input is None else "rows",
+        measures=settings.sums,
+        rows=rows,
+        starts=starts,
+        sides=sides,
+        listing=listing,
+        seconds=time.monotonic() - began,
+    )
 
 
 def _work(
@@ -77,7 +96,7 @@ def _work(
     progress.update(bar, total=rows, completed=rows)
     spec = Spec(
         config=str(run.config),
-        location=(run.root / "checkpoint-location").as_uri(),
+        location=f"file://{run.root}/checkpoint-location",  # Spark takes it literally, so no %20 for a space
         output=str(run.output),
         events=str(run.root / "events.jsonl"),
         scratch=str(run.scratch),
@@ -98,6 +117,7 @@ def _work(
         label = f"start {number + 1}" + (f", restoring from {restore}" if restore else "")
         progress.update(bar, description=f"pipeline, {label}")
         start = _start(replace(spec, bait=bait), run, restore, lambda done: progress.update(bar, completed=done))
+        start.aimed = phase or None
         starts.append(start)
         if start.outcome.hit is None:
             break
@@ -145,46 +165,11 @@ def _list_checkpoints(run: Run) -> str:
     return listing.stdout if listing.returncode == 0 else f"{listing.stdout}{listing.stderr}"
 
 
-def _page(
-    settings: Settings,
-    run: Run,
-    rows: int,
-    starts: list[Start],
-    sides: list[verify.Side],
-    listing: str,
-    console: Console,
-    seconds: float,
-) -> bool:
-    word = "flights" if settings.input is None else "rows"
-    console.rule(f"statemgr demo · seed {settings.seed} · {rows:,} {word} · blobs: {settings.blob}")
-    console.print(starts_table(starts, draw(settings.seed, settings.kills, settings.aims)))
-    console.print(restores_table(starts))
-    console.print("Checkpoints, as `statemgr checkpoints list` shows them", style="bold")
-    console.print(listing.rstrip(), markup=False, highlight=False, soft_wrap=True)
-    console.print(totals_table(sides[:-1], settings.sums, word))  # the last has totals, not changes
-    equal = verdict(console, sides[0], sides[1:])
-    counted = sides[0].total()[1]
-    if counted != rows:
-        equal = False
-        console.print(f"[red]different[/]  {rows:,} rows were produced, the recount has {counted:,}", highlight=False)
-    console.print(f"{seconds:.0f} s · files in {run.root} · repeat with --seed {settings.seed}", highlight=False)
-    return equal
-
-
-def _new_run(settings: Settings) -> Run:
-    base = settings.directory.absolute() / "demo"
-    shutil.rmtree(base, ignore_errors=True)  # one run is kept, to look at
-    run = Run(base, secrets.token_hex(4))
-    run.scratch.mkdir(parents=True)
-    return run
-
-
-def _servers(settings: Settings, environment: Mapping[str, str], progress: Progress) -> tuple[DevServers, bool]:
-    """The servers' addresses, and whether they are ours to stop."""
+def _servers(settings: Settings, environment: Mapping[str, str], progress: Progress) -> DevServers:
+    """The servers' addresses; those that no variable names are started."""
     kafka, s3 = environment.get("STATEMGR_TEST_KAFKA"), environment.get("STATEMGR_TEST_S3_ENDPOINT")
     directory = settings.directory / "dev"
     need_s3 = settings.blob == "s3" and s3 is None
-    before = servers.status(directory)
     bar = progress.add_task("servers", total=1)
     running = servers.up(
         directory,
@@ -208,7 +193,7 @@ def _servers(settings: Settings, environment: Mapping[str, str], progress: Progr
             s3_access_key=environment.get("STATEMGR_TEST_S3_ACCESS_KEY"),
             s3_secret_key=environment.get("STATEMGR_TEST_S3_SECRET_KEY"),
         )
-    return running, before.kafka_pid is None and before.s3_pid is None
+    return running
 
 
 def _progress(console: Console) -> Progress:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from statemgr import JobConfig
 from statemgr.dev import DevServers
+from statemgr.errors import InvalidError
 
 TASKS = 4
 PARTITIONS = 4
 JOB = "demo"
 FACTORIES = ("kafka-changelog", "blob-store")
+#: In every directory that the demo made, and may remove for that reason.
+MARKER = ".statemgr-demo"
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,30 @@ class Run:
     @property
     def topic(self) -> str:
         return f"{JOB}-{self.name}-rows"
+
+
+def own_directory(path: Path) -> Path:
+    """A new directory for a run; the run before it is removed, and nothing that somebody else put there.
+
+    Raises: InvalidError when something is there that the demo did not make.
+    """
+    if path.is_symlink() or (path.exists() and not (path / MARKER).is_file()):
+        if path.is_symlink() or not path.is_dir() or any(path.iterdir()):
+            raise InvalidError(
+                "something that no demo has written stands where the demo writes",
+                hint="give another --directory, or move it away",
+                path=str(path),
+            )
+    elif path.exists():
+        # the marker goes last, so that what is left of a removal that was cut off is still known
+        for entry in [entry for entry in path.iterdir() if entry.name != MARKER]:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink()
+    path.mkdir(parents=True, exist_ok=True)
+    (path / MARKER).write_text("`statemgr demo` made this directory, and its next run replaces it.\n")
+    return path
 
 
 def write_config(run: Run, settings: Settings, servers: DevServers, restore: str | None) -> JobConfig:

@@ -1,9 +1,8 @@
-"""The demo's one page at the end, and the two sides that it compares. Prints."""
+"""The demo's one page at the end. Prints."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
@@ -11,41 +10,46 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from spark_integration.demo.child import Outcome
+from spark_integration.demo.summary import Start, Summary, differences, plain_text
 from spark_integration.demo.verify import Side
 
 _DIFFERENCES_SHOWN = 5
 
 
-@dataclass
-class Start:
-    """One start of the pipeline: what it restored from, its batches, and how it ended."""
+def page(summary: Summary, console: Console) -> None:
+    """Print what the run did, what it found, and whether it is equal."""
+    console.rule(f"statemgr demo · seed {summary.seed} · {summary.rows:,} {summary.word} · blobs: {summary.blob}")
+    console.print(starts_table(summary.starts))
+    console.print(restores_table(summary.starts))
+    console.print("Checkpoints, as `statemgr checkpoints list` shows them", style="bold")
+    console.print(summary.listing.rstrip(), markup=False, highlight=False, soft_wrap=True)
+    # the last side has totals, not changes
+    console.print(totals_table(summary.sides[:-1], summary.measures, summary.word))
+    verdict(console, summary.sides[0], summary.sides[1:])
+    counted = summary.sides[0].total()[1]
+    if counted != summary.rows:
+        text = f"[red]different[/]  {summary.rows:,} rows were produced, the recount has {counted:,}"
+        console.print(text, highlight=False)
+    console.print(f"{summary.seconds:.0f} s", highlight=False, end=" · ")
+    console.print(f"files in {summary.directory}", markup=False, highlight=False, soft_wrap=True, end=" · ")
+    console.print(f"repeat with --seed {summary.seed}", highlight=False)
 
-    restore: str | None
-    outcome: Outcome
-    reports: list[dict[str, Any]] = field(default_factory=list)
 
-    def restored(self) -> list[dict[str, Any]]:
-        """Reports of stores that came from a backend."""
-        stores = [store for report in self.reports for store in report["restored"]]
-        return [store for store in stores if store["factory"] not in ("local", "empty")]
-
-
-def starts_table(starts: Sequence[Start], aims: Sequence[tuple[str, int]]) -> Table:
+def starts_table(starts: Sequence[Start]) -> Table:
     """How each start ended."""
     table = _table("Starts", "start", "restored from", "killed in")
     for column in ("batches", "replayed", "s"):
         table.add_column(column, justify="right")
-    for number, start in enumerate(starts):
+    for number, start in enumerate(starts, 1):
         hit = start.outcome.hit or "ran to the end"
-        if start.outcome.hit and start.outcome.hit != aims[number][0]:
-            hit += f" (aimed at {aims[number][0]}, which did not come)"
+        if start.outcome.hit and start.outcome.hit != start.aimed:
+            hit += f" (aimed at {start.aimed}, which did not come)"
         table.add_row(
-            str(number + 1),
+            str(number),
             start.restore or "-",
             hit,
             str(len(start.reports)),
-            str(sum(report["replayed"] for report in start.reports)),
+            str(start.replayed()),
             f"{start.outcome.seconds:.1f}",
         )
     return table
@@ -57,17 +61,15 @@ def restores_table(starts: Sequence[Start]) -> Table:
     for column in ("tasks", "slowest s", "bytes", "records"):
         table.add_column(column, justify="right")
     for number, start in enumerate(starts, 1):
-        stores = start.restored()
-        for name in sorted({store["store"] for store in stores}):
-            ours = [store for store in stores if store["store"] == name]
+        for restore in start.restores():
             table.add_row(
                 str(number),
-                name,
-                ", ".join(sorted({store["factory"] for store in ours})),
-                str(len(ours)),
-                f"{max(store['seconds'] for store in ours):.3f}",
-                f"{sum(store['bytes_fetched'] for store in ours):,}",
-                f"{sum(store['records'] for store in ours):,}",
+                restore["store"],
+                ", ".join(restore["factories"]),
+                str(restore["tasks"]),
+                f"{restore['slowest_seconds']:.3f}",
+                f"{restore['bytes_fetched']:,}",
+                f"{restore['records']:,}",
             )
     return table
 
@@ -88,29 +90,16 @@ def totals_table(sides: Sequence[Side], measures: Sequence[str], row_word: str) 
     return table
 
 
-def differences(truth: Side, side: Side) -> list[str]:
-    """Keys whose tallies are not equal, in words."""
-    keys = sorted({*truth.tallies, *side.tallies})
-    return [
-        f"{side.name}: key {key!r} has {side.tallies.get(key)}, the recount {truth.tallies.get(key)}"
-        for key in keys
-        if truth.tallies.get(key) != side.tallies.get(key)
-    ]
-
-
-def verdict(console: Console, truth: Side, sides: Sequence[Side]) -> bool:
+def verdict(console: Console, truth: Side, sides: Sequence[Side]) -> None:
     """Say whether every key of every side equals the recount, to the last digit."""
-    equal = True
     for side in sides:
         found = differences(truth, side)
         if found:
-            equal = False
             console.print(f"[red]different[/]  {side.name}: {len(found):,} keys differ", highlight=False)
             for line in found[:_DIFFERENCES_SHOWN]:
                 console.print(f"    {line}", markup=False, highlight=False)
         else:
             console.print(f"[green]equal[/]  {side.name}: all {len(truth.tallies):,} keys", highlight=False)
-    return equal
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -127,7 +116,4 @@ def _at(values: Sequence[Any], i: int, default: Any) -> Any:
 
 
 def _text(value: Decimal | None) -> str:
-    if value is None:
-        return "-"
-    value = value.normalize() if value == value.to_integral_value() else value
-    return f"{value:,f}".rstrip("0").rstrip(".") if "." in f"{value:f}" else f"{value:,f}"
+    return plain_text(value, ",f") or "-"

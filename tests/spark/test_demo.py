@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
-from spark_integration.commands import demo
+from statemgr.cli.main import cli
+from statemgr.dev import servers
 from tests.servers import KafkaServer
 
 
@@ -29,13 +37,13 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
-    """Run ``statemgr demo`` with the test's broker: exit status and what it printed."""
+    """Run ``statemgr demo`` with the test's broker, below a path with a space: exit status and what it printed."""
     monkeypatch.setenv("STATEMGR_TEST_KAFKA", kafka.bootstrap_servers)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
     def invoke(*arguments: object) -> tuple[int, str]:
-        result = CliRunner().invoke(demo, [str(a) for a in (*arguments, "--directory", tmp_path / "work")])
+        result = CliRunner().invoke(cli, ["demo", *map(str, arguments), "--directory", str(tmp_path / "my work")])
         return result.exit_code, result.output
 
     return invoke
@@ -72,17 +80,110 @@ def test_killed_after_the_publish_and_before_the_output(run: Callable[..., tuple
 def test_wrong_use_is_one_line(
     run: Callable[..., tuple[int, str]], table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A column that is not there, options that do not fit, no Java: a line, exit status 2, no traceback."""
+    """A column that is not there, options that do not fit, no Java: a line and a hint, exit status 2, no traceback."""
     cases = [
         (("--input", table, "--key", "nome", "--sum", "amount"), "no column 'nome'"),
-        (("--sum", "amount"), "--input"),
+        (("--sum", "amount"), "for a file of your own"),
         (("--aim", "lunch"), "not a phase"),
     ]
     for arguments, message in cases:
         status, page = run(*arguments)
-        assert (status, page.count("\n")) == (2, 1), page
-        assert message in page
+        error, hint = page.splitlines()
+        assert status == 2
+        assert error.startswith("error: ")
+        assert message in error
+        assert hint.startswith("hint: ")
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
     status, page = run()
     assert status == 2
     assert "install Java 17" in page
+
+
+def test_the_summary_for_machines(kafka: KafkaServer, table: Path, tmp_path: Path) -> None:
+    """With --json stdout is one object, and everything that people read is on stderr."""
+    command = [*demo_command(tmp_path / "my work"), "--json", "--kills", "0", "--seed", "3"]
+    done = subprocess.run(
+        [*command, "--input", str(table), "--key", "name", "--sum", "amount"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+        env=environment(STATEMGR_TEST_KAFKA=kafka.bootstrap_servers),
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["seed"], summary["rows"], summary["equal"]) == (3, 602, True)
+    assert [start["killed_in"] for start in summary["starts"]] == [None]
+    assert {side["rows"] for side in summary["totals"].values()} == {602}
+    assert "seed 3" in done.stderr
+
+
+def demo_command(directory: Path) -> list[str]:
+    """``statemgr demo`` as a process of its own."""
+    return [sys.executable, "-m", "statemgr.cli.main", "demo", "--directory", str(directory)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, without servers that run already, unless they are given."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STATEMGR_TEST_")}
+    return {**kept, "PYTHONPATH": str(Path(__file__).parents[2]), **more}
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start the demo in the background, and let nothing of it outlive the test."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(arguments: list[str], **more: str) -> subprocess.Popen[bytes]:
+        with (tmp_path / "demo.log").open("wb") as log:
+            command = [*demo_command(tmp_path / "work"), *arguments]
+            running.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment(**more)))
+        return running[-1]
+
+    yield start
+    for demo in running:
+        if demo.poll() is None:
+            demo.kill()
+            demo.wait()
+    servers.down(tmp_path / "work" / "dev")
+
+
+def until(found: Callable[[], object], demo: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait for something that the running demo does."""
+    end = time.monotonic() + 60
+    while not found():
+        assert demo.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+
+
+def test_terminated_while_its_broker_starts(
+    started: Callable[..., subprocess.Popen[bytes]], table: Path, tmp_path: Path
+) -> None:
+    """SIGTERM before anything else is done: the broker that it has begun to start does not stay."""
+    demo = started(["--input", str(table), "--key", "name", "--sum", "amount"])
+    directory = tmp_path / "work" / "dev"
+    until(lambda: servers.status(directory).kafka_pid, demo, tmp_path / "demo.log")
+    broker = servers.status(directory).kafka_pid
+    assert broker is not None
+    demo.send_signal(signal.SIGTERM)
+    assert demo.wait(60) == 128 + signal.SIGTERM
+    assert servers.status(directory).kafka_pid is None
+    assert not psutil.pid_exists(broker) or psutil.Process(broker).status() == psutil.STATUS_ZOMBIE
+
+
+def test_hung_up_while_the_pipeline_runs(
+    started: Callable[..., subprocess.Popen[bytes]], kafka: KafkaServer, table: Path, tmp_path: Path
+) -> None:
+    """SIGHUP when the terminal is closed: the pipeline's Python and JVM end with the demo."""
+    arguments = ["--input", str(table), "--key", "name", "--sum", "amount"]
+    demo = started(arguments, STATEMGR_TEST_KAFKA=kafka.bootstrap_servers)
+
+    offsets = tmp_path / "work" / "demo" / "checkpoint-location" / "offsets"
+    until(offsets.exists, demo, tmp_path / "demo.log")
+    processes = psutil.Process(demo.pid).children(recursive=True)
+    assert any("java" in process.name() for process in processes)
+    demo.send_signal(signal.SIGHUP)
+    assert demo.wait(60) == 128 + signal.SIGHUP
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []

@@ -16,7 +16,7 @@ from spark_integration.demo.bait import AIMS, draw
 from spark_integration.demo.dataset import FIELD_LIMIT, Dataset, flights
 from spark_integration.demo.measures import EXACT, Tally, measures_of
 from spark_integration.demo.recount import recount
-from spark_integration.demo.show import differences
+from spark_integration.demo.summary import differences
 from spark_integration.demo.verify import Side, plain, recounted
 from spark_integration.failures import find, marked
 from statemgr.errors import InvalidError, UnavailableError

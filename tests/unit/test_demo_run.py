@@ -1,0 +1,129 @@
+"""A run of the demo around its pipeline: whose directory it clears, how it is ended, what it says. No servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from spark_integration.demo.child import Outcome
+from spark_integration.demo.pipeline import java_options
+from spark_integration.demo.settings import own_directory
+from spark_integration.demo.stopping import exit_on_signals
+from spark_integration.demo.summary import Start, Summary
+from spark_integration.demo.verify import Side
+from statemgr.cli.main import cli
+from statemgr.errors import InvalidError
+
+
+def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    """Files that the demo did not write, a file and a link of that name: refused with a hint, and still there."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "thesis.tex").write_text("mine")
+    for name in ("link", "file", "demo"):
+        with pytest.raises(InvalidError) as caught:
+            own_directory(tmp_path / name)
+        assert caught.value.hint
+    assert (tmp_path / "demo" / "thesis.tex").read_text() == (tmp_path / "file").read_text() == "mine"
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_the_run_before_is_removed(tmp_path: Path) -> None:
+    """What the demo made it clears, without following links out of it."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").touch()
+    made = own_directory(tmp_path / "new" / "demo")
+    (made / "output" / "deep").mkdir(parents=True)
+    (made / "link").symlink_to(tmp_path / "outside")
+    (made / "job.toml").touch()
+    before = set(own_directory(made).iterdir())
+    assert [path.name for path in before] == [".statemgr-demo"]
+    assert (tmp_path / "outside" / "file").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_an_exception(number: signal.Signals) -> None:
+    """The first one ends with its status, a second one does not cut the cleaning up off, and then all is as before."""
+    before = signal.getsignal(number)
+    cleaned = []
+
+    def signalled() -> None:
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            os.kill(os.getpid(), number)
+            cleaned.append(number)
+
+    with pytest.raises(SystemExit) as caught, exit_on_signals():
+        signalled()
+    assert caught.value.code == 128 + number
+    assert cleaned == [number]
+    assert signal.getsignal(number) == before
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with exit_on_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_options_of_the_jvm_survive_spaces() -> None:
+    """Quotes and backslashes too, by the rules of Spark's launcher."""
+    assert java_options("/a b").startswith('"-Djava.io.tmpdir=/a b" ')
+    assert java_options('/a"b\\c').startswith('"-Djava.io.tmpdir=/a\\"b\\\\c" ')
+
+
+def test_errors_go_to_stderr(tmp_path: Path) -> None:
+    """A damaged file is one line and a hint, as with every command; stdout, which is JSON's, has nothing."""
+    table = tmp_path / "table.csv.gz"
+    table.write_bytes(b"key,a\nx,1\n")
+    arguments = ["demo", "--json", "--input", str(table), "--key", "key", "--sum", "a", "--directory", str(tmp_path)]
+    result = CliRunner().invoke(cli, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: the input cannot be read")
+    assert "hint: " in result.stderr
+    assert not (tmp_path / "demo").exists()
+
+
+def test_the_summary_as_json() -> None:
+    """Seed, starts with their kills and restores, each side's totals with every digit, and whether they are equal."""
+    great = Decimal("12345678901234567890.10")
+    tallies = {b"k": (2, 0, (1,), (great,), (Decimal("1E+3"),))}
+    restored = {"store": "totals", "factory": "blob-store", "seconds": 0.5, "bytes_fetched": 7, "records": 0}
+    starts = [
+        Start(None, Outcome("upload.put", "x", 3, 1.0), [{"restored": [], "replayed": False}], "upload.put"),
+        Start("blob-store", Outcome(None, "", 0, 2.0), [{"restored": [restored] * 2, "replayed": True}]),
+    ]
+    sides = [Side("recount", tallies), Side("output", tallies), Side("blob state", {})]
+
+    def summary(rows: int, sides: list[Side]) -> dict[str, object]:
+        found = Summary(5, "file", "/d", "rows", ["a"], rows, starts, sides, "", 3.0).to_dict()
+        loaded: dict[str, object] = json.loads(json.dumps(found))
+        return loaded
+
+    whole = summary(2, sides[:2])
+    assert whole["seed"] == 5
+    assert whole["equal"] is True
+    first, second = whole["starts"]  # type: ignore[misc]
+    assert (first["killed_in"], first["aimed_at"], first["restores"]) == ("upload.put", "upload.put", [])
+    assert (second["killed_in"], second["restored_from"], second["replayed"]) == (None, "blob-store", 1)
+    assert second["restores"][0]["tasks"] == 2
+    assert second["restores"][0]["bytes_fetched"] == 14
+    totals = whole["totals"]["output"]  # type: ignore[index]
+    assert totals["measures"] == {"a": {"missing": 1, "sum": "12345678901234567890.1", "largest": "1000"}}
+    assert summary(3, sides[:2])["equal"] is False
+    assert summary(2, sides)["equal"] is False
+    assert summary(2, sides)["totals"]["blob state"]["different_keys"] == 1  # type: ignore[index]
