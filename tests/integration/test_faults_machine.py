@@ -42,7 +42,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode:
         pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")
     yield target
-    subprocess.run([umount, str(target)], check=True)
+    subprocess.run([umount, "--lazy", str(target)], check=True)
 
 
 def test_a_full_disk_fails_a_commit_and_a_restore_and_no_state(
