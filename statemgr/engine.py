@@ -34,7 +34,7 @@ from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, MicroBatch
 from statemgr.model.commit import PreparedCommit
 from statemgr.ports import FileSlice, Progress
 from statemgr.runtime import Runtime, shared_runtime
-from statemgr.serdes import serde
+from statemgr.serdes import key_serde, value_serde
 from statemgr.store import Store
 
 __all__ = [
@@ -102,8 +102,7 @@ class Attempt:
         self._closed = False
         self._prepared = False
         self.stores: Mapping[str, Store] = {
-            name: Store(opened, serde(opened.config.key_serde), serde(opened.config.value_serde))
-            for name, opened in stores.items()
+            name: Store(opened, key_serde(opened.config), value_serde(opened.config)) for name, opened in stores.items()
         }
 
     @property

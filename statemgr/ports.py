@@ -199,6 +199,13 @@ class Changelog(Protocol):
 # --- local stores ---------------------------------------------------------------------------------------------------
 
 
+class Items(Iterator[tuple[bytes, bytes]], Protocol):
+    """A scan under way: items as of the moment that it was asked for."""
+
+    def close(self) -> None:
+        """Let go of what it holds, before its end. Repeating it is no error."""
+
+
 class LocalStore(Protocol):
     """Ordered keyed bytes on the local machine (RocksDB, or memory)."""
 
@@ -209,7 +216,10 @@ class LocalStore(Protocol):
     def write(self, changes: Iterable[Change]) -> None:
         """Apply changes in order, all or nothing per call."""
 
-    def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    def delete_range(self, start: bytes | None, end: bytes | None) -> None:
+        """Delete all keys with ``start`` ≤ key < ``end``, all or nothing; None is an open end."""
+
+    def scan(self, start: bytes | None, end: bytes | None) -> Items:
         """Items with ``start`` ≤ key < ``end`` in key order, as of the moment of the call; None is an open end."""
 
     @property
@@ -218,6 +228,9 @@ class LocalStore(Protocol):
 
     def flush(self) -> None:
         """Bring everything written into files. Raises: DiskFull."""
+
+    def statistics(self) -> Mapping[str, float]:
+        """Numbers about the store for people, under names of its kind's own."""
 
     def compact_if_needed(self, limit: int) -> bool:
         """Let compaction catch up when ``limit`` files or more wait for it; for stores that are opened briefly."""

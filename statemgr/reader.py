@@ -16,7 +16,7 @@ from statemgr.errors import ConfigError, InvalidError, MissingState
 from statemgr.flows.restore import StoreRestore, no_progress, restore_store
 from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
-from statemgr.local import open_store
+from statemgr.local import open_snapshot
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, IndexMarker
 from statemgr.model.plan import StorePlan, plan_stores
@@ -146,7 +146,7 @@ class JobReader:
             into = Path(temporary)
             self.restore(task, into, checkpoint_id, [store], progress=progress)
             config = self.config.stores[store]
-            opened = open_store(config.type, into / store, config.rocksdb)
+            opened = open_snapshot(config.type, into / store, config.rocksdb)
             try:
                 yield opened
             finally:

@@ -20,7 +20,7 @@ from statemgr.errors import ConfigError
 from statemgr.flows.parts import Parts
 from statemgr.ids import IdSource, task_path
 from statemgr.kafka.changelog_topic import ChangelogTopics
-from statemgr.local import open_store
+from statemgr.local import open_store, use_memory
 from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.ports import BlobStore, Changelog, Clock, LocalDirectories, LocalStore, StateBackend
@@ -37,6 +37,7 @@ class Runtime:
 
     def __init__(self, config: JobConfig, clock: Clock | None = None, ids: IdSource | None = None) -> None:
         self.config = config
+        use_memory(config.memory_bytes)
         self.clock = clock or SystemClock()
         self.ids = ids or system_ids()
         self._lock = threading.RLock()

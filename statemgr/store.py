@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from statemgr import ports
 from statemgr.flows.open_store import OpenStore
 from statemgr.serdes import Serde
+
+
+class Items(Iterator[tuple[Any, Any]]):
+    """Items of a store in the order of their keys' bytes, read one by one, as of the call that gave them.
+
+    Leaving a ``with`` block (or :meth:`close`) lets go of the moment that it holds; so does its end, and the
+    store's close. Raises: ClosedError for a step after that, CorruptError.
+    """
+
+    def __init__(self, scan: ports.Items, key_of: Callable[[bytes], Any], value_of: Callable[[bytes], Any]) -> None:
+        self._scan = scan
+        self._key_of = key_of
+        self._value_of = value_of
+
+    def __next__(self) -> tuple[Any, Any]:
+        key, value = next(self._scan)
+        return self._key_of(key), self._value_of(value)
+
+    def close(self) -> None:
+        """End it before its end. Repeating it is no error."""
+        self._scan.close()
+
+    def __enter__(self) -> Items:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 class Store:
     """Keyed state of one task. Bytes in and out, unless serdes are configured.
 
-    Reads see the store's own writes at once. What is written becomes part of the next commit.
+    Reads see the store's own writes at once. What is written becomes part of the next commit. Writes are gathered
+    (``stores.<name>.write.batch.size``), so an error of the disk may be raised by a later call than the one that
+    wrote. Nothing that was written is lost then: repeat the raising call when there is space.
     """
 
     def __init__(self, opened: OpenStore, key_serde: Serde, value_serde: Serde) -> None:
         self._open = opened
+        self._content = opened.content
         self._key = key_serde
         self._value = value_serde
 
@@ -25,50 +56,65 @@ class Store:
         return self._open.identity.store
 
     def get(self, key: Any) -> Any | None:
-        """The value of a key, or None."""
-        found = self._open.local.get(self._key.serialize(key))
+        """The value of a key, or None. Raises: CorruptError, ClosedError."""
+        found = self._content.get(self._key.serialize(key))
         return None if found is None else self._value.deserialize(found)
 
     def get_many(self, keys: Sequence[Any]) -> list[Any | None]:
         """The values of many keys, in their order; None where a key is absent."""
         serialize, deserialize = self._key.serialize, self._value.deserialize
-        found = self._open.local.get_many([serialize(key) for key in keys])
+        found = self._content.get_many([serialize(key) for key in keys])
         return [None if value is None else deserialize(value) for value in found]
 
     def put(self, key: Any, value: Any) -> None:
         """Set a key's value. None as value is refused: use :meth:`delete`. Raises: DiskFull, ClosedError."""
         if value is None:
             raise TypeError("None is not a value; use delete()")
-        self._open.write([(self._key.serialize(key), self._value.serialize(value))])
+        self._content.put(self._key.serialize(key), self._value.serialize(value))
 
     def put_many(self, items: Iterable[tuple[Any, Any]] | Mapping[Any, Any]) -> None:
         """Set many keys, all or none of them."""
         pairs = items.items() if isinstance(items, Mapping) else items
         serialize_key, serialize = self._key.serialize, self._value.serialize
-        self._open.write([(serialize_key(key), serialize(value)) for key, value in pairs])
+        self._content.write([(serialize_key(key), serialize(value)) for key, value in pairs])
 
     def delete(self, key: Any) -> None:
         """Remove a key; an absent one is no error."""
-        self._open.write([(self._key.serialize(key), None)])
+        self._content.put(self._key.serialize(key), None)
 
     def delete_many(self, keys: Iterable[Any]) -> None:
         """Remove many keys, all or none of them."""
         serialize = self._key.serialize
-        self._open.write([(serialize(key), None) for key in keys])
+        self._content.write([(serialize(key), None) for key in keys])
 
-    def range(self, start: Any | None = None, end: Any | None = None) -> Iterator[tuple[Any, Any]]:
+    def delete_range(self, start: Any | None = None, end: Any | None = None) -> None:
+        """Remove all keys with ``start`` ≤ key < ``end`` in the order of the keys' bytes; None is an open end.
+
+        One tombstone where only snapshots are backed up. With a changelog each key is deleted by itself, in
+        batches of bounded memory: after DiskFull the first of them may be gone, and the call can be repeated.
+        """
+        self._content.delete_range(*self._bounds(start, end))
+
+    def range(self, start: Any | None = None, end: Any | None = None) -> Items:
         """Items with ``start`` ≤ key < ``end`` in the order of the keys' bytes, as of now; None is an open end."""
-        serialize = self._key.serialize
-        return self._items(None if start is None else serialize(start), None if end is None else serialize(end))
+        return self._items(*self._bounds(start, end))
 
-    def prefix(self, prefix: bytes) -> Iterator[tuple[Any, Any]]:
+    def prefix(self, prefix: bytes) -> Items:
         """Items whose key's bytes start with ``prefix``, in order, as of now."""
         return self._items(prefix, _after_prefix(prefix))
 
-    def _items(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[Any, Any]]:
-        key_of, value_of = self._key.deserialize, self._value.deserialize
-        for key, value in self._open.local.scan(start, end):
-            yield key_of(key), value_of(value)
+    def statistics(self) -> Mapping[str, float]:
+        """Numbers about the store: ``pending.changes``, and its kind's own (``rocksdb.…`` by RocksDB's names,
+        counters and latencies only with ``stores.<name>.rocksdb.statistics``; ``memory.keys``, ``memory.bytes``).
+        """
+        return self._content.statistics()
+
+    def _bounds(self, start: Any | None, end: Any | None) -> tuple[bytes | None, bytes | None]:
+        serialize = self._key.serialize
+        return None if start is None else serialize(start), None if end is None else serialize(end)
+
+    def _items(self, start: bytes | None, end: bytes | None) -> Items:
+        return Items(self._content.scan(start, end), self._key.deserialize, self._value.deserialize)
 
 
 def _after_prefix(prefix: bytes) -> bytes | None:

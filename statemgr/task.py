@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+from statemgr import serdes
 from statemgr.errors import ClosedError, ConfigError, FencedError, RetryableError, StatemgrError
 from statemgr.flows.clean_up import CleanUp
 from statemgr.flows.commit import CommitBase, FrozenCommit, Refill, discard, freeze, prepare
@@ -19,7 +20,7 @@ from statemgr.flows.restore import StoreRestore
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.commit import PreparedCommit, ProducedRecord
 from statemgr.ports import CheckpointLog, Publisher
-from statemgr.serdes import Serde, serde
+from statemgr.serdes import SerdeLike
 from statemgr.store import Store
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class Task:
 
     # --- state ---------------------------------------------------------------------------------------------------
 
-    def store(self, name: str, key_serde: str | Serde | None = None, value_serde: str | Serde | None = None) -> Store:
+    def store(self, name: str, key_serde: SerdeLike | None = None, value_serde: SerdeLike | None = None) -> Store:
         """A store of this task; serdes as configured unless given. Raises: ConfigError for an unknown name."""
         opened = self._stores.get(name)
         if opened is None:
@@ -80,8 +81,8 @@ class Task:
             )
         return Store(
             opened,
-            serde(key_serde or opened.config.key_serde),
-            serde(value_serde or opened.config.value_serde),
+            serdes.serde(key_serde) if key_serde else serdes.key_serde(opened.config),
+            serdes.serde(value_serde) if value_serde else serdes.value_serde(opened.config),
         )
 
     def produce(

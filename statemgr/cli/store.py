@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from statemgr.cli.options import checkpoint_option, json_option, tasks_option, with_config
 from statemgr.cli.output import console, messages, print_json, print_table, progress_bars, show_error
-from statemgr.config import JobConfig
+from statemgr.config import JobConfig, StoreConfig
 from statemgr.errors import ConfigError, InvalidError, StatemgrError
 from statemgr.ports import LocalStore
 
-_SERDES = click.Choice(["bytes", "hex", "string", "integer", "json"])
+if TYPE_CHECKING:
+    from statemgr.serdes import Serde
+
+_SERDES = click.Choice(["bytes", "hex", "string", "integer", "json", "msgpack"])
 _key_serde = click.option("--key-serde", type=_SERDES, help="Default: the store's.")
 _value_serde = click.option("--value-serde", type=_SERDES, help="Default: the store's.")
 
@@ -46,7 +49,7 @@ def get_command(
 ) -> None:
     """Print the value of KEY, looking in every task unless one is given; exit status 1 if there is none."""
     wanted = parse(key, key_serde or _configured(config, store).key_serde)
-    show = value_serde or _configured(config, store).value_serde
+    show = _value_serde_of(_configured(config, store), value_serde)
     for task, opened in _stores(config, store, tasks, checkpoint_id, quiet=as_json):
         value = opened.get(wanted)
         if value is None:
@@ -87,7 +90,7 @@ def scan_command(
 ) -> None:
     """Print keys and values in key order, task by task."""
     keys = key_serde or _configured(config, store).key_serde
-    values = value_serde or _configured(config, store).value_serde
+    values = _value_serde_of(_configured(config, store), value_serde)
     bounds = _bounds(start, end, prefix, lambda given: parse(given, keys))
     entries = (
         (task, render(key, keys), render(value, values))
@@ -144,13 +147,13 @@ def parse(given: str, serde_name: str) -> bytes:
             return bytes.fromhex(given[2:]) if given.startswith("0x") else given.encode()
         if serde_name == "hex":
             return bytes.fromhex(given.removeprefix("0x"))
-        readers: dict[str, Callable[[str], Any]] = {"integer": int, "json": json.loads}
+        readers: dict[str, Callable[[str], Any]] = {"integer": int, "json": json.loads, "msgpack": json.loads}
         return serde(serde_name).serialize(readers.get(serde_name, str)(given))
     except (ValueError, OverflowError):
         raise InvalidError(f"{given!r} is no key of serde {serde_name}", hint="--key-serde names another") from None
 
 
-def render(data: bytes, serde_name: str) -> Any:
+def render(data: bytes, serde_name: str | Serde) -> Any:
     """Bytes as something that JSON can hold. Raises: InvalidError."""
     from statemgr.serdes import serde
 
@@ -158,16 +161,27 @@ def render(data: bytes, serde_name: str) -> Any:
         return data.hex()
     try:
         if serde_name != "bytes":
-            return serde(serde_name).deserialize(data)
+            return _for_json(serde(serde_name).deserialize(data))
         decoded = data.decode()
         return decoded if decoded.isprintable() else f"0x{data.hex()}"
     except (ValueError, StatemgrError):
         if serde_name == "bytes":
             return f"0x{data.hex()}"
         raise InvalidError(
-            f"0x{data[:40].hex()} is nothing of serde {serde_name}",
+            f"0x{data[:40].hex()} is nothing of serde {serde_name if isinstance(serde_name, str) else 'avro'}",
             hint="--key-serde and --value-serde name others",
         ) from None
+
+
+def _for_json(value: Any) -> Any:
+    """Bytes, dates and the like, which Avro and MessagePack have and JSON has not, as text."""
+    if isinstance(value, dict):
+        return {str(_for_json(key)): _for_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_for_json(item) for item in value]
+    if isinstance(value, bytes):
+        return f"0x{value.hex()}"
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def text(value: Any) -> str:
@@ -194,7 +208,14 @@ def _after(prefix: bytes) -> bytes | None:
     return shortened[:-1] + bytes([shortened[-1] + 1]) if shortened else None
 
 
-def _configured(config: JobConfig, store: str) -> Any:
+def _value_serde_of(store: StoreConfig, given: str | None) -> str | Serde:
+    """The given serde, or the store's own."""
+    from statemgr.serdes import value_serde
+
+    return given or (value_serde(store) if store.value_serde == "avro" else store.value_serde)
+
+
+def _configured(config: JobConfig, store: str) -> StoreConfig:
     if store not in config.stores:
         known = ", ".join(config.stores) or "none"
         raise ConfigError(f"the job has no store {store!r}", hint=f"it has: {known}", store=store)

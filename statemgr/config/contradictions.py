@@ -59,6 +59,35 @@ def check_store(store: StoreConfig, *, has_blob_uri: bool, write_versions: Seque
         )
 
 
+def check_serde(store: StoreConfig) -> None:
+    """Schemas and the serde that reads them go together. Raises: ConfigError."""
+    key = f"stores.{store.name}.value.avro.schemas"
+    if store.value_serde == "avro" and store.value_schemas is None:
+        raise ConfigError(
+            f"{key} is not set, but stores.{store.name}.value.serde is avro",
+            hint="list every version of the schema, the newest last",
+            key=key,
+        )
+    if store.value_serde != "avro" and store.value_schemas is not None:
+        raise ConfigError(
+            f"{key} is set, but stores.{store.name}.value.serde is {store.value_serde}",
+            hint=f'set stores.{store.name}.value.serde = "avro"',
+            key=key,
+        )
+
+
+def check_memory(store: StoreConfig, memory_bytes: int) -> None:
+    """A memtable has room in the memory of the process. Raises: ConfigError."""
+    size = int(str(store.rocksdb["write.buffer.size.bytes"]))
+    if store.type == "rocksdb" and size > memory_bytes // 2:
+        key = f"stores.{store.name}.rocksdb.write.buffer.size.bytes"
+        raise ConfigError(
+            f"{key} is {size}, more than half of state.memory.bytes = {memory_bytes}: a memtable could never fill",
+            hint="raise state.memory.bytes, or lower it",
+            key=key,
+        )
+
+
 def check_versions(read: Sequence[int], write: Sequence[int]) -> None:
     """Raises: ConfigError when what is written could not be read, or version 2 is not written."""
     if 2 not in write:

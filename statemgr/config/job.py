@@ -49,6 +49,8 @@ class JobConfig:
             contradictions.check_store(
                 store, has_blob_uri="blob.store.uri" in self.values, write_versions=self.write_versions
             )
+            contradictions.check_serde(store)
+            contradictions.check_memory(store, self.memory_bytes)
         topics = [("task.checkpoint.topic", self.checkpoint_topic)]
         topics += [(f"stores.{s.name}.changelog.topic", s.changelog_topic) for s in self.stores.values()]
         contradictions.check_topics([*topics, *(("task.inputs", topic) for topic in self.inputs)])
@@ -133,6 +135,11 @@ class JobConfig:
     def state_dir(self) -> Path:
         """Local directory of the stores, resolved; relative to the working directory."""
         return Path(str(self._resolved("state.dir")))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of all RocksDB stores of a process together, in bytes."""
+        return int(self.get("state.memory.bytes"))
 
     @property
     def metrics_port(self) -> int | None:

@@ -81,7 +81,8 @@ def _parse(entry: Key, key: str, value: object) -> Value:
         if not entry.deferred:
             raise ConfigError(
                 f"{key} may not hold a reference",
-                hint="${env:…} and ${file:…} are for kafka.*, blob.store.uri, blob.store.s3.* and state.dir",
+                hint="${env:…} and ${file:…} are for kafka.*, blob.store.uri, blob.store.s3.*, state.dir "
+                "and value.avro.schemas",
                 key=key,
             )
         return str(value)

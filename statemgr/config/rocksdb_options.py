@@ -39,8 +39,8 @@ ROCKSDB_OPTIONS: tuple[RocksDbOption, ...] = (
     RocksDbOption(
         name="write.buffer.size.bytes",
         kind=integer(64 * 1024, 4096 * _MEBIBYTE, "bytes"),
-        default=32 * _MEBIBYTE,
-        doc="Size of one memtable.",
+        default=16 * _MEBIBYTE,
+        doc="Size of one memtable; at most half of `state.memory.bytes`.",
     ),
     RocksDbOption(
         name="num.write.buffers",
@@ -56,9 +56,10 @@ ROCKSDB_OPTIONS: tuple[RocksDbOption, ...] = (
     ),
     RocksDbOption(
         name="block.cache.size.bytes",
-        kind=integer(0, 1024 * 1024 * _MEBIBYTE, "bytes"),
-        default=64 * _MEBIBYTE,
-        doc="Cache of blocks, per store and task.",
+        kind=integer(-1, 1024 * 1024 * _MEBIBYTE, "bytes"),
+        default=-1,
+        doc="A block cache of this store's own, per task, beside `state.memory.bytes`; -1 shares the process's, "
+        "0 is none.",
     ),
     RocksDbOption(
         name="bloom.filter.bits",
@@ -95,6 +96,12 @@ ROCKSDB_OPTIONS: tuple[RocksDbOption, ...] = (
         kind=BOOLEAN,
         default=False,
         doc="No Bloom filter on the last level: smaller files where most look-ups find their key.",
+    ),
+    RocksDbOption(
+        name="statistics",
+        kind=BOOLEAN,
+        default=False,
+        doc="RocksDB's own counters and latencies in `Store.statistics()`; they cost a few percent.",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""The configuration of one store. Pure."""
+"""The configuration of one store. Reads the environment and files only to resolve references."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, cast
 
 from statemgr.config.keys import lookup
 from statemgr.config.rocksdb_options import ROCKSDB_OPTIONS, rocksdb_defaults
-from statemgr.config.values import Value
+from statemgr.config.secrets import has_reference, resolve
+from statemgr.config.values import AVRO_SCHEMAS, Value
+from statemgr.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +18,9 @@ class StoreConfig:
     """One store.
 
     ``type`` is ``rocksdb`` or ``memory``; ``restore_factories`` is in order of preference;
-    ``min_compaction_lag_ms``: the changelog's; ``rocksdb`` has every option, by its name after ``rocksdb.``.
+    ``min_compaction_lag_ms``: the changelog's; ``value_schemas``: of the values, references unresolved, None unless
+    they are Avro; ``write_batch_size``: changes gathered for one native batch; ``rocksdb`` has every option, by its
+    name after ``rocksdb.``.
     """
 
     name: str
@@ -27,12 +31,24 @@ class StoreConfig:
     min_compaction_lag_ms: int = 4 * 3600 * 1000
     key_serde: str = "bytes"
     value_serde: str = "bytes"
+    value_schemas: list[str] | str | None = None
+    write_batch_size: int = 1000
     rocksdb: Mapping[str, Value] = field(default_factory=rocksdb_defaults)
 
     @property
     def durable(self) -> bool:
         """True when its state is backed up anywhere."""
         return bool(self.backup_factories)
+
+    def avro_schemas(self) -> list[str]:
+        """Versions of the values' Avro schema as JSON, oldest first. Raises: ConfigError when they cannot be read."""
+        key, given = f"stores.{self.name}.value.avro.schemas", self.value_schemas or []
+        if not has_reference(given):
+            return list(given)
+        try:
+            return cast("list[str]", AVRO_SCHEMAS.parse(resolve(key, str(given))))
+        except ValueError:
+            raise ConfigError(f"{key} must be {AVRO_SCHEMAS.expected}", key=key) from None
 
 
 def store_from_values(name: str, values: Mapping[str, Value], *, changelog_prefix: str) -> StoreConfig:
@@ -55,5 +71,7 @@ def store_from_values(name: str, values: Mapping[str, Value], *, changelog_prefi
         min_compaction_lag_ms=value("changelog.min.compaction.lag.ms"),
         key_serde=value("key.serde"),
         value_serde=value("value.serde"),
+        value_schemas=value("value.avro.schemas"),
+        write_batch_size=value("write.batch.size"),
         rocksdb={option.name: value(f"rocksdb.{option.name}") for option in ROCKSDB_OPTIONS},
     )

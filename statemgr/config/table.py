@@ -7,7 +7,7 @@ In a pattern, ``<name>`` is a store's name and a trailing ``*`` is the rest of t
 from __future__ import annotations
 
 from statemgr.config.entry import Key
-from statemgr.config.rocksdb_options import ROCKSDB_OPTIONS
+from statemgr.config.table_stores import STORE_KEYS
 from statemgr.config.values import (
     BLOB_URI,
     BOOLEAN,
@@ -18,13 +18,11 @@ from statemgr.config.values import (
     TEXT,
     TOPIC,
     TOPICS,
-    choice,
     integer,
     number,
     numbers,
 )
 
-SERDES = ("bytes", "string", "integer", "json")
 _DAY_MS = 24 * 3600 * 1000
 _GIBIBYTE = 1024**3
 
@@ -44,6 +42,13 @@ _JOB = (
         default="./.statemgr/state",
         deferred=True,
         doc="Local directory of the stores. A cache: it may vanish at any time.",
+    ),
+    Key(
+        pattern="state.memory.bytes",
+        kind=integer(8 * 1024 * 1024, 1024 * _GIBIBYTE, "bytes"),
+        default=128 * 1024 * 1024,
+        doc="Memory of all RocksDB stores of a process together: their block cache, with the memtables (up to half of "
+        "it), indexes and filters. Of several jobs in one process the largest counts.",
     ),
     Key(
         pattern="metrics.port",
@@ -109,54 +114,6 @@ _CHECKPOINTS = (
         default=300_000,
         doc="Longest time that a commit may take; also the transaction's timeout (brokers allow 900000).",
     ),
-)
-_STORES = (
-    Key(pattern="stores.<name>.type", kind=choice("rocksdb", "memory"), default="rocksdb", doc="Store type."),
-    Key(
-        pattern="stores.<name>.backup.factories",
-        kind=FACTORIES,
-        default_text="`task.backup.factories`",
-        doc="Backup of this store alone.",
-    ),
-    Key(
-        pattern="stores.<name>.restore.factories",
-        kind=FACTORIES,
-        default_text="`task.restore.factories`",
-        doc="Restore of this store alone.",
-    ),
-    Key(
-        pattern="stores.<name>.changelog.topic",
-        kind=TOPIC,
-        default_text="`<job.name>-<job.id>-<name>-changelog`",
-        doc="The store's changelog topic.",
-    ),
-    Key(
-        pattern="stores.<name>.changelog",
-        kind=TOPIC,
-        alias_of="stores.<name>.changelog.topic",
-        doc="Samza's name for `stores.<name>.changelog.topic`; a leading `kafka.` is left out.",
-    ),
-    Key(
-        pattern="stores.<name>.changelog.min.compaction.lag.ms",
-        kind=integer(0, 365 * _DAY_MS, "milliseconds"),
-        default=4 * 3600 * 1000,
-        doc="Age below which the changelog is not compacted.",
-    ),
-    Key(
-        pattern="stores.<name>.key.serde",
-        kind=choice(*SERDES),
-        default="bytes",
-        doc="Serde of keys; `integer` is 8 bytes that sort as numbers do.",
-    ),
-    Key(
-        pattern="stores.<name>.value.serde",
-        kind=choice(*SERDES),
-        default="bytes",
-        doc="Serde of values.",
-    ),
-)
-_ROCKSDB = tuple(
-    Key(pattern=f"stores.<name>.rocksdb.{o.name}", kind=o.kind, default=o.default, doc=o.doc) for o in ROCKSDB_OPTIONS
 )
 _BLOBS = (
     Key(
@@ -290,4 +247,4 @@ _KAFKA = (
 )
 
 #: Every key, in the order of the documentation. Of two that match, the first counts.
-KEYS: tuple[Key, ...] = (*_JOB, *_BACKENDS, *_CHECKPOINTS, *_STORES, *_ROCKSDB, *_BLOBS, *_KAFKA)
+KEYS: tuple[Key, ...] = (*_JOB, *_BACKENDS, *_CHECKPOINTS, *STORE_KEYS, *_BLOBS, *_KAFKA)

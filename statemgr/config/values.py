@@ -6,12 +6,15 @@ nothing of the value: the caller knows the key, and whether the value may be sho
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+from fastavro.schema import parse_schema
 
 from statemgr.ids import NAME
 
@@ -156,6 +159,23 @@ def _endpoint(value: object) -> str:
     return text
 
 
+def _schemas(value: object) -> list[str]:
+    """Avro schemas as compact JSON: a list of texts, or a text that is a JSON array of schemas."""
+    if isinstance(value, str):
+        value = json.loads(value)
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError
+    result = []
+    for given in value:
+        schema = json.loads(given) if isinstance(given, str) else given
+        try:
+            parse_schema(schema, named_schemas={})
+        except Exception:  # the parser meets arbitrary JSON; whatever it raises means the same
+            raise ValueError from None
+        result.append(json.dumps(schema, separators=(",", ":")))
+    return result
+
+
 def _client_value(value: object) -> Value:
     if isinstance(value, list | tuple):
         return ",".join(_string(part) for part in value)
@@ -179,4 +199,7 @@ TOPIC = matching("topic", _TOPIC, "a topic's name: letters, digits, '.', '_' and
 TOPICS = texts(TOPIC, "a list of different topics, or a text with commas")
 FACTORIES = texts(TEXT, "a list of different factory names, or a text with commas")
 BLOB_URI = Kind(name="URI", expected="file:///directory or s3://bucket/prefix, without credentials", parse=_blob_uri)
+AVRO_SCHEMAS = Kind(
+    name="Avro schemas", expected="a list of Avro schemas as JSON texts, or one JSON array of them", parse=_schemas
+)
 ENDPOINT = Kind(name="URL", expected="http://… or https://…, without credentials", parse=_endpoint)

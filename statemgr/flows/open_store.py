@@ -3,12 +3,12 @@ from. Held by a task or an attempt; the commit flow freezes it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from statemgr.config import StoreConfig
-from statemgr.errors import ClosedError
+from statemgr.flows.buffered_store import BufferedStore
 from statemgr.flows.parts import Parts
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
 from statemgr.model.commit import Change, ChangeList, ChangeSet
@@ -35,6 +35,10 @@ class OpenStore:
         committed: the directory it is cloned from, None when it starts empty.
         state_id: the published state it continues, None when it has never been published.
         track_changes: whether a backend needs the changes of each commit.
+
+    Attributes:
+        content: reads and writes go through it.
+        local: the database below it, without what is still gathered.
     """
 
     def __init__(
@@ -59,23 +63,17 @@ class OpenStore:
         self.state_id = state_id
         self._committed_at = self.local.sequence_number
         self._buffer = ChangeBuffer(self.directories.staging(), CHANGE_BUDGET) if track_changes else None
+        self.content = BufferedStore(identity, self.local, self._buffer, config.write_batch_size)
         self._closed = False
 
     @property
     def changed(self) -> bool:
         """Whether there is anything that the published checkpoint does not have."""
-        return self.state_id is None or self.local.sequence_number != self._committed_at
-
-    def write(self, changes: Sequence[Change]) -> None:
-        """Apply changes to the store, and keep them for the changelog until a commit of them is acknowledged."""
-        if self._closed:
-            raise ClosedError("the store is closed", task=self.identity.task, store=self.identity.store)
-        self.local.write(changes)
-        if self._buffer is not None:
-            self._buffer.extend(changes)
+        return self.state_id is None or self.content.pending > 0 or self.local.sequence_number != self._committed_at
 
     def freeze(self, state_id: str, *, snapshot: bool) -> FrozenStore:
         """The synchronous part of a commit: flush and, if asked for, a checkpoint directory."""
+        self.content.flush()
         changes = self._buffer.freeze() if self._buffer is not None else None
         staging = None
         if snapshot:
@@ -100,6 +98,7 @@ class OpenStore:
         if self._closed:
             return
         self._closed = True
+        self.content.close()
         try:
             self.local.close()
         finally:

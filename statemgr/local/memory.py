@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from statemgr.errors import ClosedError, CorruptBlob, CorruptError, InvalidError
@@ -86,16 +86,24 @@ class MemoryStore:
                 content[key] = value
         self._sequence_number += len(pending)
 
-    def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    def delete_range(self, start: bytes | None, end: bytes | None) -> None:
         """As the port says. Raises: ClosedError."""
+        self.write([(key, None) for key in self._keys_in(start, end)])
+
+    def scan(self, start: bytes | None, end: bytes | None) -> Generator[tuple[bytes, bytes], None, None]:
+        """As the port says. Raises: ClosedError."""
+        content = self._items
+        return self._scanned([(key, content[key]) for key in self._keys_in(start, end)])
+
+    def _keys_in(self, start: bytes | None, end: bytes | None) -> list[bytes]:
         content = self._items
         if self._keys is None:
             self._keys = sorted(content)
         first = 0 if start is None else bisect_left(self._keys, start)
         last = len(self._keys) if end is None else bisect_left(self._keys, end)
-        return self._scanned([(key, content[key]) for key in self._keys[first:last]])
+        return self._keys[first:last]
 
-    def _scanned(self, items: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    def _scanned(self, items: list[tuple[bytes, bytes]]) -> Generator[tuple[bytes, bytes], None, None]:
         for item in items:
             if self._content is None:
                 raise ClosedError("the store was closed during a scan", path=self._directory)
@@ -126,6 +134,12 @@ class MemoryStore:
                 temporary.unlink(missing_ok=True)
                 raise
         self._flushed_at = number
+
+    def statistics(self) -> Mapping[str, float]:
+        """Keys, and bytes of keys and values. Raises: ClosedError."""
+        content = self._items
+        size = sum(len(key) + len(value) for key, value in content.items())
+        return {"memory.keys": len(content), "memory.bytes": size}
 
     def compact_if_needed(self, limit: int) -> bool:
         """Nothing to do."""

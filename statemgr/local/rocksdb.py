@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rocksdict import Checkpoint, CompactOptions, Rdict
+from rocksdict import Checkpoint, CompactOptions, Options, Rdict
 
 from statemgr.errors import ClosedError, CorruptError, DiskFull, InvalidError
-from statemgr.local import rocksdb_options
+from statemgr.local import rocksdb_options, rocksdb_statistics
 from statemgr.local.os_errors import translated as os_translated
 from statemgr.local.rocksdb_errors import translate, translated
 from statemgr.local.rocksdb_handle import (
@@ -24,6 +24,7 @@ from statemgr.local.rocksdb_handle import (
     close_database,
     open_database,
     probe_space,
+    range_deletion,
     unflushed_changes,
 )
 from statemgr.model.commit import Change
@@ -35,8 +36,9 @@ _COMPACTION_DEADLINE_SECONDS = 60.0
 class RocksDbStore:
     """Implements ``ports.LocalStore``. One owner; reads and checkpoints may come from other threads than writes."""
 
-    def __init__(self, directory: Path, options: Mapping[str, object], database: Rdict) -> None:
+    def __init__(self, directory: Path, values: Mapping[str, object], options: Options, database: Rdict) -> None:
         self._directory = directory
+        self._values = values
         self._options = options
         self._database: Rdict | None = database
         self._write_options = rocksdb_options.without_wal()
@@ -65,7 +67,19 @@ class RocksDbStore:
                     hint="the local copy is damaged: remove it, and it is restored",
                     path=directory,
                 )
-        return cls(directory, options, open_database(directory, rocksdb_options.normal(options, create=new)))
+        normal = rocksdb_options.normal(options, create=new)
+        return cls(directory, options, normal, open_database(directory, normal))
+
+    @classmethod
+    def open_snapshot(cls, directory: Path, options: Mapping[str, object]) -> RocksDbStore:
+        """Open what is in the files of a directory, for reading only; no lock is taken. Wrap it in a ReadOnlyStore.
+
+        Raises: CorruptError (also for a directory without a database), AccessDenied.
+        """
+        if not (directory / "CURRENT").is_file():
+            raise CorruptError("the directory holds no RocksDB database", path=directory)
+        normal = rocksdb_options.normal(options, create=False)
+        return cls(directory, options, normal, open_database(directory, normal, read_only=True))
 
     @property
     def _db(self) -> Rdict:
@@ -99,7 +113,14 @@ class RocksDbStore:
             if batch.len():
                 self._db.write(batch, self._write_options)
 
-    def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    def delete_range(self, start: bytes | None, end: bytes | None) -> None:
+        """As the port says; one tombstone, whatever the number of keys. Raises: DiskFull, ClosedError."""
+        with self._writing("cannot delete a range"):
+            batch = range_deletion(self._db, start, end)
+            if batch.len():
+                self._db.write(batch, self._write_options)
+
+    def scan(self, start: bytes | None, end: bytes | None) -> Scan:
         """As the port says, lazily. Raises: CorruptError; ClosedError when the store is closed meanwhile."""
         with translated("cannot scan", self._directory):
             scan = Scan(self._db, start, end, self._directory)
@@ -115,6 +136,15 @@ class RocksDbStore:
         """As the port says. After DiskFull nothing is lost: call it again when there is space."""
         with self._writing("cannot flush the store"):
             self._db.flush()
+
+    def statistics(self) -> Mapping[str, float]:
+        """RocksDB's properties by their names (bytes, counts); with the option ``statistics``, its tickers and
+        histograms (microseconds) too. Block cache and memory are those of all stores that share them.
+
+        Raises: ClosedError.
+        """
+        with translated("cannot read the statistics of the store", self._directory):
+            return rocksdb_statistics.of(self._db, self._options)
 
     def compact_if_needed(self, limit: int) -> bool:
         """Let RocksDB's own compaction catch up when level 0 has ``limit`` files or more; returns whether it had.
@@ -183,7 +213,7 @@ class RocksDbStore:
         directory = self._directory
         with os_translated("cannot write again", directory):
             probe_space(directory)
-        options = rocksdb_options.normal(self._options, create=False)
+        options = rocksdb_options.normal(self._values, create=False)
         if self._rescued is None:
             database = self._db
             before = self.sequence_number
@@ -197,4 +227,5 @@ class RocksDbStore:
         reopened = open_database(directory, options)
         with translated("cannot write again", directory):
             reopened.write(batch_of(self._rescued), self._write_options)
-        self._database, self._rescued, self._stuck = reopened, None, False
+        self._database, self._options = reopened, options
+        self._rescued, self._stuck = None, False

@@ -79,7 +79,7 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         items = self._items
         if items is None:
             if self._closed:
-                raise ClosedError("the store was closed during a scan", path=self._directory)
+                raise ClosedError("the scan was closed, by itself or with its store", path=self._directory)
             raise StopIteration
         try:
             if items.valid():
@@ -98,6 +98,23 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         if self._items is not None:
             self._items = None
             self._closed = True
+
+
+def range_deletion(database: Rdict, start: bytes | None, end: bytes | None) -> WriteBatch:
+    """A batch with one tombstone over all keys with ``start`` ≤ key < ``end``; empty when there is none to delete."""
+    batch = WriteBatch(raw_mode=True)
+    first = start or b""
+    if end is None:
+        # a tombstone needs an end: just after the last key
+        items = database.iter()
+        items.seek_to_last()
+        if not items.valid():
+            items.status()
+            return batch
+        end = items.key() + b"\x00"
+    if first < end:
+        batch.delete_range(first, end)
+    return batch
 
 
 def unflushed_changes(database: Rdict, directory: Path, options: Options) -> list[Change]:

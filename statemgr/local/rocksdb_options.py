@@ -1,4 +1,4 @@
-"""RocksDB options from a store's configuration. Pure: nothing is opened here.
+"""RocksDB options from a store's configuration. Nothing is opened here; the memory is the process's.
 
 The names are those of ``statemgr.config.rocksdb_options``; one that is missing has its default.
 """
@@ -18,6 +18,7 @@ from rocksdict import (
 )
 
 from statemgr.config.rocksdb_options import rocksdb_defaults
+from statemgr.local.rocksdb_memory import shared_memory
 
 _BULK_BUFFER = 64 * 1024 * 1024
 _BULK_BUFFERS = 3
@@ -32,12 +33,15 @@ def normal(options: Mapping[str, object], *, create: bool) -> Options:
 
     made = _common(value, create=create)
     made.set_block_based_table_factory(_table(value))
+    made.set_write_buffer_manager(shared_memory().memtables)
     made.set_write_buffer_size(integer("write.buffer.size.bytes"))
     made.set_max_write_buffer_number(integer("num.write.buffers"))
     made.set_target_file_size_base(integer("target.file.size.bytes"))
     made.set_level_zero_file_num_compaction_trigger(integer("level0.compaction.trigger"))
     made.set_level_compaction_dynamic_level_bytes(True)
-    made.set_optimize_filters_for_hits(str(value["optimize.filters.for.hits"]).lower() == "true")
+    made.set_optimize_filters_for_hits(_is_true(value["optimize.filters.for.hits"]))
+    if _is_true(value["statistics"]):
+        made.enable_statistics()
     if value["compaction.style"] == "universal":
         made.set_compaction_style(DBCompactionStyle.universal())
     else:
@@ -85,12 +89,19 @@ def _common(value: Mapping[str, object], *, create: bool) -> Options:
     return made
 
 
+def _is_true(value: object) -> bool:
+    return str(value).lower() == "true"
+
+
 def _table(value: Mapping[str, object]) -> BlockBasedOptions:
     table = BlockBasedOptions()
     table.set_block_size(int(str(value["block.size.bytes"])))
     cache = int(str(value["block.cache.size.bytes"]))
     if cache:
-        table.set_block_cache(Cache(cache))
+        table.set_block_cache(shared_memory().cache if cache < 0 else Cache(cache))
+        # otherwise indexes and filters grow with the state, outside of every budget
+        table.set_cache_index_and_filter_blocks(True)
+        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     else:
         table.disable_cache()
     bloom = int(str(value["bloom.filter.bits"]))

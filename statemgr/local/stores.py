@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from statemgr.errors import ConfigError
-from statemgr.local.memory import MemoryStore
+from statemgr.errors import ConfigError, CorruptError
+from statemgr.local.memory import FILE, MemoryStore
+from statemgr.local.read_only import ReadOnlyStore
 from statemgr.local.rocksdb import RocksDbStore
 from statemgr.local.rocksdb_bulk import bulk_load
 from statemgr.model.commit import Change
@@ -33,6 +34,20 @@ def open_store(kind: str, directory: Path, options: Mapping[str, object]) -> Loc
         return RocksDbStore.open(directory, options)
     if kind == "memory":
         return MemoryStore.open(directory)
+    raise _unknown(kind)
+
+
+def open_snapshot(kind: str, directory: Path, options: Mapping[str, object]) -> LocalStore:
+    """Open a finished directory of a kind for reading only: it may be open elsewhere, and its state stays as it is.
+
+    Raises: CorruptError (also when there is no store), AccessDenied, ConfigError (unknown kind).
+    """
+    if kind == "rocksdb":
+        return ReadOnlyStore(RocksDbStore.open_snapshot(directory, options), directory)
+    if kind == "memory":
+        if not (directory / FILE).is_file():
+            raise CorruptError("the directory holds no snapshot of a store in memory", path=directory)
+        return ReadOnlyStore(MemoryStore.open(directory), directory)
     raise _unknown(kind)
 
 

@@ -1,0 +1,145 @@
+"""The way of changes into an open store: gathered in memory, written in one batch, kept for the changelog.
+
+What is gathered is read back at once (read-your-writes). Each batch goes to the local store first and to the change
+buffer right after it, so that both have the same changes whatever fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+
+from statemgr.errors import ClosedError, InvalidError
+from statemgr.local.change_buffer import ChangeBuffer
+from statemgr.model.commit import Change
+from statemgr.ports import Items, LocalStore, StoreIdentity
+
+#: Bytes of keys and values that are gathered at most.
+BATCH_BYTES = 4 * 1024 * 1024
+#: Keys of a deleted range that are held in memory at a time.
+_RANGE_BATCH = 1000
+_ABSENT = object()
+
+
+class BufferedStore:
+    """A local store behind a write buffer. Used from one thread.
+
+    Args:
+        identity: for errors.
+        changes: where changes are kept for the changelog; None where no backend needs them.
+        batch_size: changes that are gathered before they are written.
+    """
+
+    def __init__(
+        self, identity: StoreIdentity, local: LocalStore, changes: ChangeBuffer | None, batch_size: int
+    ) -> None:
+        self._where = {"task": identity.task, "store": identity.store}
+        self._local = local
+        self._changes = changes
+        self._batch_size = batch_size
+        self._pending: dict[bytes, bytes | None] = {}
+        #: At least the bytes of what is pending: one that replaces another counts beside it.
+        self._pending_bytes = 0
+        self._closed = False
+
+    @property
+    def pending(self) -> int:
+        """Changes that the local store does not have yet."""
+        return len(self._pending)
+
+    def get(self, key: bytes) -> bytes | None:
+        """The newest value of a key, or None."""
+        if self._pending:
+            found = self._pending.get(key, _ABSENT)
+            if found is not _ABSENT:
+                return found  # type: ignore[return-value]
+        return self._local.get(key)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The newest values, in the order of the keys."""
+        pending = self._pending
+        missing = [key for key in keys if key not in pending] if pending else keys
+        stored = iter(self._local.get_many(missing))
+        return [pending[key] if key in pending else next(stored) for key in keys]
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        """Set or, with None, delete one key. Raises: InvalidError (not bytes), DiskFull, ClosedError."""
+        if not isinstance(key, bytes) or not isinstance(value, bytes | None):
+            raise self._not_bytes()
+        self._gather({key: value}, len(key) + len(value or b""))
+
+    def write(self, changes: Iterable[Change]) -> None:
+        """Apply changes in order, all or none of them. Raises: as :meth:`put`."""
+        newest: dict[bytes, bytes | None] = {}
+        size = 0
+        for key, value in changes:
+            if not isinstance(key, bytes) or not isinstance(value, bytes | None):
+                raise self._not_bytes()
+            newest[key] = value
+            size += len(key) + len(value or b"")
+        self._gather(newest, size)
+
+    def delete_range(self, start: bytes | None, end: bytes | None) -> None:
+        """Delete all keys with ``start`` ≤ key < ``end``; None is an open end.
+
+        A changelog has no deletes of ranges: where one is fed, every key there is deleted by itself, in batches, so
+        that memory stays bounded and the change buffer spills to disk as always. After an error some of the keys
+        are deleted, in the store and for the changelog alike, and the call may be repeated.
+        """
+        self.flush()
+        if self._changes is None:
+            self._local.delete_range(start, end)
+            return
+        found = self._local.scan(start, end)
+        try:
+            while batch := [(key, None) for key, _ in islice(found, _RANGE_BATCH)]:
+                self._apply(batch)
+        finally:
+            found.close()
+
+    def scan(self, start: bytes | None, end: bytes | None) -> Items:
+        """Items with ``start`` ≤ key < ``end`` in key order, as of now. What is gathered is written first."""
+        self.flush()
+        return self._local.scan(start, end)
+
+    def flush(self) -> None:
+        """Write what is gathered, in one batch. Raises: DiskFull; it stays gathered then."""
+        if self._closed:
+            raise ClosedError("the store is closed", **self._where)
+        if self._pending:
+            self._apply(list(self._pending.items()))
+
+    def close(self) -> None:
+        """Forget what is gathered: it was not committed. Repeating it is no error."""
+        self._closed = True
+        self._pending = {}
+
+    def statistics(self) -> Mapping[str, float]:
+        """The local store's, and the number of changes gathered."""
+        return {**self._local.statistics(), "pending.changes": len(self._pending)}
+
+    def _gather(self, changes: dict[bytes, bytes | None], size: int) -> None:
+        if self._closed:
+            raise ClosedError("the store is closed", **self._where)
+        if self._pending and (
+            len(self._pending) + len(changes) > self._batch_size or self._pending_bytes + size > BATCH_BYTES
+        ):
+            self.flush()
+        if len(changes) >= self._batch_size or size > BATCH_BYTES:
+            self._apply(list(changes.items()))
+        else:
+            self._pending.update(changes)
+            self._pending_bytes += size
+
+    def _apply(self, changes: Sequence[Change]) -> None:
+        """One batch. Nothing is pending before it but, perhaps, these changes themselves."""
+        self._local.write(changes)
+        self._pending = {}
+        self._pending_bytes = 0
+        if self._changes is not None:
+            self._changes.extend(changes)
+
+    def _not_bytes(self) -> InvalidError:
+        return InvalidError(
+            "cannot write a key or value that is not bytes", hint="a serde makes bytes of other types", **self._where
+        )

@@ -1,0 +1,67 @@
+"""A local store that is only read: a finished snapshot directory, which stays as it is. Touches what it wraps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from statemgr.errors import InvalidError
+from statemgr.model.commit import Change
+from statemgr.ports import Items, LocalStore
+
+
+class ReadOnlyStore:
+    """Implements ``ports.LocalStore``: reads go to ``store``, everything that would write is an InvalidError."""
+
+    def __init__(self, store: LocalStore, directory: Path) -> None:
+        self._store = store
+        self._directory = directory
+
+    def get(self, key: bytes) -> bytes | None:
+        """As the port says."""
+        return self._store.get(key)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """As the port says."""
+        return self._store.get_many(keys)
+
+    def scan(self, start: bytes | None, end: bytes | None) -> Items:
+        """As the port says."""
+        return self._store.scan(start, end)
+
+    def statistics(self) -> Mapping[str, float]:
+        """As the port says."""
+        return self._store.statistics()
+
+    @property
+    def sequence_number(self) -> int:
+        """Stays what it is."""
+        return self._store.sequence_number
+
+    def write(self, changes: Iterable[Change]) -> None:
+        """Raises: InvalidError."""
+        raise self._refused()
+
+    def delete_range(self, start: bytes | None, end: bytes | None) -> None:
+        """Raises: InvalidError."""
+        raise self._refused()
+
+    def flush(self) -> None:
+        """Nothing to do."""
+
+    def compact_if_needed(self, limit: int) -> bool:
+        """Nothing to do."""
+        return False
+
+    def checkpoint(self, directory: Path) -> None:
+        """Raises: InvalidError."""
+        raise self._refused()
+
+    def close(self) -> None:
+        """As the port says."""
+        self._store.close()
+
+    def _refused(self) -> InvalidError:
+        return InvalidError(
+            "the store is a snapshot, which is only read", hint="open a copy of it to write", path=self._directory
+        )
