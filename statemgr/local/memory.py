@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from statemgr.errors import ClosedError, CorruptBlob, CorruptError, InvalidError
@@ -56,6 +56,11 @@ class MemoryStore:
         return store
 
     @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._content is None
+
+    @property
     def _items(self) -> dict[bytes, bytes]:
         if self._content is None:
             raise ClosedError("the store is closed", path=self._directory)
@@ -90,10 +95,10 @@ class MemoryStore:
         """As the port says. Raises: ClosedError."""
         self.write([(key, None) for key in self._keys_in(start, end)])
 
-    def scan(self, start: bytes | None, end: bytes | None) -> Generator[tuple[bytes, bytes], None, None]:
+    def scan(self, start: bytes | None, end: bytes | None) -> MemoryScan:
         """As the port says. Raises: ClosedError."""
         content = self._items
-        return self._scanned([(key, content[key]) for key in self._keys_in(start, end)])
+        return MemoryScan(self, [(key, content[key]) for key in self._keys_in(start, end)])
 
     def _keys_in(self, start: bytes | None, end: bytes | None) -> list[bytes]:
         content = self._items
@@ -102,12 +107,6 @@ class MemoryStore:
         first = 0 if start is None else bisect_left(self._keys, start)
         last = len(self._keys) if end is None else bisect_left(self._keys, end)
         return self._keys[first:last]
-
-    def _scanned(self, items: list[tuple[bytes, bytes]]) -> Generator[tuple[bytes, bytes], None, None]:
-        for item in items:
-            if self._content is None:
-                raise ClosedError("the store was closed during a scan", path=self._directory)
-            yield item
 
     @property
     def sequence_number(self) -> int:
@@ -158,3 +157,26 @@ class MemoryStore:
         """Close; what was not flushed is gone. Repeating it is no error."""
         self._content = None
         self._keys = None
+
+
+class MemoryScan(Iterator[tuple[bytes, bytes]]):
+    """Items as of its making; closing it, or its store, ends it."""
+
+    def __init__(self, store: MemoryStore, items: list[tuple[bytes, bytes]]) -> None:
+        self._store = store
+        self._items: Iterator[tuple[bytes, bytes]] | None = iter(items)
+        self._closed = False
+
+    def __next__(self) -> tuple[bytes, bytes]:
+        if self._closed or (self._items is not None and self._store.closed):
+            raise ClosedError("the scan was closed, by itself or with its store")
+        for item in self._items or ():
+            return item
+        self._items = None
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the scan before its end: a later step of it raises ClosedError."""
+        if self._items is not None:
+            self._items = None
+            self._closed = True

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from statemgr.errors import ClosedError, ConfigError, CorruptError, InvalidError
-from statemgr.local import bulk_writer, open_store
+from statemgr.local import bulk_writer, open_snapshot, open_store
+from statemgr.local.trees import is_state
 from statemgr.ports import LocalStore
 
 MEBIBYTE = 1024 * 1024
@@ -88,6 +89,129 @@ def test_scan_sees_the_moment_of_its_call(store: LocalStore) -> None:
     assert list(store.scan(None, None)) == [(b"a", b"2"), (b"c", b"2")]
 
 
+@pytest.mark.parametrize("flushed", [True, False])
+@pytest.mark.parametrize(
+    ("start", "end", "left"),
+    [
+        (b"a", b"b", [b"", b"\x00", b"b", b"\xff", b"\xff\xff"]),
+        (None, b"b", [b"b", b"\xff", b"\xff\xff"]),
+        (b"b", None, [b"", b"\x00", b"a", b"a\x00"]),
+        (None, None, []),
+        (b"b", b"a", [b"", b"\x00", b"a", b"a\x00", b"b", b"\xff", b"\xff\xff"]),
+        (b"c", b"d", [b"", b"\x00", b"a", b"a\x00", b"b", b"\xff", b"\xff\xff"]),
+    ],
+)
+def test_delete_range(
+    store: LocalStore, open_at: Open, tmp_path: Path, start: bytes, end: bytes, left: list[bytes], flushed: bool
+) -> None:
+    """A range of keys goes, start included and end not; keys written afterwards and a checkpoint are as they should."""
+    store.write([(key, key) for key in (b"", b"\x00", b"a", b"a\x00", b"b", b"\xff", b"\xff\xff")])
+    if flushed:
+        store.flush()
+    before = store.scan(None, None)
+    store.delete_range(start, end)
+    assert [key for key, _ in store.scan(None, None)] == left
+    assert len(list(before)) == 7
+    store.write([(b"a", b"again")])
+    store.flush()
+    store.checkpoint(tmp_path / "checkpoint")
+    copy = open_at(tmp_path / "checkpoint")
+    assert dict(copy.scan(None, None)) == {**{key: key for key in left}, b"a": b"again"}
+
+
+def test_delete_range_of_an_empty_store(store: LocalStore) -> None:
+    """There is nothing to delete, with any bounds."""
+    for start, end in ((None, None), (b"a", None), (None, b"a"), (b"a", b"b")):
+        store.delete_range(start, end)
+    assert list(store.scan(None, None)) == []
+
+
+def test_delete_range_is_a_write(store: LocalStore) -> None:
+    """A range that had keys raises the sequence number: the store is known as changed."""
+    store.write([(b"a", b"1"), (b"b", b"1")])
+    before = store.sequence_number
+    store.delete_range(b"a", None)
+    assert store.sequence_number > before
+
+
+def test_a_scan_can_be_closed(store: LocalStore) -> None:
+    """A closed scan goes no further, and says so; one that had ended just stays at its end."""
+    store.write([(b"a", b"1"), (b"b", b"2")])
+    half, whole = store.scan(None, None), store.scan(None, None)
+    assert next(half) == (b"a", b"1")
+    half.close()
+    half.close()
+    with pytest.raises(ClosedError, match="scan"):
+        next(half)
+    assert len(list(whole)) == 2
+    whole.close()
+    assert list(whole) == []
+    assert store.get(b"b") == b"2"
+
+
+def test_statistics_are_numbers(store: LocalStore) -> None:
+    """Every kind tells something of itself, and it moves with the content."""
+    before = dict(store.statistics())
+    store.write([(b"%03d" % i, b"x" * 100) for i in range(500)])
+    after = store.statistics()
+    assert after.keys() == before.keys()
+    assert all(isinstance(value, int | float) for value in after.values())
+    grown = {"rocksdb.estimate-num-keys", "memory.keys"} & after.keys()
+    assert [after[name] - before[name] for name in grown] == [500]
+
+
+def test_a_snapshot_is_only_read(kind: str, store: LocalStore, tmp_path: Path) -> None:
+    """A snapshot reads like any store, refuses every write, and leaves its directory's state as it is."""
+    content = [(b"%03d" % i, b"%d" % i) for i in range(100)]
+    store.write(content)
+    store.flush()
+    store.checkpoint(tmp_path / "checkpoint")
+    store.write([(b"000", b"later")])
+
+    def state() -> dict[str, bytes]:
+        directory = tmp_path / "checkpoint"
+        return {p.name: p.read_bytes() for p in directory.iterdir() if is_state(p.name)}
+
+    before = state()
+    snapshots = [open_snapshot(kind, tmp_path / "checkpoint", {}) for _ in range(2)]
+    for snapshot in snapshots:
+        assert list(snapshot.scan(None, None)) == content
+        assert list(snapshot.scan(b"098", None)) == content[98:]
+        assert snapshot.get(b"000") == b"0"
+        assert snapshot.get_many([b"nothing", b"099"]) == [None, b"99"]
+        assert snapshot.statistics()
+        number = snapshot.sequence_number
+        for write in (
+            lambda: snapshot.write([(b"a", b"1")]),
+            lambda: snapshot.delete_range(None, None),
+            lambda: snapshot.checkpoint(tmp_path / "another"),
+        ):
+            with pytest.raises(InvalidError, match="only read"):
+                write()
+        snapshot.flush()
+        assert not snapshot.compact_if_needed(1)
+        assert snapshot.sequence_number == number
+    for snapshot in snapshots:
+        snapshot.close()
+        with pytest.raises(ClosedError):
+            snapshot.get(b"000")
+    assert state() == before
+
+
+@pytest.mark.parametrize("directory", ["missing", "empty", "foreign"])
+def test_a_snapshot_is_never_made_up(kind: str, tmp_path: Path, directory: str) -> None:
+    """Invariant 8: where there is no store, a snapshot is a CorruptError and nothing is created."""
+    if directory != "missing":
+        (tmp_path / directory).mkdir()
+    if directory == "foreign":
+        (tmp_path / directory / "file").write_bytes(b"x")
+    with pytest.raises(CorruptError):
+        open_snapshot(kind, tmp_path / directory, {})
+    assert (tmp_path / directory).exists() == (directory != "missing")
+    if directory != "missing":
+        assert [p.name for p in (tmp_path / directory).iterdir()] == (["file"] if directory == "foreign" else [])
+
+
 def test_close_ends_scans_and_frees_the_directory(open_at: Open, tmp_path: Path) -> None:
     """A scan left half-way neither goes on after the close nor keeps the directory locked (finished ones neither)."""
     store = open_at(tmp_path / "live")
@@ -113,6 +237,8 @@ def test_closed_store_refuses(store: LocalStore) -> None:
         lambda: store.scan(None, None),
         lambda: store.sequence_number,
         store.flush,
+        store.statistics,
+        lambda: store.delete_range(b"a", None),
     ):
         with pytest.raises(ClosedError):
             use()
@@ -231,3 +357,5 @@ def test_unknown_kind(tmp_path: Path) -> None:
         open_store("tape", tmp_path, {})
     with pytest.raises(ConfigError, match="tape"):
         bulk_writer("tape", tmp_path, {})
+    with pytest.raises(ConfigError, match="tape"):
+        open_snapshot("tape", tmp_path, {})

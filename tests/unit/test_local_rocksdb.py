@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from statemgr.errors import CorruptError, DiskFull, InvalidError
+from statemgr.local import rocksdb_memory
 from statemgr.local.rocksdb import RocksDbStore
 from statemgr.local.rocksdb_bulk import bulk_load
 
@@ -129,6 +130,7 @@ def test_reopening_keeps_the_options(tmp_path: Path) -> None:
         ("target.file.size.bytes", 1 << 20, "target_file_size_base=1048576"),
         ("max.open.files", 77, "max_open_files=77"),
         ("max.background.jobs", 3, "max_background_jobs=3"),
+        ("block.cache.size.bytes", -1, "cache_index_and_filter_blocks=true"),
         ("optimize.filters.for.hits", True, "optimize_filters_for_hits=true"),
         ("compression", "snappy", "compression=kSnappyCompression"),
     ],
@@ -138,6 +140,66 @@ def test_option_reaches_rocksdb(name: str, value: object, line: str, tmp_path: P
     RocksDbStore.open(tmp_path / "store", {name: value}).close()
     (options,) = tmp_path.glob("store/OPTIONS-*")
     assert line in options.read_text()
+
+
+def test_stores_share_one_memory(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:
+    """Invariant 13: stores of a process have one block cache and one limit of memtables; a larger budget reaches
+    stores that are open, a smaller one changes nothing."""
+    one, two = open_at(tmp_path / "one"), open_at(tmp_path / "two")
+    own = open_at(tmp_path / "own", block_cache_size_bytes=1 << 20)
+    shared = rocksdb_memory.shared_memory()
+    capacity = one.statistics()["rocksdb.block-cache-capacity"]
+    assert two.statistics()["rocksdb.block-cache-capacity"] == capacity == 2 * shared.memtables.get_buffer_size()
+    assert own.statistics()["rocksdb.block-cache-capacity"] == 1 << 20
+    before = two.statistics()["rocksdb.block-cache-usage"]
+    one.write([(b"%06d" % i, os.urandom(100)) for i in range(40_000)])
+    assert two.statistics()["rocksdb.block-cache-usage"] > before + 4_000_000
+    rocksdb_memory.use_memory(int(capacity) * 2)
+    assert one.statistics()["rocksdb.block-cache-capacity"] == capacity * 2
+    rocksdb_memory.use_memory(1 << 23)
+    assert two.statistics()["rocksdb.block-cache-capacity"] == capacity * 2
+    assert shared.memtables.get_buffer_size() == capacity
+
+
+MEMTABLES = """
+import os, sys
+from pathlib import Path
+from statemgr.local import use_memory
+from statemgr.local.rocksdb import RocksDbStore
+use_memory(8 << 20)
+stores = [RocksDbStore.open(Path(sys.argv[1]) / str(n), {"compression": "none"}) for n in range(4)]
+highest = 0
+for round in range(60):
+    for store in stores:
+        store.write([(b"%04d%06d" % (round, i), os.urandom(100)) for i in range(500)])
+    highest = max(highest, sum(s.statistics()["rocksdb.cur-size-all-mem-tables"] for s in stores))
+print(int(highest), sum(1 for s in stores for _ in s.scan(None, None)))
+"""
+
+
+def test_memtables_of_all_stores_stay_within_the_budget(tmp_path: Path) -> None:
+    """Invariant 13: four stores that together write 15 MB hold about the half of 8 MiB, not four memtables."""
+    run = subprocess.run(
+        [sys.executable, "-c", MEMTABLES, str(tmp_path)], capture_output=True, text=True, timeout=100, check=True
+    )
+    highest, keys = map(int, run.stdout.split())
+    assert keys == 60 * 4 * 500
+    assert highest < 8 << 20
+
+
+def test_statistics_of_rocksdb_itself(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:
+    """Properties are always there; tickers and histograms count when they are asked for, from this opening on."""
+    plain, counting = open_at(tmp_path / "plain"), open_at(tmp_path / "counting", statistics=True)
+    for store in (plain, counting):
+        store.write([(b"%03d" % i, b"1") for i in range(100)])
+        store.flush()
+        store.get(b"001")
+    assert "rocksdb.number.keys.written" not in plain.statistics()
+    numbers = counting.statistics()
+    assert numbers["rocksdb.number.keys.written"] == 100
+    assert numbers["rocksdb.db.get.micros.count"] == 1
+    assert numbers["rocksdb.db.get.micros.p99"] > 0
+    assert plain.statistics()["rocksdb.num-files-at-level0"] == numbers["rocksdb.num-files-at-level0"] == 1
 
 
 def test_checkpoint_has_state_files_only(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:

@@ -1,0 +1,161 @@
+"""Serdes: what was written is read, in order where order counts, and old Avro values by new schemas."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import fastavro
+import pytest
+
+from statemgr.errors import ConfigError, CorruptError, InvalidError
+from statemgr.serdes import Serde, avro_serde, serde
+
+FIRST = json.dumps(
+    {"type": "record", "name": "Total", "fields": [{"name": "count", "type": "int"}, {"name": "old", "type": "string"}]}
+)
+SECOND = json.dumps(
+    {
+        "type": "record",
+        "name": "Total",
+        "fields": [{"name": "count", "type": "long"}, {"name": "note", "type": ["null", "string"], "default": None}],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bytes", b"\x00\xff"),
+        ("string", "ü€😀"),
+        ("integer", -(1 << 63)),
+        ("integer", (1 << 63) - 1),
+        ("json", {"b": [1, None, "ü"], "a": 1.5}),
+        ("msgpack", {"b": [1, None, "ü", b"\x00"], "a": 1.5, 7: True}["b"]),
+        ("msgpack", {"b": b"\xff", "a": [1 << 63, -1]}),
+        ("msgpack", {7: "x", 3: "y"}),
+    ],
+)
+def test_what_was_written_is_read(name: str, value: Any) -> None:
+    """A value comes back equal, of its own type."""
+    chosen = serde(name)
+    found = chosen.deserialize(chosen.serialize(value))
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_integers_sort_as_numbers() -> None:
+    """The order of an integer's bytes is the order of the numbers."""
+    numbers = [-(1 << 63), -256, -1, 0, 1, 255, 256, (1 << 63) - 1]
+    written = [serde("integer").serialize(number) for number in numbers]
+    assert written == sorted(written)
+
+
+@pytest.mark.parametrize("name", ["json", "msgpack"])
+def test_equal_maps_have_equal_bytes(name: str) -> None:
+    """A key that is a map is found again whatever the order in which it was put together, at every depth."""
+    one = serde(name).serialize({"a": 1, "b": [{"x": 1, "y": 2}]})
+    other = serde(name).serialize({"b": [{"y": 2, "x": 1}], "a": 1})
+    assert one == other
+
+
+@pytest.mark.parametrize("value", [object(), 1 << 70, {1: 1, "a": 1}])
+def test_what_does_not_fit_into_messagepack(value: object) -> None:
+    """A value that MessagePack has no form for is refused."""
+    with pytest.raises(InvalidError, match="MessagePack"):
+        serde("msgpack").serialize(value)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x92\x01", b"\x01\x02"])
+def test_bytes_that_are_no_messagepack(data: bytes) -> None:
+    """Bytes that are cut, too many, or nothing at all are an error with a hint."""
+    with pytest.raises(CorruptError, match="serde"):
+        serde("msgpack").deserialize(data)
+
+
+def test_any_pair_of_callables() -> None:
+    """A pair, and a Serde, are taken as they are."""
+    pair = serde((lambda value: value.encode("latin-1"), lambda data: data.decode("latin-1")))
+    assert pair.deserialize(pair.serialize("é")) == "é"
+    own = Serde(bytes, bytes)
+    assert serde(own) is own
+
+
+@pytest.mark.parametrize("name", ["strnig", "avro"])
+def test_unknown_names(name: str) -> None:
+    """A name that stands for nothing, or for nothing without schemas, says what to do."""
+    with pytest.raises(ConfigError, match=r"pair of callables|avro_serde"):
+        serde(name)
+
+
+# --- Avro ----------------------------------------------------------------------------------------------------------
+
+
+def test_avro_values_are_single_objects() -> None:
+    """The bytes are the mark, the writer's fingerprint and the body of the Avro specification."""
+    data = avro_serde([FIRST]).serialize({"count": 3, "old": "x"})
+    text = fastavro.schema.to_parsing_canonical_form(json.loads(FIRST))
+    assert data[:2] == b"\xc3\x01"
+    assert data[2:10] == struct.pack("<Q", rabin(text.encode()))
+    assert data[10:] == b"\x06\x02x"
+
+
+def rabin(data: bytes) -> int:
+    """CRC-64-AVRO, written down from the specification."""
+    empty = 0xC15D213AA4D7A795
+    result = empty
+    for byte in data:
+        entry = (result ^ byte) & 0xFF
+        for _ in range(8):
+            entry = (entry >> 1) ^ (empty if entry & 1 else 0)
+        result = (result >> 8) ^ entry
+    return result
+
+
+def test_avro_values_evolve() -> None:
+    """An older value is read as the newest type: promoted, without the removed field, with the new one's default."""
+    old = avro_serde([FIRST]).serialize({"count": 3, "old": "x"})
+    evolved = avro_serde([FIRST, SECOND])
+    assert evolved.deserialize(old) == {"count": 3, "note": None}
+    new = evolved.serialize({"count": 1 << 40, "note": "y"})
+    assert evolved.deserialize(new) == {"count": 1 << 40, "note": "y"}
+
+
+def test_avro_value_of_an_unknown_schema() -> None:
+    """A value whose writer's schema is not listed is an error that says which key to look at."""
+    data = avro_serde([SECOND]).serialize({"count": 3})
+    with pytest.raises(CorruptError, match=r"unknown fingerprint .* value\.avro\.schemas"):
+        avro_serde([FIRST]).deserialize(data)
+
+
+def test_avro_evolution_without_a_default() -> None:
+    """A new field without a default cannot be read from an older value, and the error says so."""
+    third = SECOND.replace(', "default": null', "")
+    assert third != SECOND
+    old = avro_serde([FIRST]).serialize({"count": 3, "old": "x"})
+    with pytest.raises(CorruptError, match="default"):
+        avro_serde([FIRST, third]).deserialize(old)
+
+
+@pytest.mark.parametrize("change", ["cut", "longer", "other mark", "empty"])
+def test_avro_bytes_that_are_altered(change: str) -> None:
+    """Bytes that are not exactly one value are an error."""
+    data = avro_serde([FIRST]).serialize({"count": 3, "old": "xyz"})
+    altered = {"cut": data[:-1], "longer": data + b"\x00", "other mark": b"\xc3\x02" + data[2:], "empty": b""}[change]
+    with pytest.raises(CorruptError):
+        avro_serde([FIRST]).deserialize(altered)
+
+
+@pytest.mark.parametrize("value", [{"count": "three", "old": "x"}, {"old": "x"}, 3])
+def test_values_that_do_not_fit_their_schema(value: object) -> None:
+    """A value of another type, or without a field, is refused before anything is written."""
+    with pytest.raises(InvalidError, match="schema"):
+        avro_serde([FIRST]).serialize(value)
+
+
+@pytest.mark.parametrize("schemas", [[], ["{"], ['"nothing"'], ['{"type": "record"}'], [FIRST, "null"]])
+def test_schemas_that_are_none(schemas: list[str]) -> None:
+    """What is no schema is a configuration error."""
+    with pytest.raises(ConfigError, match="schema"):
+        avro_serde(schemas)
