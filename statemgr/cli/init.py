@@ -36,14 +36,15 @@ commit.ms = 60000
 # One table a store.
 [stores.totals]
 type = "rocksdb"                  # or "memory"
-# key.serde = "string"                  # bytes (the default), string, integer or json
-# value.serde = "json"
+# key.serde = "string"                  # bytes (the default), string, integer, json or msgpack
+# value.serde = "json"                  # these, or avro with its schemas
+# write.batch.size = 1000               # changes gathered for one batch; reads see them at once
 # backup.factories = ["blob-store"]     # for this store alone
 # restore.factories = ["blob-store"]
 # changelog.topic = "{name}-1-totals-changelog"
 # changelog.min.compaction.lag.ms = 14400000
 # rocksdb.compression = "lz4"
-# rocksdb.write.buffer.size.bytes = 33554432
+# rocksdb.write.buffer.size.bytes = 16777216
 
 [blob.store]
 uri = "{blob_uri}"

@@ -101,7 +101,7 @@ ROCKSDB_OPTIONS: tuple[RocksDbOption, ...] = (
         name="statistics",
         kind=BOOLEAN,
         default=False,
-        doc="RocksDB's own counters and latencies in `Store.statistics()`; they cost a few percent.",
+        doc="RocksDB's own counters and latencies in `Store.statistics()`; counting costs some speed.",
     ),
 )
 

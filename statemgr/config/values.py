@@ -162,12 +162,13 @@ def _endpoint(value: object) -> str:
 def _schemas(value: object) -> list[str]:
     """Avro schemas as compact JSON: a list of texts, or a text that is a JSON array of schemas."""
     if isinstance(value, str):
-        value = json.loads(value)
-    if not isinstance(value, list | tuple) or not value:
+        schemas = json.loads(value)
+    else:
+        schemas = [json.loads(item) if isinstance(item, str) else item for item in _items(value)]
+    if not isinstance(schemas, list) or not schemas:
         raise ValueError
     result = []
-    for given in value:
-        schema = json.loads(given) if isinstance(given, str) else given
+    for schema in schemas:
         try:
             parse_schema(schema, named_schemas={})
         except Exception:  # the parser meets arbitrary JSON; whatever it raises means the same

@@ -37,7 +37,7 @@ def avro_serde(schemas: Sequence[str]) -> Serde:
     for text in schemas:
         try:
             schema = json.loads(text)
-            header = _MARK + bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))[::-1]
+            header = _MARK + bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))
             known[header] = parse_schema(schema, named_schemas={})
         except Exception as error:  # the parser meets arbitrary JSON; whatever it raises means the same
             raise ConfigError(f"this is no Avro schema: {type(error).__name__}: {error}") from error

@@ -181,13 +181,12 @@ def test_a_snapshot_is_only_read(kind: str, store: LocalStore, tmp_path: Path) -
         assert snapshot.get_many([b"nothing", b"099"]) == [None, b"99"]
         assert snapshot.statistics()
         number = snapshot.sequence_number
-        for write in (
-            lambda: snapshot.write([(b"a", b"1")]),
-            lambda: snapshot.delete_range(None, None),
-            lambda: snapshot.checkpoint(tmp_path / "another"),
-        ):
-            with pytest.raises(InvalidError, match="only read"):
-                write()
+        with pytest.raises(InvalidError, match="only read"):
+            snapshot.write([(b"a", b"1")])
+        with pytest.raises(InvalidError, match="only read"):
+            snapshot.delete_range(None, None)
+        with pytest.raises(InvalidError, match="only read"):
+            snapshot.checkpoint(tmp_path / "another")
         snapshot.flush()
         assert not snapshot.compact_if_needed(1)
         assert snapshot.sequence_number == number

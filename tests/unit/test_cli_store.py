@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
 
 from statemgr.cli.store import _after, parse, render, text
 from statemgr.errors import InvalidError
+from statemgr.serdes import Serde, avro_serde
+
+_DATES = avro_serde(['{"type": "int", "logicalType": "date"}'])
 
 
 @pytest.mark.parametrize(
@@ -16,6 +21,7 @@ from statemgr.errors import InvalidError
         ("00ff", "hex", b"\x00\xff"),
         ("é", "string", "é".encode()),
         ('"a"', "json", b'"a"'),
+        ('{"b": 1, "a": 2}', "msgpack", b"\x82\xa1a\x02\xa1b\x01"),
         ("-1", "integer", b"\x7f" + b"\xff" * 7),
     ],
 )
@@ -40,15 +46,17 @@ def test_a_key_that_is_none_is_refused(given: str, serde: str) -> None:
         (b"\xff", "hex", "ff"),
         (b'{"a":1}', "json", {"a": 1}),
         (b"\x80" + b"\x00" * 6 + b"\x07", "integer", 7),
+        (b"\x82\x01\xc4\x01\xff\xa1a\x92\xc0\xc3", "msgpack", {"1": "0xff", "a": [None, True]}),
+        (_DATES.serialize(datetime.date(1970, 1, 2)), _DATES, "1970-01-02"),
     ],
 )
-def test_bytes_are_rendered_by_their_serde(data: bytes, serde: str, value: object) -> None:
+def test_bytes_are_rendered_by_their_serde(data: bytes, serde: str | Serde, value: object) -> None:
     """As something that JSON can hold; bytes that are no text as hexadecimal."""
     assert render(data, serde) == value
 
 
-@pytest.mark.parametrize(("data", "serde"), [(b"\xff", "string"), (b"{", "json"), (b"abc", "integer")])
-def test_bytes_of_another_serde_are_refused(data: bytes, serde: str) -> None:
+@pytest.mark.parametrize(("data", "serde"), [(b"\xff", "string"), (b"{", "json"), (b"abc", "integer"), (b"", _DATES)])
+def test_bytes_of_another_serde_are_refused(data: bytes, serde: str | Serde) -> None:
     """Never shown as something that they are not."""
     with pytest.raises(InvalidError, match="serde"):
         render(data, serde)

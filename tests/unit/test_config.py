@@ -190,6 +190,12 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, nearest: str) -> N
         ("task.commit.timeout.ms", 900_001),
         ("stores.totals.type", "redis"),
         ("stores.totals.key.serde", "pickle"),
+        ("stores.totals.key.serde", "avro"),
+        ("stores.totals.value.avro.schemas", []),
+        ("stores.totals.value.avro.schemas", ["no JSON"]),
+        ("stores.totals.value.avro.schemas", ['{"type": "recrod"}']),
+        ("stores.totals.write.batch.size", 0),
+        ("state.memory.bytes", 1024),
         ("stores.totals.rocksdb.compaction.style", "fifo"),
         ("stores.totals.rocksdb.num.write.buffers", -1),
         ("blob.store.uri", "ftp://host/x"),
@@ -229,6 +235,10 @@ def test_a_bad_value_names_the_key_and_what_is_expected(key: str, value: object)
         ({"stores.a.changelog.topic": "__statemgr_checkpoints_orders_1"}, "stores.a.changelog.topic"),
         ({"task.inputs": "t", "stores.a.changelog.topic": "t"}, "task.inputs"),
         ({"stores.a.changelog": "t", "stores.a.changelog.topic": "u"}, "stores.a.changelog.topic"),
+        ({"stores.a.value.serde": "avro"}, "stores.a.value.avro.schemas"),
+        ({"stores.a.value.avro.schemas": ['"long"']}, "stores.a.value.avro.schemas"),
+        ({"state.memory.bytes": 16 << 20, "stores.a.rocksdb.write.buffer.size.bytes": (8 << 20) + 1},
+         "stores.a.rocksdb.write.buffer.size.bytes"),
         ({"job": {"tasks": 2}, "job.tasks": 2}, "job.tasks"),
         ({"kafka.transactional.id": "x"}, "kafka.transactional.id"),
         ({"kafka.producer.acks": 1}, "kafka.producer.acks"),
@@ -238,6 +248,32 @@ def test_a_bad_value_names_the_key_and_what_is_expected(key: str, value: object)
 def test_a_contradiction_names_the_key_to_change(mapping: dict[str, object], key: str) -> None:
     """A42 too: version settings are checked before a job starts."""
     assert refusal(mapping).where["key"] == key
+
+
+def test_schemas_of_values(tmp_path: Path) -> None:
+    """Schemas are texts, tables, one JSON array, or a file that holds one, read where it is used."""
+    first, second = '"int"', '{"type":"array","items":"long"}'
+    path = tmp_path / "total.avsc.json"
+    for given in (
+        [first, second],
+        [first, {"type": "array", "items": "long"}],
+        f"[{first}, {second}]",
+        f"${{file:{path}}}",
+    ):
+        config = load(stores__a__value__serde="avro", stores__a__value__avro__schemas=given)
+        again = JobConfig.from_mapping(json.loads(json.dumps(config.to_mapping())))
+        assert again == config
+        path.write_text(f"[{first}, {second}]\n")
+        assert again.stores["a"].avro_schemas() == [first, second]
+        path.write_text("{")
+    with pytest.raises(ConfigError, match=r"stores\.a\.value\.avro\.schemas must be a list of Avro schemas"):
+        config.stores["a"].avro_schemas()
+
+
+def test_memory_of_a_memory_store_is_not_rocksdbs() -> None:
+    """A store that has no memtables does not contradict a small budget."""
+    config = load(stores__a__type="memory", state__memory__bytes="8388608")
+    assert config.memory_bytes == 8 << 20
 
 
 def test_a_backend_from_outside_is_named_by_a_dotted_path() -> None:

@@ -1,0 +1,87 @@
+"""Open stores for tests, without a broker: committed by hand, as the flows do it, and opened again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from statemgr import JobConfig
+from statemgr.flows.open_store import FrozenStore, OpenStore
+from statemgr.ports import CommittedDirectory
+from statemgr.runtime import Runtime
+from statemgr.serdes import key_serde, value_serde
+from statemgr.store import Store
+
+TASK = "Partition 0"
+
+
+class CommittedStore:
+    """One store of one task, and a dictionary that gets what a changelog would get.
+
+    Args:
+        directory: where local state is kept.
+        track: whether a changelog is fed.
+        settings: keys after ``stores.totals.``.
+    """
+
+    def __init__(self, directory: Path, *, track: bool, settings: Mapping[str, object]) -> None:
+        self.config = JobConfig.from_mapping(
+            {
+                "job.name": "orders",
+                "state.dir": str(directory),
+                "stores.totals.type": "rocksdb",
+                **{f"stores.totals.{key}": value for key, value in settings.items()},
+            }
+        )
+        self.changelog: dict[bytes, bytes] = {}
+        self._runtime = Runtime(self.config)
+        self._track = track
+        self._committed: CommittedDirectory | None = None
+        self._commits = 0
+        self._open()
+
+    def _open(self) -> None:
+        parts = self._runtime.parts
+        state_id = self._committed.state_id if self._committed else None
+        self.opened = OpenStore(
+            parts,
+            parts.identity(TASK, "totals"),
+            self.config.stores["totals"],
+            self._committed,
+            state_id,
+            track_changes=self._track,
+        )
+        self.store = Store(self.opened, key_serde(self.opened.config), value_serde(self.opened.config))
+
+    def freeze(self) -> FrozenStore:
+        """The synchronous part of a commit."""
+        self._commits += 1
+        return self.opened.freeze(f"s{self._commits}", snapshot=True)
+
+    def publish(self, frozen: FrozenStore) -> None:
+        """The rest of it, published and acknowledged."""
+        directories = self.opened.directories
+        assert frozen.staging is not None
+        hashed = directories.hash_files(frozen.staging)
+        self._committed = directories.adopt(frozen.staging, frozen.state_id, hashed.files)
+        for key, value in frozen.changes or ():
+            if value is None:
+                self.changelog.pop(key, None)
+            else:
+                self.changelog[key] = value
+        self.opened.acknowledged(frozen, frozen.state_id)
+
+    def give_up(self, frozen: FrozenStore) -> None:
+        """The commit failed before its publish."""
+        assert frozen.staging is not None
+        self.opened.directories.discard(frozen.staging)
+
+    def reopen(self) -> None:
+        """The owner is gone; the next one opens what was published last."""
+        self.opened.close()
+        self._open()
+
+    def close(self) -> None:
+        """Close the store, and all that it needed."""
+        self.opened.close()
+        self._runtime.close()
