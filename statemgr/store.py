@@ -7,7 +7,7 @@ from typing import Any
 
 from statemgr import ports
 from statemgr.flows.open_store import OpenStore
-from statemgr.serdes import Serde
+from statemgr.serdes import SERDES, Serde
 
 
 class Items(Iterator[tuple[Any, Any]]):
@@ -50,6 +50,8 @@ class Store:
         self._content = opened.content
         self._key = key_serde
         self._value = value_serde
+        #: Bytes in and out, so that nothing needs to be called for each of many.
+        self._plain = key_serde is value_serde is SERDES["bytes"]
 
     @property
     def name(self) -> str:
@@ -73,10 +75,14 @@ class Store:
         self._content.put(self._key.serialize(key), self._value.serialize(value))
 
     def put_many(self, items: Iterable[tuple[Any, Any]] | Mapping[Any, Any]) -> None:
-        """Set many keys, all or none of them."""
-        pairs = items.items() if isinstance(items, Mapping) else items
-        serialize_key, serialize = self._key.serialize, self._value.serialize
-        self._content.write([(serialize_key(key), serialize(value)) for key, value in pairs])
+        """Set many keys, all or none of them. Raises: as :meth:`put`."""
+        pairs = list(items.items() if isinstance(items, Mapping) else items)
+        if any(value is None for _, value in pairs):
+            raise TypeError("None is not a value; use delete_many()")
+        if not self._plain:
+            serialize_key, serialize = self._key.serialize, self._value.serialize
+            pairs = [(serialize_key(key), serialize(value)) for key, value in pairs]
+        self._content.write(pairs)
 
     def delete(self, key: Any) -> None:
         """Remove a key; an absent one is no error."""

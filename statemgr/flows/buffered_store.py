@@ -70,6 +70,12 @@ class BufferedStore:
 
     def write(self, changes: Iterable[Change]) -> None:
         """Apply changes in order, all or none of them. Raises: as :meth:`put`."""
+        changes = list(changes)
+        if len(changes) >= self._batch_size:
+            # a batch of its own; the local store checks it as it takes it
+            self.flush()
+            self._apply(changes)
+            return
         newest: dict[bytes, bytes | None] = {}
         size = 0
         for key, value in changes:
@@ -125,7 +131,7 @@ class BufferedStore:
             len(self._pending) + len(changes) > self._batch_size or self._pending_bytes + size > BATCH_BYTES
         ):
             self.flush()
-        if len(changes) >= self._batch_size or size > BATCH_BYTES:
+        if self._batch_size == 1 or size > BATCH_BYTES:
             self._apply(list(changes.items()))
         else:
             self._pending.update(changes)

@@ -119,8 +119,12 @@ def test_a_batch_with_something_wrong_is_not_gathered(open_one: Open) -> None:
         job.store.put_many([(b"b", b"2"), (b"c", 3)])
     with pytest.raises(InvalidError, match="not bytes"):
         job.store.put("key", b"1")
+    with pytest.raises(InvalidError, match="bytes"):
+        job.store.put_many([(b"b", b"2")] * 2_000 + [(b"c", 3)])
     with pytest.raises(TypeError, match="delete"):
         job.store.put(b"a", None)
+    with pytest.raises(TypeError, match="delete_many"):
+        job.store.put_many({b"b": b"2", b"a": None})
     assert dict(job.store.range()) == {b"a": b"1"}
 
 
