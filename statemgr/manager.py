@@ -34,7 +34,7 @@ class StateManager:
 
     Args:
         config: the job's configuration.
-        partitioner: how keys are spread over tasks (``kafka-partition``, ``kafka-murmur2``, ``spark-hash``); it is
+        partitioner: how keys are spread over tasks (``kafka-partition``, ``kafka-murmur2``, ``spark-hash(<types of the key>)``); it is
             part of every checkpoint, and a job opened with another one is refused.
     """
 
