@@ -34,8 +34,8 @@ class StateManager:
 
     Args:
         config: the job's configuration.
-        partitioner: how keys are spread over tasks (``kafka-partition``, ``kafka-murmur2``, ``spark-hash(<types of the key>)``); it is
-            part of every checkpoint, and a job opened with another one is refused.
+        partitioner: how keys are spread over tasks (``kafka-partition``, ``kafka-murmur2``, ``spark-hash(<types>)``);
+            it is part of every checkpoint, and a job opened with another one is refused.
     """
 
     def __init__(self, config: JobConfig, partitioner: str = "kafka-partition") -> None:
