@@ -64,6 +64,12 @@ def task_path(task: str) -> str:
     return f"Partition_{task_index(task)}"
 
 
+def attempt_millis(attempt: str) -> int | None:
+    """When an attempt began by the clock of its machine (epoch milliseconds); None when its ID does not say."""
+    millis = attempt.partition("-")[0]
+    return int(millis) if millis.isdecimal() and len(millis) <= 19 else None
+
+
 @dataclass(frozen=True)
 class IdSource:
     """Makes the IDs of one process.

@@ -56,6 +56,16 @@ class BlobInfo:
     expires_ms: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class UnfinishedUpload:
+    """An upload that was begun and never ended: what it would have become, the store's own ``token`` for it, and when
+    it was begun (epoch milliseconds by the store's time)."""
+
+    blob_id: str
+    token: str
+    started_ms: int
+
+
 class BlobReader(Protocol):
     """An open GET: ``readinto`` fills a buffer and returns how many bytes it got, 0 at the end."""
 
@@ -72,6 +82,10 @@ class BlobStore(Protocol):
     def checks_uploads(self) -> bool:
         """True when a PUT whose content does not match the checksum sent with it is known to be refused."""
 
+    @property
+    def listing_tells_ttl(self) -> bool:
+        """True when ``expires_ms`` of what :meth:`list` gives can be relied on; otherwise only :meth:`stat` knows."""
+
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
         """Write a new blob, whole or not at all, durable when it returns; expires after ``ttl_days`` if given."""
 
@@ -87,8 +101,21 @@ class BlobStore(Protocol):
     def stat(self, blob_id: str) -> BlobInfo:
         """Raises: MissingBlob."""
 
-    def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """Every blob whose name starts with ``prefix``. Never used by a restore."""
+    def list(self, prefix: str, after: str | None = None) -> Iterator[BlobInfo]:
+        """Every blob whose name starts with ``prefix``, page by page, always in the same order; with ``after`` only
+        those that come later than this name in it. Never used by a restore."""
+
+    def time_ms(self) -> int:
+        """What the store's own clock says, the one that ``modified_ms`` comes from (epoch milliseconds).
+
+        Raises: InvalidError where it does not tell.
+        """
+
+    def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """Uploads below ``prefix`` that were begun and not ended. Raises: InvalidError where it cannot tell."""
+
+    def abandon(self, upload: UnfinishedUpload) -> None:
+        """Free what an unfinished upload holds; one that has ended meanwhile is no error."""
 
     def probe(self) -> Sequence[str]:
         """Problems that ``doctor`` should show (no lifecycle rule, tags refused…); empty when all is well."""
@@ -360,6 +387,12 @@ class BackupManager(Protocol):
 
     def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
         """Names of the blobs that the commit of ``marker`` itself added (for REMOVE_TTL at open)."""
+
+    def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
+        """Names of all blobs that a restore from ``marker`` needs (for garbage collection: all others go).
+
+        A backend from outside that has no such method makes garbage collection refuse.
+        """
 
 
 @dataclass(frozen=True, slots=True)

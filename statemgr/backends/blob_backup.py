@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from statemgr.backends.blob_collect import Collector
@@ -101,6 +101,12 @@ class BlobBackup:
         ref = index_of(identity, marker)
         index = self._indexes.get(self._transfer(), identity, ref)
         return [*dict.fromkeys(blob.blob_id for blob in index.added()), ref.blob_id]
+
+    def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
+        """As the port says: the index and every part. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        ref = index_of(identity, marker)
+        index = self._indexes.get(self._transfer(), identity, ref)
+        return dict.fromkeys([ref.blob_id, *(blob.blob_id for blob in index.blobs())])
 
     def _base(self, identity: StoreIdentity, base: Marker | None) -> SnapshotIndex | None:
         if not isinstance(base, IndexMarker):

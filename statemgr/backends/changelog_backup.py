@@ -7,7 +7,7 @@ topic been made anew?) is asked in ``stage``, before the transaction, by the pro
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +104,10 @@ class ChangelogBackup:
 
     def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
         """None: what carries changes to the publisher is not referenced by any checkpoint."""
+        return ()
+
+    def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
+        """None: the state is in Kafka."""
         return ()
 
     # --- parts ----------------------------------------------------------------------------------------

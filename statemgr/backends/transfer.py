@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from statemgr.backends.files import NewFile, SourceFile
 from statemgr.backends.pool import Batch, Counter
@@ -22,6 +23,7 @@ from statemgr.model.hashing import content_hash, hasher
 from statemgr.model.snapshot import FileIndex
 from statemgr.ports import BlobStore, Body, FileSlice, Progress
 
+T = TypeVar("T")
 _BUFFER = 1024 * 1024
 
 
@@ -219,24 +221,25 @@ class Transfer:
 
     def remove_ttl_all(self, blob_ids: Iterable[str]) -> Mapping[str, StatemgrError]:
         """Keep blobs for ever, in parallel. Returns those it failed for, and why (MissingBlob: gone)."""
-        return self._each(blob_ids, self._blobs.remove_ttl)
+        return self.for_each(blob_ids, self._blobs.remove_ttl)
 
     def delete_all(self, blob_ids: Iterable[str]) -> Mapping[str, StatemgrError]:
         """Delete blobs, in parallel. Returns those it failed for, and why."""
-        return self._each(blob_ids, self._blobs.delete)
+        return self.for_each(blob_ids, self._blobs.delete)
 
-    def _each(self, blob_ids: Iterable[str], action: Callable[[str], None]) -> Mapping[str, StatemgrError]:
-        failed: dict[str, StatemgrError] = {}
+    def for_each(self, items: Iterable[T], action: Callable[[T], None]) -> Mapping[T, StatemgrError]:
+        """Do something with each of different items, in parallel. Returns those it failed for, and why."""
+        failed: dict[T, StatemgrError] = {}
 
-        def job(blob_id: str) -> None:
+        def job(item: T) -> None:
             try:
-                action(blob_id)
+                action(item)
             except StatemgrError as error:
-                failed[blob_id] = error
+                failed[item] = error
 
         with Batch(self._pool, self._window) as batch:
-            for blob_id in dict.fromkeys(blob_ids):
-                batch.submit(partial(job, blob_id))
+            for item in dict.fromkeys(items):
+                batch.submit(partial(job, item))
         return failed
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ def open_raw_blob_store(config: JobConfig, clock: Clock) -> BlobStore:
 
 def _open_s3(config: JobConfig, bucket: str, prefix: str) -> BlobStore:
     try:
-        from statemgr.blobs.s3 import S3BlobStore, make_client
+        from statemgr.blobs.s3 import S3BlobStore, encryption_fields, make_client
     except ModuleNotFoundError as error:
         if error.name not in ("boto3", "botocore", "urllib3"):
             raise
@@ -61,5 +61,6 @@ def _open_s3(config: JobConfig, bucket: str, prefix: str) -> BlobStore:
             "an s3:// blob store needs boto3, which is not installed", hint="pip install 'statemgr[s3]'"
         ) from error
     # every part in flight, and the indexes beside them
-    client = make_client(config.blob_s3, connections=config.parallelism + 2)
-    return S3BlobStore(client, bucket, prefix, ttl_days=config.ttl_days)
+    settings = config.blob_s3
+    client = make_client(settings, connections=config.parallelism + 2)
+    return S3BlobStore(client, bucket, prefix, ttl_days=config.ttl_days, encryption=encryption_fields(settings))

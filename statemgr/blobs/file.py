@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import IO
 
 from statemgr.blobs.body import CHUNK, BytesReader, open_body
+from statemgr.blobs.file_errors import not_a_file, translated
 from statemgr.blobs.names import BlobExists, check_blob_id
-from statemgr.errors import AccessDenied, CorruptBlob, DiskFull, MissingBlob, StatemgrError, UnavailableError
-from statemgr.ports import BlobInfo, BlobReader, Body, Clock
+from statemgr.errors import InvalidError, StatemgrError
+from statemgr.ports import BlobInfo, BlobReader, Body, Clock, UnfinishedUpload
 
+_TEMPORARY = ".tmp"
 _DAY_MS = 24 * 3600 * 1000
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -37,6 +39,7 @@ class FileBlobStore:
 
     #: A file system takes no checksum with a write, so the bytes are read back.
     checks_uploads = False
+    listing_tells_ttl = True
 
     def __init__(self, root: Path, clock: Clock) -> None:
         self._root = root
@@ -45,7 +48,7 @@ class FileBlobStore:
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
         """As the port says. Raises: BlobExists."""
         *parents, name = check_blob_id(blob_id)
-        with open_body(body) as stream, _translated(blob_id):
+        with open_body(body) as stream, translated(blob_id):
             for attempts_left in (2, 1, 0):
                 try:
                     with self._directory(parents, create=True) as directory:
@@ -61,7 +64,7 @@ class FileBlobStore:
         if _exists(directory, name):
             os.fsync(directory)  # the caller takes its own earlier blob for durable: its writer may have died before
             raise BlobExists("a blob of this name exists already", blob=blob_id)
-        temporary = f".{uuid.uuid4().hex}.tmp"
+        temporary = f".{uuid.uuid4().hex}{_TEMPORARY}"
         try:
             _write_new(directory, temporary, body)
             # left behind by a writer that died before it linked its blob
@@ -79,7 +82,7 @@ class FileBlobStore:
     @contextmanager
     def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
         """As the port says."""
-        with _translated(blob_id):
+        with translated(blob_id):
             fd = self._open(blob_id)
         try:
             if length == 0:
@@ -93,7 +96,7 @@ class FileBlobStore:
     def delete(self, blob_id: str) -> None:
         """As the port says; directories that become empty go too."""
         *parents, name = check_blob_id(blob_id)
-        with _translated(blob_id), suppress(FileNotFoundError):
+        with translated(blob_id), suppress(FileNotFoundError):
             with self._directory(parents) as directory:
                 for entry in (name, _expiry(name)):
                     with suppress(FileNotFoundError):
@@ -104,7 +107,7 @@ class FileBlobStore:
     def remove_ttl(self, blob_id: str) -> None:
         """As the port says."""
         *parents, name = check_blob_id(blob_id)
-        with _translated(blob_id), self._directory(parents) as directory:
+        with translated(blob_id), self._directory(parents) as directory:
             _info(directory, name, blob_id)
             with suppress(FileNotFoundError):
                 os.unlink(_expiry(name), dir_fd=directory)
@@ -113,36 +116,67 @@ class FileBlobStore:
     def stat(self, blob_id: str) -> BlobInfo:
         """As the port says."""
         *parents, name = check_blob_id(blob_id)
-        with _translated(blob_id), self._directory(parents) as directory:
+        with translated(blob_id), self._directory(parents) as directory:
             return _info(directory, name, blob_id)
 
-    def list(self, prefix: str) -> Iterator[BlobInfo]:
+    def list(self, prefix: str, after: str | None = None) -> Iterator[BlobInfo]:
         """As the port says, in the order of directories; blobs that vanish meanwhile may be left out."""
+        start = after.split("/") if after else []
+        return (info for info in self._listed(prefix, temporaries=False) if info.blob_id.split("/") > start)
+
+    def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """The temporaries of writers that are at work, or have died."""
+        for info in self._listed(prefix, temporaries=True):
+            parent, _, name = info.blob_id.rpartition("/")
+            yield UnfinishedUpload(parent, name, info.modified_ms)
+
+    def abandon(self, upload: UnfinishedUpload) -> None:
+        """Remove a temporary."""
+        if not (upload.token.startswith(".") and upload.token.endswith(_TEMPORARY)) or "/" in upload.token:
+            raise InvalidError(f"{upload.token!r} is not an unfinished upload", blob=upload.blob_id)
+        parents = upload.blob_id.split("/")
+        with translated(upload.blob_id), suppress(FileNotFoundError), self._directory(parents) as directory:
+            os.unlink(upload.token, dir_fd=directory)
+
+    def time_ms(self) -> int:
+        """As the port says: the time that a new file gets, which is another machine's on a mounted directory."""
+        with translated(str(self._root)), self._directory([], create=True) as directory:
+            name = f".{uuid.uuid4().hex}{_TEMPORARY}"
+            _write_new(directory, name, io.BytesIO(b"x"))
+            try:
+                return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime_ns // 1_000_000
+            finally:
+                os.unlink(name, dir_fd=directory)
+
+    def _listed(self, prefix: str, *, temporaries: bool) -> Iterator[BlobInfo]:
         parents = prefix.split("/")[:-1]
         if any(part in ("", ".", "..") for part in parents):
             return
-        with _translated(prefix):
+        with translated(prefix):
             try:
                 with self._directory(parents) as directory:
-                    yield from self._walk(directory, "".join(f"{part}/" for part in parents), prefix)
+                    path = "".join(f"{part}/" for part in parents)
+                    yield from self._walk(directory, path, prefix, temporaries)
             except FileNotFoundError:
                 return
 
-    def _walk(self, directory: int, path: str, prefix: str) -> Iterator[BlobInfo]:
+    def _walk(self, directory: int, path: str, prefix: str, temporaries: bool) -> Iterator[BlobInfo]:
         for name in sorted(os.listdir(directory)):
             blob_id = path + name
-            # temporaries and expiry records start with a dot
-            if name.startswith(".") or not (blob_id.startswith(prefix) or prefix.startswith(f"{blob_id}/")):
+            if not (blob_id.startswith(prefix) or prefix.startswith(f"{blob_id}/")):
+                continue
+            own = name.startswith(".")  # temporaries and expiry records do
+            if own and not (temporaries and name.endswith(_TEMPORARY)):
                 continue
             try:
                 mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
                 if stat.S_ISDIR(mode):
                     fd = os.open(name, _DIRECTORY, dir_fd=directory)
                     try:
-                        yield from self._walk(fd, f"{blob_id}/", prefix)
+                        yield from self._walk(fd, f"{blob_id}/", prefix, temporaries)
                     finally:
                         os.close(fd)
-                elif stat.S_ISREG(mode):
+                elif stat.S_ISREG(mode) and own == temporaries:
                     yield _info(directory, name, blob_id)
             except FileNotFoundError:
                 continue
@@ -150,8 +184,8 @@ class FileBlobStore:
     def probe(self) -> Sequence[str]:
         """Whether the directory can be written to."""
         try:
-            with _translated(str(self._root)), self._directory([], create=True) as directory:
-                name = f".{uuid.uuid4().hex}.tmp"
+            with translated(str(self._root)), self._directory([], create=True) as directory:
+                name = f".{uuid.uuid4().hex}{_TEMPORARY}"
                 _write_new(directory, name, io.BytesIO())
                 os.unlink(name, dir_fd=directory)
         except StatemgrError as error:
@@ -188,7 +222,7 @@ class FileBlobStore:
             fd = os.open(name, _READ, dir_fd=directory)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise _not_a_file(blob_id)
+            raise not_a_file(blob_id)
         return fd
 
     def _prune(self, parents: Sequence[str]) -> None:
@@ -207,7 +241,7 @@ class _FileReader:
         self._blob_id = blob_id
 
     def readinto(self, buffer: memoryview) -> int:
-        with _translated(self._blob_id):
+        with translated(self._blob_id):
             size = os.readv(self._fd, [buffer if self._left is None else buffer[: self._left]])
         if self._left is not None:
             self._left -= size
@@ -255,7 +289,7 @@ def _expiry(name: str) -> str:
 def _info(directory: int, name: str, blob_id: str) -> BlobInfo:
     found = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if not stat.S_ISREG(found.st_mode):
-        raise _not_a_file(blob_id)
+        raise not_a_file(blob_id)
     expires: int | None = None
     try:
         fd = os.open(_expiry(name), _READ, dir_fd=directory)
@@ -269,41 +303,3 @@ def _info(directory: int, name: str, blob_id: str) -> BlobInfo:
         # a record that was cut short is a TTL whose end is not known
         expires = int(text) if text.isdigit() else -1
     return BlobInfo(blob_id, found.st_size, found.st_mtime_ns // 1_000_000, expires)
-
-
-def _not_a_file(blob_id: str) -> StatemgrError:
-    return CorruptBlob(
-        "the blob is not a regular file", blob=blob_id, hint="links below blob.store.uri are never followed"
-    )
-
-
-@contextmanager
-def _translated(blob_id: str) -> Iterator[None]:
-    """OSErrors of the block as statemgr's."""
-    try:
-        yield
-    except OSError as error:
-        raise _translate(error, blob_id) from error
-
-
-def _translate(error: OSError, blob_id: str) -> StatemgrError:
-    what = error.strerror or str(error)
-    match error.errno:
-        case errno.ENOENT | errno.EISDIR:
-            return MissingBlob("the blob does not exist", blob=blob_id)
-        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
-            return DiskFull(f"no space for the blob: {what}", blob=blob_id, hint="free space and call again")
-        case errno.EACCES | errno.EPERM | errno.EROFS:
-            return AccessDenied(
-                f"the blob directory refuses: {what}",
-                blob=blob_id,
-                hint="check owner and mode of blob.store.uri",
-            )
-        case errno.ELOOP | errno.ENOTDIR | errno.EEXIST:
-            return CorruptBlob(
-                "a link or a file stands where a directory or a blob should",
-                blob=blob_id,
-                hint="links below blob.store.uri are never followed",
-            )
-        case _:
-            return UnavailableError(f"the blob directory failed: {what}", blob=blob_id)

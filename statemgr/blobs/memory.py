@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statemgr.blobs.body import BytesReader, open_body
 from statemgr.blobs.names import BlobExists, check_blob_id
 from statemgr.errors import MissingBlob
-from statemgr.ports import BlobInfo, BlobReader, Body, Clock
+from statemgr.ports import BlobInfo, BlobReader, Body, Clock, UnfinishedUpload
 
 _DAY_MS = 24 * 3600 * 1000
 
@@ -31,6 +31,7 @@ class MemoryBlobStore:
     """A blob store in memory; stores of the same non-empty name in one process see the same blobs."""
 
     checks_uploads = True
+    listing_tells_ttl = True
 
     def __init__(self, clock: Clock, name: str = "") -> None:
         self._clock = clock
@@ -72,11 +73,22 @@ class MemoryBlobStore:
         """As the port says."""
         return self._find(blob_id)[1]
 
-    def list(self, prefix: str) -> Iterator[BlobInfo]:
+    def list(self, prefix: str, after: str | None = None) -> Iterator[BlobInfo]:
         """As the port says, in the order of names."""
         with self._space.lock:
             found = [info for blob_id, (_, info) in self._space.blobs.items() if blob_id.startswith(prefix)]
-        yield from sorted(found, key=lambda info: info.blob_id)
+        yield from sorted((info for info in found if info.blob_id > (after or "")), key=lambda info: info.blob_id)
+
+    def time_ms(self) -> int:
+        """As the port says."""
+        return self._clock.time_ns() // 1_000_000
+
+    def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """None: a blob is there at once."""
+        return iter(())
+
+    def abandon(self, upload: UnfinishedUpload) -> None:
+        """There is none."""
 
     def probe(self) -> Sequence[str]:
         """Nothing can be wrong with it."""

@@ -15,7 +15,7 @@ import tenacity
 
 from statemgr.config import RetryPolicy
 from statemgr.errors import UnavailableError
-from statemgr.ports import BlobInfo, BlobReader, BlobStore, Body, Clock
+from statemgr.ports import BlobInfo, BlobReader, BlobStore, Body, Clock, UnfinishedUpload
 
 T = TypeVar("T")
 
@@ -39,6 +39,11 @@ class RetryingBlobStore:
     def checks_uploads(self) -> bool:
         """As the port says."""
         return self._call(lambda: self.inner.checks_uploads)
+
+    @property
+    def listing_tells_ttl(self) -> bool:
+        """As the port says."""
+        return self.inner.listing_tells_ttl
 
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
         """As the port says."""
@@ -67,9 +72,36 @@ class RetryingBlobStore:
         """As the port says."""
         return self._call(lambda: self.inner.stat(blob_id))
 
-    def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """As the port says; held in memory, since a listing that broke off cannot be resumed."""
-        yield from self._call(lambda: list(self.inner.list(prefix)))
+    def list(self, prefix: str, after: str | None = None) -> Iterator[BlobInfo]:
+        """As the port says; one that breaks off goes on after the last name, with a deadline of its own each time."""
+        last, listing = after, self.inner.list(prefix, after)
+
+        def go_on() -> BlobInfo | None:
+            nonlocal listing
+            listing = self.inner.list(prefix, last)
+            return next(listing, None)
+
+        while True:
+            try:
+                found = next(listing, None)
+            except UnavailableError:
+                found = self._call(go_on)
+            if found is None:
+                return
+            last = found.blob_id
+            yield found
+
+    def time_ms(self) -> int:
+        """As the port says."""
+        return self._call(self.inner.time_ms)
+
+    def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """As the port says; held in memory: there are few."""
+        yield from self._call(lambda: list(self.inner.unfinished(prefix)))
+
+    def abandon(self, upload: UnfinishedUpload) -> None:
+        """As the port says."""
+        self._call(lambda: self.inner.abandon(upload))
 
     def probe(self) -> Sequence[str]:
         """As the port says."""

@@ -21,12 +21,12 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from statemgr.blobs import s3_lifecycle
+from statemgr.blobs import s3_lifecycle, s3_uploads
 from statemgr.blobs.body import CHUNK, BytesReader, body_size, open_body
 from statemgr.blobs.names import check_blob_id
 from statemgr.blobs.s3_errors import DIGEST, code_and_status, translated
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob, UnavailableError
-from statemgr.ports import BlobInfo, BlobReader, Body
+from statemgr.ports import BlobInfo, BlobReader, Body, UnfinishedUpload
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -66,19 +66,32 @@ def make_client(settings: Mapping[str, str | bool], connections: int) -> S3Clien
         )
 
 
+def encryption_fields(settings: Mapping[str, str | bool]) -> dict[str, str]:
+    """The fields of a PUT that ask the server for encryption at rest, by the settings after ``blob.store.s3.``."""
+    fields = {"ServerSideEncryption": "sse.algorithm", "SSEKMSKeyId": "sse.kms.key.id"}
+    return {field: str(settings[name]) for field, name in fields.items() if settings.get(name)}
+
+
 class S3BlobStore:
     """A blob store in ``bucket``, below ``prefix`` (no ``/`` at its ends; may be empty).
 
     Args:
         client: of boto3, as :func:`make_client` makes it.
         ttl_days: the TTL whose lifecycle rule :meth:`probe` looks for.
+        encryption: fields of every PUT that ask for encryption at rest, as :func:`encryption_fields` makes them.
     """
 
-    def __init__(self, client: S3Client, bucket: str, prefix: str, *, ttl_days: int) -> None:
+    #: Tags are in no listing.
+    listing_tells_ttl = False
+
+    def __init__(
+        self, client: S3Client, bucket: str, prefix: str, *, ttl_days: int, encryption: Mapping[str, str] | None = None
+    ) -> None:
         self._client = client
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._ttl_days = ttl_days
+        self._encryption: dict[str, Any] = dict(encryption or {})
         self._conditional = True
 
     # --- writing ---
@@ -95,7 +108,7 @@ class S3BlobStore:
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
         """As the port says. Raises: BlobExists."""
         key = self._key(blob_id)
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = dict(self._encryption)
         if ttl_days is not None:
             extra["Tagging"] = f"{s3_lifecycle.TTL_TAG}={ttl_days}"
         with open_body(body) as stream, translated(self._bucket, blob_id):
@@ -118,7 +131,9 @@ class S3BlobStore:
         key = f"{self._prefix}_statemgr-probe-{uuid.uuid4().hex}"
         with translated(self._bucket):
             try:
-                self._client.put_object(Bucket=self._bucket, Key=key, Body=b"probe", ChecksumCRC32="AAAAAA==")
+                self._client.put_object(
+                    Bucket=self._bucket, Key=key, Body=b"probe", ChecksumCRC32="AAAAAA==", **self._encryption
+                )
             except ClientError as error:
                 code, status = code_and_status(error)
                 if code in DIGEST or (status == 400 and code == "InvalidRequest"):
@@ -191,10 +206,11 @@ class S3BlobStore:
         expires = info.modified_ms + int(days) * _DAY_MS if days.isdigit() else -1
         return BlobInfo(blob_id, info.size, info.modified_ms, expires)
 
-    def list(self, prefix: str) -> Iterator[BlobInfo]:
+    def list(self, prefix: str, after: str | None = None) -> Iterator[BlobInfo]:
         """As the port says, in the order of names. A listing does not tell TTLs: ``expires_ms`` is None."""
+        start: dict[str, Any] = {"StartAfter": self._prefix + after} if after else {}
         pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=self._prefix + prefix
+            Bucket=self._bucket, Prefix=self._prefix + prefix, **start
         )
         iterator = iter(pages)
         while True:
@@ -223,6 +239,18 @@ class S3BlobStore:
         return BlobInfo(blob_id, found["ContentLength"], int(found["LastModified"].timestamp() * 1000))
 
     # --- the bucket ---
+
+    def time_ms(self) -> int:
+        """As the port says, to the second."""
+        return s3_uploads.time_ms(self._client, self._bucket)
+
+    def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """As the port says: multipart uploads."""
+        return s3_uploads.unfinished(self._client, self._bucket, self._prefix, prefix)
+
+    def abandon(self, upload: UnfinishedUpload) -> None:
+        """As the port says."""
+        s3_uploads.abandon(self._client, self._bucket, self._prefix + upload.blob_id, upload)
 
     def probe(self) -> Sequence[str]:
         """As the port says. A text that starts with ``note:`` is something to know, not to mend."""

@@ -14,7 +14,7 @@ import xxhash
 from statemgr.blobs.body import CHUNK, body_size, chunks, open_body
 from statemgr.blobs.names import BlobExists
 from statemgr.errors import CorruptBlob
-from statemgr.ports import BlobInfo, BlobReader, BlobStore, Body
+from statemgr.ports import BlobInfo, BlobReader, BlobStore, Body, UnfinishedUpload
 
 
 class VerifyingBlobStore:
@@ -27,6 +27,11 @@ class VerifyingBlobStore:
     def checks_uploads(self) -> bool:
         """Always: by the store inside, or by reading back."""
         return True
+
+    @property
+    def listing_tells_ttl(self) -> bool:
+        """As the port says."""
+        return self.inner.listing_tells_ttl
 
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
         """As the port says. Raises: CorruptBlob when the store twice kept other bytes than were sent."""
@@ -64,9 +69,21 @@ class VerifyingBlobStore:
         """As the port says."""
         return self.inner.stat(blob_id)
 
-    def list(self, prefix: str) -> Iterator[BlobInfo]:
+    def list(self, prefix: str, after: str | None = None) -> Iterator[BlobInfo]:
         """As the port says."""
-        return self.inner.list(prefix)
+        return self.inner.list(prefix, after)
+
+    def time_ms(self) -> int:
+        """As the port says."""
+        return self.inner.time_ms()
+
+    def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """As the port says."""
+        return self.inner.unfinished(prefix)
+
+    def abandon(self, upload: UnfinishedUpload) -> None:
+        """As the port says."""
+        self.inner.abandon(upload)
 
     def probe(self) -> Sequence[str]:
         """As the port says."""

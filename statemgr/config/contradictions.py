@@ -98,6 +98,24 @@ def check_versions(read: Sequence[int], write: Sequence[int]) -> None:
         raise ConfigError(f"{key} must contain every version in task.checkpoint.write.versions", key=key)
 
 
+def check_encryption(values: Mapping[str, object]) -> None:
+    """Raises: ConfigError for a KMS key without encryption by KMS, or encryption where there is no S3."""
+    algorithm, key_id = "blob.store.s3.sse.algorithm", "blob.store.s3.sse.kms.key.id"
+    if key_id in values and not str(values.get(algorithm, "")).startswith("aws:kms"):
+        raise ConfigError(
+            f"{key_id} is set, but {algorithm} is {values.get(algorithm, 'not set')}: the key would not be used",
+            hint=f'{algorithm} = "aws:kms"',
+            key=algorithm,
+        )
+    uri = str(values.get("blob.store.uri", ""))
+    if algorithm in values and uri and not uri.startswith(("s3:", "${")):
+        raise ConfigError(
+            f"{algorithm} is set, but blob.store.uri is not in S3: nothing would be encrypted",
+            hint="leave it out, or set blob.store.uri to s3://bucket/prefix",
+            key=algorithm,
+        )
+
+
 def check_topics(topics: Iterable[tuple[str, str]]) -> None:
     """No topic has two uses. ``topics`` are pairs (key, topic). Raises: ConfigError."""
     used: dict[str, str] = {}

@@ -44,6 +44,7 @@ class JobConfig:
             if key.endswith(".factories"):
                 contradictions.check_factories(key, cast("list[str]", value))
         contradictions.check_client_settings(self.values)
+        contradictions.check_encryption(self.values)
         contradictions.check_versions(self.read_versions, self.write_versions)
         for store in self.stores.values():
             contradictions.check_store(

@@ -159,6 +159,19 @@ _BLOBS = (
         doc="Bucket in the path rather than in the host name; most other S3 servers need it.",
     ),
     Key(
+        pattern="blob.store.s3.sse.algorithm",
+        kind=choice("AES256", "aws:kms", "aws:kms:dsse"),
+        default_text="the bucket's",
+        doc="Server-side encryption that every upload asks for.",
+    ),
+    Key(
+        pattern="blob.store.s3.sse.kms.key.id",
+        kind=TEXT,
+        default_text="AWS's own",
+        deferred=True,
+        doc="The KMS key (ID or ARN) for `aws:kms` and `aws:kms:dsse`.",
+    ),
+    Key(
         pattern="blob.store.ttl.days",
         kind=integer(1, 3650, "days"),
         default=30,

@@ -3,7 +3,7 @@
 Steps:
 
 1. check that the topic says what this owner knows (where a producer broke), and that every prepared commit continues
-   that, in the owner's epoch
+   that, in the owner's epoch, and is young enough for its blobs to be spared by a garbage collection
 2. stage: bring the changelogs' changes to this machine (nothing has been written to Kafka yet)
 3. begin the transaction
 4. send the changelog records and the output, wait for their offsets: the changelog markers
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError, StatemgrError
+from statemgr.flows.grace import check_young
 from statemgr.flows.parts import Parts
 from statemgr.ids import CheckpointId
 from statemgr.model import codec
@@ -71,7 +72,7 @@ def publish(
 
     Raises:
         FencedError: another owner took over; nothing was published.
-        RetryableError: surely not published; the changes are in the next commit.
+        RetryableError: surely not published (too old a commit, too); the changes are in the next commit.
         OutcomeUnknownError: it could not be settled yet; call :func:`settle` before anything else.
         InvalidError: a prepared commit of another job, layout, epoch or base.
     """
@@ -81,6 +82,7 @@ def publish(
     _check_whole(parts, published, commits)
     for commit in commits:
         _check(parts, published, commit)
+        check_young(parts.config, parts.clock, commit)
     staged = {commit.task: _stage(parts, published, commit) for commit in commits}  # 2
     checkpoint_id = parts.ids.checkpoint_id()
     sequence = 1 + max((r.current.sequence for r in published.records.values() if r), default=0)

@@ -1,0 +1,79 @@
+"""What a garbage collection is asked for, and what it found and did. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from statemgr.errors import StatemgrError
+from statemgr.ports import BlobInfo
+
+#: Orphans that are named as examples.
+_EXAMPLES = 20
+
+
+class Fate(StrEnum):
+    """What a blob below the job's prefix is."""
+
+    #: needed by a retained checkpoint, or named by one
+    KEPT = "kept"
+    #: needed by none, and younger than the grace period: of a commit on its way, or garbage soon
+    YOUNG = "young"
+    #: needed by none and old: garbage
+    ORPHAN = "orphans"
+    #: old, of a task that the layout has and the topic has no checkpoint of: left alone
+    UNKNOWN = "unknown"
+    #: a name that statemgr never gives: left alone
+    FOREIGN = "foreign"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """``grace_ms``: None is the shortest. ``delete`` orphans; ``mend``: REMOVE_TTL on what would expire.
+    ``allow_no_checkpoints``: also for a job, or a task, that has none."""
+
+    grace_ms: int | None = None
+    delete: bool = False
+    mend: bool = False
+    allow_no_checkpoints: bool = False
+
+
+@dataclass
+class Pile:
+    """A number of blobs and their bytes."""
+
+    blobs: int = 0
+    size: int = 0
+
+    def add(self, info: BlobInfo) -> None:
+        """One more."""
+        self.blobs += 1
+        self.size += info.size
+
+
+@dataclass
+class Collection:
+    """What was found and done.
+
+    ``expiring``: published blobs that still have a TTL (``mended``: had). ``missing``: blobs that retained checkpoints
+    need and that are not there; then nothing was deleted. ``unfinished`` uploads older than the grace period, and how
+    many were ``abandoned``. ``failed``: blobs that could not be deleted or mended, and why.
+    """
+
+    grace_ms: int
+    piles: dict[Fate, Pile] = field(default_factory=lambda: {fate: Pile() for fate in Fate})
+    examples: list[str] = field(default_factory=list)
+    deleted: Pile = field(default_factory=Pile)
+    expiring: list[str] = field(default_factory=list)
+    mended: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unfinished: int = 0
+    abandoned: int = 0
+    failed: dict[str, StatemgrError] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def count(self, fate: Fate, info: BlobInfo) -> None:
+        """One blob of the listing."""
+        self.piles[fate].add(info)
+        if fate is Fate.ORPHAN and len(self.examples) < _EXAMPLES:
+            self.examples.append(info.blob_id)
