@@ -164,6 +164,35 @@ def test_list_by_prefix(blobs: BlobStore) -> None:
     assert {info.blob_id: info.size for info in blobs.list("j/")} == {n: i for i, n in enumerate(names[:5])}
 
 
+def test_a_listing_goes_on_after_a_name(blobs: BlobStore) -> None:
+    """Whatever the order is, a listing after one of its names is the rest of it; directories and dashes included."""
+    for name in ("j/a/x", "j/a-b", "j/a.c/y", "j/b", "j/a/y/z", "k/a"):
+        blobs.put(name, b"", ttl_days=None)
+    whole = [info.blob_id for info in blobs.list("j/")]
+    assert len(whole) == 5
+    for position, name in enumerate(whole):
+        assert [info.blob_id for info in blobs.list("j/", name)] == whole[position + 1 :]
+
+
+def test_the_stores_own_time(blobs: BlobStore) -> None:
+    """The clock that blobs' times come from, to the second."""
+    before = blobs.time_ms()
+    blobs.put("j/a", b"x", ttl_days=None)
+    assert before - 2000 <= blobs.stat("j/a").modified_ms <= blobs.time_ms() + 2000
+    assert [info.blob_id for info in blobs.list("")] == ["j/a"]
+
+
+def test_whether_a_listing_tells_ttls(blobs: BlobStore) -> None:
+    """Where a listing is said to tell TTLs it does, of blobs with and without one."""
+    blobs.put("j/with", b"x", ttl_days=3)
+    blobs.put("j/without", b"x", ttl_days=None)
+    told = {info.blob_id: info.expires_ms is not None for info in blobs.list("j/")}
+    known = {name: blobs.stat(name).expires_ms is not None for name in told}
+    assert known == {"j/with": True, "j/without": False}
+    assert not blobs.listing_tells_ttl or told == known
+    assert list(blobs.unfinished("j/")) == []
+
+
 def test_listing_more_than_a_page(blobs: BlobStore) -> None:
     """A listing of more blobs than a server answers at once is whole."""
     with ThreadPoolExecutor(8) as pool:

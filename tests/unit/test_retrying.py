@@ -147,11 +147,28 @@ def test_a_put_that_landed_though_it_failed() -> None:
 
 
 def test_an_interrupted_listing_is_whole() -> None:
-    """A listing that breaks off is made anew, so that no name is twice in it."""
+    """A listing that breaks off goes on after the last name: each name is in it once, and none is held back."""
+    store, inner, clock = make()
+    names = [f"a/{number}" for number in range(9)]
+    for name in names:
+        inner.put(name, b"", ttl_days=None)
+    inner.list_breaks = [3, 0, 2, 0, 0]
+    listing = store.list("a/")
+    assert next(listing).blob_id == "a/0"
+    assert clock.sleeps == [], "the first page is not kept waiting for the others"
+    assert [info.blob_id for info in listing] == names[1:]
+    assert [after for method, after in inner.calls if method == "list"] == ["", "a/2", "a/2", "a/4", "a/4", "a/4"]
+
+
+def test_a_listing_that_always_breaks_off_ends() -> None:
+    """A35: a listing that breaks off at the same place each time ends with a typed error."""
     store, inner, _ = make()
     for name in ("a/1", "a/2", "a/3"):
         inner.put(name, b"", ttl_days=None)
-    assert [info.blob_id for info in store.list("a/")] == ["a/1", "a/2", "a/3"]
+    inner.list_breaks = [2] + [0] * 100
+    with pytest.raises(UnavailableError):
+        list(store.list("a/"))
+    assert inner.count("list") == 7
 
 
 def test_a_long_back_off_does_not_overflow() -> None:

@@ -1,0 +1,492 @@
+"""Garbage collection on a store in memory, with records that a test says are on the topic."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from statemgr.backends.transfer import no_progress
+from statemgr.blobs.memory import MemoryBlobStore
+from statemgr.config import JobConfig
+from statemgr.errors import (
+    AccessDenied,
+    CorruptBlob,
+    InvalidError,
+    MissingBlob,
+    MissingState,
+    PermissionNeeded,
+    RetryableError,
+)
+from statemgr.flows import collect as collecting
+from statemgr.flows.collect import collect
+from statemgr.flows.collection import Collection as Found
+from statemgr.flows.collection import Fate, Request
+from statemgr.flows.grace import check_young, shortest_grace_ms
+from statemgr.ids import CheckpointId
+from statemgr.model.checkpoint import (
+    Attachment,
+    BlobRef,
+    ChangelogMarker,
+    Checkpoint,
+    CheckpointRecord,
+    Layout,
+    Marker,
+    OpaqueMarker,
+    OutstandingTtl,
+)
+from statemgr.model.commit import PreparedCommit
+from statemgr.ports import StoreIdentity
+from statemgr.runtime import Runtime
+from tests.blob_faults import ManualClock
+from tests.blob_snapshots import IDENTITY, Snapshots, Tree
+
+DAY_S = 24 * 3600
+DELETE = Request(delete=True)
+
+
+def tree(number: int) -> Tree:
+    """A directory with one file that is shared by all and one of its own, both too large to be inside the index."""
+    return {"shared.sst": b"shared" * 10_000, f"{number:06}.sst": b"%d" % number * 30_000}
+
+
+class Topic:
+    """The records that a test says are on the topic; ``meanwhile`` holds what happens before each read."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, CheckpointRecord] = {}
+        self.gone = False
+        self.meanwhile: list[Callable[[], object] | None] = []
+
+    def read(self, tasks: Collection[str] | None = None) -> Mapping[str, CheckpointRecord]:
+        """As the port says."""
+        happens = self.meanwhile.pop(0) if self.meanwhile else None
+        if happens is not None:
+            happens()
+        if self.gone:
+            raise MissingState("the checkpoint topic does not exist")
+        return {task: record for task, record in self.records.items() if tasks is None or task in tasks}
+
+    def was_truncated(self) -> bool:
+        """As the port says."""
+        return False
+
+
+class Job:
+    """A job of one task and store; its owner's part is done by hand."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.clock = ManualClock()
+        self.clock.now = 1_700_000_000.0
+        name = secrets.token_hex(8)
+        self.config = JobConfig.from_mapping(
+            {
+                "job.name": IDENTITY.job_name,
+                "blob.store.uri": f"memory://{name}",
+                "task.backup.factories": ["blob-store"],
+                "state.dir": str(tmp_path / "state"),
+            }
+        )
+        self.runtime = Runtime(self.config, self.clock)
+        self.blobs = MemoryBlobStore(self.clock, name)
+        self.topic = Topic()
+        self._tmp_path = tmp_path
+        self._stores: dict[StoreIdentity, Snapshots] = {}
+
+    def store(self, task: str = IDENTITY.task, store: str = IDENTITY.store) -> Snapshots:
+        """The backend of one store."""
+        identity = StoreIdentity(IDENTITY.job_name, IDENTITY.job_id, task, store)
+        if identity not in self._stores:
+            path = self._tmp_path / f"store-{len(self._stores)}"
+            self._stores[identity] = Snapshots(path, self.blobs, self.clock, identity=identity)
+        return self._stores[identity]
+
+    def checkpoint(self, markers: Mapping[str, Mapping[str, Marker]], **more: object) -> Checkpoint:
+        """A checkpoint taken now."""
+        values: dict[str, object] = {"sequence": 1, "epoch": 1, "input_offsets": {}, "stores": {}}
+        values |= {"checkpoint_id": CheckpointId.at(self.clock.time_ns()), "state_checkpoint_markers": markers}
+        return Checkpoint(**(values | more))  # type: ignore[arg-type]
+
+    def publish(self, *checkpoints: Checkpoint, task: str = IDENTITY.task, tasks: int = 1) -> None:
+        """What the task retains from now on, newest first."""
+        layout = Layout(0, tasks, "kafka-partition")
+        record = CheckpointRecord(IDENTITY.job_name, IDENTITY.job_id, task, layout, checkpoints)
+        self.topic.records[task] = record
+
+    def commit(self, number: int, base: Marker | None = None, **more: object) -> Checkpoint:
+        """A commit of ``totals``, not published yet."""
+        return self.checkpoint({"blob-store": {"totals": self.store().commit(tree(number), base)}}, **more)
+
+    def evict(self, old: Checkpoint, new: Checkpoint) -> None:
+        """What the owner deletes when only ``new`` is retained."""
+        markers = [c.marker("blob-store", "totals") for c in (old, new)]
+        self.store().clean_up(markers[:1], markers[1:])  # type: ignore[arg-type]
+
+    def later(self, seconds: float = 2 * DAY_S) -> None:
+        """Let time pass."""
+        self.clock.now += seconds
+
+    def collect(self, request: Request = DELETE) -> Found:
+        """One collection."""
+        return collect(self.runtime.parts, self.topic, request, no_progress)
+
+    def names(self) -> set[str]:
+        """Every blob in the store."""
+        return {info.blob_id for info in self.blobs.list("")}
+
+    def needed(self, *checkpoints: Checkpoint) -> set[str]:
+        """The blobs of ``totals`` that these need."""
+        markers = [c.marker("blob-store", "totals") for c in checkpoints]
+        return self.store().referenced(*markers)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self.runtime.close()
+        for snapshots in self._stores.values():
+            snapshots.transfer.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    """A job without checkpoints."""
+    made = Job(tmp_path)
+    yield made
+    made.close()
+
+
+def blobs_of(found: Found) -> dict[str, int]:
+    """Fate → number of blobs, those that there are."""
+    return {fate.value: pile.blobs for fate, pile in found.piles.items() if pile.blobs}
+
+
+# --- what is garbage ----------------------------------------------------------------------------------------
+
+
+def test_garbage_is_what_nothing_needs_and_what_is_old(job: Job) -> None:
+    """Protocol 8: retained blobs and young ones stay, the rest goes; a second time there is nothing to do."""
+    retained = job.commit(1)
+    job.publish(retained)
+    orphan = job.store().prepare(tree(2))
+    job.later()
+    young = job.store().prepare(tree(3))
+    before = job.names()
+    found = job.collect()
+    assert blobs_of(found) == {"kept": 3, "young": 3, "orphans": 3}
+    assert found.deleted.blobs == 3
+    assert found.deleted.size == found.piles[Fate.ORPHAN].size > 80_000
+    assert job.names() == before - set(orphan.added_blobs) == job.needed(retained) | set(young.added_blobs)
+    assert job.collect().deleted.blobs == 0
+    job.later()
+    job.collect()
+    assert job.names() == job.needed(retained)
+
+
+def test_a_dry_run_deletes_nothing(job: Job) -> None:
+    """Without being asked to, a collection only says what it would do."""
+    job.publish(job.commit(1))
+    orphan = job.store().prepare(tree(2))
+    job.later()
+    before = job.names()
+    found = job.collect(Request())
+    assert (found.piles[Fate.ORPHAN].blobs, found.deleted.blobs) == (3, 0)
+    assert set(found.examples) == set(orphan.added_blobs)
+    assert job.names() == before
+
+
+def test_everything_that_a_retained_checkpoint_names_is_kept(job: Job) -> None:
+    """Invariant 3: older checkpoints, shared files, output rows and outstanding TTLs, of every task."""
+    first = job.commit(1)
+    base = first.marker("blob-store", "totals")
+    job.blobs.put("orders/1/Partition_0/_commit/a/rows", b"rows", ttl_days=None)
+    job.blobs.put("orders/1/Partition_0/totals/a/outstanding", b"x", ttl_days=None)
+    rows = Attachment("rows", blob=BlobRef("orders/1/Partition_0/_commit/a/rows", 4, bytes(16)))
+    outstanding = (OutstandingTtl("orders/1/Partition_0/totals/a/outstanding", 1),)
+    second = job.commit(2, base, attachments=(rows,), outstanding_ttl=outstanding)
+    job.publish(second, first, tasks=2)
+    other = job.store("Partition 1").commit(tree(3))
+    changelog = {"totals": ChangelogMarker("t", "id", 1, 5)}
+    job.publish(
+        job.checkpoint({"blob-store": {"totals": other}, "kafka-changelog": changelog}), task="Partition 1", tasks=2
+    )
+    before = job.names()
+    job.later()
+    found = job.collect()
+    assert blobs_of(found) == {"kept": len(before)}
+    assert job.names() == before
+    assert not found.missing
+
+
+def test_removed_stores_and_tasks_are_garbage(job: Job) -> None:
+    """A12: no checkpoint names a store or a task that was removed; its blobs go, published as they were."""
+    retained = job.commit(1)
+    job.publish(retained)
+    job.store(store="removed").commit(tree(2))
+    job.store("Partition 7").commit(tree(3))
+    job.later()
+    assert job.collect().deleted.blobs == 6
+    assert job.names() == job.needed(retained)
+
+
+def test_a_task_of_the_layout_without_a_checkpoint_is_left_alone(job: Job) -> None:
+    """FAULT 17: its record may have been lost; to give it up is a permission for once."""
+    retained = job.commit(1)
+    job.publish(retained, tasks=2)
+    job.store("Partition 1").commit(tree(2))
+    job.later()
+    found = job.collect()
+    assert blobs_of(found) == {"kept": 3, "unknown": 3}
+    assert len(job.names()) == 6
+    job.collect(Request(delete=True, allow_no_checkpoints=True))
+    assert job.names() == job.needed(retained)
+
+
+def test_other_jobs_and_foreign_names_are_left_alone(job: Job) -> None:
+    """Only what is below the job's own prefix is looked at, and only names that could be its own."""
+    job.publish(job.commit(1))
+    for name in ("orders/10/Partition_0/totals/a/index", "orders2/1/Partition_0/x", "elsewhere"):
+        job.blobs.put(name, b"x", ttl_days=None)
+    job.later()
+    assert blobs_of(job.collect()) == {"kept": 3}
+    assert len(job.names()) == 6
+
+
+def test_a_job_without_checkpoints_is_refused(job: Job) -> None:
+    """FAULT 17: a topic that is gone, or empty, deletes no state; a job that is given up needs a permission."""
+    job.store().commit(tree(1))
+    job.later()
+    with pytest.raises(PermissionNeeded, match="no checkpoint") as caught:
+        job.collect()
+    assert "--allow-no-checkpoints" in str(caught.value.hint)
+    job.topic.gone = True
+    with pytest.raises(MissingState):
+        job.collect()
+    assert len(job.names()) == 3
+    assert job.collect(Request(delete=True, allow_no_checkpoints=True)).deleted.blobs == 3
+    assert job.names() == set()
+
+
+# --- what stops it ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_an_unreadable_index_stops_everything(job: Job, spoilt: bool) -> None:
+    """FAULTS 12, 13: what an index needs is unknown without it, so nothing is garbage."""
+    retained = job.commit(1)
+    job.publish(retained)
+    job.store().prepare(tree(2))
+    index = retained.marker("blob-store", "totals").index.blob_id  # type: ignore[union-attr]
+    job.blobs.delete(index)
+    if spoilt:
+        job.blobs.put(index, b"spoilt", ttl_days=None)
+    job.later()
+    before = job.names()
+    with pytest.raises(CorruptBlob if spoilt else MissingBlob) as caught:
+        job.collect()
+    assert caught.value.where["blob"] == index
+    assert caught.value.where["task"] == IDENTITY.task
+    assert job.names() == before
+
+
+def test_a_missing_part_is_named_and_nothing_is_deleted(job: Job) -> None:
+    """FAULT 13: state is lost already; what is garbage may be what it is mended with."""
+    retained = job.commit(1)
+    job.publish(retained)
+    job.store().prepare(tree(2))
+    part = sorted(job.needed(retained))[0]
+    job.blobs.delete(part)
+    job.later()
+    before = job.names()
+    found = job.collect()
+    assert found.missing == [part]
+    assert found.piles[Fate.ORPHAN].blobs == 3
+    assert found.deleted.blobs == 0
+    assert job.names() == before
+
+
+def test_a_backend_that_does_not_say_what_it_needs(job: Job) -> None:
+    """A backend from outside may keep blobs below the job's prefix: without its word none is garbage."""
+
+    class Outside:
+        needs_changes = False
+
+    parts = replace(job.runtime.parts, backup_manager=lambda factory: Outside())  # type: ignore[arg-type, return-value]
+    job.publish(job.checkpoint({"some.where:Backend": {"totals": OpaqueMarker(b"x")}}))
+    job.store().prepare(tree(1))
+    job.later()
+    with pytest.raises(InvalidError, match="does not say"):
+        collect(parts, job.topic, DELETE, no_progress)
+    assert len(job.names()) == 3
+
+
+def test_a_short_grace_period_is_refused(job: Job) -> None:
+    """FAULT 38: no grace period is shorter than what a publish relies on; a longer one counts."""
+    job.publish(job.commit(1))
+    job.store().prepare(tree(2))
+    for grace_ms in (0, shortest_grace_ms(job.config) - 1):
+        with pytest.raises(InvalidError, match="too short"):
+            job.collect(Request(delete=True, grace_ms=grace_ms))
+    job.later()
+    assert blobs_of(job.collect(Request(delete=True, grace_ms=3 * DAY_S * 1000))) == {"kept": 3, "young": 3}
+
+
+def test_deletes_that_fail_are_named(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be deleted is said, and goes the next time."""
+    job.publish(job.commit(1))
+    orphan = job.store().prepare(tree(2))
+    job.later()
+    refused = sorted(orphan.added_blobs)[0]
+    delete = MemoryBlobStore.delete
+
+    def deny(self: MemoryBlobStore, blob_id: str) -> None:
+        if blob_id == refused:
+            raise AccessDenied("told to", blob=blob_id)
+        delete(self, blob_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryBlobStore, "delete", deny)
+        found = job.collect()
+    assert (list(found.failed), found.deleted.blobs) == ([refused], 2)
+    assert job.collect().deleted.blobs == 1
+
+
+# --- a job that runs meanwhile ------------------------------------------------------------------------------
+
+
+def test_an_index_that_was_evicted_meanwhile_is_no_loss(job: Job) -> None:
+    """Its owner publishes, and deletes the old index, between the look at the topic and the look at the index."""
+    first = job.commit(1)
+    job.publish(first)
+    second = job.commit(2)
+    job.later()
+    job.topic.meanwhile = [lambda: job.evict(first, second), lambda: job.publish(second)]
+    assert job.collect().missing == []
+    assert job.topic.meanwhile == []
+    assert job.names() == job.needed(second)
+
+
+@pytest.mark.parametrize("seen_at", [2, 3])
+def test_a_part_that_was_evicted_meanwhile_is_no_loss(job: Job, monkeypatch: pytest.MonkeyPatch, seen_at: int) -> None:
+    """Marked, then evicted and deleted by its owner before the listing came to it: not missing, by a later look."""
+    first = job.commit(1)
+    job.publish(first)
+    job.later()
+    second = job.commit(2)
+    survey = collecting._survey
+
+    def after_an_eviction(*arguments: object) -> set[str]:
+        job.evict(first, second)
+        unseen = survey(*arguments)  # type: ignore[arg-type]
+        assert len(unseen) == 3
+        return unseen
+
+    monkeypatch.setattr(collecting, "_survey", after_an_eviction)
+    job.topic.meanwhile = [*[None] * (seen_at - 1), lambda: job.publish(second)]
+    assert job.collect().missing == []
+    assert job.names() == job.needed(second)
+
+
+def test_what_is_published_between_the_two_looks_is_kept(job: Job) -> None:
+    """FAULT 38, protocol 8: blobs that were unneeded at the first look, and old by a wrong clock."""
+    first = job.commit(1)
+    job.publish(first)
+    second = job.commit(2, first.marker("blob-store", "totals"))
+    job.later()
+    job.topic.meanwhile = [None, lambda: job.publish(second)]
+    found = job.collect()
+    assert found.piles[Fate.ORPHAN].blobs > 0
+    assert found.deleted.blobs == 0
+    assert job.names() >= job.needed(second) | job.needed(first)
+
+
+def prepared(job: Job, age_s: float, *, added: bool = True) -> PreparedCommit:
+    """A commit whose attempt began so long ago."""
+    attempt = f"{int((job.clock.now - age_s) * 1000)}-{'0' * 16}"
+    blobs = ("orders/1/Partition_0/totals/a/index",) if added else ()
+    return PreparedCommit("orders", "1", "Partition 0", Layout(0, 1, "x"), 1, attempt, None, {}, {}, blobs)
+
+
+def test_a_commit_that_is_too_old_is_not_published(job: Job) -> None:
+    """FAULT 38, protocol 8: a publish refers to blobs younger than half the grace period, or to none of its own."""
+    check_young(job.config, job.clock, prepared(job, DAY_S / 2 - 1))
+    check_young(job.config, job.clock, prepared(job, 10 * DAY_S, added=False))
+    with pytest.raises(RetryableError, match="garbage"):
+        check_young(job.config, job.clock, prepared(job, DAY_S / 2 + 1))
+
+
+# --- TTLs, order, numbers -----------------------------------------------------------------------------------
+
+
+def test_published_blobs_that_would_expire_are_named_and_mended(job: Job) -> None:
+    """FAULT 34: a TTL that nobody removed, on what an old checkpoint needs; a young one's owner is at it still."""
+    added = job.store().prepare(tree(1))
+    job.publish(job.checkpoint({"blob-store": {"totals": added.marker}}))  # type: ignore[dict-item]
+    assert job.collect(Request()).expiring == []
+    job.later()
+    assert set(job.collect(Request()).expiring) == set(added.added_blobs)
+    assert all(info.expires_ms is not None for info in job.blobs.list(""))
+    found = job.collect(Request(mend=True))
+    assert set(found.mended) == set(added.added_blobs)
+    assert all(info.expires_ms is None for info in job.blobs.list(""))
+    assert job.collect(Request()).expiring == []
+
+
+def test_indexes_are_deleted_last(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection that is killed leaves no blobs without the index that leads to them."""
+    job.publish(job.commit(1))
+    for number in (2, 3, 4):
+        job.store().prepare(tree(number))
+    job.later()
+    deleted: list[str] = []
+    delete = MemoryBlobStore.delete
+
+    def note(self: MemoryBlobStore, blob_id: str) -> None:
+        deleted.append(blob_id)
+        delete(self, blob_id)
+
+    monkeypatch.setattr(MemoryBlobStore, "delete", note)
+    job.collect()
+    assert [name.endswith("/index") for name in deleted] == [False] * 6 + [True] * 3
+
+
+def test_many_blobs_are_deleted_in_small_numbers(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 13: however much garbage there is, a bounded number of names is held at a time."""
+    job.publish(job.commit(1))
+    for number in range(2_500):
+        job.blobs.put(f"orders/1/Partition_0/totals/a/{number}", b"x", ttl_days=30)
+    job.later()
+    sizes: list[int] = []
+    delete_all = job.runtime.transfer().delete_all
+
+    def note(names: Iterator[str]) -> object:
+        held = list(names)
+        sizes.append(len(held))
+        return delete_all(held)
+
+    monkeypatch.setattr(job.runtime.transfer(), "delete_all", note)
+    assert job.collect().deleted.blobs == 2_500
+    assert sizes == [1000, 1000, 500]
+
+
+def test_temporaries_of_dead_writers_go(job: Job, tmp_path: Path) -> None:
+    """FAULT 2: in a directory of blobs, what a killed writer left under a temporary name goes when it is old."""
+    directory = tmp_path / "blobs"
+    mapping = {**job.config.to_mapping(), "blob.store.uri": directory.as_uri()}
+    runtime = Runtime(JobConfig.from_mapping(mapping))
+    job.publish(job.checkpoint({}))
+    runtime.blobs().put("orders/1/Partition_0/totals/a/0", b"x", ttl_days=30)
+    place = directory / "orders/1/Partition_0/totals/a"
+    old, young = place / ".0123.tmp", place / ".4567.tmp"
+    for path in (old, young):
+        path.write_bytes(b"half")
+    os.utime(old, (1_000_000_000, 1_000_000_000))
+    try:
+        found = collect(runtime.parts, job.topic, DELETE, no_progress)
+        assert (found.unfinished, found.abandoned) == (1, 1)
+        assert (old.exists(), young.exists()) == (False, True)
+        assert blobs_of(found) == {"young": 1}
+    finally:
+        runtime.close()
