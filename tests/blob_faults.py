@@ -37,7 +37,8 @@ class FaultyBlobStore(MemoryBlobStore):
 
     ``faults[method]`` is a list of what the next calls do first: raise an exception, or call a function with the
     blob's name; None lets a call through. ``calls`` holds (method, blob) in order. ``breaks`` holds, for the next
-    GETs, after how many bytes each breaks off, ``list_breaks`` the same for listings, in names. ``altered`` maps a blob to a function on the bytes that a GET gives.
+    GETs, after how many bytes each breaks off; ``list_breaks`` the same for listings, in names. ``altered`` maps a
+    blob to a function on the bytes that a GET gives.
     """
 
     def __init__(self, clock: ManualClock | None = None) -> None:

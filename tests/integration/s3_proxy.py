@@ -6,7 +6,7 @@ import http.client
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -36,11 +36,13 @@ class Fault:
 
 @dataclass
 class S3Proxy:
-    """Runs on a port of its own while it is entered; ``requests`` are (method, path) in order."""
+    """Runs on a port of its own while it is entered; ``requests`` are (method, path) in order, ``headers`` theirs
+    (names in lower case)."""
 
     upstream: str
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
 
     def __enter__(self) -> S3Proxy:
         handler = type("Handler", (_Handler,), {"proxy": self})
@@ -63,9 +65,10 @@ class S3Proxy:
         """The URL for clients."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
-    def take(self, method: str, path: str) -> Fault | None:
+    def take(self, method: str, path: str, headers: Mapping[str, str]) -> Fault | None:
         """The fault for a request, counted down."""
         with self._lock:
+            self.headers.append({name.lower(): value for name, value in headers.items()})
             self.requests.append((method, path))
             for fault in self.faults:
                 if fault.times and fault.method == method and fault.path in path:
@@ -87,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fault = self.proxy.take(self.command, self.path) or Fault(self.command)
+        fault = self.proxy.take(self.command, self.path, dict(self.headers)) or Fault(self.command)
         if fault.wait:
             self.proxy.wait(fault.wait)
         if fault.reset:

@@ -349,3 +349,26 @@ def test_no_key_is_a_prefix_of_another() -> None:
     patterns = [entry.pattern for entry in KEYS if not entry.pattern.endswith("*")]
     clashes = [a for a in patterns for b in patterns if b.startswith(a + ".")]
     assert set(clashes) == {"stores.<name>.changelog"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"blob.store.s3.sse.algorithm": "AES128"}, "AES256"),
+        ({"blob.store.s3.sse.kms.key.id": "k"}, "would not be used"),
+        ({"blob.store.s3.sse.algorithm": "AES256", "blob.store.s3.sse.kms.key.id": "k"}, "would not be used"),
+        ({"blob.store.s3.sse.algorithm": "aws:kms", "blob.store.uri": "file:///blobs"}, "nothing would be encrypted"),
+    ],
+)
+def test_encryption_that_would_not_happen_is_refused(settings: dict[str, object], word: str) -> None:
+    """Whoever asks for encryption gets it, or is told at once."""
+    with pytest.raises(ConfigError, match=word) as caught:
+        JobConfig.from_mapping({"job.name": "orders", "blob.store.uri": "s3://bucket/prefix"} | settings)
+    assert "sse" in str(caught.value.where["key"])
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/prefix", "${env:BLOBS}"])
+def test_encryption_settings_that_fit(uri: str) -> None:
+    """A KMS key beside an algorithm of KMS, in S3 or where a reference may lead there."""
+    settings = {"blob.store.s3.sse.algorithm": "aws:kms", "blob.store.s3.sse.kms.key.id": "k", "blob.store.uri": uri}
+    assert JobConfig.from_mapping({"job.name": "orders"} | settings).get("blob.store.s3.sse.algorithm") == "aws:kms"

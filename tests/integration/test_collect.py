@@ -1,0 +1,289 @@
+"""Garbage collection of real jobs, on a directory and on S3, by the command line; a job that is alive beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statemgr import JobConfig, StateManager
+from statemgr.blobs.file import FileBlobStore
+from statemgr.blobs.s3 import S3BlobStore
+from statemgr.cli.main import cli
+from statemgr.errors import RetryableError
+from statemgr.local.clock import SystemClock
+from statemgr.phases import Phase, observed
+from statemgr.reader import JobReader
+from statemgr.runtime import Runtime
+from tests.commits import TASK, blob_files, commit, published, referenced, totals, write
+from tests.crash.model import STORES, state
+from tests.jobs import job_mapping, with_changes
+from tests.servers import KafkaServer, S3Server
+
+ROOT = Path(__file__).resolve().parents[2]
+DAY_MS = 24 * 3600 * 1000
+Run = Callable[..., Result]
+Mapping = Callable[..., dict[str, object]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run `statemgr gc` of a job."""
+
+    def run_(config: JobConfig, *arguments: str) -> Result:
+        path = tmp_path / "job.toml"
+        path.write_text("\n".join(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in config.to_mapping().items()))
+        return CliRunner().invoke(cli, ["gc", "--config", str(path), *arguments], catch_exceptions=False)
+
+    return run_
+
+
+@pytest.fixture(params=["file", "s3"])
+def mapping(request: pytest.FixtureRequest, kafka: KafkaServer, tmp_path: Path) -> Mapping:
+    """A job's configuration on each kind of blob store."""
+    s3 = request.getfixturevalue("s3") if request.param == "s3" else None
+    more = {"blob.store.s3.path.style": True} if s3 else {}
+    return lambda **changes: job_mapping(kafka, tmp_path, s3=s3, **changes) | more  # type: ignore[arg-type]
+
+
+def time_passes(monkeypatch: pytest.MonkeyPatch, milliseconds: int = 2 * DAY_MS) -> None:
+    """The blob stores' clocks are ahead of the times of the blobs that are there."""
+    for kind in (FileBlobStore, S3BlobStore):
+        original: Callable[[Any], int] = kind.time_ms
+        monkeypatch.setattr(kind, "time_ms", lambda self, original=original: original(self) + milliseconds)
+
+
+def names(config: JobConfig) -> set[str]:
+    """Every blob of the job."""
+    runtime = Runtime(config)
+    try:
+        return {info.blob_id for info in runtime.blobs().list("")}
+    finally:
+        runtime.close()
+
+
+def test_orphans_of_a_killed_commit_are_collected(mapping: Mapping, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAULTS 2, 3: what a commit uploaded before it was killed goes after the grace period, and not before."""
+    job = mapping(backup=("blob-store",), stores=STORES)
+    order = {"config": job, "commits": 3, "phase": Phase.BEGIN, "occurrence": 3}
+    child = subprocess.Popen([sys.executable, "-m", "tests.crash.child", json.dumps(order)], cwd=ROOT)
+    assert child.wait(60) == -signal.SIGKILL
+    config = JobConfig.from_mapping(job)
+    needed = referenced(config)
+    orphans = names(config) - needed
+    assert len(orphans) >= len(STORES)
+
+    at_once = json.loads(run(config, "--delete", "--json").stdout)
+    assert (at_once["young"]["blobs"], at_once["orphans"]["blobs"]) == (len(orphans), 0)
+    time_passes(monkeypatch)
+    dry = run(config, "--json")
+    assert dry.exit_code == 0
+    assert json.loads(dry.stdout)["orphans"]["blobs"] == len(orphans)
+    assert set(json.loads(dry.stdout)["orphan_examples"]) == set(sorted(orphans)[:20])
+    assert names(config) == needed | orphans
+    shown = run(config, "--dry-run")
+    assert "--delete does" in shown.stderr
+    assert "orphans" in shown.stdout
+
+    done = run(config, "--delete", "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["deleted"]["blobs"] == len(orphans)
+    assert names(config) == needed
+    assert published(config, "blob-store")[TASK] == {store: state(store, 2) for store in STORES}
+
+
+def test_blobs_of_a_removed_store_are_collected(mapping: Mapping, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A12, FAULT 31: no checkpoint names the store any more; what its clean-up could not delete goes."""
+    config = JobConfig.from_mapping(mapping(backup=("blob-store",), stores=("old", "totals")))
+    commit(config, {b"a": random.Random(1).randbytes(100_000)}, 1)
+    left = with_changes(config, task__checkpoint__retained=1)
+    alone = JobConfig.from_mapping({k: v for k, v in left.to_mapping().items() if not k.startswith("stores.old.")})
+    with monkeypatch.context() as patch:
+        # its owner dies before it has cleaned up
+        patch.setattr("statemgr.flows.clean_up.CleanUp._delete_evicted", lambda *_: None)
+        commit(alone, {b"b": b"2"}, 2, allow_removed_stores=True)
+    needed = referenced(alone)
+    assert any("/old/" in name for name in names(alone) - needed)
+    time_passes(monkeypatch)
+    assert run(alone, "--delete").exit_code == 0
+    assert names(alone) == needed
+    assert set(totals(alone, "blob-store")[TASK]) == {b"a", b"b"}
+
+
+def test_what_stops_a_collection(mapping: Mapping, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAULTS 13, 17, 38: a lost blob, a job that the topic does not know, too short a grace period: nothing goes."""
+    config = JobConfig.from_mapping(mapping(backup=("blob-store",)))
+    commit(config, {b"a": random.Random(1).randbytes(100_000)}, 1)
+    runtime = Runtime(config)
+    runtime.blobs().put(f"{config.job_name}/1/Partition_0/totals/killed/index", b"x", ttl_days=30)
+    time_passes(monkeypatch)
+    before = names(config)
+
+    short = run(config, "--delete", "--grace", "1h")
+    assert (short.exit_code, names(config)) == (2, before)
+    assert "24 h" in short.stderr
+    assert run(config, "--grace", "soon").exit_code == 2
+    other = with_changes(config, task__checkpoint__topic=f"{config.job_name}-other")
+    unknown = run(other, "--delete")
+    assert (unknown.exit_code, names(config)) == (4, before)
+
+    part = next(name for name in sorted(referenced(config)) if ".sst" in name)
+    with JobReader(config) as reader:
+        index = reader.index(TASK, "totals")
+    runtime.blobs().delete(part)
+    missing = run(config, "--delete", "--json")
+    assert (missing.exit_code, json.loads(missing.stdout)["missing"]) == (4, [part])
+    assert part in run(config, "--delete").stderr
+    assert names(config) == before - {part}
+    index_blob = f"{config.job_name}/1/Partition_0/totals/{index.attempt}/index"
+    runtime.blobs().delete(index_blob)
+    lost = run(config, "--delete")
+    assert lost.exit_code == 4
+    assert index_blob in lost.stderr
+    assert names(config) == before - {part, index_blob}
+    runtime.close()
+
+
+def test_published_blobs_with_a_ttl_are_mended(mapping: Mapping, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAULT 34, protocol 8: its owner died before it could remove the TTLs, and nobody opened the task again."""
+    config = JobConfig.from_mapping(mapping(backup=("blob-store",)))
+    with monkeypatch.context() as patch:
+        patch.setattr("statemgr.flows.clean_up.CleanUp.after_publish", lambda *_: None)
+        commit(config, {b"a": random.Random(1).randbytes(100_000)}, 1)
+    needed = referenced(config)
+    assert json.loads(run(config, "--json").stdout)["expiring"] == [], "its owner may be at it"
+    time_passes(monkeypatch)
+    found = run(config, "--json")
+    assert (found.exit_code, set(json.loads(found.stdout)["expiring"])) == (1, needed)
+    assert "--mend" in run(config).stderr
+    mended = run(config, "--mend", "--json")
+    assert (mended.exit_code, set(json.loads(mended.stdout)["mended"])) == (0, needed)
+    assert json.loads(run(config, "--json").stdout)["expiring"] == []
+    runtime = Runtime(config)
+    assert all(runtime.blobs().stat(name).expires_ms is None for name in needed)
+    runtime.close()
+
+
+def test_unfinished_multipart_uploads_are_aborted(
+    kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT 2: those below the job's own prefix, after the grace period."""
+    mapping = job_mapping(kafka, tmp_path, s3=s3, backup=("blob-store",))
+    config = JobConfig.from_mapping(mapping | {"blob.store.s3.path.style": True})
+    commit(config, {b"a": b"1"}, 1)
+    client = s3.client()
+    prefix = str(mapping["blob.store.uri"]).removeprefix(f"s3://{s3.bucket}/")
+    key = f"{prefix}/{config.job_name}/1/Partition_0/totals/a/0"
+    for name in (key, f"{prefix}/elsewhere"):
+        client.create_multipart_upload(Bucket=s3.bucket, Key=name)
+
+    def uploads() -> list[str]:
+        found = client.list_multipart_uploads(Bucket=s3.bucket, Prefix=f"{prefix}/").get("Uploads", [])
+        return sorted(upload["Key"] for upload in found)
+
+    assert len(uploads()) == 2
+    assert json.loads(run(config, "--delete", "--json").stdout)["unfinished"] == 0
+    time_passes(monkeypatch)
+    assert json.loads(run(config, "--json").stdout)["unfinished"] == 1
+    assert json.loads(run(config, "--delete", "--json").stdout)["abandoned"] == 1
+    assert uploads() == [f"{prefix}/elsewhere"]
+
+
+def test_a_collection_beside_a_long_commit_leaves_it_alone(
+    kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT 38, invariant 3: uploads that wait for their publish are young; a commit that waits too long is refused."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",)))
+    commit(config, {b"a": b"1"}, 1)
+    large = random.Random(1).randbytes(200_000)
+    waits, go_on = threading.Event(), threading.Event()
+
+    def hold(phase: Phase, subject: str) -> None:
+        if phase is Phase.PREPARED and not waits.is_set():
+            waits.set()
+            assert go_on.wait(60)
+
+    with StateManager(config) as manager, manager.open_task(TASK) as task, observed(hold):
+        write(task, {b"b": large})
+        future = task.commit_async({"orders-0": 2})
+        assert waits.wait(30)
+        waiting = blob_files(tmp_path) - referenced(config)
+        assert len(waiting) >= 2
+        # half a day later it is still no garbage, for one that believes its clock; but it is not published any more
+        with monkeypatch.context() as patch:
+            time_passes(patch, DAY_MS // 2 + 60_000)
+            found = json.loads(run(config, "--delete", "--json").stdout)
+            assert (found["young"]["blobs"], found["deleted"]["blobs"]) == (len(waiting), 0)
+            time_ns = SystemClock.time_ns
+            patch.setattr(SystemClock, "time_ns", lambda self: time_ns(self) + (DAY_MS // 2 + 60_000) * 1_000_000)
+            go_on.set()
+            with pytest.raises(RetryableError, match="garbage"):
+                future.result(30)
+        with monkeypatch.context() as patch:
+            time_passes(patch)
+            assert json.loads(run(config, "--delete", "--json").stdout)["deleted"]["blobs"] == len(waiting)
+        with pytest.raises(RetryableError, match="garbage"):
+            task.commit({"orders-0": 3})  # what became of an asynchronous commit is said by the next one, too
+        task.commit({"orders-0": 4})
+    assert totals(config, "blob-store")[TASK] == {b"a": b"1", b"b": large}
+    assert blob_files(tmp_path) == referenced(config)
+
+
+def test_a_live_job_loses_nothing(
+    kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT 38, invariants 3 and 11: collections again and again beside commits and clean-ups: no state is lost.
+
+    The stores' clock is ahead, so that what is older than a minute counts as old.
+    """
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), task__checkpoint__retained=1))
+    commit(config, {b"start": b"1"}, 0)
+    time_passes(monkeypatch, DAY_MS - 60_000)
+    stop, commits, failures = threading.Event(), [0], list[BaseException]()
+
+    def work() -> None:
+        try:
+            with StateManager(config) as manager, manager.open_task(TASK) as task:
+                while not stop.is_set():
+                    number = commits[0] + 1
+                    write(task, {b"%d" % (number % 7): random.Random(number).randbytes(20_000)})
+                    task.commit({"orders-0": number})
+                    commits[0] = number
+        except BaseException as error:
+            failures.append(error)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        planted = deleted = 0
+        while (planted < 6 or commits[0] < 20) and worker.is_alive():
+            orphan = (
+                tmp_path / "blobs" / config.job_name / "1" / "Partition_0" / "totals" / f"killed-{planted}" / "index"
+            )
+            orphan.parent.mkdir(parents=True)
+            orphan.write_bytes(b"x")
+            os.utime(orphan, (1_700_000_000, 1_700_000_000))
+            done = run(config, "--delete", "--json")
+            assert done.exit_code == 0, done.output
+            planted += 1
+            deleted += json.loads(done.stdout)["deleted"]["blobs"]
+            assert not orphan.exists()
+        assert deleted == planted
+    finally:
+        stop.set()
+        worker.join(60)
+    assert failures == []
+    assert commits[0] >= 20
+    last = {b"%d" % (n % 7): random.Random(n).randbytes(20_000) for n in range(1, commits[0] + 1)}
+    assert totals(config, "blob-store")[TASK] == last | {b"start": b"1"}
+    assert blob_files(tmp_path) == referenced(config)
