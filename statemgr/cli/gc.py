@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import click
+from click.core import ParameterSource
 
 from statemgr.cli.options import json_option, with_config
 from statemgr.cli.output import messages, print_json, print_table, progress_bars, size
@@ -63,6 +64,9 @@ def command(
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.runtime import Runtime
 
+    asked = click.get_current_context().get_parameter_source("dry_run") is ParameterSource.COMMANDLINE
+    if mend and dry_run and asked:
+        raise click.UsageError("--mend changes something, --dry-run nothing: leave one out")
     request = Request(grace_ms=grace_ms, delete=not dry_run, mend=mend, allow_no_checkpoints=allow_no_checkpoints)
     runtime = Runtime(config)
     try:
@@ -75,7 +79,7 @@ def command(
     finally:
         runtime.close()
     if as_json:
-        print_json(_as_json(found, dry_run=dry_run))
+        print_json(_as_json(found, dry_run=dry_run and not mend))
     else:
         _print(found, dry_run=dry_run)
     status = _status(found)

@@ -77,15 +77,16 @@ def progress_bars(*, quiet: bool) -> Iterator[ports.Progress]:
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
+        TextColumn("{task.fields[amount]}", markup=False),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=stderr, disable=quiet or not stderr.is_terminal) as bars:
         known: dict[str, TaskID] = {}
 
         def report(what: str, done: int, total: int) -> None:
+            amount = f"{done:,} of {total:,}" if total else f"{done:,}"
             if what not in known:
-                known[what] = bars.add_task(what, total=total or None)
-            bars.update(known[what], completed=done, total=max(total, done))
+                known[what] = bars.add_task(what, total=total or None, amount=amount)
+            bars.update(known[what], completed=done, total=max(total, done) if total else None, amount=amount)
 
         yield report

@@ -269,3 +269,27 @@ def test_tables_show_texts_as_they_are(capsys: pytest.CaptureFixture[str]) -> No
 def test_times_are_utc_to_the_millisecond() -> None:
     """Epoch milliseconds, with the zone's mark."""
     assert output.moment(1_700_000_000_123) == "2023-11-14 22:13:20.123Z"
+
+
+@pytest.mark.parametrize("total", [0, 30])
+def test_progress_is_shown_also_where_its_end_is_unknown(
+    total: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bar without a total shows what is done; one with a total shows both."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with output.progress_bars(quiet=False) as report:
+        report("list", 10, total)
+        report("list", 20, total)
+    shown = capsys.readouterr().err
+    assert "list" in shown
+    assert ("20 of 30" in shown) == bool(total)
+    assert "20" in shown
+
+
+def test_a_collection_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    """--dry-run promises to change nothing, --mend does; and a time needs its unit."""
+    (tmp_path / "job.toml").write_text('"job.name" = "orders"')
+    for arguments, word in ((["--dry-run", "--mend"], "leave one out"), (["--grace", "36"], "36h")):
+        result = CliRunner().invoke(cli, ["gc", "--config", str(tmp_path / "job.toml"), *arguments])
+        assert result.exit_code == 2
+        assert word in result.stderr
