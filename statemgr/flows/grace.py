@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, RetryableError
-from statemgr.ids import attempt_millis
+from statemgr.ids import IdSource, attempt_millis
 from statemgr.model.commit import PreparedCommit
-from statemgr.ports import Clock
 
 _DAY_MS = 24 * 3600 * 1000
 
@@ -35,12 +34,12 @@ def chosen_grace_ms(config: JobConfig, wanted_ms: int | None) -> int:
     return shortest if wanted_ms is None else wanted_ms
 
 
-def check_young(config: JobConfig, clock: Clock, commit: PreparedCommit) -> None:
-    """Before a publish. Raises: RetryableError when a collection might take what the commit has uploaded."""
+def check_young(config: JobConfig, ids: IdSource, commit: PreparedCommit) -> None:
+    """Before a publish; the age is by the clock that IDs come from. Raises: RetryableError when a collection might take what the commit has uploaded."""
     began_ms = attempt_millis(commit.attempt)
     if not commit.added_blobs or began_ms is None:
         return
-    age_ms = clock.time_ns() // 1_000_000 - began_ms
+    age_ms = ids.time_ns() // 1_000_000 - began_ms
     if age_ms > shortest_grace_ms(config) // 2:
         raise RetryableError(
             f"the commit was begun {age_ms // 1000} s ago: its blobs may be collected as garbage any time",

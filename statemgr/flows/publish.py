@@ -82,7 +82,7 @@ def publish(
     _check_whole(parts, published, commits)
     for commit in commits:
         _check(parts, published, commit)
-        check_young(parts.config, parts.clock, commit)
+        check_young(parts.config, parts.ids, commit)
     staged = {commit.task: _stage(parts, published, commit) for commit in commits}  # 2
     checkpoint_id = parts.ids.checkpoint_id()
     sequence = 1 + max((r.current.sequence for r in published.records.values() if r), default=0)

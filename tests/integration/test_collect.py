@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.s3 import S3BlobStore
 from statemgr.cli.main import cli
 from statemgr.errors import RetryableError
-from statemgr.local.clock import SystemClock
+from statemgr.ids import IdSource
 from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader
 from statemgr.runtime import Runtime
@@ -207,6 +209,9 @@ def test_a_collection_beside_a_long_commit_leaves_it_alone(
     commit(config, {b"a": b"1"}, 1)
     large = random.Random(1).randbytes(200_000)
     waits, go_on = threading.Event(), threading.Event()
+    later_ns = [0]
+    ids = IdSource(lambda: time.time_ns() + later_ns[0], lambda: secrets.token_hex(16))
+    monkeypatch.setattr("statemgr.runtime.system_ids", lambda: ids)
 
     def hold(phase: Phase, subject: str) -> None:
         if phase is Phase.PREPARED and not waits.is_set():
@@ -224,11 +229,11 @@ def test_a_collection_beside_a_long_commit_leaves_it_alone(
             time_passes(patch, DAY_MS // 2 + 60_000)
             found = json.loads(run(config, "--delete", "--json").stdout)
             assert (found["young"]["blobs"], found["deleted"]["blobs"]) == (len(waiting), 0)
-            time_ns = SystemClock.time_ns
-            patch.setattr(SystemClock, "time_ns", lambda self: time_ns(self) + (DAY_MS // 2 + 60_000) * 1_000_000)
+            later_ns[0] = (DAY_MS // 2 + 60_000) * 1_000_000
             go_on.set()
             with pytest.raises(RetryableError, match="garbage"):
                 future.result(30)
+            later_ns[0] = 0
         with monkeypatch.context() as patch:
             time_passes(patch)
             assert json.loads(run(config, "--delete", "--json").stdout)["deleted"]["blobs"] == len(waiting)

@@ -27,7 +27,7 @@ from statemgr.flows.collect import collect
 from statemgr.flows.collection import Collection as Found
 from statemgr.flows.collection import Fate, Request
 from statemgr.flows.grace import check_young, shortest_grace_ms
-from statemgr.ids import CheckpointId
+from statemgr.ids import CheckpointId, IdSource
 from statemgr.model.checkpoint import (
     Attachment,
     BlobRef,
@@ -411,10 +411,10 @@ def prepared(job: Job, age_s: float, *, added: bool = True) -> PreparedCommit:
 
 def test_a_commit_that_is_too_old_is_not_published(job: Job) -> None:
     """FAULT 38, protocol 8: a publish refers to blobs younger than half the grace period, or to none of its own."""
-    check_young(job.config, job.clock, prepared(job, DAY_S / 2 - 1))
-    check_young(job.config, job.clock, prepared(job, 10 * DAY_S, added=False))
+    check_young(job.config, IdSource(job.clock.time_ns, str), prepared(job, DAY_S / 2 - 1))
+    check_young(job.config, IdSource(job.clock.time_ns, str), prepared(job, 10 * DAY_S, added=False))
     with pytest.raises(RetryableError, match="garbage"):
-        check_young(job.config, job.clock, prepared(job, DAY_S / 2 + 1))
+        check_young(job.config, IdSource(job.clock.time_ns, str), prepared(job, DAY_S / 2 + 1))
 
 
 # --- TTLs, order, numbers -----------------------------------------------------------------------------------
