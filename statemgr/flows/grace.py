@@ -35,7 +35,10 @@ def chosen_grace_ms(config: JobConfig, wanted_ms: int | None) -> int:
 
 
 def check_young(config: JobConfig, ids: IdSource, commit: PreparedCommit) -> None:
-    """Before a publish; the age is by the clock that IDs come from. Raises: RetryableError when a collection might take what the commit has uploaded."""
+    """Before a publish; the age is by the clock that IDs come from.
+
+    Raises: RetryableError when a collection might take what the commit has uploaded.
+    """
     began_ms = attempt_millis(commit.attempt)
     if not commit.added_blobs or began_ms is None:
         return
