@@ -18,6 +18,7 @@ from statemgr.config.values import (
     TEXT,
     TOPIC,
     TOPICS,
+    choice,
     integer,
     number,
     numbers,
