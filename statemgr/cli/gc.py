@@ -1,11 +1,10 @@
-"""``statemgr gc``: the blobs that no retained checkpoint needs. Deletes only where asked to; fences nobody."""
+"""``statemgr gc``: deletes the blobs that no retained checkpoint needs. Fences nobody."""
 
 from __future__ import annotations
 
 import re
 
 import click
-from click.core import ParameterSource
 
 from statemgr.cli.options import json_option, with_config
 from statemgr.cli.output import messages, print_json, print_table, progress_bars, size
@@ -36,7 +35,7 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.command("gc")
 @with_config
 @json_option
-@click.option("--dry-run/--delete", "dry_run", default=True, show_default=True, help="Only report, or delete.")
+@click.option("--dry-run", is_flag=True, help="Only report.")
 @click.option(
     "--grace",
     "grace_ms",
@@ -54,7 +53,7 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 def command(
     config: JobConfig, as_json: bool, dry_run: bool, grace_ms: int | None, mend: bool, allow_no_checkpoints: bool
 ) -> None:
-    """Find the blobs that no retained checkpoint needs; delete them with --delete. The job may be running.
+    """Delete the blobs that no retained checkpoint needs and that are old. The job may be running.
 
     \b
     Exit status: 1 published blobs would expire (see --mend) · 3 something could not be deleted
@@ -64,8 +63,7 @@ def command(
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.runtime import Runtime
 
-    asked = click.get_current_context().get_parameter_source("dry_run") is ParameterSource.COMMANDLINE
-    if mend and dry_run and asked:
+    if mend and dry_run:
         raise click.UsageError("--mend changes something, --dry-run nothing: leave one out")
     request = Request(grace_ms=grace_ms, delete=not dry_run, mend=mend, allow_no_checkpoints=allow_no_checkpoints)
     runtime = Runtime(config)
@@ -79,7 +77,7 @@ def command(
     finally:
         runtime.close()
     if as_json:
-        print_json(_as_json(found, dry_run=dry_run and not mend))
+        print_json(_as_json(found, dry_run=dry_run))
     else:
         _print(found, dry_run=dry_run)
     status = _status(found)
@@ -137,4 +135,4 @@ def _print(found: Collection, *, dry_run: bool) -> None:
     if found.missing:
         say.print("nothing is deleted while a blob is missing: `statemgr snapshots list`", markup=False)
     elif dry_run and (found.piles[Fate.ORPHAN].blobs or found.unfinished):
-        say.print("nothing was deleted: --delete does", markup=False)
+        say.print("nothing was deleted: this was a dry run", markup=False)

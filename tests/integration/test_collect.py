@@ -85,19 +85,19 @@ def test_orphans_of_a_killed_commit_are_collected(mapping: Mapping, run: Run, mo
     orphans = names(config) - needed
     assert len(orphans) >= len(STORES)
 
-    at_once = json.loads(run(config, "--delete", "--json").stdout)
+    at_once = json.loads(run(config, "--json").stdout)
     assert (at_once["young"]["blobs"], at_once["orphans"]["blobs"]) == (len(orphans), 0)
     time_passes(monkeypatch)
-    dry = run(config, "--json")
+    dry = run(config, "--dry-run", "--json")
     assert dry.exit_code == 0
     assert json.loads(dry.stdout)["orphans"]["blobs"] == len(orphans)
     assert set(json.loads(dry.stdout)["orphan_examples"]) == set(sorted(orphans)[:20])
     assert names(config) == needed | orphans
     shown = run(config, "--dry-run")
-    assert "--delete does" in shown.stderr
+    assert "nothing was deleted" in shown.stderr
     assert "orphans" in shown.stdout
 
-    done = run(config, "--delete", "--json")
+    done = run(config, "--json")
     assert done.exit_code == 0
     assert json.loads(done.stdout)["deleted"]["blobs"] == len(orphans)
     assert names(config) == needed
@@ -117,7 +117,7 @@ def test_blobs_of_a_removed_store_are_collected(mapping: Mapping, run: Run, monk
     needed = referenced(alone)
     assert any("/old/" in name for name in names(alone) - needed)
     time_passes(monkeypatch)
-    assert run(alone, "--delete").exit_code == 0
+    assert run(alone).exit_code == 0
     assert names(alone) == needed
     assert set(totals(alone, "blob-store")[TASK]) == {b"a", b"b"}
 
@@ -131,25 +131,25 @@ def test_what_stops_a_collection(mapping: Mapping, run: Run, monkeypatch: pytest
     time_passes(monkeypatch)
     before = names(config)
 
-    short = run(config, "--delete", "--grace", "1h")
+    short = run(config, "--grace", "1h")
     assert (short.exit_code, names(config)) == (2, before)
     assert "24 h" in short.stderr
     assert run(config, "--grace", "soon").exit_code == 2
     other = with_changes(config, task__checkpoint__topic=f"{config.job_name}-other")
-    unknown = run(other, "--delete")
+    unknown = run(other)
     assert (unknown.exit_code, names(config)) == (4, before)
 
     part = next(name for name in sorted(referenced(config)) if ".sst" in name)
     with JobReader(config) as reader:
         index = reader.index(TASK, "totals")
     runtime.blobs().delete(part)
-    missing = run(config, "--delete", "--json")
+    missing = run(config, "--json")
     assert (missing.exit_code, json.loads(missing.stdout)["missing"]) == (4, [part])
-    assert part in run(config, "--delete").stderr
+    assert part in run(config).stderr
     assert names(config) == before - {part}
     index_blob = f"{config.job_name}/1/Partition_0/totals/{index.attempt}/index"
     runtime.blobs().delete(index_blob)
-    lost = run(config, "--delete")
+    lost = run(config)
     assert lost.exit_code == 4
     assert index_blob in lost.stderr
     assert names(config) == before - {part, index_blob}
@@ -163,14 +163,14 @@ def test_published_blobs_with_a_ttl_are_mended(mapping: Mapping, run: Run, monke
         patch.setattr("statemgr.flows.clean_up.CleanUp.after_publish", lambda *_: None)
         commit(config, {b"a": random.Random(1).randbytes(100_000)}, 1)
     needed = referenced(config)
-    assert json.loads(run(config, "--json").stdout)["expiring"] == [], "its owner may be at it"
+    assert json.loads(run(config, "--dry-run", "--json").stdout)["expiring"] == [], "its owner may be at it"
     time_passes(monkeypatch)
-    found = run(config, "--json")
+    found = run(config, "--dry-run", "--json")
     assert (found.exit_code, set(json.loads(found.stdout)["expiring"])) == (1, needed)
-    assert "--mend" in run(config).stderr
+    assert "--mend" in run(config, "--dry-run").stderr
     mended = run(config, "--mend", "--json")
     assert (mended.exit_code, set(json.loads(mended.stdout)["mended"])) == (0, needed)
-    assert json.loads(run(config, "--json").stdout)["expiring"] == []
+    assert json.loads(run(config, "--dry-run", "--json").stdout)["expiring"] == []
     runtime = Runtime(config)
     assert all(runtime.blobs().stat(name).expires_ms is None for name in needed)
     runtime.close()
@@ -194,10 +194,10 @@ def test_unfinished_multipart_uploads_are_aborted(
         return sorted(upload["Key"] for upload in found)
 
     assert len(uploads()) == 2
-    assert json.loads(run(config, "--delete", "--json").stdout)["unfinished"] == 0
+    assert json.loads(run(config, "--json").stdout)["unfinished"] == 0
     time_passes(monkeypatch)
-    assert json.loads(run(config, "--json").stdout)["unfinished"] == 1
-    assert json.loads(run(config, "--delete", "--json").stdout)["abandoned"] == 1
+    assert json.loads(run(config, "--dry-run", "--json").stdout)["unfinished"] == 1
+    assert json.loads(run(config, "--json").stdout)["abandoned"] == 1
     assert uploads() == [f"{prefix}/elsewhere"]
 
 
@@ -227,7 +227,7 @@ def test_a_collection_beside_a_long_commit_leaves_it_alone(
         # half a day later it is still no garbage, for one that believes its clock; but it is not published any more
         with monkeypatch.context() as patch:
             time_passes(patch, DAY_MS // 2 + 60_000)
-            found = json.loads(run(config, "--delete", "--json").stdout)
+            found = json.loads(run(config, "--json").stdout)
             assert (found["young"]["blobs"], found["deleted"]["blobs"]) == (len(waiting), 0)
             later_ns[0] = (DAY_MS // 2 + 60_000) * 1_000_000
             go_on.set()
@@ -236,7 +236,7 @@ def test_a_collection_beside_a_long_commit_leaves_it_alone(
             later_ns[0] = 0
         with monkeypatch.context() as patch:
             time_passes(patch)
-            assert json.loads(run(config, "--delete", "--json").stdout)["deleted"]["blobs"] == len(waiting)
+            assert json.loads(run(config, "--json").stdout)["deleted"]["blobs"] == len(waiting)
         with pytest.raises(RetryableError, match="garbage"):
             task.commit({"orders-0": 3})  # what became of an asynchronous commit is said by the next one, too
         task.commit({"orders-0": 4})
@@ -278,7 +278,7 @@ def test_a_live_job_loses_nothing(
             orphan.parent.mkdir(parents=True)
             orphan.write_bytes(b"x")
             os.utime(orphan, (1_700_000_000, 1_700_000_000))
-            done = run(config, "--delete", "--json")
+            done = run(config, "--json")
             assert done.exit_code == 0, done.output
             planted += 1
             deleted += json.loads(done.stdout)["deleted"]["blobs"]
