@@ -6,8 +6,8 @@ VENV ?= .venv
 PYTHON ?=
 ARGS ?=
 PYTEST_ARGS ?=
-# two to four tests at a time; those that share a Spark session stay on one worker
-PARALLEL ?= -n auto --maxprocesses 4 --dist loadgroup
+# three tests at a time (they wait more than they compute); those that share a Spark session stay on one worker
+PARALLEL ?= -n 3 --dist loadgroup
 # one word of the shell, whatever is in it
 quoted = '$(subst ','\'',$(1))'
 # SUM is split at spaces; a column with a space in its name: ARGS="--sum 'Unit Price'"

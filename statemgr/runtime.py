@@ -129,8 +129,11 @@ def _open_store(store: StoreConfig, directory: Path) -> LocalStore:
 
 
 def _load(factory: str) -> Callable[[BackendContext], StateBackend]:
-    found = {entry.name: entry.value for entry in entry_points(group="statemgr.state_backends")}
-    target = {**found, **_BUILT_IN}.get(factory, factory)
+    found: dict[str, str] = {}
+    target = _BUILT_IN.get(factory)
+    if target is None:  # else no need to read every installed package's metadata
+        found = {entry.name: entry.value for entry in entry_points(group="statemgr.state_backends")}
+        target = found.get(factory, factory)
     module, _, attribute = target.replace(":", ".").rpartition(".")
     try:
         loaded: Callable[[BackendContext], StateBackend] = getattr(importlib.import_module(module), attribute)

@@ -26,6 +26,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         servers.end_run()
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin that spreads groups over workers looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by their layer; a test elsewhere that takes a server is an integration test."""
     root = Path(__file__).parent
@@ -37,6 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.xdist_group("spark"))
         elif {"kafka", "s3", "own_kafka"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(_LAYERS["integration"])
+    # they stay on one worker and take longest, so they begin first
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
 
 
 @pytest.fixture(scope="session")

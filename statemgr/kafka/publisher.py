@@ -91,6 +91,9 @@ class TransactionalPublisher:
         self._refuse(_State.CLOSED, _State.FENCED)
         fresh = self._make_producer()
         deadline = self._clock.monotonic() + min(_FENCE_TIMEOUT_S, self._timeout_s)
+        with contextlib.suppress(KafkaException):
+            # a client without a connection asks for its coordinator again only after 500 ms
+            fresh.list_topics(self._config.checkpoint_topic, timeout=min(SLICE_S, self._timeout_s))
         try:
             self._until(fresh, fresh.init_transactions, deadline)
         except KafkaException as error:
