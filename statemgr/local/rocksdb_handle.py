@@ -66,6 +66,8 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         self._closed = False
         self._items: RdictIter | None = None
         options = ReadOptions()
+        #: RocksDB keeps a pointer to the bytes of the bound, which these options alone keep in memory.
+        self._options = options
         if end is not None:
             options.set_iterate_upper_bound(end)
         if end is None or (start or b"") < end:

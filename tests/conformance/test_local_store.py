@@ -211,6 +211,17 @@ def test_a_snapshot_is_never_made_up(kind: str, tmp_path: Path, directory: str) 
         assert [p.name for p in (tmp_path / directory).iterdir()] == (["file"] if directory == "foreign" else [])
 
 
+def test_scan_keeps_its_bounds(store: LocalStore) -> None:
+    """A bound that nobody else refers to any more, and whose memory is used again, still ends the scan where it did."""
+    keys = [b"%05d" % n for n in range(1000)]
+    store.write([(key, b"") for key in keys])
+    for n in range(990):
+        scan = store.scan(b"%05d" % n, b"%05d" % (n + 10))
+        others = [b"%05d" % (n + k % 3) for k in range(100)]
+        assert [key for key, _ in scan] == keys[n : n + 10]
+        assert len(others) == 100
+
+
 def test_close_ends_scans_and_frees_the_directory(open_at: Open, tmp_path: Path) -> None:
     """A scan left half-way neither goes on after the close nor keeps the directory locked (finished ones neither)."""
     store = open_at(tmp_path / "live")
