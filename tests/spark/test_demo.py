@@ -99,6 +99,7 @@ def test_wrong_use_is_one_line(
     assert "install Java 17" in page
 
 
+@pytest.mark.timeout(300)
 def test_the_summary_for_machines(kafka: KafkaServer, table: Path, tmp_path: Path) -> None:
     """With --json stdout is one object, and everything that people read is on stderr."""
     command = [*demo_command(tmp_path / "my work"), "--json", "--kills", "0", "--seed", "3"]
@@ -107,7 +108,7 @@ def test_the_summary_for_machines(kafka: KafkaServer, table: Path, tmp_path: Pat
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=280,
         env=environment(STATEMGR_TEST_KAFKA=kafka.bootstrap_servers),
     )
     assert done.returncode == 0, done.stderr
@@ -137,7 +138,11 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     def start(arguments: list[str], **more: str) -> subprocess.Popen[bytes]:
         with (tmp_path / "demo.log").open("wb") as log:
             command = [*demo_command(tmp_path / "work"), *arguments]
-            running.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment(**more)))
+            before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup a child would ignore it
+            try:
+                running.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment(**more)))
+            finally:
+                signal.signal(signal.SIGHUP, before)
         return running[-1]
 
     yield start
