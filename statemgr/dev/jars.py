@@ -68,14 +68,16 @@ def connector_jars(cache: Path | None = None) -> list[Path]:
     """The jars of Spark's Kafka connector for the installed PySpark, to be passed as ``spark.jars``.
 
     They are fetched one by one: some mirrors lack newer token providers, and then the connector's own
-    dependency list does not resolve. The newest token provider that there is, is taken.
+    dependency list does not resolve. The newest token provider that there is, is taken. Where a new patch release's
+    connector is not there yet, the one of the minor version's first release is taken: they fit each other.
 
     Raises:
         As :func:`broker_jars`.
     """
     version = pyspark_version()
-    jars = _jars(Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", version), transitive=False, cache=cache)
-    jars += _token_provider(version, cache)
+    first = ".".join([*version.split(".")[:2], "0"])
+    jars = _newest("spark-sql-kafka-0-10_2.13", (version, first), cache)
+    jars += _newest("spark-token-provider-kafka-0-10_2.13", (version, _TOKEN_PROVIDER_FALLBACK), cache)
     for artifact in (_KAFKA_CLIENTS, _COMMONS_POOL):
         jars += _jars(artifact, transitive=False, cache=cache)
     return jars
@@ -93,11 +95,9 @@ def pyspark_version() -> str:
         raise PrerequisiteMissing("PySpark is not installed", hint=_SPARK_HINT) from error
 
 
-def _token_provider(version: str, cache: Path | None) -> list[Path]:
-    candidates = [
-        Artifact("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", revision)
-        for revision in dict.fromkeys((version, _TOKEN_PROVIDER_FALLBACK))
-    ]
+def _newest(name: str, revisions: tuple[str, ...], cache: Path | None) -> list[Path]:
+    """The first of these revisions of a Spark artifact that there is; one that is here is not asked for."""
+    candidates = [Artifact("org.apache.spark", name, revision) for revision in dict.fromkeys(revisions)]
     for artifact in candidates:
         if found := _cached(artifact, cache):
             return found

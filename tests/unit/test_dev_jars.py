@@ -77,3 +77,18 @@ def test_an_absent_token_provider_falls_back_to_the_one_that_every_mirror_has(
     asked.clear()
     jars.connector_jars(tmp_path)
     assert asked == [], "all from the cache"
+
+
+def test_a_patch_release_without_a_connector_takes_the_minor_versions_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A PySpark that is newer than what a mirror has of the connector still reads Kafka."""
+
+    def resolve(artifact: Artifact, *, target: Path, **_: Any) -> None:
+        if artifact.revision == "4.2.7":
+            raise MissingError("not there")
+        (target / f"{artifact.name}-{artifact.revision}.jar").write_bytes(b"jar")
+
+    monkeypatch.setattr(jars, "_resolve", resolve)
+    monkeypatch.setattr(jars, "pyspark_version", lambda: "4.2.7")
+    assert jars.connector_jars(tmp_path)[0].name == "spark-sql-kafka-0-10_2.13-4.2.0.jar"
