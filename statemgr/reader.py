@@ -44,16 +44,26 @@ class JobReader:
 
     def tasks(self, checkpoint_id: str | None = None) -> list[str]:
         """The tasks that have a checkpoint, or retain this one, in order. Raises: MissingState when none does."""
+        return [record.task for record in self.retaining(checkpoint_id)]
+
+    def retaining(self, checkpoint_id: str | None = None, tasks: Sequence[str] = ()) -> list[CheckpointRecord]:
+        """Records of ``tasks`` (default: of all that retain this checkpoint), in order, by one read of the topic.
+
+        Raises: MissingState when there is none, or when a named task does not retain the checkpoint.
+        """
+        records = self.records()
+        for task in tasks:
+            self._checkpoint(records.get(task), task, checkpoint_id)
         found = [
-            task
-            for task, record in self.records().items()
-            if checkpoint_id is None or any(str(c.checkpoint_id) == checkpoint_id for c in record.checkpoints)
+            record
+            for task, record in records.items()
+            if (not tasks or task in tasks) and _find(record, checkpoint_id) is not None
         ]
         if found:
-            return sorted(found, key=task_index)
+            return sorted(found, key=lambda record: task_index(record.task))
         where = {"job": self.config.job_name, "topic": self.config.checkpoint_topic}
-        if checkpoint_id is not None and self.records():
-            retained = {str(c.checkpoint_id) for record in self.records().values() for c in record.checkpoints}
+        if records:
+            retained = {str(c.checkpoint_id) for record in records.values() for c in record.checkpoints}
             hint = f"retained are: {', '.join(sorted(retained))}"
             raise MissingState(f"no task retains checkpoint {checkpoint_id}", hint=hint, **where)
         raise MissingState(
@@ -64,7 +74,9 @@ class JobReader:
 
     def checkpoint(self, task: str, checkpoint_id: str | None = None) -> Checkpoint:
         """A retained checkpoint of a task; the current one unless an ID is given. Raises: MissingState."""
-        record = self.records().get(task)
+        return self._checkpoint(self.records().get(task), task, checkpoint_id)
+
+    def _checkpoint(self, record: CheckpointRecord | None, task: str, checkpoint_id: str | None) -> Checkpoint:
         if record is None:
             raise MissingState(
                 "the topic has no checkpoint of the task",
@@ -73,9 +85,9 @@ class JobReader:
                 topic=self.config.checkpoint_topic,
                 hint="statemgr checkpoints list",
             )
-        for checkpoint in record.checkpoints:
-            if checkpoint_id is None or str(checkpoint.checkpoint_id) == checkpoint_id:
-                return checkpoint
+        found = _find(record, checkpoint_id)
+        if found is not None:
+            return found
         retained = ", ".join(str(c.checkpoint_id) for c in record.checkpoints)
         raise MissingState(f"checkpoint {checkpoint_id} is not retained", task=task, hint=f"retained are: {retained}")
 
@@ -161,3 +173,10 @@ class JobReader:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
+
+
+def _find(record: CheckpointRecord, checkpoint_id: str | None) -> Checkpoint | None:
+    """The current checkpoint, or the retained one of this ID."""
+    if checkpoint_id is None:
+        return record.current
+    return next((c for c in record.checkpoints if str(c.checkpoint_id) == checkpoint_id), None)

@@ -107,7 +107,7 @@ class Store:
 
     def prefix(self, prefix: bytes) -> Items:
         """Items whose key's bytes start with ``prefix``, in order, as of now."""
-        return self._items(prefix, _after_prefix(prefix))
+        return self._items(prefix, after_prefix(prefix))
 
     def statistics(self) -> Mapping[str, float]:
         """Numbers about the store: ``pending.changes``, and its kind's own (``rocksdb.…`` by RocksDB's names,
@@ -123,7 +123,7 @@ class Store:
         return Items(self._content.scan(start, end), self._key.deserialize, self._value.deserialize)
 
 
-def _after_prefix(prefix: bytes) -> bytes | None:
+def after_prefix(prefix: bytes) -> bytes | None:
     """The first key after all that start with ``prefix``; None when there is none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None

@@ -1,8 +1,11 @@
-"""Fixtures that every layer of the suite shares: the broker and the S3 server."""
+"""Fixtures that every layer of the suite shares: the broker, the S3 server, a small file system."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -73,6 +76,22 @@ def own_kafka(tmp_path: Path) -> Iterator[Callable[..., KafkaBroker]]:
     yield start
     for broker in brokers:
         broker.delete()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB."""
+    mount, umount = shutil.which("mount"), shutil.which("umount")
+    target = tmp_path / "disk"
+    target.mkdir()
+    if mount is None or umount is None or not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux's tmpfs")
+    command = [mount, "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(target)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")
+    yield target
+    subprocess.run([umount, "--lazy", str(target)], check=True)
 
 
 @pytest.fixture(autouse=True)

@@ -62,9 +62,7 @@ def show_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], check
     from statemgr.reader import JobReader
 
     with JobReader(config) as reader:
-        for task in tasks:
-            reader.checkpoint(task, checkpoint_id)  # raises when it is not there
-        records = _chosen(reader.records().values(), tasks or tuple(reader.tasks(checkpoint_id)))
+        records = reader.retaining(checkpoint_id, tasks)
     shown = [(r, c) for r in records for c in r.checkpoints if _wanted(r, c, checkpoint_id)]
     if as_json:
         print_json([to_json_dict(record, checkpoint) for record, checkpoint in shown])

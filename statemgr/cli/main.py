@@ -32,7 +32,7 @@ _BUILT_IN = {
     ),
     "dev": ("statemgr.cli.dev:command", "A local Kafka and S3 server, without Docker."),
     "doctor": ("statemgr.cli.doctor:command", "Check everything that the job needs, and say how to mend it."),
-    "gc": ("statemgr.cli.gc:command", "Find, and delete where asked to, the blobs that no checkpoint needs."),
+    "gc": ("statemgr.cli.gc:command", "Delete the blobs that no checkpoint needs."),
     "init": ("statemgr.cli.init:command", "Write a commented configuration file."),
     "restore": ("statemgr.cli.restore:command", "Restore published state into a directory."),
     "snapshots": ("statemgr.cli.snapshots:command", "List and show snapshots in the blob store."),

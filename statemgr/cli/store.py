@@ -194,18 +194,14 @@ def text(value: Any) -> str:
 def _bounds(
     start: str | None, end: str | None, prefix: str | None, to_bytes: Callable[[str], bytes]
 ) -> tuple[bytes | None, bytes | None]:
+    from statemgr.store import after_prefix
+
     if prefix is None:
         return None if start is None else to_bytes(start), None if end is None else to_bytes(end)
     if start is not None or end is not None:
         raise click.UsageError("--prefix goes without --from and --to")
     first = to_bytes(prefix)
-    return first, _after(first)
-
-
-def _after(prefix: bytes) -> bytes | None:
-    """The smallest key after all that start with ``prefix``; None when there is none."""
-    shortened = prefix.rstrip(b"\xff")
-    return shortened[:-1] + bytes([shortened[-1] + 1]) if shortened else None
+    return first, after_prefix(first)
 
 
 def _value_serde_of(store: StoreConfig, given: str | None) -> str | Serde:

@@ -78,7 +78,7 @@ def publish(
     """
     if published.pending:
         raise OutcomeUnknownError("the outcome of the last publish is unknown", hint="settle it first")
-    _continue(publisher, log, published)  # 1
+    _continue(parts, publisher, log, published)  # 1
     _check_whole(parts, published, commits)
     for commit in commits:
         _check(parts, published, commit)
@@ -158,7 +158,7 @@ def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Pu
     return True
 
 
-def _continue(publisher: Publisher, log: CheckpointLog, published: Published) -> None:
+def _continue(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Published) -> None:
     """Step 1: where a producer broke and was replaced, the topic must still say what this owner knows.
 
     Raises: FencedError when another owner has published meanwhile; RetryableError when that cannot be found out yet.
@@ -166,8 +166,8 @@ def _continue(publisher: Publisher, log: CheckpointLog, published: Published) ->
     if not _regain(publisher, published):
         return
     now = log.read(tuple(published.records))
-    if not all(_outcome(before, None, now.get(task)) is False for task, before in published.records.items()):
-        raise FencedError("another owner published a checkpoint meanwhile")
+    if any(_id(before) != _id(now.get(task)) for task, before in published.records.items()):
+        raise FencedError("another owner published a checkpoint meanwhile", job=parts.config.job_name)
     published.refence = False
 
 
@@ -182,14 +182,15 @@ def _regain(publisher: Publisher, published: Published) -> bool:
     return published.refence
 
 
-def _outcome(
-    before: CheckpointRecord | None, ours: CheckpointRecord | None, found: CheckpointRecord | None
-) -> bool | None:
+def _outcome(before: CheckpointRecord | None, ours: CheckpointRecord, found: CheckpointRecord | None) -> bool | None:
     """Whether what the topic says is ours (True), what was there before (False), or another owner's (None)."""
-    if found is not None and ours is not None and found.current.checkpoint_id == ours.current.checkpoint_id:
+    if _id(found) == _id(ours):
         return True
-    was = before.current.checkpoint_id if before else None
-    return False if (found.current.checkpoint_id if found else None) == was else None
+    return False if _id(found) == _id(before) else None
+
+
+def _id(record: CheckpointRecord | None) -> CheckpointId | None:
+    return record.current.checkpoint_id if record else None
 
 
 def _check_whole(parts: Parts, published: Published, commits: Sequence[PreparedCommit]) -> None:

@@ -88,8 +88,19 @@ def restore_task(
 
 
 def _restore_and_open(parts: Parts, task: str, plan: StorePlan, progress: Progress) -> tuple[OpenStore, StoreRestore]:
-    """One store, on a thread of its own."""
-    opened, restored = _restored_and_opened(parts, task, plan, progress)
+    """One store, on a thread of its own. A local directory that cannot be opened after all is a cache miss."""
+    committed, restored = restore_store(parts, task, plan, progress)
+    announce(Phase.OPEN, f"{task}/{plan.store}")
+    try:
+        opened = _open(parts, task, plan, committed)
+    except (CorruptError, MissingError) as error:
+        if restored.factory != "local":
+            raise
+        log.warning("task %s store %s: the local directory cannot be opened: %s", task, plan.store, error)
+        assert plan.state_id is not None
+        parts.directories(task, plan.store).remove(plan.state_id)
+        committed, restored = restore_store(parts, task, plan, progress)
+        opened = _open(parts, task, plan, committed)
     log.info(
         "task %s store %s restored from %s in %.3f s (%d bytes fetched, %d reused, %d records)%s",
         task,
@@ -102,24 +113,6 @@ def _restore_and_open(parts: Parts, task: str, plan: StorePlan, progress: Progre
         "".join(f"; {factory}: {why}" for factory, why in restored.reasons.items()),
     )
     return opened, restored
-
-
-def _restored_and_opened(
-    parts: Parts, task: str, plan: StorePlan, progress: Progress
-) -> tuple[OpenStore, StoreRestore]:
-    """A local directory that vanishes or turns out to be rotten when it is opened is a cache miss."""
-    committed, restored = restore_store(parts, task, plan, progress)
-    announce(Phase.OPEN, f"{task}/{plan.store}")
-    try:
-        return _open(parts, task, plan, committed), restored
-    except (CorruptError, MissingError) as error:
-        if restored.factory != "local":
-            raise
-        log.warning("task %s store %s: the local directory cannot be opened: %s", task, plan.store, error)
-    assert plan.state_id is not None
-    parts.directories(task, plan.store).remove(plan.state_id)
-    committed, restored = restore_store(parts, task, plan, progress)
-    return _open(parts, task, plan, committed), restored
 
 
 def restore_store(

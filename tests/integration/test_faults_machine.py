@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -27,22 +24,6 @@ from tests.servers import KafkaServer, S3Server
 def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
     """A dual-commit job on a directory of blobs."""
     return JobConfig.from_mapping(job_mapping(kafka, directory, **more))  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 12 MiB."""
-    mount, umount = shutil.which("mount"), shutil.which("umount")
-    target = tmp_path / "disk"
-    target.mkdir()
-    if mount is None or umount is None or not sys.platform.startswith("linux"):
-        pytest.skip("needs Linux's tmpfs")
-    command = [mount, "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(target)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")
-    yield target
-    subprocess.run([umount, "--lazy", str(target)], check=True)
 
 
 def test_a_full_disk_fails_a_commit_and_a_restore_and_no_state(

@@ -6,9 +6,10 @@ import datetime
 
 import pytest
 
-from statemgr.cli.store import _after, parse, render, text
+from statemgr.cli.store import parse, render, text
 from statemgr.errors import InvalidError
 from statemgr.serdes import Serde, avro_serde
+from statemgr.store import after_prefix
 
 _DATES = avro_serde(['{"type": "int", "logicalType": "date"}'])
 
@@ -71,7 +72,7 @@ def test_values_are_shown_on_one_line() -> None:
 
 def test_the_end_of_a_prefix() -> None:
     """The smallest key after all with the prefix, also after bytes of 255."""
-    assert _after(b"ab") == b"ac"
-    assert _after(b"a\xff\xff") == b"b"
-    assert _after(b"\xff") is None
-    assert _after(b"") is None
+    assert after_prefix(b"ab") == b"ac"
+    assert after_prefix(b"a\xff\xff") == b"b"
+    assert after_prefix(b"\xff") is None
+    assert after_prefix(b"") is None

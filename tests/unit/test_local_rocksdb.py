@@ -231,23 +231,6 @@ def test_compaction_catches_up_across_micro_batches(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
-    mount, umount = shutil.which("mount"), shutil.which("umount")
-    target = tmp_path / "disk"
-    target.mkdir()
-    if mount is None or umount is None or not sys.platform.startswith("linux"):
-        pytest.skip("needs Linux's tmpfs")
-    mounted = subprocess.run(
-        [mount, "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(target)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")
-    yield target
-    subprocess.run([umount, str(target)], check=True)
-
-
 def check_recovery(store: RocksDbStore, fill: Callable[[], None], free: Callable[[], None], target: Path) -> None:
     """Write, meet the full disk at every writing call, free it, and find everything that was written."""
     store.write([(b"before", b"1"), (b"deleted", b"1")])
