@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from statemgr.local import durable
@@ -26,26 +26,33 @@ class _Generation:
     def __init__(self) -> None:
         self._entries: dict[bytes, bytes | None] | None = {}
         self._path: Path | None = None
+        self._size = 0
+        #: What the size is at most: changes that replace others count beside them until they are counted again.
+        self._at_most = 0
         self.count = 0
-        self.size = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of keys and values."""
+        if self._at_most > self._size and self._entries is not None:
+            self._size = self._at_most = _size(self._entries)
+        return self._size
 
     @property
     def memory(self) -> int:
         """Bytes that it takes in memory."""
         return 0 if self._entries is None else self.size + self.count * _ENTRY_OVERHEAD
 
-    def put(self, key: bytes, value: bytes | None) -> None:
-        entries = self._entries
-        assert entries is not None
-        if key in entries:
-            self.size -= len(entries[key] or b"")
-            # the newest change goes last, as it happened
-            del entries[key]
-        else:
-            self.count += 1
-            self.size += len(key)
-        entries[key] = value
-        self.size += len(value or b"")
+    @property
+    def memory_at_most(self) -> int:
+        """The same, known without looking at every entry."""
+        return 0 if self._entries is None else self._at_most + self.count * _ENTRY_OVERHEAD
+
+    def extend(self, changes: Mapping[bytes, bytes | None]) -> None:
+        assert self._entries is not None
+        self._entries.update(changes)
+        self.count = len(self._entries)
+        self._at_most += _size(changes)
 
     def spill(self, path: Path) -> None:
         """Move the entries to a file. Raises: DiskFull; they stay in memory then."""
@@ -58,8 +65,9 @@ class _Generation:
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise
-        self._path = path
-        self._entries = None
+        size = self.size
+        self._path, self._entries = path, None
+        self._size = self._at_most = size
 
     def drop(self) -> None:
         self._entries = None
@@ -77,6 +85,10 @@ class _Generation:
             durable.open_file(self._path) as file,
         ):
             yield from read_segment(file, os.fspath(self._path))
+
+
+def _size(changes: Mapping[bytes, bytes | None]) -> int:
+    return sum(map(len, changes)) + sum(map(len, filter(None, changes.values())))
 
 
 class FrozenChanges:
@@ -122,11 +134,10 @@ class ChangeBuffer:
 
     def extend(self, changes: Iterable[Change]) -> None:
         """Note changes in order. Raises: DiskFull; they are noted all the same, above the budget."""
-        changes = tuple(changes)
+        newest = dict(changes)
         with self._lock:
-            for key, value in changes:
-                self._growing.put(key, value)
-            if self._growing.memory + sum(generation.memory for generation in self._sealed) > self._budget:
+            self._growing.extend(newest)
+            if self._is_too_much():
                 self._spill()
 
     def freeze(self) -> FrozenChanges:
@@ -149,6 +160,13 @@ class ChangeBuffer:
         with self._lock, translated("cannot remove spilled changes", self._directory):
             self._sealed, self._growing = [], _Generation()
             durable.remove(self._directory)
+
+    def _is_too_much(self) -> bool:
+        if self._growing.memory_at_most + sum(generation.memory for generation in self._sealed) <= self._budget:
+            return False
+        # counted exactly only now, and spilled from half the budget on: a set of hot keys that takes most of it
+        # would otherwise be counted again at every call
+        return sum(generation.memory for generation in (*self._sealed, self._growing)) > self._budget // 2
 
     def _seal(self) -> None:
         if self._growing.count:
