@@ -5,6 +5,7 @@
 VENV ?= .venv
 PYTHON ?=
 ARGS ?=
+PEERS ?= $(wildcard ../shared/peers)
 PYTEST_ARGS ?=
 # three tests at a time (they wait more than they compute); those that share a Spark session stay on one worker
 PARALLEL ?= -n 3 --dist loadgroup
@@ -18,7 +19,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-containers lint format dev-up dev-down clean
+.PHONY: help install demo bench test test-containers lint format dev-up dev-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' Makefile
@@ -30,6 +31,9 @@ $(STAMP): pyproject.toml constraints.txt scripts/install.sh
 
 demo: $(STAMP) ## Run the demo (BLOB=s3, INPUT=file.csv.gz KEY=column SUM="column ...", SEED=n)
 	@$(BIN)/statemgr demo $(DEMO_ARGS)
+
+bench: $(STAMP) ## Measure beside the references (PEERS=directory of harnesses, ARGS="--case NAME --size small")
+	@$(BIN)/statemgr bench $(if $(PEERS),--peers $(call quoted,$(PEERS))) $(ARGS)
 
 test: $(STAMP) ## Run the whole test suite on local servers (PYTEST_ARGS=...)
 	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)

@@ -24,6 +24,7 @@ from statemgr.errors import PrerequisiteMissing, StatemgrError
 
 #: Name → (where it is, what it does). The text is here so that `--help` need not load every command.
 _BUILT_IN = {
+    "bench": ("statemgr.cli.bench:command", "Measure commits, restores and calls beside named references."),
     "checkpoints": ("statemgr.cli.checkpoints:command", "List and show checkpoints on the checkpoint topic."),
     "config": ("statemgr.cli.config:command", "Show or check the configuration."),
     "demo": (

@@ -56,14 +56,19 @@ def with_config(function: F) -> F:
 
 def load(config_file: str, settings: tuple[str, ...]) -> JobConfig:
     """The configuration from a file and ``KEY=VALUE`` texts. Raises: ConfigError, click.UsageError."""
-    overrides: dict[str, object] = {}
+    return JobConfig.from_file(config_file, overrides(settings))
+
+
+def overrides(settings: tuple[str, ...]) -> dict[str, object]:
+    """``KEY=VALUE`` texts as a mapping. Raises: click.UsageError."""
+    found: dict[str, object] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():
             # The text itself is not repeated: it may hold a secret.
             raise click.UsageError("--set wants KEY=VALUE")
-        overrides[key.strip()] = value
-    return JobConfig.from_file(config_file, overrides)
+        found[key.strip()] = value
+    return found
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -114,7 +114,7 @@ def test_the_metadata_of_the_wheel(wheel: Path) -> None:
         assert any(path.endswith("licenses/LICENSE") for path in archive.namelist())
     assert (metadata["Name"], metadata["License-Expression"]) == ("statemgr", "Apache-2.0")
     assert metadata["Requires-Python"] == ">=3.11"
-    assert set(metadata.get_all("Provides-Extra")) == {"spark", "s3", "demo", "dev"}
+    assert set(metadata.get_all("Provides-Extra")) == {"spark", "s3", "demo", "dev", "bench"}
     requirements = metadata.get_all("Requires-Dist")
     assert "pyspark<4.3,>=4.2; extra == 'spark'" in requirements
 

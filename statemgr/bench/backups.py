@@ -1,0 +1,43 @@
+"""Backups of generated states in a blob store, made by the product, without Kafka."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+
+from statemgr.bench.fresh import in_fresh_process
+from statemgr.bench.seed import SEED
+from statemgr.bench.session import Session, changed
+from statemgr.bench.states import State
+from statemgr.config import JobConfig
+from statemgr.engine import checkpoint_from_bytes, checkpoint_to_bytes
+from statemgr.model.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backup:
+    """A job whose state is in its blob store: the checkpoint to restore, how long the upload took, its peak memory."""
+
+    config: JobConfig
+    checkpoint: Checkpoint
+    seconds: float
+    peak: int
+
+
+def backup_of(session: Session, state: State, *, s3: bool) -> Backup:
+    """A backup of this state, made once a run."""
+    return session.shared(f"backup of {state.directory} s3={s3}", lambda: upload(session, state, s3=s3))
+
+
+def upload(session: Session, state: State, *, s3: bool, **settings: object) -> Backup:
+    """Upload the whole of a state from a new process: the first commit of a job that starts from it."""
+    session.report(f"backing up {state.bytes / 2**20:,.0f} MiB")
+    config = session.job("backup", kafka=False, s3=s3, task__backup__factories="blob-store", **settings)
+    found = in_fresh_process(
+        "statemgr.bench.operations:backup",
+        config=changed(config, task__restore__factories=SEED).to_mapping(),
+        checkpoint=checkpoint_to_bytes(state.checkpoint).hex(),
+    )
+    shutil.rmtree(config.state_dir)
+    checkpoint = checkpoint_from_bytes(bytes.fromhex(found["checkpoint"]))
+    return Backup(config=config, checkpoint=checkpoint, seconds=found["seconds"], peak=found["peak_bytes"])

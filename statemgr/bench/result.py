@@ -1,0 +1,108 @@
+"""What one line of the table says, and whether it is good enough. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+#: The reference of a line that says that there was none.
+NOT_AVAILABLE = "reference not available"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A bound for a line's ``ratio``, or for its ``value`` (in the line's unit) where there is no reference."""
+
+    side: Literal["at least", "at most"]
+    bound: float
+    of: Literal["ratio", "value"] = "ratio"
+
+    def __str__(self) -> str:
+        sign = "≥" if self.side == "at least" else "≤"
+        return f"{sign} {self.bound:g}" + ("×" if self.of == "ratio" else "")
+
+    def reached(self, measured: float) -> bool:
+        """Whether the bound is kept."""
+        return measured >= self.bound if self.side == "at least" else measured <= self.bound
+
+    def miss(self, measured: float) -> float:
+        """By which share of the bound it is missed; 0 when it is reached."""
+        if self.reached(measured):
+            return 0.0
+        return abs(measured - self.bound) / self.bound if self.bound else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One line: ``value`` in ``unit``, measured beside ``reference``, which had ``reference_value``.
+
+    ``ratio`` is value / reference_value. ``target`` is the bound as text, ``reached`` None where nothing was to be
+    reached, or where the reference was not there to compare with.
+    """
+
+    case: str
+    value: float
+    unit: str
+    reference: str = ""
+    reference_value: float | None = None
+    ratio: float | None = None
+    target: str | None = None
+    reached: bool | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, for JSON; numbers to four significant digits."""
+        fields = asdict(self)
+        return {name: _rounded(value) if isinstance(value, float) else value for name, value in fields.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A result, and by which share of its target it was missed."""
+
+    result: Result
+    miss: float = 0.0
+
+
+def compared(
+    case: str, value: float, unit: str, reference: str, reference_value: float | None, target: Target | None = None
+) -> Line:
+    """A line with a reference; one whose reference was not there (None) says so and has no verdict."""
+    if reference_value is None:
+        text = f"{reference}: {NOT_AVAILABLE}"
+        return Line(Result(case=case, value=value, unit=unit, reference=text, target=str(target) if target else None))
+    ratio = value / reference_value if reference_value else math.inf
+    return _line(case, value, unit, reference, reference_value, ratio, target)
+
+
+def alone(case: str, value: float, unit: str, what: str, target: Target | None = None) -> Line:
+    """A line without a reference: ``what`` was measured, and the target bounds the value itself."""
+    return _line(case, value, unit, what, None, None, target)
+
+
+def _line(
+    case: str,
+    value: float,
+    unit: str,
+    reference: str,
+    reference_value: float | None,
+    ratio: float | None,
+    target: Target | None,
+) -> Line:
+    measured = None if target is None else value if target.of == "value" else ratio
+    result = Result(
+        case=case,
+        value=value,
+        unit=unit,
+        reference=reference,
+        reference_value=reference_value,
+        ratio=ratio,
+        target=str(target) if target else None,
+        reached=None if target is None or measured is None else target.reached(measured),
+    )
+    return Line(result, target.miss(measured) if target is not None and measured is not None else 0.0)
+
+
+def _rounded(value: float) -> float | None:
+    """JSON has no infinity."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None

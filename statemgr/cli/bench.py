@@ -1,0 +1,119 @@
+"""``statemgr bench``: measures the product beside named references, and says what was reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from statemgr.bench import registry, render
+from statemgr.bench.result import Line
+from statemgr.bench.session import GIBIBYTE, SMALL, Plan, Session
+from statemgr.cli.options import overrides
+from statemgr.cli.output import console, messages, print_json
+from statemgr.config import JobConfig
+
+if TYPE_CHECKING:
+    from statemgr.bench.measure import Report
+
+
+def _scale(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """A callback: ``full``, ``small``, or the bytes that stand for the table's 1 GiB."""
+    if value in ("full", "small"):
+        return 1.0 if value == "full" else SMALL
+    if not value.isdecimal() or int(value) == 0:
+        raise click.BadParameter("full, small, or a number of bytes", ctx, param)
+    return min(int(value) / GIBIBYTE, 1.0)
+
+
+@click.command("bench")
+@click.option("--case", "cases", multiple=True, type=click.Choice(list(registry.TABLE)), help="Only this. Repeatable.")
+@click.option(
+    "--size",
+    "scale",
+    default="full",
+    show_default=True,
+    callback=_scale,
+    metavar="full|small|BYTES",
+    help="Sizes of the table, a smoke test, or the bytes that stand for the table's 1 GiB; all else in proportion.",
+)
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 100), help="How often each is measured.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--markdown", is_flag=True, help="Print the table for docs/performance.md.")
+@click.option(
+    "--peers",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Directory of the peers' harnesses (samza, kafka); without it their lines have no reference.",
+)
+@click.option(
+    "--work",
+    default=Path(".statemgr", "bench"),
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where state, servers and peers' builds are kept; 20 GB free for the whole table.",
+)
+@click.option("--config", "-c", "config_file", type=click.Path(), help="Use the servers of this configuration.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set one key of it. Repeatable.")
+def command(
+    cases: tuple[str, ...],
+    scale: float,
+    rounds: int,
+    as_json: bool,
+    markdown: bool,
+    peers: Path | None,
+    work: Path,
+    config_file: str | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Measure commits, restores and calls beside named references.
+
+    Servers are started here unless the configuration names some. Exit status 1 if a case that must be reached is
+    missed at full size.
+    """
+    plan = Plan(scale=scale, rounds=rounds, work=work, peers=peers, given=_given(config_file, settings))
+    chosen = [registry.find(name) for name in registry.TABLE if not cases or name in cases]
+    lines: list[Line] = []
+    with _progress() as report, Session(plan, report) as session:
+        for case in chosen:
+            report(case.name)
+            lines += case.measure(session)
+        for note in session.peers.notes:
+            messages().print(f"note: {note}", markup=False)
+    _show(lines, as_json=as_json, markdown=markdown)
+    must = {case.name for case in chosen if case.must}
+    if scale >= 1 and set(render.missed_cases(lines)) & must:
+        raise SystemExit(1)
+
+
+def _given(config_file: str | None, settings: tuple[str, ...]) -> Mapping[str, object]:
+    """The keys that were given. Raises: ConfigError, click.UsageError."""
+    if config_file is None:
+        return overrides(settings)
+    return JobConfig.from_file(config_file, overrides(settings)).to_mapping()
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """What is being measured, on stderr: a spinner on a terminal, a line each otherwise."""
+    stderr = Console(stderr=True, highlight=False)
+    if not stderr.is_terminal:
+        yield lambda what: stderr.print(what, markup=False)
+        return
+    with stderr.status("") as status:
+        yield lambda what: status.update(what)
+
+
+def _show(lines: list[Line], *, as_json: bool, markdown: bool) -> None:
+    if as_json:
+        print_json([result.to_dict() for result in render.results(lines)])
+        return
+    if markdown:
+        click.echo(render.markdown(lines))
+        return
+    console().print(render.table(lines))
+    must = [name for name, (_, must) in registry.TABLE.items() if must]
+    messages().print(render.summary(lines, must), markup=False)
