@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from statemgr.ids import CheckpointId
+from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import (
     Attachment,
     BlobRef,
+    ChainMarker,
     ChangelogMarker,
     Checkpoint,
     CheckpointRecord,
@@ -23,6 +27,7 @@ HASH = bytes(range(16))
 PREFIX = "orders/1/Partition_0/totals/1700-ab"
 BLOB = BlobRef(f"{PREFIX}/000012.sst.0", 3, HASH)
 INDEX_BLOB = BlobRef(f"{PREFIX}/index", 500, HASH)
+CHAIN_BLOB = BlobRef("orders/1/Partition_0/_segments/1700-ab", 300, HASH, offset=200)
 LAYOUT = Layout(generation=0, tasks=3, partitioner="kafka-murmur2")
 
 CHECKPOINT = Checkpoint(
@@ -34,6 +39,7 @@ CHECKPOINT = Checkpoint(
     state_checkpoint_markers={
         "kafka-changelog": {"totals": ChangelogMarker("orders-1-totals-changelog", "Zm9v", 0, 99)},
         "blob-store": {"totals": IndexMarker(INDEX_BLOB)},
+        "blob-changelog": {"totals": ChainMarker(CHAIN_BLOB), "seen": ChainMarker(inline=b"chain")},
         "custom": {"totals": OpaqueMarker(b"\x00own")},
     },
     backup_factories={"totals": ("kafka-changelog", "blob-store"), "seen": ()},
@@ -58,6 +64,22 @@ INDEX = SnapshotIndex(
         (DirIndex("journal", (FileIndex("empty", 0, HASH, inline=b""),), (DirIndex("old"),)), DirIndex("z")),
     ),
     previous=INDEX_BLOB,
+)
+
+CHAIN = SegmentChain(
+    job_name="orders",
+    job_id="1",
+    task=TASK,
+    store="totals",
+    state_id="1700-ab-totals",
+    attempt="1700-ab",
+    created_ms=1_700_000_000_000,
+    snapshot=ChainSnapshot(INDEX_BLOB, 10),
+    segments=(
+        ChainSegment(8, 12, replace(CHAIN_BLOB, offset=0, size=200)),
+        ChainSegment(12, 13, inline=b"segment"),
+        ChainSegment(13, 20, BlobRef("", 200, HASH, offset=0)),
+    ),
 )
 
 PREPARED = PreparedCommit(

@@ -199,7 +199,9 @@ class Transfer:
     ) -> None:
         for last in (False, True):
             hashed, written, more = hasher(), 0, False
-            with self._blobs.get(ref.blob_id) as reader:
+            # of a whole blob, bytes that are too many are noticed, too
+            length = None if ref.offset is None else ref.size
+            with self._blobs.get(ref.blob_id, ref.offset or 0, length) as reader:
                 while not more and (size := reader.readinto(self._buffer())):
                     more = written + size > ref.size
                     piece = self._buffer()[: min(size, ref.size - written)]

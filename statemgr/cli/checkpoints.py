@@ -12,7 +12,15 @@ from statemgr.cli.output import console, moment, print_json, print_table
 from statemgr.config import JobConfig
 from statemgr.errors import MissingState
 from statemgr.ids import task_index
-from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord, IndexMarker, Marker
+from statemgr.model.checkpoint import (
+    ChainMarker,
+    ChangelogMarker,
+    Checkpoint,
+    CheckpointRecord,
+    IndexMarker,
+    Marker,
+    OpaqueMarker,
+)
 from statemgr.model.render import to_json_dict
 
 
@@ -139,5 +147,7 @@ def _marker(marker: Marker) -> str:
             return f"{index.blob_id} ({index.size} bytes, hash {index.hash.hex()})"
         case ChangelogMarker(topic, topic_id, partition, offset):
             return f"{topic}-{partition} up to offset {offset} (topic {topic_id or 'ID unknown'})"
-        case _:
-            return f"{len(marker.data)} bytes"
+        case ChainMarker(blob, inline):
+            return f"inline ({len(inline or b'')} bytes)" if blob is None else f"{blob.blob_id} at {blob.offset or 0}"
+        case OpaqueMarker(data):
+            return f"{len(data)} bytes"

@@ -18,11 +18,13 @@ class BlobRef:
     """Where bytes are, and how to recognise them.
 
     ``blob_id`` is the name relative to the blob store's root, ``size`` in bytes, ``hash`` 16 bytes, XXH3-128.
+    ``offset`` is where they begin in a blob that has others beside them; None: they are the whole blob.
     """
 
     blob_id: str
     size: int
     hash: bytes
+    offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,21 @@ class ChangelogMarker:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainMarker:
+    """Marker of ``blob-changelog``: the encoded segment chain, either in a blob or ``inline``."""
+
+    blob: BlobRef | None = None
+    inline: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OpaqueMarker:
     """Marker of a backend from outside, as bytes of its own format."""
 
     data: bytes
 
 
-Marker = IndexMarker | ChangelogMarker | OpaqueMarker
+Marker = IndexMarker | ChangelogMarker | ChainMarker | OpaqueMarker
 #: factory name → store → marker
 Markers = Mapping[str, Mapping[str, Marker]]
 

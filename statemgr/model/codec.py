@@ -6,6 +6,7 @@ when a value cannot be written. The formats are described in ``docs/format.md``.
 
 from __future__ import annotations
 
+from statemgr.model.codec_chain import decode_chain, encode_chain
 from statemgr.model.codec_checkpoint import (
     VERSION_ONE_FACTORY,
     decode_checkpoint,
@@ -21,11 +22,13 @@ from statemgr.model.codec_index import decode_index, encode_index
 
 __all__ = [
     "VERSION_ONE_FACTORY",
+    "decode_chain",
     "decode_checkpoint",
     "decode_index",
     "decode_key",
     "decode_prepared",
     "decode_record",
+    "encode_chain",
     "encode_checkpoint",
     "encode_index",
     "encode_key",

@@ -7,13 +7,13 @@ from statemgr.model.codec_parts import (
     Avro,
     attachment_from_avro,
     attachment_to_avro,
-    blob_to_avro,
     each,
     layout_from_avro,
     layout_to_avro,
     marker_from_avro,
     marker_to_avro,
     optional_blob_from_avro,
+    optional_blob_to_avro,
     state_id_from_avro,
 )
 from statemgr.model.codec_wire import decode, encode
@@ -95,7 +95,7 @@ def _changes_to_avro(changes: PreparedChanges) -> Avro:
     return {
         "fill": changes.fill,
         "inline": changes.inline,
-        "blob": None if changes.blob is None else blob_to_avro(changes.blob),
+        "blob": optional_blob_to_avro(changes.blob),
     }
 
 

@@ -6,7 +6,13 @@ The directory tree is written flat, parents first, so that hostile bytes cannot 
 from __future__ import annotations
 
 from statemgr.errors import CorruptBlob, InvalidError
-from statemgr.model.codec_parts import Avro, blob_from_avro, blob_to_avro, optional_blob_from_avro
+from statemgr.model.codec_parts import (
+    Avro,
+    blob_from_avro,
+    blob_to_avro,
+    optional_blob_from_avro,
+    optional_blob_to_avro,
+)
 from statemgr.model.codec_wire import Refuse, decode, encode
 from statemgr.model.snapshot import MAX_DEPTH, MAX_INDEX_SIZE, DirIndex, FileIndex, SnapshotIndex
 
@@ -23,7 +29,7 @@ def encode_index(index: SnapshotIndex) -> bytes:
             "state_id": index.state_id,
             "attempt": index.attempt,
             "created_ms": index.created_ms,
-            "previous": None if index.previous is None else blob_to_avro(index.previous),
+            "previous": optional_blob_to_avro(index.previous),
             "dirs": _flatten(index.root),
         },
     )

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from statemgr.model.checkpoint import (
     Attachment,
     BlobRef,
+    ChainMarker,
     ChangelogMarker,
     IndexMarker,
     Layout,
@@ -32,19 +33,24 @@ def each(mapping: Mapping[str, _In], convert: Callable[[_In], _Out]) -> dict[str
 
 def blob_to_avro(blob: BlobRef) -> Avro:
     """The record ``BlobRef``."""
-    return {"blob_id": blob.blob_id, "size": blob.size, "hash": blob.hash}
+    return {"blob_id": blob.blob_id, "size": blob.size, "hash": blob.hash, "offset": blob.offset}
 
 
 def blob_from_avro(value: Avro) -> BlobRef:
-    """Raises: ValueError for a negative size."""
-    if value["size"] < 0:
-        raise ValueError(f"blob {value['blob_id']!r} has a negative size")
-    return BlobRef(value["blob_id"], value["size"], value["hash"])
+    """Raises: ValueError for a negative size or offset."""
+    if value["size"] < 0 or (value["offset"] or 0) < 0:
+        raise ValueError(f"blob {value['blob_id']!r} has a negative size or offset")
+    return BlobRef(value["blob_id"], value["size"], value["hash"], value["offset"])
 
 
 def optional_blob_from_avro(value: Avro | None) -> BlobRef | None:
-    """A ``BlobRef`` or null. Raises: ValueError for a negative size."""
+    """A ``BlobRef`` or null. Raises: ValueError for a negative size or offset."""
     return None if value is None else blob_from_avro(value)
+
+
+def optional_blob_to_avro(blob: BlobRef | None) -> Avro | None:
+    """A ``BlobRef`` or null."""
+    return None if blob is None else blob_to_avro(blob)
 
 
 def marker_to_avro(marker: Marker) -> tuple[str, Avro]:
@@ -55,17 +61,23 @@ def marker_to_avro(marker: Marker) -> tuple[str, Avro]:
         case ChangelogMarker(topic, topic_id, partition, offset):
             fields = {"topic": topic, "topic_id": topic_id, "partition": partition, "offset": offset}
             return "statemgr.ChangelogMarker", fields
+        case ChainMarker(blob, inline):
+            return "statemgr.ChainMarker", {"blob": optional_blob_to_avro(blob), "inline": inline}
         case OpaqueMarker(data):
             return "statemgr.OpaqueMarker", {"data": data}
 
 
 def marker_from_avro(value: tuple[str, Avro]) -> Marker:
-    """Raises: ValueError for a negative size, partition or offset."""
+    """Raises: ValueError for a negative size, partition or offset, and for what is both inline and in a blob."""
     name, fields = value
     if name == "statemgr.IndexMarker":
         return IndexMarker(blob_from_avro(fields["index"]))
     if name == "statemgr.ChangelogMarker":
         return changelog_marker(fields["topic"], fields["topic_id"], fields["partition"], fields["offset"])
+    if name == "statemgr.ChainMarker":
+        if (fields["blob"] is None) == (fields["inline"] is None):
+            raise ValueError("a chain marker needs exactly one of inline and blob")
+        return ChainMarker(optional_blob_from_avro(fields["blob"]), fields["inline"])
     return OpaqueMarker(fields["data"])
 
 
@@ -95,11 +107,10 @@ def layout_from_avro(value: Avro) -> Layout:
 
 def attachment_to_avro(attachment: Attachment) -> Avro:
     """The record ``Attachment``."""
-    blob = attachment.blob
     return {
         "name": attachment.name,
         "inline": attachment.inline,
-        "blob": None if blob is None else blob_to_avro(blob),
+        "blob": optional_blob_to_avro(attachment.blob),
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from statemgr.model.checkpoint import (
     Attachment,
     BlobRef,
+    ChainMarker,
     ChangelogMarker,
     Checkpoint,
     CheckpointRecord,
@@ -87,7 +88,8 @@ def index_to_json_dict(index: SnapshotIndex) -> Json:
 
 
 def _blob(blob: BlobRef) -> Json:
-    return {"blob_id": blob.blob_id, "size": blob.size, "hash": blob.hash.hex()}
+    found: Json = {"blob_id": blob.blob_id, "size": blob.size, "hash": blob.hash.hex()}
+    return found if blob.offset is None else {**found, "offset": blob.offset}
 
 
 def _marker(marker: Marker) -> Json:
@@ -102,6 +104,9 @@ def _marker(marker: Marker) -> Json:
                 "partition": partition,
                 "offset": offset,
             }
+        case ChainMarker(blob, inline):
+            size = len(inline or b"") if blob is None else blob.size
+            return {"type": "chain", "size": size, "blob": None if blob is None else _blob(blob)}
         case _:
             return {"type": "opaque", "size": len(marker.data)}
 

@@ -2,14 +2,14 @@
 
 ::
 
-    header  "SMCS" · version (1 byte, 1)
+    header  "SMCS" · version (1 byte, 2) · sequence number of the first change u64 (version 1 lacks it: 0)
     block*  01 · raw size u32 · compressed size u32 · changes u32 · XXH3-64 · one zstandard frame
     end     00 · number of blocks u32 · number of changes u64 · XXH3-128
 
-Integers are little-endian, hashes canonical (big-endian). A block's hash covers the block's number (u64, from
-0), its 13 bytes of tag and sizes, and the frame; the hash at the end covers every byte before it. A block's
-raw content is whole changes: key size u32 · value size u32 (``FFFFFFFF``: delete) · key · value. Nothing may
-follow the end.
+The changes have consecutive sequence numbers. Integers are little-endian, hashes canonical (big-endian). A block's
+hash covers the block's number (u64, from 0), its 13 bytes of tag and sizes, and the frame; the hash at the end covers
+every byte before it. A block's raw content is whole changes: key size u32 · value size u32 (``FFFFFFFF``: delete) ·
+key · value. Nothing may follow the end.
 
 Blocks are cut at :data:`BLOCK_SIZE` raw bytes, so both directions hold one block in memory; only a change
 that is larger makes a larger one, and no block may be larger than one change of the largest size.
@@ -20,6 +20,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import BinaryIO
 
 import xxhash
@@ -29,11 +30,13 @@ from statemgr.errors import CorruptBlob, InvalidError
 from statemgr.model.commit import Change
 from statemgr.model.hashing import HASH_SIZE, hasher
 
-MAGIC = b"SMCS\x01"
+MAGIC = b"SMCS\x02"
+_MAGIC_V1 = b"SMCS\x01"
 #: Raw bytes after which a block is closed.
 BLOCK_SIZE = 1024 * 1024
 #: Largest key and largest value, in bytes.
 MAX_KEY_SIZE = MAX_VALUE_SIZE = 64 * 1024 * 1024
+_FIRST = struct.Struct("<Q")
 _CHANGE = struct.Struct("<II")
 _BLOCK = struct.Struct("<BIII")
 _END = struct.Struct("<BIQ")
@@ -44,12 +47,12 @@ _MAX_COMPRESSED = _MAX_RAW + _MAX_RAW // 128 + 1024
 _READ_SIZE = 1024 * 1024
 
 
-def write_segment(changes: Iterable[Change], sink: BinaryIO) -> None:
-    """Write a segment: what ``changes`` yields, in order.
+def write_segment(changes: Iterable[Change], sink: BinaryIO, first: int = 0) -> None:
+    """Write a segment: what ``changes`` yields, in order, numbered from ``first`` on.
 
     Raises: InvalidError for a key or value above 64 MiB.
     """
-    writer = _Writer(sink)
+    writer = _Writer(sink, first)
     pieces: list[bytes] = []
     size = count = 0
     for key, value in changes:
@@ -72,10 +75,10 @@ def write_segment(changes: Iterable[Change], sink: BinaryIO) -> None:
     writer.end()
 
 
-def encode_segment(changes: Iterable[Change]) -> bytes:
+def encode_segment(changes: Iterable[Change], first: int = 0) -> bytes:
     """A segment as bytes, for changes that fit in memory."""
     sink = io.BytesIO()
-    write_segment(changes, sink)
+    write_segment(changes, sink, first)
     return sink.getvalue()
 
 
@@ -88,8 +91,22 @@ def read_segment(source: BinaryIO, blob_id: str | None = None) -> Iterator[Chang
 
     Raises: CorruptBlob naming the blob, for any byte that differs from what was written.
     """
-    for count, raw in _blocks(source, blob_id):
+    for _, count, raw in _blocks(source, blob_id):
         yield from _changes(raw, count, blob_id)
+
+
+def read_range(source: BinaryIO, first: int, end: int, after: int, blob_id: str | None = None) -> Iterator[Change]:
+    """Yield the changes from the number ``after`` on, of a segment that must have just ``first`` to ``end`` - 1.
+
+    As :func:`read_segment` otherwise. Raises: CorruptBlob, also when the segment has other changes.
+    """
+    found = first
+    for number, count, raw in _blocks(source, blob_id, first):
+        found = number + count
+        if found > after:
+            yield from islice(_changes(raw, count, blob_id), max(after - number, 0), None)
+    if found != end:
+        raise _corrupt(f"it ends before change {found}, not before {end}", blob_id)
 
 
 def verify_segment(source: BinaryIO, blob_id: str | None = None) -> int:
@@ -100,13 +117,13 @@ def verify_segment(source: BinaryIO, blob_id: str | None = None) -> int:
 class _Writer:
     """Frames blocks and counts them."""
 
-    def __init__(self, sink: BinaryIO) -> None:
+    def __init__(self, sink: BinaryIO, first: int) -> None:
         self._sink = sink
         self._hash = hasher()
         self._compressor = zstandard.ZstdCompressor(level=1, write_content_size=True)
         self._blocks = 0
         self._changes = 0
-        self._write(MAGIC)
+        self._write(MAGIC + _FIRST.pack(first))
 
     def block(self, raw: bytes, count: int) -> None:
         frame = self._compressor.compress(raw)
@@ -126,8 +143,11 @@ class _Writer:
         self._sink.write(data)
 
 
-def _blocks(source: BinaryIO, blob_id: str | None) -> Iterator[tuple[int, bytes]]:
-    """Each block's number of changes and raw content, verified; ends only at an end mark that agrees."""
+def _blocks(
+    source: BinaryIO, blob_id: str | None, expected_first: int | None = None
+) -> Iterator[tuple[int, int, bytes]]:
+    """Each block's first sequence number, number of changes and raw content, verified; ends only at an end mark that
+    agrees."""
     whole = hasher()
 
     def take(size: int) -> bytes:
@@ -135,8 +155,12 @@ def _blocks(source: BinaryIO, blob_id: str | None) -> Iterator[tuple[int, bytes]
         whole.update(data)
         return data
 
-    if take(len(MAGIC)) != MAGIC:
+    magic = take(len(MAGIC))
+    if magic not in (MAGIC, _MAGIC_V1):
         raise _corrupt("it is not a change segment of a known version", blob_id)
+    first = _FIRST.unpack(take(_FIRST.size))[0] if magic == MAGIC else 0
+    if expected_first not in (None, first):
+        raise _corrupt(f"it begins with change {first}, not {expected_first}", blob_id)
     decompressor = zstandard.ZstdDecompressor()
     blocks = changes = 0
     while (tag := take(1)) == b"\x01":
@@ -148,7 +172,7 @@ def _blocks(source: BinaryIO, blob_id: str | None) -> Iterator[tuple[int, bytes]
         frame = take(frame_size)
         if _block_hash(blocks, header, frame) != expected:
             raise _corrupt(f"block {blocks} does not have its checksum", blob_id)
-        yield count, _decompress(decompressor, frame, raw_size, blob_id)
+        yield first + changes, count, _decompress(decompressor, frame, raw_size, blob_id)
         blocks += 1
         changes += count
     end = tag + take(_END.size - 1)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from statemgr.ids import CheckpointId
+from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import (
     Attachment,
     BlobRef,
+    ChainMarker,
     ChangelogMarker,
     Checkpoint,
     CheckpointKey,
@@ -42,10 +44,11 @@ def maps(values: st.SearchStrategy[object], keys: st.SearchStrategy[str] = texts
     return st.dictionaries(keys, values, max_size=3)
 
 
-blobs = st.builds(BlobRef, texts, counts, hashes)
+blobs = st.builds(BlobRef, texts, counts, hashes, st.none() | counts)
 markers = st.one_of(
     st.builds(IndexMarker, blobs),
     st.builds(ChangelogMarker, texts, st.none() | texts, ints, counts),
+    st.builds(ChainMarker, blob=blobs) | st.builds(ChainMarker, inline=contents),
     st.builds(OpaqueMarker, contents),
 )
 attachments = st.builds(Attachment, texts, inline=contents) | st.builds(Attachment, texts, blob=blobs)
@@ -79,6 +82,14 @@ directories = st.recursive(
 )
 roots = st.builds(DirIndex, st.just(""), few(files), few(directories))
 indexes = st.builds(SnapshotIndex, texts, texts, texts, texts, texts, texts, longs, roots, st.none() | blobs)
+
+chain_segments = st.builds(ChainSegment, counts, counts, blob=blobs) | st.builds(
+    ChainSegment, counts, counts, inline=contents
+)
+chains = st.builds(
+    SegmentChain, texts, texts, texts, texts, texts, texts, longs,
+    st.none() | st.builds(ChainSnapshot, blobs, counts), few(chain_segments),
+)  # fmt: skip
 
 changes_to_send = st.builds(PreparedChanges, st.booleans(), inline=contents) | st.builds(
     PreparedChanges, st.booleans(), blob=blobs

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from statemgr.errors import CorruptBlob, CorruptError, CorruptRecord
 from statemgr.model import codec
+from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import (
     ChangelogMarker,
     Checkpoint,
@@ -39,6 +40,7 @@ DECODERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[CorruptError]]] = 
     ),
     "checkpoint": (codec.encode_checkpoint(sample.CHECKPOINT), codec.decode_checkpoint, CorruptRecord),
     "index": (codec.encode_index(sample.INDEX), codec.decode_index, CorruptBlob),
+    "chain": (codec.encode_chain(sample.CHAIN), codec.decode_chain, CorruptBlob),
     "prepared": (codec.encode_prepared(sample.PREPARED), codec.decode_prepared, CorruptRecord),
     "segment": (
         encode_segment([(b"k%d" % n, b"v" * n if n % 3 else None) for n in range(50)]),
@@ -61,6 +63,14 @@ def test_record_round_trips(record: CheckpointRecord, offset: int) -> None:
     read = codec.decode_record(record.key(), codec.encode_record(record), offset)
     assert read == record
     assert read.offset == offset
+
+
+@given(some.chains)
+def test_chain_round_trips(chain: SegmentChain) -> None:
+    """A segment chain is read as it was written; in a blob, what lies beside it gets the blob's name."""
+    data = codec.encode_chain(chain)
+    assert codec.decode_chain(data) == chain
+    assert codec.decode_chain(data, "j/1/o") == chain.lying_in("j/1/o")
 
 
 @given(some.records)

@@ -28,7 +28,7 @@ def test_marker_is_found_by_factory_and_store() -> None:
     """A marker is there for its factory and store, and None for a store or backend without one."""
     assert sample.CHECKPOINT.marker("kafka-changelog", "totals") is not None
     assert sample.CHECKPOINT.marker("kafka-changelog", "seen") is None
-    assert sample.CHECKPOINT.marker("blob-changelog", "totals") is None
+    assert sample.CHECKPOINT.marker("another", "totals") is None
 
 
 def test_without_any_record_there_is_none() -> None:

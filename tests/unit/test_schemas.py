@@ -18,10 +18,15 @@ from tests import model_samples as sample
 FROZEN = {
     "checkpoint.v1": "d596e89b96397b2b",
     "checkpoint.v2": "c42a58f0ebb3e94a",
+    "checkpoint.v2.1": "cffb201dab676292",
     "checkpoint_key.v1": "c5e165864b0e8c1e",
     "checkpoint_state.v1": "dda66f8c79d4fe8c",
+    "checkpoint_state.v1.1": "5fce76da0c911ec4",
     "prepared_commit.v1": "a3b8f26f5fb788ab",
+    "prepared_commit.v1.1": "78d89327ace0a8d5",
+    "segment_chain.v1": "4fa0841710e1560b",
     "snapshot_index.v1": "fb4802326423176c",
+    "snapshot_index.v1.1": "80bb19a1b2f8bcb9",
 }
 NAMES = list(FROZEN)
 
@@ -71,9 +76,11 @@ def test_schema_can_be_loaded_alone(name: str) -> None:
 
 
 def test_shared_types_are_the_same_everywhere() -> None:
-    """A named type that several files define is the same in all of them."""
+    """A named type that several files define is the same in all of them that are written."""
     seen: dict[str, str] = {}
-    for name in NAMES:
+    for name in {
+        shipped_schemas().newest(name.rpartition(".v")[0] + ".v" + name.rpartition(".v")[2][0]) for name in NAMES
+    }:
         table = named_types(schema(name), {})
 
         def expand(definition: Any, table: dict[str, Any] = table) -> Any:

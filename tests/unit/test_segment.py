@@ -15,9 +15,12 @@ from statemgr.errors import CorruptBlob, InvalidError
 from statemgr.model import segment
 from statemgr.model.commit import Change
 from statemgr.model.hashing import content_hash
-from statemgr.model.segment import encode_segment, read_segment, verify_segment, write_segment
+from statemgr.model.segment import encode_segment, read_range, read_segment, verify_segment, write_segment
 
 CHANGES: list[Change] = [(b"a", b"1"), (b"a", None), (b"a", b"2"), (b"", b""), (b"absent", None), (b"b", b"x" * 99)]
+
+#: Bytes before the first block.
+HEADER = 13
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def test_empty_segment() -> None:
     data = encode_segment([])
     assert read(data) == []
     assert verify_segment(io.BytesIO(data)) == 0
-    assert data[:5] == b"SMCS\x01"
+    assert data[:13] == b"SMCS\x02" + bytes(8)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -73,7 +76,7 @@ def test_every_flipped_byte_is_refused(mask: int) -> None:
 
 def blocks_of(data: bytes) -> list[bytes]:
     """The segment's blocks, whole."""
-    found, at = [], 5
+    found, at = [], HEADER
     while data[at] == 1:
         size = 21 + struct.unpack_from("<I", data, at + 5)[0]
         found.append(data[at : at + size])
@@ -86,7 +89,7 @@ def test_dropped_swapped_and_repeated_blocks_are_refused() -> None:
     """Blocks that are each intact but not all there, or not in order, are refused even with a new end mark."""
     data = encode_segment(CHANGES)
     blocks = blocks_of(data)
-    end = data[5 + sum(map(len, blocks)) : -16]
+    end = data[HEADER + sum(map(len, blocks)) : -16]
     assert sealed(blocks, end) == data
     for forged in (blocks[1:], blocks[:-1], blocks[::-1], [*blocks, blocks[-1]], [blocks[1], *blocks[1:]]):
         with pytest.raises(CorruptBlob):
@@ -95,7 +98,7 @@ def test_dropped_swapped_and_repeated_blocks_are_refused() -> None:
 
 def sealed(blocks: list[bytes], end: bytes) -> bytes:
     """A segment of these blocks with a hash that is right."""
-    body = b"SMCS\x01" + b"".join(blocks) + end
+    body = b"SMCS\x02" + bytes(8) + b"".join(blocks) + end
     return body + content_hash(body)
 
 
@@ -137,7 +140,32 @@ def test_unknown_version_is_refused() -> None:
     """A segment of another version is not guessed at."""
     data = encode_segment(CHANGES)
     with pytest.raises(CorruptBlob, match="known version"):
-        read(data[:4] + b"\x02" + data[5:])
+        read(data[:4] + b"\x03" + data[5:])
+
+
+def test_version_one_is_read() -> None:
+    """A segment without a sequence number, as older software wrote them, begins with number 0."""
+    data = encode_segment(CHANGES)
+    body = b"SMCS\x01" + data[HEADER:-16]
+    old = body + content_hash(body)
+    assert read(old) == CHANGES
+    assert list(read_range(io.BytesIO(old), 0, len(CHANGES), 2)) == CHANGES[2:]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("after", range(95, 110))
+def test_changes_after_a_sequence_number(after: int) -> None:
+    """Of a range of numbered changes those from a number on are given, wherever blocks are cut."""
+    data = encode_segment(CHANGES, first=100)
+    found = list(read_range(io.BytesIO(data), 100, 100 + len(CHANGES), after))
+    assert found == CHANGES[max(after - 100, 0) :]
+
+
+@pytest.mark.parametrize(("first", "end"), [(99, 106), (100, 105), (100, 107), (0, 6)])
+def test_other_numbers_than_expected_are_refused(first: int, end: int) -> None:
+    """A segment whose changes have other numbers than whoever refers to it says is not the one that was meant."""
+    with pytest.raises(CorruptBlob):
+        list(read_range(io.BytesIO(encode_segment(CHANGES, first=100)), first, end, 0))
 
 
 def test_decompression_bomb_is_refused_before_it_is_allocated() -> None:

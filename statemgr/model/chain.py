@@ -1,0 +1,149 @@
+"""Segment chains: a store's state as a snapshot and the changes after it, in segments. Pure.
+
+Every change has a sequence number, one higher than the change before it; a range of them is written ``first`` to
+``end``, without ``end`` itself. A snapshot that covers ``end`` has the effect of every change below it (and perhaps of
+some after it: they are in the segments and are applied again, in order, which changes nothing).
+
+Sources: Flink's generalised incremental checkpoints (FLIP-158), whose ``append``, ``persist`` and ``truncate`` work on
+such numbers; Spark's changelog checkpointing of its RocksDB state store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from statemgr.errors import CorruptBlob
+from statemgr.model.checkpoint import BlobRef
+from statemgr.model.snapshot import MAX_INDEX_SIZE, blob_id_problem, name_problem
+
+#: Segments that one chain may have: a materialisation that never succeeds is an error long before.
+MAX_SEGMENTS = 100_000
+#: Bytes of an encoded chain.
+MAX_CHAIN_SIZE = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSegment:
+    """The changes ``first`` to ``end`` - 1, as a change segment either in a blob or ``inline``.
+
+    A blob ID that is empty stands for the blob that the chain itself lies in.
+    """
+
+    first: int
+    end: int
+    blob: BlobRef | None = None
+    inline: bytes | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the encoded segment."""
+        return self.blob.size if self.blob is not None else len(self.inline or b"")
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSnapshot:
+    """A snapshot's index blob, and the sequence number below which it has every change."""
+
+    index: BlobRef
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentChain:
+    """Necessary and sufficient to rebuild one state of a store. ``attempt``: as in a snapshot index."""
+
+    job_name: str
+    job_id: str
+    task: str
+    store: str
+    state_id: str
+    attempt: str
+    created_ms: int
+    snapshot: ChainSnapshot | None
+    segments: tuple[ChainSegment, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """The sequence number that the next change gets."""
+        if self.segments:
+            return self.segments[-1].end
+        return self.snapshot.end if self.snapshot else 0
+
+    @property
+    def start(self) -> int:
+        """The lowest sequence number that a restore needs from the segments."""
+        return self.snapshot.end if self.snapshot else 0
+
+    def blobs(self) -> Iterator[BlobRef]:
+        """Every blob that the chain names: the snapshot's index and the segments' objects."""
+        if self.snapshot is not None:
+            yield self.snapshot.index
+        for segment in self.segments:
+            if segment.blob is not None:
+                yield segment.blob
+
+    def lying_in(self, blob_id: str) -> SegmentChain:
+        """The chain as read from a blob: what lies in the same one gets its name."""
+        return replace(self, segments=tuple(_named(segment, blob_id) for segment in self.segments))
+
+
+def _named(segment: ChainSegment, blob_id: str) -> ChainSegment:
+    if segment.blob is None or segment.blob.blob_id:
+        return segment
+    return replace(segment, blob=replace(segment.blob, blob_id=blob_id))
+
+
+def truncated(segments: tuple[ChainSegment, ...], before: int) -> tuple[ChainSegment, ...]:
+    """The segments that have a change from ``before`` on: one that straddles it stays whole."""
+    return tuple(segment for segment in segments if segment.end > before)
+
+
+def validate_chain(chain: SegmentChain, where: str, *, job_name: str, job_id: str, task: str, store: str) -> None:
+    """Refuse a hostile or foreign chain before anything is done with it; ``where`` names its blob.
+
+    Raises: CorruptBlob.
+    """
+    problem = _problem(chain, job_name, job_id, task, store)
+    if problem:
+        raise CorruptBlob(
+            f"segment chain refused: {problem}",
+            blob=where,
+            job=job_name,
+            task=task,
+            store=store,
+            hint="restore from another factory, or roll back to an older checkpoint",
+        )
+
+
+def _problem(chain: SegmentChain, job_name: str, job_id: str, task: str, store: str) -> str | None:
+    owner = (chain.job_name, chain.job_id, chain.task, chain.store)
+    if owner != (job_name, job_id, task, store):
+        return f"it belongs to job {owner[0]!r}/{owner[1]!r}, task {owner[2]!r}, store {owner[3]!r}"
+    for what, name in (("state ID", chain.state_id), ("attempt", chain.attempt)):
+        if problem := name_problem(name):
+            return f"its {what} {name!r} {problem}"
+    if len(chain.segments) > MAX_SEGMENTS:
+        return f"it has more than {MAX_SEGMENTS} segments"
+    if any(blob.size > MAX_INDEX_SIZE for blob in chain.blobs() if chain.snapshot and blob is chain.snapshot.index):
+        return "its snapshot's index has an absurd size"
+    for blob in chain.blobs():
+        if problem := blob_id_problem(blob.blob_id, job_name, job_id):
+            return problem
+    return _gap(chain)
+
+
+def _gap(chain: SegmentChain) -> str | None:
+    """The segments follow each other, and the first of them the snapshot."""
+    expected: int | None = None
+    for segment in chain.segments:
+        if segment.first < 0 or segment.end <= segment.first:
+            return f"it has a segment of changes {segment.first} to {segment.end}"
+        if expected is None and segment.first > chain.start:
+            return f"changes {chain.start} to {segment.first} are missing after its snapshot"
+        if expected is not None and segment.first != expected:
+            return f"its segments jump from change {expected} to {segment.first}"
+        expected = segment.end
+    if expected is not None and expected < chain.start:
+        return f"its snapshot covers changes up to {chain.start}, beyond its end at {expected}"
+    return None
