@@ -5,9 +5,12 @@ Steps of a turn:
 1. poll; rebalances arrive here (assign, revoke, lost)
 2. hand messages to ``process``; remember the next offset of each source partition
 3. tasks whose restore has ended: seek to the checkpoint's input offsets, resume their partitions
-4. when ``task.commit.ms`` has passed, start a commit per task
+4. when ``task.commit.ms`` has passed, start a commit per task; where one is on its way, leave it out
+5. back-pressure: pause the partitions of a task whose commit is on its way for ``task.commit.max.delay.ms``, resume
+   them when it ends
 
-Partitions are paused while their task restores, and polling goes on, so that the group keeps its members.
+Partitions are paused while their task restores or is held back, and polling goes on, so that the group keeps its
+members.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.ids import task_name
-from statemgr.kafka.clients import is_missing, translate
+from statemgr.input_topics import check_offset, check_topics
 from statemgr.owned_task import OwnedTask
 from statemgr.task import Task
 
@@ -39,7 +42,7 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.1
 _BATCH = 500
 _OPENERS = 4
-_METADATA_SECONDS = 30.0
+_LAST_COMMITS = 32
 
 
 class ConsumerLoop:
@@ -86,7 +89,7 @@ class ConsumerLoop:
 
     def run(self) -> None:
         """Raises: what ``process`` or a commit raises; the consumer is left to the caller."""
-        self._check_topics()
+        check_topics(self._consumer, self._topics, self._config.tasks)
         previous = self._install_signals()
         interval = self._config.commit_ms / 1000
         self._consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
@@ -102,6 +105,7 @@ class ConsumerLoop:
                     for owned in self._owned.values():
                         owned.start_commit()
                     due = monotonic() + interval
+                self._hold_back()  # 5
             self._commit_and_wait(set(self._owned))
         finally:
             self._close(set(self._owned))
@@ -109,26 +113,6 @@ class ConsumerLoop:
             self._consumer.unsubscribe()
             for number, handler in previous.items():
                 signal.signal(number, handler)
-
-    def _check_topics(self) -> None:
-        """Raises: MissingState; ConfigError unless each has one partition per task; AccessDenied, UnavailableError."""
-        for topic in self._topics:
-            try:
-                found = self._consumer.list_topics(topic, timeout=_METADATA_SECONDS).topics[topic]
-            except KafkaException as error:
-                raise UnavailableError(f"the brokers do not answer: {error.args[0].str()}", topic=topic) from error
-            if found.error is not None and is_missing(found.error):
-                hint = f"create it with {self._config.tasks} partitions, or correct task.inputs"
-                raise MissingState("the input topic does not exist", hint=hint, topic=topic)
-            if found.error is not None:
-                raise translate(found.error, "asking for the input topic", topic=topic)
-            if len(found.partitions) != self._config.tasks:
-                raise ConfigError(
-                    f"the input topic has {len(found.partitions)} partitions, the job {self._config.tasks} tasks",
-                    hint="set job.tasks to the number of partitions; of several topics all must have as many",
-                    topic=topic,
-                    key="job.tasks",
-                )
 
     def _one(self, message: Message) -> None:
         error = message.error()
@@ -172,7 +156,9 @@ class ConsumerLoop:
             owned = self._owned.get(partition.partition)
             if owned is None:
                 opening = self._openers.submit(self._open, partition.partition)
-                owned = self._owned[partition.partition] = OwnedTask(opening, self._config.commit_timeout_ms / 1000)
+                owned = self._owned[partition.partition] = OwnedTask(
+                    opening, self._config.commit_max_delay_ms / 1000, self._config.commit_timeout_ms / 1000
+                )
             owned.partitions.append(partition)
             owned.waiting.append(partition)
             self._to_pause.append(partition)
@@ -203,7 +189,7 @@ class ConsumerLoop:
 
     def _start_restored(self) -> None:
         for owned in self._owned.values():
-            if owned.waiting and owned.restored() and self._sought(owned):
+            if owned.waiting and not owned.held and owned.restored() and self._sought(owned):
                 self._consumer.resume(owned.waiting)
                 owned.waiting = []
 
@@ -213,25 +199,13 @@ class ConsumerLoop:
             offset = owned.offsets.get(_source(source), OFFSET_BEGINNING)
             try:
                 if offset != OFFSET_BEGINNING:
-                    self._check_there(source, offset)
+                    check_offset(self._consumer, source, offset)
                 self._consumer.seek(TopicPartition(source.topic, source.partition, offset))
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._STATE:
                     return False
                 raise UnavailableError(f"seeking failed: {error.args[0].str()}", topic=source.topic) from error
         return True
-
-    def _check_there(self, source: TopicPartition, offset: int) -> None:
-        """The consumer would jump in silence, as its auto.offset.reset says. Raises: MissingState."""
-        low, high = self._consumer.get_watermark_offsets(source, timeout=_METADATA_SECONDS)
-        if low <= offset <= high:
-            return
-        raise MissingState(
-            f"the checkpoint continues at offset {offset}, the topic has {low} to {high}",
-            hint="its retention is shorter than the job was down" if offset < low else "was the topic made anew?",
-            topic=source.topic,
-            partition=source.partition,
-        )
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit what the leaving tasks have, then close them, before another member may open them."""
@@ -248,16 +222,29 @@ class ConsumerLoop:
 
     # --- commits -------------------------------------------------------------------------------------------------
 
+    def _hold_back(self) -> None:
+        """A task that is held back still processes what the client had given out already."""
+        for owned in self._owned.values():
+            held = owned.hold_back()
+            if held == owned.held:
+                continue
+            owned.held = held
+            started = [partition for partition in owned.partitions if partition not in owned.waiting]
+            (self._consumer.pause if held else self._consumer.resume)(started)
+            log.info(
+                "%s is %s", task_name(owned.partitions[0].partition), "held back by its commit" if held else "going on"
+            )
+
     def _commit_and_wait(self, tasks: set[int]) -> None:
-        """Commit each task, then raise the first error if there was one."""
-        first: StatemgrError | None = None
-        for index in sorted(tasks & self._owned.keys()):
-            try:
-                self._owned[index].commit_and_wait()
-            except StatemgrError as error:
-                first = first or error
-        if first is not None:
-            raise first
+        """Commit the tasks, all at the same time; raise the first error if there was one, and log the others."""
+        leaving = [self._owned[index] for index in sorted(tasks & self._owned.keys())]
+        with ThreadPoolExecutor(_LAST_COMMITS, thread_name_prefix="statemgr-last-commit") as pool:
+            commits = [pool.submit(owned.commit_and_wait) for owned in leaving]
+        errors = [error for commit in commits if (error := commit.exception()) is not None]
+        for error in errors[1:]:
+            log.error("a last commit failed: %s", error)
+        if errors:
+            raise errors[0]
 
     def _close(self, tasks: set[int]) -> None:
         """Let tasks go without a commit. A restore that is under way is not waited for."""

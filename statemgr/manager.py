@@ -44,7 +44,7 @@ class StateManager:
         self._runtime = Runtime(config)
         self._parts = self._runtime.parts
         self._log = CheckpointTopic(config, self._runtime.clock)
-        self.metrics = Metrics(config.job_name, config.metrics_port, self._runtime.clock.monotonic)
+        self.metrics = Metrics(config.job_name, config.metrics_port, self._runtime.clock)
         self._lock = threading.Lock()
         self._topics_ready = False
         #: None while a task is being opened.
@@ -121,6 +121,7 @@ class StateManager:
                 stores,
                 restored,
                 refill,
+                self.metrics.commits.of(task),
                 on_close=lambda: self._forget(task),
             )
             undo.callback(opened.close)

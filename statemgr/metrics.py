@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 
+from statemgr.commit_metrics import CommitMetrics
 from statemgr.errors import UnavailableError
 from statemgr.flows.restore import StoreRestore
 from statemgr.phases import Phase, add_observer, remove_observer
+from statemgr.ports import Clock
 
 _COMMIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -18,12 +19,14 @@ class Metrics:
     """The metrics of one state manager, in a registry of their own.
 
     ``statemgr_phases_total{phase}`` counts the steps taken; ``statemgr_publish_seconds`` is the time from the begin
-    of a publishing transaction to its acknowledgement; ``statemgr_restore_*`` describe restores per factory.
+    of a publishing transaction to its acknowledgement; ``statemgr_restore_*`` describe restores per factory;
+    ``commits`` has those of a consumer loop's commits.
     """
 
-    def __init__(self, job: str, port: int | None, monotonic: Callable[[], float]) -> None:
+    def __init__(self, job: str, port: int | None, clock: Clock) -> None:
         self.registry = CollectorRegistry()
-        self._monotonic = monotonic
+        self._monotonic = clock.monotonic
+        self.commits = CommitMetrics(job, self.registry, clock)
         self._begun = threading.local()
         labels = {"job": job}
         self._phases = Counter("statemgr_phases", "Steps taken", ["job", "phase"], registry=self.registry)

@@ -22,16 +22,18 @@ class OwnedTask:
 
     ``waiting``: partitions that are paused until the task is restored and they are at its input offsets.
     ``offsets``: source partition → next offset to process. ``dirty``: whether something was processed since the last
-    commit began.
+    commit began. ``held``: its partitions are paused until the commit on its way ends.
     """
 
     opening: Future[Task]
+    max_delay_s: float
     commit_timeout_s: float
     partitions: list[TopicPartition] = field(default_factory=list)
     waiting: list[TopicPartition] = field(default_factory=list)
     task: Task | None = None
     offsets: dict[str, int] = field(default_factory=dict)
     dirty: bool = False
+    held: bool = False
     _commit: Future[Checkpoint] | None = None
     _commit_started: float = 0.0
     _failing_since: float | None = None
@@ -48,13 +50,13 @@ class OwnedTask:
         """Start a periodic commit if there is something to commit and none is on its way (the next one covers it).
 
         Raises: what the last one failed with, once commits have failed for ``task.commit.timeout.ms`` or when a
-        repetition cannot help; UnavailableError for one that does not end.
+        repetition cannot help.
         """
         if self.task is None:
             return
         if self._commit is not None:
             if not self._commit.done():
-                self._check_hung()
+                self.task.metrics.skipped()
                 return
             self._end_commit(self.task)
         if self.dirty:
@@ -64,6 +66,25 @@ class OwnedTask:
                 self.dirty = False
             except (RetryableError, OutcomeUnknownError) as error:
                 self._failed(self.task, error)
+
+    def hold_back(self) -> bool:
+        """Whether to process nothing more for now: the commit on its way began ``task.commit.max.delay.ms`` ago.
+
+        Raises: UnavailableError for a commit that has not ended within ``task.commit.timeout.ms``.
+        """
+        age = self.task.in_flight_seconds if self.task is not None else None
+        if self.task is None or age is None:
+            held = False
+        elif age > self.commit_timeout_s:
+            raise UnavailableError(
+                f"a commit has not ended within task.commit.timeout.ms = {self.commit_timeout_s * 1000:.0f}",
+                task=self.task.name,
+            )
+        else:
+            held = age > self.max_delay_s
+        if self.task is not None:
+            self.task.metrics.hold(held)
+        return held
 
     def commit_and_wait(self) -> None:
         """Commit what is not committed; tried once more when it fails for now."""
@@ -92,10 +113,3 @@ class OwnedTask:
         if too_long or not isinstance(error, RetryableError | OutcomeUnknownError):
             raise error
         log.warning("%s: a commit failed and is repeated: %s", task.name, error)
-
-    def _check_hung(self) -> None:
-        if monotonic() - self._commit_started > 2 * self.commit_timeout_s:
-            raise UnavailableError(
-                f"a commit has not ended in twice task.commit.timeout.ms ({self.commit_timeout_s:.0f} s)",
-                task=self.task.name if self.task else None,
-            )

@@ -343,11 +343,12 @@ class StoreSnapshot:
 @dataclass(frozen=True, slots=True)
 class PreparedBackup:
     """What a backend made durable: its marker if it is known already, or the changes that the publishing
-    transaction has to send; and the names of the blobs it added."""
+    transaction has to send; and the names of the blobs it added, of ``added_bytes`` together."""
 
     marker: Marker | None = None
     changes: PreparedChanges | None = None
     added_blobs: tuple[str, ...] = ()
+    added_bytes: int = 0
 
 
 class StagedChanges(Protocol):

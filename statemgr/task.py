@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
 
 from statemgr import serdes
-from statemgr.errors import ClosedError, ConfigError, FencedError, RetryableError, StatemgrError
+from statemgr.commit_metrics import TaskCommits
+from statemgr.errors import ClosedError, ConfigError, FencedError, StatemgrError
 from statemgr.flows.clean_up import CleanUp
 from statemgr.flows.commit import CommitBase, FrozenCommit, Refill, discard, freeze, prepare
 from statemgr.flows.first_start import remember_published
@@ -17,15 +18,15 @@ from statemgr.flows.open_store import OpenStore
 from statemgr.flows.parts import Parts
 from statemgr.flows.publish import Published, publish, settle
 from statemgr.flows.restore import StoreRestore
+from statemgr.in_flight import InFlight
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.commit import PreparedCommit, ProducedRecord
+from statemgr.output import Output
 from statemgr.ports import CheckpointLog, Publisher
 from statemgr.serdes import SerdeLike
 from statemgr.store import Store
 
 log = logging.getLogger(__name__)
-#: Bytes of output that may wait for a commit.
-PRODUCE_BUDGET = 256 * 1024 * 1024
 
 
 class Task:
@@ -34,6 +35,7 @@ class Task:
     Attributes:
         name: ``Partition <i>``.
         restored: how each store came back.
+        metrics: what its commits cost and held up.
     """
 
     def __init__(
@@ -46,10 +48,12 @@ class Task:
         stores: dict[str, OpenStore],
         restored: Sequence[StoreRestore],
         refill: Refill,
+        metrics: TaskCommits,
         on_close: Callable[[], None],
     ) -> None:
         self.name = name
         self.restored = tuple(restored)
+        self.metrics = metrics
         self._parts = parts
         self._publisher = publisher
         self._log = checkpoint_log
@@ -58,10 +62,8 @@ class Task:
         self._refill = refill
         self._on_close = on_close
         self._clean_up = CleanUp(parts, name)
-        self._produced: list[ProducedRecord] = []
-        self._produced_bytes = 0
-        self._commits = ThreadPoolExecutor(1, thread_name_prefix=f"statemgr-commit-{name}")
-        self._in_flight: Future[Checkpoint] | None = None
+        self._output = Output(name)
+        self._in_flight = InFlight(name, parts.config, parts.clock, metrics)
         self._unsettled: tuple[FrozenCommit, PreparedCommit, CheckpointRecord | None] | None = None
         self._fenced: FencedError | None = None
         self._closed = False
@@ -95,15 +97,7 @@ class Task:
         headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> None:
         """Output in the same transaction as the next commit. Raises: RetryableError when too much waits for it."""
-        size = len(key or b"") + len(value or b"")
-        if self._produced_bytes + size > PRODUCE_BUDGET:
-            raise RetryableError(
-                f"more than {PRODUCE_BUDGET} bytes of output wait for a commit",
-                hint="commit more often",
-                task=self.name,
-            )
-        self._produced.append(ProducedRecord(topic, key, value, partition, tuple(headers)))
-        self._produced_bytes += size
+        self._output.add(ProducedRecord(topic, key, value, partition, tuple(headers)))
 
     @property
     def last_checkpoint(self) -> Checkpoint | None:
@@ -118,51 +112,55 @@ class Task:
         Raises: FencedError, RetryableError, OutcomeUnknownError, DiskFull, ClosedError; the error of an earlier
         asynchronous commit if nobody has seen it. After an error the next commit carries the same changes.
         """
-        future = self.commit_async(input_offsets)
-        try:
-            return self._in_time(future)
-        finally:
-            if future.done():
-                self._in_flight = None  # its error is raised here, not by the next commit
+        self.commit_async(input_offsets)
+        return self._in_flight.end()  # its error is raised here, not by the next commit
 
     def commit_async(self, input_offsets: Mapping[str, int]) -> Future[Checkpoint]:
         """Start a commit: flush and checkpoint directories now; upload, publish and clean-up while the task goes on.
 
-        At most one is in flight: a second waits for the first, and raises its error.
+        At most one is in flight. A second waits for the first (counted as blocked once that is older than
+        ``task.commit.max.delay.ms``) and raises its error, whether or not its future was asked; RetryableError when
+        the first has not ended within ``task.commit.timeout.ms``. Use :attr:`in_flight_seconds` to leave a commit out
+        instead. An error that no later commit has raised is logged by :meth:`close`.
         """
-        self._finish_in_flight()
+        self._in_flight.make_way()
         self._check_usable()
         self._settle()
         refill = self._refill | self._clean_up.lost
         base = CommitBase(self.name, self._published.layout, self._published.epoch, self.last_checkpoint, refill)
-        produced = tuple(self._produced)
-        frozen = freeze(self._parts, self._stores, base, input_offsets, produced)
-        self._in_flight = self._commits.submit(self._finish, frozen)
-        return self._in_flight
+        with self.metrics.phase("flush"):
+            frozen = freeze(self._parts, self._stores, base, input_offsets, self._output.waiting())
+        self.metrics.carried(sum(self._stores[name].changes_in(part) for name, part in frozen.stores.items()))
+        return self._in_flight.start(lambda: self._finish(frozen))
+
+    @property
+    def in_flight_seconds(self) -> float | None:
+        """How long ago the commit that is on its way was begun; None when there is none."""
+        return self._in_flight.seconds
 
     def forgive(self) -> None:
         """The error of an asynchronous commit that has ended was seen: the next commit does not raise it again."""
-        if self._in_flight is not None and self._in_flight.done():
-            self._in_flight = None
+        self._in_flight.forgive()
 
     def _finish(self, frozen: FrozenCommit) -> Checkpoint:
         """The asynchronous part of a commit, on the commit thread."""
+        with self.metrics.commit():
+            return self._upload_and_publish(frozen)
+
+    def _upload_and_publish(self, frozen: FrozenCommit) -> Checkpoint:
         before = self._published.records[self.name]
         try:
             self._clean_up.check()
         except BaseException:
             discard(self._stores, frozen.stores)
             raise
-        prepared = prepare(self._parts, self._stores, frozen, portable=False)
+        with self.metrics.phase("upload"):
+            prepared = prepare(self._parts, self._stores, frozen, portable=False)
+        self.metrics.uploaded(prepared.added_bytes)
+        outstanding = {self.name: self._clean_up.outstanding}
         try:
-            publish(
-                self._parts,
-                self._publisher,
-                self._log,
-                self._published,
-                [prepared],
-                outstanding={self.name: self._clean_up.outstanding},
-            )
+            with self.metrics.phase("publish"):
+                publish(self._parts, self._publisher, self._log, self._published, [prepared], outstanding=outstanding)
         except BaseException as error:
             if self._published.pending:
                 self._unsettled = (frozen, prepared, before)
@@ -180,12 +178,12 @@ class Task:
         assert record is not None
         for name, part in frozen.stores.items():
             self._stores[name].acknowledged(part, prepared.stores[name].state_id)
-        del self._produced[: len(frozen.produced)]
-        self._produced_bytes = sum(len(r.key or b"") + len(r.value or b"") for r in self._produced)
+        self._output.published(len(frozen.produced))
         self._refill = frozenset()
         self._clean_up.lost -= frozen.base.refill
-        self._clean_up.after_publish(before, record, prepared)
-        self._keep_local()
+        with self.metrics.phase("clean-up"):
+            self._clean_up.after_publish(before, record, prepared)
+            self._keep_local()
         return record.current
 
     def _keep_local(self) -> None:
@@ -211,28 +209,6 @@ class Task:
         if published:
             self._acknowledged(*unsettled)
 
-    def _finish_in_flight(self) -> None:
-        if self._in_flight is not None:
-            pending = self._in_flight
-            try:
-                self._in_time(pending)
-            finally:
-                if pending.done():
-                    self._in_flight = None
-
-    def _in_time(self, future: Future[Checkpoint]) -> Checkpoint:
-        timeout = self._parts.config.commit_timeout_ms / 1000
-        try:
-            return future.result(timeout)
-        except TimeoutError:
-            if future.done():
-                raise  # the commit's own error
-            raise RetryableError(
-                f"the commit has not ended within task.commit.timeout.ms = {timeout * 1000:.0f}",
-                hint="it goes on; the next commit waits for it",
-                task=self.name,
-            ) from None
-
     def _check_usable(self) -> None:
         if self._closed:
             raise ClosedError("the task is closed", task=self.name)
@@ -251,7 +227,8 @@ class Task:
             closing.callback(self._publisher.close)
             for store in self._stores.values():
                 closing.callback(store.close)
-            closing.callback(self._commits.shutdown, wait=True)
+            closing.callback(self.metrics.close)
+            closing.callback(self._in_flight.close)
 
     def __enter__(self) -> Task:
         return self

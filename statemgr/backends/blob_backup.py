@@ -77,8 +77,12 @@ class BlobBackup:
             previous=base.index if isinstance(base, IndexMarker) else None,
         )  # fmt: skip
         marker = self._put_index(identity, index)
-        parts = dict.fromkeys(part.blob_id for file in uploaded.values() for part in file.parts)
-        return PreparedBackup(marker, added_blobs=(*parts, marker.index.blob_id))
+        parts = {part.blob_id: part.size for file in uploaded.values() for part in file.parts}
+        return PreparedBackup(
+            marker,
+            added_blobs=(*parts, marker.index.blob_id),
+            added_bytes=sum(parts.values()) + marker.index.size,
+        )
 
     def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
         """Never asked for: ``prepare`` gives a marker."""

@@ -181,6 +181,11 @@ class JobConfig:
         return int(self.get("task.commit.ms"))
 
     @property
+    def commit_max_delay_ms(self) -> int:
+        """Age of a commit on its way, in milliseconds, from which its task waits for it."""
+        return int(self.get("task.commit.max.delay.ms"))
+
+    @property
     def commit_timeout_ms(self) -> int:
         """Longest time of a commit, and the transaction's timeout, in milliseconds."""
         return int(self.get("task.commit.timeout.ms"))

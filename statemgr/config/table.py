@@ -110,6 +110,12 @@ _CHECKPOINTS = (
         doc="Time between commits of a consumer loop.",
     ),
     Key(
+        pattern="task.commit.max.delay.ms",
+        kind=integer(0, _DAY_MS, "milliseconds"),
+        default=60_000,
+        doc="Age of a commit on its way from which its task waits for it: a consumer loop pauses the task's input.",
+    ),
+    Key(
         pattern="task.commit.timeout.ms",
         kind=integer(1000, 900_000, "milliseconds"),
         default=300_000,

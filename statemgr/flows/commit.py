@@ -22,7 +22,7 @@ from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, Marker
 from statemgr.model.commit import PreparedChanges, PreparedCommit, PreparedStore, ProducedRecord
 from statemgr.phases import Phase, announce
-from statemgr.ports import CommittedDirectory, StoreSnapshot
+from statemgr.ports import CommittedDirectory, PreparedBackup, StoreSnapshot
 
 #: (factory, store) pairs whose marker must not be continued: the backend is filled anew (a tail, a lost topic).
 Refill = frozenset[tuple[str, str]]
@@ -111,11 +111,11 @@ def prepare(
     Raises: RetryableError, AccessDenied, DiskFull, CorruptBlob; then the next commit carries the same changes.
     """
     prepared: dict[str, PreparedStore] = {}
-    added: list[str] = list(attached_blobs)
+    backups: list[PreparedBackup] = []
     try:
         for name, store in frozen.stores.items():
-            prepared[name], blobs = _prepare_store(parts, stores[name], frozen, store, portable)
-            added += blobs
+            prepared[name], made = _prepare_store(parts, stores[name], frozen, store, portable)
+            backups += made
     except BaseException:
         discard(stores, frozen.stores)
         raise
@@ -131,15 +131,16 @@ def prepare(
         base_checkpoint_id=str(base.checkpoint.checkpoint_id) if base.checkpoint else None,
         input_offsets=frozen.input_offsets,
         stores=prepared,
-        added_blobs=tuple(added),
+        added_blobs=(*attached_blobs, *(blob for backup in backups for blob in backup.added_blobs)),
         attachments=tuple(attachments),
         produced=frozen.produced,
+        added_bytes=sum(backup.added_bytes for backup in backups),
     )
 
 
 def _prepare_store(
     parts: Parts, store: OpenStore, frozen: FrozenCommit, part: FrozenStore, portable: bool
-) -> tuple[PreparedStore, list[str]]:
+) -> tuple[PreparedStore, list[PreparedBackup]]:
     factories = store.config.backup_factories
     markers: dict[str, Marker] = {}
     if part.state_id == store.state_id:
@@ -155,16 +156,16 @@ def _prepare_store(
         return PreparedStore(part.state_id, markers), []
     snapshot = _snapshot(parts, store, frozen, part)
     changes: dict[str, PreparedChanges] = {}
-    added: list[str] = []
+    made: list[PreparedBackup] = []
     for factory in pending:
         base = frozen.base.marker(factory, store.identity.store)
         backup = parts.backup_manager(factory).prepare(snapshot, base, portable=portable)
-        added += backup.added_blobs
+        made.append(backup)
         if backup.marker is not None:
             markers[factory] = backup.marker
         if backup.changes is not None:
             changes[factory] = backup.changes
-    return PreparedStore(part.state_id, markers, changes), added
+    return PreparedStore(part.state_id, markers, changes), made
 
 
 def _snapshot(parts: Parts, store: OpenStore, frozen: FrozenCommit, part: FrozenStore) -> StoreSnapshot:

@@ -86,6 +86,10 @@ class OpenStore:
                 raise
         return FrozenStore(state_id, staging, changes, self.local.sequence_number)
 
+    def changes_in(self, frozen: FrozenStore) -> int:
+        """How many changes ``frozen`` has beyond the last acknowledged commit, as the database counts them."""
+        return frozen.sequence_number - self._committed_at
+
     def acknowledged(self, frozen: FrozenStore, state_id: str) -> None:
         """The commit of ``frozen`` was published as ``state_id``: later commits continue it."""
         self.state_id = state_id

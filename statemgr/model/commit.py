@@ -93,7 +93,8 @@ class ProducedRecord:
 class PreparedCommit:
     """One task's prepared commit. ``base_checkpoint_id``: the checkpoint it continues (None: the first).
 
-    ``added_blobs``: everything this commit uploaded, whose TTL goes when it is published.
+    ``added_blobs``: everything this commit uploaded, whose TTL goes when it is published. ``added_bytes``: their size,
+    for the metrics of the process that uploaded them (not in the encoded form).
     """
 
     job_name: str
@@ -108,3 +109,4 @@ class PreparedCommit:
     added_blobs: tuple[str, ...] = ()
     attachments: tuple[Attachment, ...] = ()
     produced: tuple[ProducedRecord, ...] = ()
+    added_bytes: int = field(default=0, compare=False)

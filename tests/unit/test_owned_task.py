@@ -33,7 +33,7 @@ def owned(error: StatemgrError, timeout_s: float) -> tuple[OwnedTask, FailingTas
     task = FailingTask(error)
     opening: Future[Any] = Future()
     opening.set_result(task)
-    found = OwnedTask(opening, timeout_s)
+    found = OwnedTask(opening, 1.0, timeout_s)
     assert found.restored()
     found.dirty = True
     return found, task

@@ -1,0 +1,46 @@
+"""Output records of a task that wait for the commit that publishes them."""
+
+from __future__ import annotations
+
+import threading
+
+from statemgr.errors import RetryableError
+from statemgr.model.commit import ProducedRecord
+
+#: Bytes of output that may wait for a commit.
+BUDGET = 256 * 1024 * 1024
+
+
+class Output:
+    """Records in order. Added on the task's thread, let go of on the commit's."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+        self._records: list[ProducedRecord] = []
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, record: ProducedRecord) -> None:
+        """Raises: RetryableError when too much waits for a commit."""
+        size = _size(record)
+        with self._lock:
+            if self._bytes + size > BUDGET:
+                raise RetryableError(
+                    f"more than {BUDGET} bytes of output wait for a commit", hint="commit more often", task=self._task
+                )
+            self._records.append(record)
+            self._bytes += size
+
+    def waiting(self) -> tuple[ProducedRecord, ...]:
+        """Everything that no commit has published."""
+        return tuple(self._records)
+
+    def published(self, count: int) -> None:
+        """The first ``count`` records were published."""
+        with self._lock:
+            self._bytes -= sum(map(_size, self._records[:count]))
+            del self._records[:count]
+
+
+def _size(record: ProducedRecord) -> int:
+    return len(record.key or b"") + len(record.value or b"")
