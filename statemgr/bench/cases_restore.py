@@ -141,7 +141,7 @@ def _samza_restore(session: Session, state: State) -> Variant | None:
     peer = session.peers.samza()
     if peer is None:
         return None
-    run = peer.on(session.servers.s3(), f"bench-restore-{session.directory.name}".replace("_", "-").lower())
+    run = peer.on(session.servers.s3(), session.bucket("restore"))
     index = session.fresh("samza") / "index"
     run.measure("full", state.directory, index)
 

@@ -30,7 +30,12 @@ class Series:
 
 
 def interleaved(
-    variants: Mapping[str, Variant], rounds: int, report: Report = lambda what: None, *, warm_up: int = 0
+    variants: Mapping[str, Variant],
+    rounds: int,
+    report: Report = lambda what: None,
+    *,
+    warm_up: int = 0,
+    rotate: bool = True,
 ) -> dict[str, Series]:
     """Measure every variant once a round. Who begins changes from round to round, so that drift hits all alike.
 
@@ -39,11 +44,12 @@ def interleaved(
         rounds: how often; at least 1.
         report: called with the name and round before each.
         warm_up: rounds before the first whose numbers are dropped.
+        rotate: false where one variant needs what another has left.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in variants}
     names = list(variants)
     for number in range(-warm_up, rounds):
-        shift = number % len(names)
+        shift = number % len(names) if rotate else 0
         for name in names[shift:] + names[:shift]:
             report(f"{name}, {'warming up' if number < 0 else f'round {number + 1} of {rounds}'}")
             gc.collect()

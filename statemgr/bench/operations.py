@@ -14,13 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from statemgr.bench import records
 from statemgr.bench.seed import STORE, TASK
 from statemgr.config import JobConfig
 from statemgr.engine import Attempt, Epoch, checkpoint_from_bytes, checkpoint_to_bytes, open_attempt
 from statemgr.ids import CheckpointId
-from statemgr.model.checkpoint import Checkpoint, Layout
+from statemgr.model.checkpoint import BlobRef, Checkpoint, IndexMarker, Layout
+from statemgr.model.commit import ChangeList
+from statemgr.model.hashing import hasher
+from statemgr.ports import CommittedDirectory, RestoreRequest, StoreSnapshot
+from statemgr.runtime import Runtime
 
 _THREADS = 8
+_BUFFER = 1024 * 1024
 
 
 def open_at(config: JobConfig, checkpoint: Checkpoint | None) -> Attempt:
@@ -82,3 +88,63 @@ def in_parallel(action: Callable[[str], None], items: list[str]) -> float:
         for done in [pool.submit(action, item) for item in items]:
             done.result()
     return time.perf_counter() - start
+
+
+def hash_files(directory: str) -> dict[str, Any]:
+    """Read and hash every file of a directory, by eight threads."""
+
+    def one(path: str) -> None:
+        content_hash_of(Path(path))
+
+    return {"seconds": in_parallel(one, [str(path) for path in Path(directory).iterdir() if path.is_file()])}
+
+
+def commit(config: dict[str, Any], checkpoint: str, of: int, count: int) -> dict[str, Any]:
+    """Open a store at a checkpoint, change ``count`` of its ``of`` records, and prepare the commit."""
+    with open_at(JobConfig.from_mapping(config), checkpoint_from_bytes(bytes.fromhex(checkpoint))) as attempt:
+        attempt.store(STORE).put_many(records.updates(count, of=of, seed=1))
+        start = time.perf_counter()
+        attempt.prepare({})
+        return {"seconds": time.perf_counter() - start}
+
+
+def backup_file(config: dict[str, Any], path: str) -> dict[str, Any]:
+    """Back up a directory that holds one file, of any size."""
+    runtime = Runtime(JobConfig.from_mapping(config))
+    file = Path(path)
+    files = {file.name: (file.stat().st_size, content_hash_of(file))}
+    snapshot = StoreSnapshot(
+        runtime.parts.identity(TASK, STORE), "one-file", runtime.ids.attempt_id(),
+        CommittedDirectory("one-file", file.parent, files), ChangeList(), ChangeList(),
+    )  # fmt: skip
+    start = time.perf_counter()
+    prepared = runtime.parts.backup_manager("blob-store").prepare(snapshot, None, portable=False)
+    took = time.perf_counter() - start
+    runtime.close()
+    assert isinstance(prepared.marker, IndexMarker)
+    index = prepared.marker.index
+    return {"seconds": took, "index": [index.blob_id, index.size, index.hash.hex()]}
+
+
+def restore_file(config: dict[str, Any], index: list[Any], target: str) -> dict[str, Any]:
+    """Restore what :func:`backup_file` has backed up."""
+    runtime = Runtime(JobConfig.from_mapping(config))
+    blob_id, size, digest = index
+    marker = IndexMarker(BlobRef(blob_id, size, bytes.fromhex(digest)))
+    request = RestoreRequest(
+        runtime.parts.identity(TASK, STORE), marker, Path(target), (), lambda what, done, total: None
+    )
+    start = time.perf_counter()
+    restored = runtime.parts.restore_manager("blob-store").restore(request)
+    took = time.perf_counter() - start
+    runtime.close()
+    return {"seconds": took, "bytes_fetched": restored.bytes_fetched}
+
+
+def content_hash_of(path: Path) -> bytes:
+    """The hash of a file's content, read piece by piece."""
+    whole, buffer = hasher(), memoryview(bytearray(_BUFFER))
+    with open(path, "rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            whole.update(buffer[:size])
+    return whole.digest()

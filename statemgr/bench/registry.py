@@ -17,8 +17,21 @@ Measure = Callable[["Session"], Iterator[Line]]
 TABLE = {
     "restore-file": ("cases_restore", False),
     "restore-s3": ("cases_restore", False),
+    "commit-s3": ("cases_commit", False),
+    "commit-idle": ("cases_commit", True),
     "backup-s3": ("cases_restore", False),
+    "peak-memory": ("cases_memory", True),
+    "restore-partial": ("cases_partial", True),
+    "commit-vs-state": ("cases_segments", True),
+    "commit-bytes": ("cases_segments", True),
+    "commit-bytes-200": ("cases_segments", False),
+    "commit-requests": ("cases_segments", True),
+    "commit-tail": ("cases_tail", False),
+    "restore-changelog": ("cases_changelog", False),
+    "commit-changelog": ("cases_changelog", False),
+    "blob-vs-changelog": ("cases_changelog", False),
     "store-calls": ("cases_store", False),
+    "open-job": ("cases_open", False),
 }
 _measures: dict[str, Measure] = {}
 

@@ -7,14 +7,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from statemgr.backends.context import BackendContext
 from statemgr.errors import InvalidError
 from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import Checkpoint, Marker, OpaqueMarker
-from statemgr.ports import BackupManager, Restored, RestoreManager, RestoreRequest
+from statemgr.model.commit import PreparedChanges
+from statemgr.ports import (
+    BackupManager,
+    PreparedBackup,
+    Restored,
+    RestoreManager,
+    RestoreRequest,
+    StagedChanges,
+    StoreIdentity,
+    StoreSnapshot,
+)
 
 #: The factory name, for ``task.restore.factories``.
 SEED = "statemgr.bench.seed:SeedBackend"
@@ -55,16 +65,43 @@ class SeedBackend:
     """Implements :class:`statemgr.ports.StateBackend`; for restoring only."""
 
     def __init__(self, context: BackendContext) -> None:
-        self._job = context.config.job_name
+        """It needs nothing."""
 
     def backup_manager(self) -> BackupManager:
-        raise InvalidError("a seed is for restoring only", job=self._job)
+        return _NoBackup()
 
     def restore_manager(self) -> RestoreManager:
         return _SeedRestore()
 
     def close(self) -> None:
         """It holds nothing."""
+
+
+class _NoBackup:
+    """Has nothing to keep, and nothing to clean up when another backend takes over."""
+
+    needs_changes = False
+
+    def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
+        raise InvalidError("a seed is for restoring only", task=snapshot.identity.task)
+
+    def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
+        raise InvalidError("a seed is for restoring only", task=identity.task)
+
+    def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
+        return None
+
+    def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
+        """There is nothing."""
+
+    def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
+        return False
+
+    def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
+        return ()
+
+    def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
+        return ()
 
 
 class _SeedRestore:

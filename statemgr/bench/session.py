@@ -82,6 +82,10 @@ class Session:
         """A new directory."""
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.directory))
 
+    def bucket(self, name: str) -> str:
+        """The name of a bucket of a peer's own: of small letters, digits and hyphens."""
+        return f"bench-{name}-{self.directory.name}".replace("_", "-").lower()
+
     def job(self, name: str, *, kafka: bool = True, s3: bool = False, **settings: object) -> JobConfig:
         """A job of its own with one store ``s``. Keys in ``settings`` have ``__`` for ``.``."""
         self._jobs += 1

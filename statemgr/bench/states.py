@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocksdict import IngestExternalFileOptions, Rdict, SstFileWriter
+
 from statemgr.bench import records
 from statemgr.bench.seed import Files, seeded, write_hashes
 from statemgr.bench.session import Session
-from statemgr.local import bulk_writer
+from statemgr.local import bulk_writer, rocksdb_options
 from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.checkpoint import Checkpoint
+
+_RECORDS_A_FILE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,34 @@ def _generate(session: Session, size: int, value_size: int) -> State:
         for pairs in records.batches(count, value_size=value_size, size=batch):
             writer.write(pairs)
     return register(directory, count, value_size)
+
+
+def many_files(session: Session, count: int) -> State:
+    """A state of ``count`` small files, made once a run."""
+    return session.shared(f"state of {count} files", lambda: _generate_files(session, count))
+
+
+def _generate_files(session: Session, count: int) -> State:
+    """Files in the order of their keys, taken in at once: RocksDB leaves them as they are."""
+    session.report(f"generating a state of {count:,} files")
+    root = session.fresh("states")
+    options = rocksdb_options.normal({}, create=True)
+    pairs = sorted(pair for batch in records.batches(count * _RECORDS_A_FILE) for pair in batch)
+    paths = []
+    for number in range(count):
+        paths.append(str(root / f"{number}.sst"))
+        writer = SstFileWriter(options)
+        writer.open(paths[-1])
+        for key, value in pairs[number * _RECORDS_A_FILE : (number + 1) * _RECORDS_A_FILE]:
+            writer[key] = value
+        writer.finish()
+    ingest = IngestExternalFileOptions()
+    ingest.set_move_files(True)
+    directory = root / f"{count}-files"
+    database = Rdict(str(directory), options)
+    database.ingest_external_file(paths, ingest)
+    database.close()
+    return register(directory, len(pairs), records.VALUE_SIZE)
 
 
 def register(directory: Path, count: int, value_size: int) -> State:

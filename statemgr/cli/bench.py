@@ -14,8 +14,9 @@ from statemgr.bench import registry, render
 from statemgr.bench.result import Line
 from statemgr.bench.session import GIBIBYTE, SMALL, Plan, Session
 from statemgr.cli.options import overrides
-from statemgr.cli.output import console, messages, print_json
+from statemgr.cli.output import console, messages, print_json, show_error
 from statemgr.config import JobConfig
+from statemgr.errors import StatemgrError
 
 if TYPE_CHECKING:
     from statemgr.bench.measure import Report
@@ -72,20 +73,25 @@ def command(
     """Measure commits, restores and calls beside named references.
 
     Servers are started here unless the configuration names some. Exit status 1 if a case that must be reached is
-    missed at full size.
+    missed at full size, or one could not be measured.
     """
     plan = Plan(scale=scale, rounds=rounds, work=work, peers=peers, given=_given(config_file, settings))
     chosen = [registry.find(name) for name in registry.TABLE if not cases or name in cases]
     lines: list[Line] = []
+    failed: list[str] = []
     with _progress() as report, Session(plan, report) as session:
         for case in chosen:
             report(case.name)
-            lines += case.measure(session)
+            try:
+                lines += case.measure(session)
+            except StatemgrError as error:
+                failed.append(case.name)
+                show_error(f"{case.name}: {error}", error.hint)
         for note in session.peers.notes:
             messages().print(f"note: {note}", markup=False)
     _show(lines, as_json=as_json, markdown=markdown)
     must = {case.name for case in chosen if case.must}
-    if scale >= 1 and set(render.missed_cases(lines)) & must:
+    if failed or (scale >= 1 and set(render.missed_cases(lines)) & must):
         raise SystemExit(1)
 
 

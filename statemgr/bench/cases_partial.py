@@ -1,0 +1,56 @@
+"""``restore-partial``: all files but one are here already, and a new process takes over."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from statemgr.bench.backups import backup_of
+from statemgr.bench.fresh import in_fresh_process
+from statemgr.bench.measure import Sample, interleaved
+from statemgr.bench.registry import case
+from statemgr.bench.result import Line, Target, compared
+from statemgr.bench.session import GIBIBYTE, Session, changed
+from statemgr.bench.states import state_of
+from statemgr.engine import checkpoint_to_bytes
+
+#: Of the time of a full restore, beside hashing what is here.
+_SHARE_OF_FULL = 0.1
+
+
+@case("restore-partial")
+def restore_partial(session: Session) -> Iterator[Line]:
+    """1 GiB of which every file but one is here: the bytes that it fetches, and its time."""
+    state = state_of(session, session.bytes(GIBIBYTE))
+    backup = backup_of(session, state, s3=True)
+
+    def measure(number: int) -> Sample:
+        config = changed(backup.config, state__dir=str(session.fresh("partial")))
+        arguments = {"config": config.to_mapping(), "checkpoint": checkpoint_to_bytes(backup.checkpoint).hex()}
+        try:
+            full = in_fresh_process("statemgr.bench.operations:restore", **arguments)
+            missing = _smallest_table(config.state_dir)
+            hashed = in_fresh_process("statemgr.bench.operations:hash_files", directory=str(missing.parent))
+            missing.unlink()
+            partial = in_fresh_process("statemgr.bench.operations:restore", **arguments)
+        finally:
+            shutil.rmtree(config.state_dir)
+        return {
+            "seconds": partial["seconds"],
+            "bound": hashed["seconds"] + _SHARE_OF_FULL * full["seconds"],
+            "bytes": partial["bytes_fetched"],
+            "of": full["bytes_fetched"],
+        }
+
+    found = interleaved({"all files but one": measure}, session.rounds, session.report)["all files but one"]
+    ours, full = found.median("bytes") / 1e6, found.median("of") / 1e6
+    yield compared("restore-partial", ours, "MB fetched", "full restore", full, Target("at most", 0.05))
+    bound = f"hashing the local files + {_SHARE_OF_FULL:.0%} of a full restore"
+    yield compared("restore-partial", found.median(), "s", bound, found.median("bound"), Target("at most", 1))
+
+
+def _smallest_table(directory: Path) -> Path:
+    """The one that goes missing, of those that were restored."""
+    tables = [path for path in directory.rglob("*.sst") if "committed" in path.parts]
+    return min(tables, key=lambda path: path.stat().st_size)

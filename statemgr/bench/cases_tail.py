@@ -1,0 +1,101 @@
+"""``commit-tail``: 100 writers commit at once to a store with a long tail, with hedged uploads and without.
+
+The store is memory behind latencies that are drawn from a seeded distribution; time runs :data:`_FASTER` times faster,
+so that enough rounds fit for a 99.9th percentile. Everything is what a commit uses: the hedger with its defaults, a
+blob name of its own for each attempt, losers deleted.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from statemgr.backends.hedging import Hedger
+from statemgr.bench.latency import FLIP_158, Latencies
+from statemgr.bench.measure import percentile, seconds
+from statemgr.bench.registry import case
+from statemgr.bench.result import Line, Target, alone, compared
+from statemgr.bench.session import Session
+from statemgr.blobs.memory import MemoryBlobStore
+from statemgr.local.clock import SystemClock
+
+_WRITERS = 100
+_ROUNDS = 1000
+_WARM_UP = 3
+_FASTER = 20
+_LEAST_DELAY_S = 0.05
+#: Attempts that run at a time: all writers, and what is hedged.
+_THREADS = 3 * _WRITERS
+_SEGMENT = bytes(1000)
+
+
+@case("commit-tail")
+def commit_tail(session: Session) -> Iterator[Line]:
+    """Time until all of 100 writers' commits are durable, and what hedging costs in requests."""
+    rounds = session.count(_ROUNDS, least=20)
+    store = SlowStore(FLIP_158, _FASTER)
+    hedger = Hedger(SystemClock(), threads=_THREADS, least_delay=_LEAST_DELAY_S / _FASTER)
+    plain: list[float] = []
+    hedged: list[float] = []
+    with ThreadPoolExecutor(_WRITERS) as writers:
+        for number in range(-_WARM_UP, rounds):
+            if number % 100 == 0:
+                session.report(f"commit-tail, round {number + 1} of {rounds}")
+            pair = _round(writers, store, number, None), _round(writers, store, number, hedger)
+            if number >= 0:
+                plain.append(pair[0])
+                hedged.append(pair[1])
+    hedger.close()
+    for share in (0.5, 0.99, 0.999):
+        ours, theirs = (percentile(times, share) * _FASTER for times in (hedged, plain))
+        unit = f"s until {_WRITERS} commits are durable, p{share * 100:g}, {rounds:,} rounds"
+        target = Target("at most", 0.5) if share == 0.999 else None
+        yield compared("commit-tail", ours, unit, "the same without hedging", theirs, target)
+    extra = hedger.extra / hedger.first
+    limit = Target("at most", 0.1, of="value")
+    yield alone("commit-tail", extra, "extra requests for each first one", FLIP_158.name, limit)
+
+
+class SlowStore:
+    """A blob store in memory whose writes take as long as drawn, ``faster`` times less."""
+
+    def __init__(self, latencies: Latencies, faster: float) -> None:
+        self.blobs = MemoryBlobStore(SystemClock(), "bench-tail")
+        self._latencies = latencies
+        self._faster = faster
+        self._clock = SystemClock()
+
+    def put(self, name: str, attempt: int) -> str:
+        """Write a blob; the latency follows from its name, so that both sides meet the same ones first."""
+        blob_id = f"{name}-{attempt}"
+        self._clock.sleep(self._latencies.sample(random.Random(blob_id)) / self._faster)
+        self.blobs.put(blob_id, _SEGMENT, ttl_days=None)
+        return blob_id
+
+
+def _round(writers: ThreadPoolExecutor, store: SlowStore, number: int, hedger: Hedger | None) -> float:
+    """All writers begin together; how long until the last is durable."""
+    gate = threading.Barrier(_WRITERS + 1)
+    written: list[str] = []
+
+    def write(writer: int) -> None:
+        name = f"{number}/{writer}"
+        gate.wait()
+        if hedger is None:
+            written.append(store.put(name, 0))
+        else:
+            written.append(hedger.call(lambda attempt: store.put(name, attempt), lost=store.blobs.delete))
+
+    running = [writers.submit(write, writer) for writer in range(_WRITERS)]
+
+    def all_durable() -> None:
+        gate.wait()
+        for future in running:
+            future.result()
+
+    took = seconds(all_durable)
+    for blob_id in written:
+        store.blobs.delete(blob_id)
+    return took
