@@ -37,6 +37,7 @@ _BUILT_IN = {
     "init": ("statemgr.cli.init:command", "Write a commented configuration file."),
     "restore": ("statemgr.cli.restore:command", "Restore published state into a directory."),
     "snapshots": ("statemgr.cli.snapshots:command", "List and show snapshots in the blob store."),
+    "standby": ("statemgr.cli.standby:command", "Keep a copy of tasks' state on this machine, up to date."),
     "store": ("statemgr.cli.store:command", "Read keys of a published store."),
     "topics": ("statemgr.cli.topics:command", "Create or check the job's topics."),
 }

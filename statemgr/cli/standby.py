@@ -1,0 +1,92 @@
+"""``statemgr standby``: a copy of tasks' state on this machine, kept up to date. Fences nobody."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+
+import click
+
+from statemgr.cli.options import json_option, tasks_option, with_config
+from statemgr.cli.output import messages, progress_bars, show_error, size
+from statemgr.config import JobConfig
+from statemgr.flows.standby import Followed
+
+
+@click.command("standby")
+@with_config
+@json_option
+@tasks_option
+@click.option("--once", is_flag=True, help="Fetch what is current now, and end.")
+@click.option(
+    "--interval",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.01, 3600),
+    metavar="SECONDS",
+    help="Time between two looks for new checkpoints.",
+)
+def command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], once: bool, interval: float) -> None:
+    """Keep a copy of tasks' state below state.dir, at most one checkpoint behind; the job is not disturbed.
+
+    Opening a task on this machine then fetches nothing. Runs until SIGTERM or SIGINT. With --json, one line per
+    checkpoint that was brought or could not be.
+    """
+    from statemgr.standby import Standby
+
+    report = _print_json if as_json else _print
+    with progress_bars(quiet=as_json) as progress, Standby(config, tasks, progress) as standby:
+        if once:
+            _once(standby.once(), report)
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, standby.stop)
+        if not as_json:
+            messages().print("following; stop with Ctrl-C", markup=False)
+        standby.run(report, interval)
+
+
+def _once(turn: list[Followed], report: Callable[[Followed], None]) -> None:
+    for followed in turn:
+        report(followed)
+    errors = [followed.error for followed in turn if followed.error is not None]
+    if errors:
+        raise SystemExit(errors[0].exit_status)
+    if not turn:
+        messages().print("no checkpoints yet", markup=False)
+
+
+def _print_json(followed: Followed) -> None:
+    checkpoint, error = followed.checkpoint, followed.error
+    line = {
+        "task": followed.task,
+        "checkpoint_id": str(checkpoint.checkpoint_id) if checkpoint else None,
+        "sequence": checkpoint.sequence if checkpoint else None,
+        "seconds": round(followed.seconds, 3),
+        "stores": {
+            store.store: {
+                "from": store.factory,
+                "bytes_fetched": store.bytes_fetched,
+                "bytes_reused": store.bytes_reused,
+                "records": store.records,
+            }
+            for store in followed.stores
+        },
+        "error": str(error) if error else None,
+    }
+    click.echo(json.dumps(line, ensure_ascii=False))
+
+
+def _print(followed: Followed) -> None:
+    if followed.error is not None:
+        show_error(f"{followed.task or 'checkpoint topic'}: {followed.error}", followed.error.hint)
+        return
+    assert followed.checkpoint is not None
+    fetched = sum(store.bytes_fetched for store in followed.stores)
+    reused = sum(store.bytes_reused for store in followed.stores)
+    sources = ", ".join(sorted({store.factory for store in followed.stores})) or "no stores"
+    click.echo(
+        f"{followed.task}  {followed.checkpoint.checkpoint_id}  {size(fetched)} fetched, {size(reused)} here already, "
+        f"{followed.seconds:.2f} s ({sources})"
+    )
