@@ -206,6 +206,14 @@ class ChangelogRecord(NamedTuple):
     timestamp_ms: int
 
 
+class ChangelogBatch(NamedTuple):
+    """Changes read from a changelog, in order: bytes of their keys and values, and the offset after the last one."""
+
+    changes: Sequence[Change]
+    size: int
+    end: int
+
+
 class Changelog(Protocol):
     """Changelog topics, for reading. Positions are offsets; control records and compaction leave gaps."""
 
@@ -221,6 +229,9 @@ class Changelog(Protocol):
         Raises: UnavailableError (deadline), MissingState (``start`` is below the low watermark, or ``end`` beyond
         the high watermark), CorruptRecord (a null key).
         """
+
+    def changes(self, topic: str, partition: int, start: int, end: int) -> Iterator[ChangelogBatch]:
+        """The same as :meth:`read`, for replays of millions of records: keys and values only. Raises: as that."""
 
 
 # --- local stores ---------------------------------------------------------------------------------------------------

@@ -69,13 +69,13 @@ class ChangelogRestore:
     ) -> tuple[int, int]:
         """Returns: records and bytes read."""
         records = size = 0
-        batches = self._context.changelog().read(marker.topic, marker.partition, start, marker.offset)
+        batches = self._context.changelog().changes(marker.topic, marker.partition, start, marker.offset)
         with bulk_writer(store.type, request.staging, store.rocksdb) as writer:
             for batch in batches:
-                writer.write([(record.key, record.value) for record in batch])
-                records += len(batch)
-                size += sum(len(record.key) + len(record.value or b"") for record in batch)
-                request.progress(f"replay {store.name}", batch[-1].offset + 1 - start, marker.offset - start)
+                writer.write(batch.changes)
+                records += len(batch.changes)
+                size += batch.size
+                request.progress(f"replay {store.name}", batch.end - start, marker.offset - start)
         return records, size
 
     def _oldest_of_tail(self, marker: ChangelogMarker, end: int) -> int | None:

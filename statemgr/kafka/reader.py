@@ -18,7 +18,9 @@ from statemgr.errors import UnavailableError
 from statemgr.kafka.clients import ClientErrors, consumer, is_unreachable, translate
 from statemgr.ports import Clock
 
-_BATCH = 10_000
+#: Records taken at once. Few enough to stay in the processor's caches and below the garbage collector's notice:
+#: measured, 10,000 at once cost more than twice the processor time of 500.
+_BATCH = 500
 #: ``consume`` waits this long for a full batch: a longer one would be paid at every end of a topic.
 _WAIT_S = 0.02
 #: Seconds beyond the longest life of a transaction that a read may make no progress.
@@ -53,12 +55,12 @@ class PartitionReader:
             while position < end:
                 messages = client.consume(_BATCH, _WAIT_S)
                 batch = [message for message in messages if message.error() is None]
-                reached = _offset(batch[-1]) + 1 if batch else position
+                reached = offset_of(batch[-1]) + 1 if batch else position
                 if len(batch) < len(messages):
                     events = [message for message in messages if message.error() is not None]
                     reached = max(reached, *(_after_event(e, topic, partition, errors) for e in events))
                 if reached > end:
-                    batch = [message for message in batch if _offset(message) < end]
+                    batch = [message for message in batch if offset_of(message) < end]
                 if batch:
                     yield batch
                 if reached > position:
@@ -69,7 +71,8 @@ class PartitionReader:
             client.close()
 
 
-def _offset(message: Message) -> int:
+def offset_of(message: Message) -> int:
+    """The offset of a record that was read."""
     offset = message.offset()
     assert offset is not None
     return offset

@@ -23,6 +23,9 @@ from statemgr.local.rocksdb_handle import batch_of, close_database, open_databas
 from statemgr.model.commit import Change
 
 _BULK_BATCH = 10_000
+#: Files in level 0 that are left to the store's own compaction, which goes on while it is read. It slows writers down
+#: from 20 on.
+_LEVEL0_LIMIT = 16
 
 
 class BulkWriter:
@@ -42,21 +45,29 @@ class BulkWriter:
                     raise ClosedError("the bulk load has ended", path=self._directory)
                 self._database.write(batch, self._write_options)
 
-    def finish(self, *, flush: bool) -> None:
-        """Close; flush first when the load is whole (unsorted memtables must be, before anything reads them)."""
-        database, self._database = self._database, None
-        assert database is not None
+    def finish(self) -> int:
+        """Flush (unsorted memtables must be, before anything reads them) and close.
+
+        Returns: the number of files in level 0.
+        """
+        assert self._database is not None
         try:
-            if flush:
-                with translated("cannot flush the store", self._directory):
-                    database.flush()
+            with translated("cannot flush the store", self._directory):
+                self._database.flush()
+                return self._database.property_int_value("rocksdb.num-files-at-level0") or 0
         finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close, whatever was written. Repeating it is no error."""
+        database, self._database = self._database, None
+        if database is not None:
             close_database(database, self._directory)
 
 
 @contextmanager
 def bulk_load(directory: Path, options: Mapping[str, object]) -> Iterator[BulkWriter]:
-    """Fill a new store fast: unsorted memtables, no write-ahead log, one compaction at the end.
+    """Fill a new store fast: unsorted memtables, no write-ahead log, and a compaction only of very many files.
 
     The block writes; when it ends without an error, the directory holds a finished, closed store.
     Raises: DiskFull, CorruptError, InvalidError.
@@ -68,10 +79,11 @@ def bulk_load(directory: Path, options: Mapping[str, object]) -> Iterator[BulkWr
     writer = BulkWriter(open_database(directory, rocksdb_options.bulk(options)), directory)
     try:
         yield writer
-    except BaseException:
-        writer.finish(flush=False)
-        raise
-    writer.finish(flush=True)
+        files = writer.finish()
+    finally:
+        writer.close()
+    if files <= _LEVEL0_LIMIT:
+        return
     store = RocksDbStore.open(directory, options)
     try:
         store.compact()

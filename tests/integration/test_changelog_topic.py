@@ -55,6 +55,10 @@ def test_a_range_is_read_to_exactly_its_end(kafka: KafkaServer) -> None:
     assert _read(changelog, topic, 7, 7) == []
     record = next(iter(changelog.read(topic, 0, 3, 4)))[0]
     assert (record.offset, record.timestamp_ms) == (3, 1234)
+    (batch,) = changelog.changes(topic, 0, 3, 6)
+    assert batch.changes == [(b"k3", b"v3"), (b"k4", None), (b"k5", b"v5")]
+    assert (batch.size, batch.end) == (10, 6)
+    assert list(changelog.changes(topic, 0, 7, 7)) == []
 
 
 def test_aborted_records_and_control_records_are_not_state(kafka: KafkaServer) -> None:
@@ -108,6 +112,9 @@ def test_offsets_that_are_not_there_are_missing_state(kafka: KafkaServer) -> Non
     admin = client(config)
     admin.delete_records([TopicPartition(topic, 0, 4)])[TopicPartition(topic, 0)].result(30)
     assert changelog.bounds(topic, 0) == (4, 10)
+    assert sum(len(batch.changes) for batch in changelog.changes(topic, 0, 4, 10)) == 6
+    with pytest.raises(MissingState, match="offsets 4 to 10"):
+        list(changelog.changes(topic, 0, 0, 10))
     for start, end in ((0, 10), (4, 11)):
         with pytest.raises(MissingState, match="offsets 4 to 10") as refused:
             _read(changelog, topic, start, end)
@@ -118,9 +125,12 @@ def test_offsets_that_are_not_there_are_missing_state(kafka: KafkaServer) -> Non
 def test_a_record_without_a_key_is_corrupt(kafka: KafkaServer) -> None:
     """Somebody else wrote to the changelog: the error has topic, partition and offset."""
     config, topic, changelog = _new(kafka, cleanup__policy="delete")
-    send(config, topic, [(b"k", b"v"), (None, b"stray")])
+    send(config, topic, [(b"", b"v"), (None, b"stray")])
     with pytest.raises(CorruptRecord) as refused:
         _read(changelog, topic, 0, 2)
+    assert refused.value.where == {"topic": topic, "partition": 0, "offset": 1}
+    with pytest.raises(CorruptRecord) as refused:
+        list(changelog.changes(topic, 0, 0, 2))
     assert refused.value.where == {"topic": topic, "partition": 0, "offset": 1}
 
 

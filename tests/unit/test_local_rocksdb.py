@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from statemgr.errors import CorruptError, DiskFull, InvalidError
-from statemgr.local import rocksdb_memory
+from statemgr.local import rocksdb_memory, rocksdb_options
 from statemgr.local.rocksdb import RocksDbStore
 from statemgr.local.rocksdb_bulk import bulk_load
 
@@ -116,6 +116,22 @@ def test_reopening_keeps_the_options(tmp_path: Path) -> None:
     ):
         assert line in options.replace("{id=", "").replace("}", ""), line
     assert "bloomfilter" in options
+
+
+@pytest.mark.parametrize("buffer", [1 << 16, 1 << 26])
+def test_a_bulk_load_of_many_files_is_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_at: Callable[..., RocksDbStore], buffer: int
+) -> None:
+    """Few files are left to the store's own compaction; so many that writers would be slowed down are not."""
+    monkeypatch.setattr(rocksdb_options, "_BULK_BUFFER", buffer)
+    with bulk_load(tmp_path / "store", {}) as writer:
+        for start in range(0, 40_000, 1000):
+            writer.write([(b"%08d" % key, os.urandom(100)) for key in range(start, start + 1000)])
+        writer.write([(b"%08d" % key, None) for key in range(10)])
+    files = {1 << 16: 0, 1 << 26: 1}[buffer]
+    store = open_at(tmp_path / "store")
+    assert store.statistics()["rocksdb.num-files-at-level0"] == files
+    assert [key for key, _ in store.scan(None, None)] == [b"%08d" % key for key in range(10, 40_000)]
 
 
 @pytest.mark.parametrize(
