@@ -151,7 +151,12 @@ class ConsumerLoop:
     # --- rebalances ----------------------------------------------------------------------------------------------
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """The client assigns after this returns, in the protocol of its strategy; the pause follows the poll."""
+        """The pause follows the poll. Offsets of the group are not asked for: the checkpoint has them."""
+        at_start = [TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING) for partition in partitions]
+        try:
+            consumer.assign(at_start)
+        except KafkaException:  # a strategy that rebalances step by step
+            consumer.incremental_assign(at_start)
         for partition in partitions:
             owned = self._owned.get(partition.partition)
             if owned is None:

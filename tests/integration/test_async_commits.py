@@ -178,7 +178,7 @@ class Running:
                 "bootstrap.servers": kafka.bootstrap_servers,
                 "group.id": kafka.fresh_name("group"),
                 "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
+                "auto.offset.reset": "error",
                 "session.timeout.ms": 6000,
                 "max.poll.interval.ms": 6000,
             }

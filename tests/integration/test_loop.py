@@ -26,9 +26,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def make_topic(kafka: KafkaServer, name: str, partitions: int) -> None:
-    """Create an input topic."""
+    """Create an input topic, and wait until the broker's metadata have it."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.create_topics([NewTopic(name, partitions, 1)])[name].result(15)
+    wait_until(lambda: name in admin.list_topics(timeout=10).topics)
 
 
 def produce(kafka: KafkaServer, topic: str, partitions: int, numbers: range) -> None:
