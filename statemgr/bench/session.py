@@ -86,8 +86,16 @@ class Session:
         """The name of a bucket of a peer's own: of small letters, digits and hyphens."""
         return f"bench-{name}-{self.directory.name}".replace("_", "-").lower()
 
-    def job(self, name: str, *, kafka: bool = True, s3: bool = False, **settings: object) -> JobConfig:
-        """A job of its own with one store ``s``. Keys in ``settings`` have ``__`` for ``.``."""
+    def job(
+        self,
+        name: str,
+        *,
+        kafka: bool = True,
+        s3: bool = False,
+        overrides: Mapping[str, object] | None = None,
+        **settings: object,
+    ) -> JobConfig:
+        """A job of its own with one store ``s``. Keys in ``settings`` have ``__`` for ``.``; ``overrides`` win."""
         self._jobs += 1
         unique = f"{name}-{self.directory.name}-{self._jobs}"
         mapping: dict[str, object] = {
@@ -102,7 +110,8 @@ class Session:
             mapping |= self.servers.s3().settings()
         else:
             mapping["blob.store.uri"] = (self.directory / "blobs").as_uri()
-        return JobConfig.from_mapping(mapping, {key.replace("__", "."): value for key, value in settings.items()})
+        mapping |= {key.replace("__", "."): value for key, value in settings.items()}
+        return JobConfig.from_mapping(mapping, overrides or {})
 
     def __enter__(self) -> Self:
         return self
