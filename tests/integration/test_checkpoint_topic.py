@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Message, TopicPartition
 
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord, MissingState, TopicMisconfigured, UnavailableError
@@ -22,6 +24,7 @@ from tests.kafka_jobs import (
     make_topic,
     make_topics,
     plain_producer,
+    recreate,
     send,
 )
 from tests.servers import KafkaServer
@@ -211,3 +214,82 @@ def test_deleted_records_are_noticed(kafka: KafkaServer) -> None:
     admin.delete_records([place])[place].result(30)
     assert topic.was_truncated()
     assert list(topic.read()) == ["Partition 1"]
+
+
+def _noting_ranges(topic: CheckpointTopic, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The offsets that are read from now on, as (start, end)."""
+    ranges: list[tuple[int, int]] = []
+    read = topic._reader.read
+
+    def noting(name: str, partition: int, start: int, end: int) -> Iterator[list[Message]]:
+        ranges.append((start, end))
+        return read(name, partition, start, end)
+
+    monkeypatch.setattr(topic._reader, "read", noting)
+    return ranges
+
+
+def test_what_was_read_is_not_read_again(kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that opens many tasks reads the topic once; each opening adds what is new, to the end at that time."""
+    config, topic = _new(kafka, job__tasks=2)
+    first, second, other = a_record(config, 1), a_record(config, 2), a_record(config, 3, "Partition 1")
+    ranges = _noting_ranges(topic, monkeypatch)
+    _publish(config, first, other)
+    assert topic.read() == {"Partition 0": first, "Partition 1": other}
+    assert topic.read(["Partition 1"]) == {"Partition 1": other}
+    _publish(config, second)
+    found = topic.read()
+    assert found == {"Partition 0": second, "Partition 1": other}
+    assert [record.offset for record in found.values()] == [2, 1]
+    assert ranges == [(0, 2), (2, 2), (2, 3)]
+
+
+def test_threads_that_open_at_once_share_one_reading(kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All see what was there when they asked, and no record is read twice, whoever comes first."""
+    config, topic = _new(kafka)
+    ranges = _noting_ranges(topic, monkeypatch)
+    for number in range(1, 4):
+        _publish(config, a_record(config, number))
+        with ThreadPoolExecutor(8) as pool:
+            found = [future.result(60) for future in [pool.submit(topic.read) for _ in range(16)]]
+        assert {records["Partition 0"].current.sequence for records in found} == {number}
+    assert [(start, end) for start, end in ranges if start < end] == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_a_topic_made_anew_is_read_from_its_beginning(kafka: KafkaServer) -> None:
+    """What was read of the deleted topic counts no more, also where the new one has grown longer already."""
+    config, topic = _new(kafka, job__tasks=2)
+    _publish(config, a_record(config, 1), a_record(config, 2, "Partition 1"))
+    assert len(topic.read()) == 2
+    recreate(config, config.checkpoint_topic)
+    assert topic.read() == {}
+    recreate(config, config.checkpoint_topic)
+    _publish(config, *(a_record(config, number) for number in range(3, 9)))
+    assert {task: record.current.sequence for task, record in topic.read().items()} == {"Partition 0": 8}
+
+
+def test_a_topic_that_was_truncated_is_read_anew(kafka: KafkaServer) -> None:
+    """Records that were deleted from the topic's beginning are gone for a process that has read them too."""
+    config = job(kafka, job__tasks=2)
+    make_topic(config, config.checkpoint_topic, cleanup__policy="compact,delete")
+    topic = CheckpointTopic(config, SystemClock())
+    _publish(config, a_record(config, 1), a_record(config, 2, "Partition 1"))
+    assert len(topic.read()) == 2
+    place = TopicPartition(config.checkpoint_topic, 0, 1)
+    admin = client(config)
+    admin.delete_records([place])[place].result(30)
+    assert list(topic.read()) == ["Partition 1"]
+
+
+def test_a_poison_record_is_refused_by_every_later_read(kafka: KafkaServer) -> None:
+    """A reading that goes on from where it was never goes on beyond what it has refused."""
+    config, topic = _new(kafka)
+    _publish(config, a_record(config, 1))
+    assert len(topic.read()) == 1
+    key, value = _bytes(a_record(config, 2))
+    send(config, config.checkpoint_topic, [(key, value[:2] + b"\x07" * 8 + value[10:])])
+    _publish(config, a_record(config, 3))
+    for _ in range(2):
+        with pytest.raises(CorruptRecord) as refused:
+            topic.read()
+        assert refused.value.where["offset"] == 1
