@@ -84,6 +84,7 @@ class Runtime:
                 parallelism=config.parallelism,
                 part_size=config.part_size,
                 ttl_days=config.ttl_days,
+                most_bytes=config.inflight_bytes,
             ),
             Transfer.close,
         )

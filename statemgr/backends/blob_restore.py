@@ -6,7 +6,8 @@ Steps:
 2. make the staging directory, and its sub-directories
 3. reuse local files of the same content by hard link, write the inline ones, fetch the rest in parallel
 4. verify: exactly the index's files, each of its size; hashes were checked as the bytes arrived
-5. sync
+
+Nothing is synced here: whoever takes the directory over does what it takes to rely on it.
 
 Touches the staging directory only, which must not exist and is left to the caller when a step fails.
 """
@@ -20,7 +21,7 @@ import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from statemgr.backends.files import disk_errors, sync_directory, write_new
+from statemgr.backends.files import disk_errors, write_new
 from statemgr.backends.snapshot_indexes import SnapshotIndexes, index_of
 from statemgr.backends.transfer import Fetch, Transfer
 from statemgr.errors import CorruptBlob, CorruptError, DiskFull
@@ -60,9 +61,6 @@ class BlobRestore:
 
         announce(Phase.VERIFY, subject)
         _verify(request.staging, index, ref.blob_id)
-        for path in reversed(("", *plan.dirs)):
-            sync_directory(request.staging / path)
-        sync_directory(request.staging.parent)
         return Restored(
             files={path: file.identity for path, file in index.root.walk()},
             bytes_fetched=ref.size + sum(file.size for file in fetches.values()),

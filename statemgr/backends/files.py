@@ -89,36 +89,36 @@ class NewFile:
 
     def __init__(self, path: Path, size: int, parts: int) -> None:
         self.path = path
+        self._size = size
         self._left = parts
+        self._made = False
         self._lock = threading.Lock()
-        with disk_errors(path):
-            fd = os.open(path, _NEW, 0o644)
-            try:
-                if size:
-                    _reserve(fd, size)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
 
     @contextmanager
     def part(self) -> Iterator[int]:
-        """A descriptor to write one part with; synced at the end."""
+        """A descriptor to write one part with. The first one makes the file."""
         with disk_errors(self.path):
-            fd = os.open(self.path, _WRITE)
+            with self._lock:
+                fd = os.open(self.path, _WRITE if self._made else _NEW, 0o644)
+                first, self._made = not self._made, True
+            try:
+                if first and self._size:
+                    _reserve(fd, self._size)
+            except BaseException:
+                os.close(fd)
+                raise
         try:
-            yield fd
             with disk_errors(self.path):
-                os.fsync(fd)
+                yield fd
         finally:
             os.close(fd)
 
     def write(self, fd: int, offset: int, data: memoryview) -> None:
-        """Write all of ``data`` at ``offset``. Raises: DiskFull."""
-        with disk_errors(self.path):
-            while data:
-                size = os.pwrite(fd, data, offset)
-                data = data[size:]
-                offset += size
+        """Write all of ``data`` at ``offset``; within :meth:`part`, which translates errors."""
+        while data:
+            size = os.pwrite(fd, data, offset)
+            data = data[size:]
+            offset += size
 
     def part_done(self) -> bool:
         """Count a finished part; True for the last one."""
@@ -128,21 +128,10 @@ class NewFile:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a small new file, synced. Raises: DiskFull, InvalidError when the path exists."""
+    """Write a small new file. Raises: DiskFull, InvalidError when the path exists."""
     target = NewFile(path, len(data), 1)
-    if data:
-        with target.part() as fd:
-            target.write(fd, 0, memoryview(data))
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    with disk_errors(path):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    with target.part() as fd:
+        target.write(fd, 0, memoryview(data))
 
 
 def _reserve(fd: int, size: int) -> None:

@@ -1,51 +1,111 @@
-"""Jobs on a shared thread pool: a bounded number in flight, the first error wins and the rest is given up.
+"""The jobs of many callers on one bounded pool of threads, with fair turns.
 
-Jobs are leaves: none waits for another, so that any number of callers can share one pool.
+A call's jobs are a batch. Batches with jobs to do take turns, so that a huge one does not starve a small one; within
+a batch jobs start in their order. Jobs are leaves: none waits for another, so any number of callers can share a pool.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from statemgr.errors import RetryableError
 
 #: Seconds between two reports of progress.
 _REPORT_INTERVAL_S = 0.2
+#: Most jobs of one batch that wait for their turn: what a caller with a million files holds in memory.
+_WINDOW = 1000
 
 
 class Cancelled(RetryableError):
     """The job was given up because another of its batch failed. Callers see that other's error instead."""
 
 
-class Batch:
-    """The jobs of one call; use as a context manager, which waits for them all.
+class Pool:
+    """Threads that run the jobs of batches in turn.
 
     Args:
-        pool: where the jobs run.
-        window: most jobs that are in flight at a time.
-        report: called on the caller's thread while it waits.
+        threads: jobs that run at a time.
+        most_bytes: sum of the sizes of the jobs that run at a time; a larger one runs alone.
     """
 
-    def __init__(self, pool: Executor, window: int, report: Callable[[], None] = lambda: None) -> None:
-        self._pool = pool
-        self._window = window
-        self._report = report
-        self._running: set[Future[Any]] = set()
-        self._cancelled = threading.Event()
+    def __init__(self, threads: int, most_bytes: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="statemgr-transfer")
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._turns: deque[Batch] = deque()
+        #: guards this and all batches; told whenever a job ends
+        self.changed = threading.Condition()
 
-    def submit(self, job: Callable[[], object]) -> None:
-        """Start a job when there is room. Raises: the first error of a job so far."""
-        while len(self._running) >= self._window:
-            self._wait()
-        self._running.add(self._pool.submit(self._run, job))
+    def batch(self, report: Callable[[], None] = lambda: None) -> Batch:
+        """The jobs of one call; ``report`` is called on the caller's thread while it waits."""
+        return Batch(self, report)
+
+    def close(self) -> None:
+        """Wait for what runs and stop the threads."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def offer(self, batch: Batch) -> None:
+        """A batch has one more job waiting; the lock is held."""
+        if len(batch.waiting) == 1:
+            self._turns.append(batch)
+        self._executor.submit(self._run_next)
+
+    def _run_next(self) -> None:
+        with self.changed:
+            while self._turns and not self._turns[0].waiting:
+                self._turns.popleft()  # it was given up
+            if not self._turns:
+                return
+            batch = self._turns.popleft()
+            job, size = batch.waiting.popleft()
+            if batch.waiting:
+                self._turns.append(batch)
+            batch.running += 1
+            self.changed.wait_for(lambda: self._bytes == 0 or self._bytes + size <= self._most_bytes)
+            self._bytes += size
+        error: BaseException | None = None
+        try:
+            batch.check()
+            job()
+        except BaseException as raised:
+            error = raised
+        with self.changed:
+            self._bytes -= size
+            batch.running -= 1
+            if error is not None and (batch.error is None or isinstance(batch.error, Cancelled)):
+                batch.error = error
+            self.changed.notify_all()
+
+
+class Batch:
+    """The jobs of one call; use as a context manager, which waits for them all. The first error ends it.
+
+    ``waiting`` (jobs and their sizes), ``running`` and ``error`` belong to the pool.
+    """
+
+    def __init__(self, pool: Pool, report: Callable[[], None]) -> None:
+        self._pool = pool
+        self._report = report
+        self._cancelled = False
+        self.waiting: deque[tuple[Callable[[], object], int]] = deque()
+        self.running = 0
+        self.error: BaseException | None = None
+
+    def submit(self, job: Callable[[], object], size: int = 0) -> None:
+        """Add a job that moves ``size`` bytes. Waits while too many are waiting. Raises: the first error so far."""
+        self._wait(lambda: len(self.waiting) < _WINDOW)
+        with self._pool.changed:
+            self.waiting.append((job, size))
+            self._pool.offer(self)
 
     def check(self) -> None:
         """For a job, between pieces of work. Raises: Cancelled when the batch has failed."""
-        if self._cancelled.is_set():
+        if self._cancelled or self.error is not None:
             raise Cancelled("given up: another part of the transfer failed")
 
     def __enter__(self) -> Self:
@@ -55,27 +115,25 @@ class Batch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            while error is None and self._running:
-                self._wait()
+            if error is None:
+                self._wait(lambda: not self.waiting and not self.running)
         finally:
             # after an error, or one that the caller's thread raised: nothing runs on when this returns
-            self._cancelled.set()
-            for future in self._running:
-                future.cancel()
-            wait(self._running)
+            with self._pool.changed:
+                self._cancelled = True
+                self.waiting.clear()
+                self._pool.changed.wait_for(lambda: not self.running)
         self._report()
 
-    def _run(self, job: Callable[[], object]) -> None:
-        self.check()
-        job()
-
-    def _wait(self) -> None:
-        done, _ = wait(self._running, timeout=_REPORT_INTERVAL_S, return_when=FIRST_COMPLETED)
-        self._report()
-        self._running -= done
-        errors = [error for future in done if (error := future.exception()) is not None]
-        if errors:
-            raise next((error for error in errors if not isinstance(error, Cancelled)), errors[0])
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        while True:
+            with self._pool.changed:
+                is_ready = self._pool.changed.wait_for(lambda: self.error or ready(), timeout=_REPORT_INTERVAL_S)
+                if self.error is not None:
+                    raise self.error
+            if is_ready:
+                return
+            self._report()
 
 
 class Counter:

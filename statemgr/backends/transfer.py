@@ -8,15 +8,14 @@ its own hash. The blob store retries and verifies uploads by itself; what is fet
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from statemgr.backends.files import NewFile, SourceFile
-from statemgr.backends.pool import Batch, Counter
+from statemgr.backends.files import NewFile, SourceFile, write_new
+from statemgr.backends.pool import Batch, Counter, Pool
 from statemgr.errors import CorruptBlob, CorruptError, StatemgrError
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher
@@ -24,7 +23,8 @@ from statemgr.model.snapshot import FileIndex
 from statemgr.ports import BlobStore, Body, FileSlice, Progress
 
 T = TypeVar("T")
-_BUFFER = 1024 * 1024
+#: Bytes that are read, hashed and written at once: they stay in the processor's cache meanwhile.
+_BUFFER = 256 * 1024
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -49,6 +49,16 @@ class Fetch:
     target: Path
 
 
+def cut(size: int, part_size: int) -> Iterator[tuple[int, int]]:
+    """Offset and length of a file's parts; a small rest (up to a quarter) goes with the last one."""
+    offset = 0
+    while offset < size:
+        left = size - offset
+        length = left if left <= part_size + part_size // 4 else part_size
+        yield offset, length
+        offset += length
+
+
 class Transfer:
     """Moves files and bytes; safe to call from many threads.
 
@@ -57,14 +67,16 @@ class Transfer:
         parallelism: parts in flight at a time, over all calls.
         part_size: bytes of one part of a file.
         ttl_days: how long what was uploaded lives unless its TTL is removed.
+        most_bytes: bytes of the parts in flight at a time, over all calls.
     """
 
-    def __init__(self, blobs: BlobStore, *, parallelism: int, part_size: int, ttl_days: int) -> None:
+    def __init__(
+        self, blobs: BlobStore, *, parallelism: int, part_size: int, ttl_days: int, most_bytes: int = 1 << 30
+    ) -> None:
         self._blobs = blobs
         self._part_size = part_size
         self._ttl_days = ttl_days
-        self._window = 2 * parallelism
-        self._pool = ThreadPoolExecutor(parallelism, thread_name_prefix="statemgr-transfer")
+        self._pool = Pool(parallelism, most_bytes)
         self._local = threading.local()
 
     # --- files --------------------
@@ -76,22 +88,22 @@ class Transfer:
         Raises: UnavailableError, AccessDenied, DiskFull, CorruptError (a local file is not what it was).
         """
         done, total = Counter(), sum(upload.size for upload in uploads)
-        with Batch(self._pool, self._window, lambda: progress("upload", done.value, total)) as batch:
+        with self._pool.batch(lambda: progress("upload", done.value, total)) as batch:
             return [self._upload(batch, upload, done) for upload in uploads]
 
     def _upload(self, batch: Batch, upload: Upload, done: Counter) -> FileIndex:
         parts: list[BlobRef] = []
         whole = hasher()
         with SourceFile(upload.path) as source:
-            for number, offset in enumerate(range(0, upload.size, self._part_size)):
-                length = min(self._part_size, upload.size - offset)
-                part = hasher()
+            for number, (offset, length) in enumerate(cut(upload.size, self._part_size)):
+                part = hasher() if length < upload.size else whole
                 for piece in source.pieces(offset, length, self._buffer()):
                     part.update(piece)
-                    whole.update(piece)
+                    if part is not whole:
+                        whole.update(piece)
                 ref = BlobRef(f"{upload.blob_prefix}.{number}", length, part.digest())
                 parts.append(ref)
-                batch.submit(self._put_job(ref, FileSlice(upload.path, offset, length), done))
+                batch.submit(self._put_job(ref, FileSlice(upload.path, offset, length), done), length)
             size = source.size
         if size != upload.size or whole.digest() != upload.hash:
             raise CorruptError(
@@ -109,20 +121,24 @@ class Transfer:
         return job
 
     def fetch_files(self, fetches: Sequence[Fetch], progress: Progress = no_progress) -> None:
-        """Write files, part by part in parallel, verified and synced. Nothing existing is written to.
+        """Write files, part by part in parallel, verified; the smallest first. Nothing existing is written to.
+
+        Nothing is synced: who takes the files over makes them durable, or does not need them to be.
 
         Raises: MissingBlob, CorruptBlob (twice the wrong bytes), UnavailableError, AccessDenied, DiskFull.
         """
         done, total = Counter(), sum(fetch.file.size for fetch in fetches)
-        with Batch(self._pool, self._window, lambda: progress("fetch", done.value, total)) as batch:
-            for fetch in fetches:
+        with self._pool.batch(lambda: progress("fetch", done.value, total)) as batch:
+            for fetch in sorted(fetches, key=lambda fetch: fetch.file.size):
                 self._fetch(batch, fetch, done)
 
     def _fetch(self, batch: Batch, fetch: Fetch, done: Counter) -> None:
+        if not fetch.file.parts:
+            write_new(fetch.target, b"")
         target = NewFile(fetch.target, fetch.file.size, len(fetch.file.parts))
         offset = 0
         for part in fetch.file.parts:
-            batch.submit(self._fetch_job(batch, fetch.file, part, target, offset, done))
+            batch.submit(self._fetch_job(batch, fetch.file, part, target, offset, done), part.size)
             offset += part.size
 
     def _fetch_job(
@@ -191,20 +207,21 @@ class Transfer:
         return bytes(data)
 
     def fetch_blob(self, ref: BlobRef, target: Path) -> None:
-        """Write one blob to a new file, verified and synced. Raises: as :meth:`fetch_files`."""
+        """Write one blob to a new file, verified. Raises: as :meth:`fetch_files`."""
         self.fetch_files([Fetch(FileIndex(target.name, ref.size, ref.hash, parts=(ref,)), target)])
 
     def _read_verified(
         self, ref: BlobRef, write: Callable[[int, memoryview], None], restart: Callable[[int], None]
     ) -> None:
+        buffer = self._buffer()
         for last in (False, True):
             hashed, written, more = hasher(), 0, False
             # of a whole blob, bytes that are too many are noticed, too
             length = None if ref.offset is None else ref.size
             with self._blobs.get(ref.blob_id, ref.offset or 0, length) as reader:
-                while not more and (size := reader.readinto(self._buffer())):
+                while not more and (size := reader.readinto(buffer)):
                     more = written + size > ref.size
-                    piece = self._buffer()[: min(size, ref.size - written)]
+                    piece = buffer[: min(size, ref.size - written)]
                     hashed.update(piece)
                     write(written, piece)
                     written += len(piece)
@@ -239,14 +256,14 @@ class Transfer:
             except StatemgrError as error:
                 failed[item] = error
 
-        with Batch(self._pool, self._window) as batch:
+        with self._pool.batch() as batch:
             for item in dict.fromkeys(items):
                 batch.submit(partial(job, item))
         return failed
 
     def close(self) -> None:
         """Wait for what runs and stop the threads. The blob store stays open."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.close()
 
     def _buffer(self) -> memoryview:
         """This thread's own buffer."""

@@ -55,7 +55,7 @@ def _open_s3(config: JobConfig, bucket: str, prefix: str) -> BlobStore:
     try:
         from statemgr.blobs.s3 import S3BlobStore, encryption_fields, make_client
     except ModuleNotFoundError as error:
-        if error.name not in ("boto3", "botocore", "urllib3"):
+        if error.name not in ("boto3", "botocore", "urllib3", "zlib_ng"):
             raise
         raise PrerequisiteMissing(
             "an s3:// blob store needs boto3, which is not installed", hint="pip install 'statemgr[s3]'"

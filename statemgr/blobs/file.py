@@ -241,8 +241,11 @@ class _FileReader:
         self._blob_id = blob_id
 
     def readinto(self, buffer: memoryview) -> int:
-        with translated(self._blob_id):
+        try:
             size = os.readv(self._fd, [buffer if self._left is None else buffer[: self._left]])
+        except OSError:
+            with translated(self._blob_id):  # entering it for each piece would cost as much as a small read
+                raise
         if self._left is not None:
             self._left -= size
         return size

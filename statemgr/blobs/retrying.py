@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import tenacity
 
@@ -143,13 +143,17 @@ class RetryingBlobStore:
             raise error.with_where(attempts=number) from error.__cause__
 
 
+class _Call(Protocol):
+    def __call__(self, action: Callable[[], T]) -> T: ...
+
+
 class _ResumingReader:
     """Reads on in a new stream when one breaks off."""
 
     def __init__(
         self,
         opened: Callable[[int], AbstractContextManager[BlobReader]],
-        call: Callable[[Callable[[], BlobReader]], BlobReader],
+        call: _Call,
         stack: ExitStack,
     ) -> None:
         self._opened = opened
@@ -161,23 +165,17 @@ class _ResumingReader:
     def readinto(self, buffer: memoryview) -> int:
         if not len(buffer):
             return 0
-        sizes: list[int] = []
-
-        def read() -> BlobReader:
-            sizes.append(self._reader.readinto(buffer))
-            return self._reader
-
-        def read_anew() -> BlobReader:
-            self._stack.close()
-            self._reader = self._open()
-            return read()
-
         try:
-            read()
+            size = self._reader.readinto(buffer)
         except UnavailableError:
-            self._call(read_anew)
-        self._position += sizes[-1]
-        return sizes[-1]
+            size = self._call(lambda: self._read_anew(buffer))
+        self._position += size
+        return size
+
+    def _read_anew(self, buffer: memoryview) -> int:
+        self._stack.close()
+        self._reader = self._open()
+        return self._reader.readinto(buffer)
 
     def _open(self) -> BlobReader:
         return self._stack.enter_context(self._opened(self._position))

@@ -234,6 +234,11 @@ class JobConfig:
         return int(self.get("blob.store.parallelism"))
 
     @property
+    def inflight_bytes(self) -> int:
+        """``blob.store.inflight.bytes``."""
+        return int(self.get("blob.store.inflight.bytes"))
+
+    @property
     def retry(self) -> RetryPolicy:
         """When requests to the blob store are tried again."""
         prefix = "blob.store.retry.policy."

@@ -192,6 +192,12 @@ _BLOBS = (
     ),
     Key(pattern="blob.store.parallelism", kind=integer(1, 256), default=8, doc="Parts in flight at a time."),
     Key(
+        pattern="blob.store.inflight.bytes",
+        kind=integer(1, 1 << 44, "bytes"),
+        default=1 << 30,
+        doc="Bytes of the parts in flight at a time; a larger one goes alone.",
+    ),
+    Key(
         pattern="blob.store.retry.policy.max.retries",
         kind=integer(-1, 1_000_000),
         default=10,

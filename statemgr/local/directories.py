@@ -9,7 +9,8 @@
     <root>/owners/<owner>                   locked as long as the owner lives
     <root>/lock                             held for changes of committed/ and for removals
 
-All of it is a cache: whatever does not verify is removed, and the state is restored from a backend.
+All of it is a cache: whatever does not verify is removed, and the state is restored from a backend. So large files
+are not synced; a directory that was made before the machine last started is verified by its files' hashes instead.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import os
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from statemgr.errors import CorruptError, InvalidError
@@ -88,16 +90,18 @@ class StoreDirectories:
         """
         _check_state_id(state_id)
         owner = self._own()
+        boot = durable.boot_id()
         with translated("cannot finish a local directory", staging):
             tree = trees.only_state(staging)
             held = self._held()
             if files is None:
                 files = self._hashes(staging, tree, held)
             trees.check_files(staging, tree, files)
-            trees.sync_tree(staging, tree, held)
+            if not boot:
+                trees.sync_tree(staging, tree, held)
             recorded = {p: RecordedFile(s.st_size, s.st_mtime_ns, files[p][1]) for p, s in tree.files.items()}
             adopted_ms = self._clock.time_ns() // 1_000_000
-            made = Manifest(state_id, adopted_ms, owner.token, recorded, tree.dirs)
+            made = Manifest(state_id, adopted_ms, owner.token, recorded, tree.dirs, boot)
         with self._changing("cannot adopt a local directory"):
             here = self._verified(state_id)
             if here is not None:
@@ -232,8 +236,11 @@ class StoreDirectories:
         if isinstance(found, Manifest):
             problem, touched = _deviation(found, path)
             if problem is None:
-                if touched:
-                    found = Manifest(state_id, found.adopted_ms, found.owner, {**found.files, **touched}, found.dirs)
+                if touched or found.is_doubtful():
+                    # what was in doubt has been hashed, as it came back from the disk
+                    found = replace(
+                        found, files={**found.files, **touched}, boot="" if found.is_doubtful() else found.boot
+                    )
                     durable.write_file(_manifest_path(path), manifest.encode(found))
                 return CommittedDirectory(state_id, path, {p: (f.size, f.hash) for p, f in found.files.items()})
         else:
@@ -253,6 +260,8 @@ class StoreDirectories:
         if not self._committed.is_dir():
             return held
         for found in self._manifests():
+            if found.is_doubtful():
+                continue
             for name, file in found.files.items():
                 try:
                     status = os.lstat(self._committed / found.state_id / name)

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statemgr.errors import CorruptError
+from statemgr.local import durable
 from statemgr.local.durable import hash_file, open_file
 from statemgr.local.trees import SMALL, scan
 from statemgr.model.hashing import HASH_SIZE, content_hash
 
 SUFFIX = ".manifest"
-_FORMAT = 1
+_FORMAT = 2
 _MAX_SIZE = 512 * 1024 * 1024
 
 
@@ -33,13 +34,22 @@ class RecordedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a directory held when it became the one for ``state_id``, when that was, and the owner that made it."""
+    """What a directory held when it became the one for ``state_id``, when that was, and the owner that made it.
+
+    ``boot``: the run of the operating system in which it was made without syncing its files; empty when they are
+    known to be on the disk.
+    """
 
     state_id: str
     adopted_ms: int
     owner: str
     files: Mapping[str, RecordedFile]
     dirs: tuple[str, ...]
+    boot: str = ""
+
+    def is_doubtful(self) -> bool:
+        """Whether the machine may have crashed before the files' content was on the disk."""
+        return self.boot not in ("", durable.boot_id())
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -52,6 +62,7 @@ def encode(manifest: Manifest) -> bytes:
             "owner": manifest.owner,
             "files": {path: [f.size, f.mtime_ns, f.hash.hex()] for path, f in sorted(manifest.files.items())},
             "dirs": list(manifest.dirs),
+            "boot": manifest.boot,
         }
     ).encode()
     return line + b"\n" + content_hash(line).hex().encode() + b"\n"
@@ -74,12 +85,13 @@ def read(path: Path) -> Manifest:
         for name, (size, mtime_ns, digest) in content["files"].items()
     }
     assert all(len(file.hash) == HASH_SIZE for file in files.values())
-    return Manifest(content["state_id"], content["adopted_ms"], content["owner"], files, tuple(content["dirs"]))
+    dirs = tuple(content["dirs"])
+    return Manifest(content["state_id"], content["adopted_ms"], content["owner"], files, dirs, content["boot"])
 
 
 def deviation(manifest: Manifest, directory: Path) -> tuple[str | None, Mapping[str, RecordedFile]]:
-    """Compare a directory with its manifest: names and sizes exactly, content by hash where a file is small or
-    its time deviates.
+    """Compare a directory with its manifest: names and sizes exactly, content by hash where a file is small, its
+    time deviates, or the machine may have crashed before it was on the disk.
 
     Returns: what is wrong (None: nothing), and the files whose time has to be recorded anew.
     Raises: CorruptError, OSError as :func:`scan`.
@@ -89,12 +101,13 @@ def deviation(manifest: Manifest, directory: Path) -> tuple[str | None, Mapping[
         names = sorted({*tree.files, *tree.dirs} ^ {*manifest.files, *manifest.dirs})
         return f"{names[0]!r} is missing or was not there", {}
     touched: dict[str, RecordedFile] = {}
+    doubtful = manifest.is_doubtful()
     for path, status in tree.files.items():
         recorded = manifest.files[path]
         if status.st_size != recorded.size:
             return f"{path!r} has {status.st_size} bytes instead of {recorded.size}", {}
         moved = status.st_mtime_ns != recorded.mtime_ns
-        to_hash = moved or status.st_size <= SMALL
+        to_hash = moved or doubtful or status.st_size <= SMALL
         if to_hash and hash_file(directory / path) != (recorded.size, recorded.hash):
             return f"{path!r} was altered", {}
         if moved:
