@@ -72,18 +72,16 @@ class OwnedTask:
 
         Raises: UnavailableError for a commit that has not ended within ``task.commit.timeout.ms``.
         """
-        age = self.task.in_flight_seconds if self.task is not None else None
-        if self.task is None or age is None:
-            held = False
-        elif age > self.commit_timeout_s:
+        if self.task is None:
+            return False
+        age = self.task.in_flight_seconds or 0.0
+        if age > self.commit_timeout_s:
             raise UnavailableError(
                 f"a commit has not ended within task.commit.timeout.ms = {self.commit_timeout_s * 1000:.0f}",
                 task=self.task.name,
             )
-        else:
-            held = age > self.max_delay_s
-        if self.task is not None:
-            self.task.metrics.hold(held)
+        held = age > self.max_delay_s
+        self.task.metrics.hold(held)
         return held
 
     def commit_and_wait(self) -> None:

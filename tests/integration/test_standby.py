@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
+from statemgr.engine import open_attempt
 from statemgr.errors import MissingError, MissingState
 from statemgr.flows import standby as flow
 from statemgr.flows.standby import Followed
@@ -133,6 +134,20 @@ def test_only_new_blobs_are_fetched(kafka: KafkaServer, tmp_path: Path) -> None:
         )
         task.commit({"orders-0": 3})  # nobody was fenced
     assert contents(other)[0]["totals"] == {**LARGE, b"one": b"more"}
+
+
+def test_an_executor_on_the_same_machine_fetches_nothing(kafka: KafkaServer, tmp_path: Path) -> None:
+    """An attempt at a micro-batch finds what the standby has brought."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",)))
+    commit(config, dict(LARGE), 1)
+    other = elsewhere(config, tmp_path / "other", "blob-store")
+    with Standby(other) as standby:
+        brought(standby.once())
+    with StateManager(config) as manager:
+        epoch = manager.acquire()
+        with open_attempt(other, TASK, epoch.checkpoints[TASK], epoch.for_executor()) as opened:
+            assert [(restored.factory, restored.bytes_fetched) for restored in opened.restored] == [("local", 0)]
+            assert opened.stores["totals"].get(b"042") == LARGE[b"042"]
 
 
 def test_a_clean_up_during_a_fetch_is_no_error(kafka: KafkaServer, tmp_path: Path) -> None:
