@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,6 +94,8 @@ def command(
         plots.check_available()
     names = [name for name in registry.TABLE if name in cases or not (cases or plot)]
     chosen = [registry.find(name) for name in names]
+    # so that servers are stopped and data is removed
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     lines: list[Line] = []
     failed: list[str] = []
     with _progress() as report, Session(plan, report) as session:

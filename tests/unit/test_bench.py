@@ -251,6 +251,17 @@ def test_a_fresh_process_tells_its_own_peak(tmp_path: Path) -> None:
         in_fresh_process("statemgr.bench.operations:hash_files", directory=str(tmp_path / "missing"))
 
 
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    """By the next one; a run that goes on is left alone."""
+    dead = tmp_path / "run-dead"
+    dead.mkdir()
+    (dead / "owner.json").write_text("[1, 0.0]")
+    (tmp_path / "peers").mkdir()
+    with Session(Plan(work=tmp_path)) as first, Session(Plan(work=tmp_path)) as second:
+        left = {path.name for path in tmp_path.iterdir()}
+        assert left == {"peers", first.directory.name, second.directory.name}
+
+
 def test_sizes_are_scaled_and_never_above_the_table(tmp_path: Path) -> None:
     """Small runs measure less; nothing measures more than the table says."""
     with Session(Plan(work=tmp_path, scale=SMALL)) as session:
