@@ -26,6 +26,7 @@ from statemgr.backends.files import disk_errors
 from statemgr.config import JobConfig
 from statemgr.errors import ClosedError, ConfigError, CorruptBlob, InvalidError
 from statemgr.flows.commit import CommitBase, Refill, freeze, prepare
+from statemgr.flows.materialize import due_stores
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.restore import StoreRestore, restore_task
 from statemgr.ids import NAME, task_path
@@ -157,12 +158,14 @@ class Attempt:
         self._prepared = True
         for opened in self._open.values():
             opened.local.compact_if_needed(_LEVEL0_LIMIT)
-        frozen = freeze(self._parts, self._open, self._base, input_offsets, attempt=self.attempt_id)
+        # the next batch's attempt begins with the copy that this one leaves
+        frozen = freeze(self._parts, self._open, self._base, input_offsets, attempt=self.attempt_id, local_copy=True)
         return prepare(
             self._parts,
             self._open,
             frozen,
             portable=True,
+            materialize=due_stores(self._parts, self._open, self._base.checkpoint),
             attachments=self._attachments,
             attached_blobs=self._attached_blobs,
         )

@@ -21,6 +21,7 @@ class Phase(StrEnum):
     GET_INDEX = "restore.get-index"
     FETCH = "restore.fetch"
     REPLAY = "restore.replay"
+    APPLY_SEGMENTS = "restore.apply-segments"
     VERIFY = "restore.verify"
     SWAP = "restore.swap"
     OPEN = "restore.open"
@@ -30,6 +31,7 @@ class Phase(StrEnum):
     DIFF = "commit.diff"
     UPLOAD = "commit.upload"
     PUT_INDEX = "commit.put-index"
+    PUT_SEGMENTS = "commit.put-segments"
     PREPARED = "commit.prepared"
     BEGIN = "publish.begin"
     SEND_CHANGELOG = "publish.send-changelog"
@@ -40,6 +42,9 @@ class Phase(StrEnum):
     DELETE_BLOBS = "clean-up.delete-blobs"
     DELETE_INDEX = "clean-up.delete-index"
     CLEANED_UP = "clean-up.done"
+    # in the background, beside commits
+    MATERIALIZE = "materialize.begin"
+    MATERIALIZED = "materialize.done"
     OUTPUT = "output.write"
 
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
+from statemgr.errors import RetryableError
 from statemgr.model.checkpoint import CheckpointRecord, Marker
-from statemgr.model.commit import Change, ChangeSet, PreparedChanges
+from statemgr.model.commit import Change, ChangeSet, NumberedChanges, PreparedChanges
 
 # --- time -----------------------------------------------------------------------------------------------------------
 
@@ -338,17 +339,38 @@ class StoreIdentity:
     store: str
 
 
+class DirectoryNeeded(RetryableError):
+    """A backend has to be filled, and there is no local directory to fill it from: the next commit makes one."""
+
+
 @dataclass(frozen=True)
 class StoreSnapshot:
     """What a backup manager gets: a finished local directory, its hashes, and the changes since the last
-    acknowledged commit. ``whole`` iterates over the complete state (for a fill)."""
+    acknowledged commit. ``whole`` iterates over the complete state (for a fill).
+
+    ``made`` is None in a commit for which no backend needs a directory: then ``whole`` is of no use either.
+    ``materialize``: store the directory as a snapshot even where the changes would do.
+    """
 
     identity: StoreIdentity
     state_id: str
     attempt: str
-    directory: CommittedDirectory
-    changes: ChangeSet
+    made: CommittedDirectory | None
+    changes: NumberedChanges
     whole: ChangeSet
+    materialize: bool = False
+
+    @property
+    def directory(self) -> CommittedDirectory:
+        """The local directory. Raises: DirectoryNeeded when none was made."""
+        if self.made is None:
+            raise DirectoryNeeded(
+                "a backend has to be filled, and no local directory of the store was made",
+                hint="the next commit makes one",
+                task=self.identity.task,
+                store=self.identity.store,
+            )
+        return self.made
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +398,8 @@ class BackupManager(Protocol):
 
     #: True when it needs the changes of each commit (and so a change buffer).
     needs_changes: bool
+    #: True when it needs a finished local directory for each commit, and not only where it is filled.
+    needs_directory: bool
 
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
         """Make a snapshot durable. ``base`` is the marker in the acknowledged checkpoint (None: fill from nothing).
@@ -404,6 +428,52 @@ class BackupManager(Protocol):
         """Names of all blobs that a restore from ``marker`` needs (for garbage collection: all others go).
 
         A backend from outside that has no such method makes garbage collection refuse.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a restore would have to apply on top of the newest snapshot: segments, and their bytes as stored.
+
+    ``waiting``: whether a newer snapshot is stored, which the next commit begins with.
+    """
+
+    segments: int
+    size: int
+    waiting: bool
+
+
+@runtime_checkable
+class SegmentBackupManager(BackupManager, Protocol):
+    """A backend that keeps a snapshot and the segments of changes after it; the stores of a task share its blobs."""
+
+    def prepare_all(
+        self, snapshots: Sequence[tuple[StoreSnapshot, Marker | None]], *, portable: bool
+    ) -> Sequence[PreparedBackup]:
+        """:meth:`BackupManager.prepare` for several stores of one task at once, each with its base.
+
+        Raises: DirectoryNeeded when a store has to be filled and has no directory.
+        """
+
+    def clean_up_all(
+        self,
+        task: StoreIdentity,
+        evicted: Mapping[str, Sequence[Marker]],
+        retained: Mapping[str, Sequence[Marker]],
+    ) -> None:
+        """:meth:`BackupManager.clean_up` for all stores of one task at once (of ``task`` the store does not count)."""
+
+    def backlog(self, identity: StoreIdentity, marker: Marker, origin: object | None = None) -> Backlog:
+        """What a restore from a marker would have to apply; ``origin`` is that of the open store's changes.
+
+        Raises: MissingBlob, CorruptBlob, UnavailableError.
+        """
+
+    def materialize(self, snapshot: StoreSnapshot, base: Marker) -> None:
+        """Upload a snapshot that has every change below ``snapshot.changes.end``, and perhaps later ones, so that the
+        next commit that is frozen begins with it and leaves out the segments that it covers.
+
+        ``base`` is the marker in the acknowledged checkpoint. Raises: as :meth:`BackupManager.prepare`.
         """
 
 

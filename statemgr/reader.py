@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from statemgr.backends.chains import Chains
 from statemgr.backends.snapshot_indexes import SnapshotIndexes, index_of
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, InvalidError, MissingState
@@ -18,11 +19,15 @@ from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import open_snapshot
 from statemgr.local.directories import StoreDirectories
-from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, IndexMarker
+from statemgr.model.chain import SegmentChain
+from statemgr.model.checkpoint import ChainMarker, Checkpoint, CheckpointRecord, IndexMarker, Marker
 from statemgr.model.plan import StorePlan, plan_stores
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import BlobInfo, LocalStore, Progress
 from statemgr.runtime import Runtime
+
+#: The backends that have snapshots in the blob store.
+SNAPSHOT_FACTORIES = ("blob-store", "blob-changelog")
 
 
 class JobReader:
@@ -32,6 +37,7 @@ class JobReader:
         self.config = config
         self._runtime = Runtime(config)
         self._indexes = SnapshotIndexes()
+        self._chains = Chains()
         self._log = CheckpointTopic(config, self._runtime.clock)
 
     def records(self) -> Mapping[str, CheckpointRecord]:
@@ -92,12 +98,29 @@ class JobReader:
         raise MissingState(f"checkpoint {checkpoint_id} is not retained", task=task, hint=f"retained are: {retained}")
 
     def index(self, task: str, store: str, checkpoint_id: str | None = None) -> SnapshotIndex:
-        """The snapshot index of a store. Raises: MissingState, MissingBlob, CorruptBlob."""
-        marker = self.checkpoint(task, checkpoint_id).marker("blob-store", store)
-        if not isinstance(marker, IndexMarker):
-            raise MissingState("the checkpoint has no blob-store marker for the store", task=task, store=store)
-        identity = self._runtime.parts.identity(task, store)
-        return self._indexes.get(self._runtime.transfer(), identity, index_of(identity, marker))
+        """The snapshot index of a store: its state in ``blob-store``, or what its segments continue.
+
+        Raises: MissingState, MissingBlob, CorruptBlob.
+        """
+        checkpoint = self.checkpoint(task, checkpoint_id)
+        for factory in SNAPSHOT_FACTORIES:
+            marker = checkpoint.marker(factory, store)
+            if marker is not None:
+                return self.snapshot(task, store, marker)[0]
+        raise MissingState("the checkpoint has no snapshot of the store in a blob store", task=task, store=store)
+
+    def snapshot(self, task: str, store: str, marker: Marker) -> tuple[SnapshotIndex, SegmentChain | None]:
+        """The snapshot index that a marker leads to, and the segment chain that continues it, if one.
+
+        Raises: MissingState, MissingBlob, CorruptBlob.
+        """
+        identity, transfer, chain = self._runtime.parts.identity(task, store), self._runtime.transfer(), None
+        if isinstance(marker, ChainMarker):
+            chain = self._chains.get(transfer, identity, marker)
+            if chain.snapshot is None:
+                raise MissingState("the segment chain has no snapshot to begin with", task=task, store=store)
+            marker = IndexMarker(chain.snapshot.index)
+        return self._indexes.get(transfer, identity, index_of(identity, marker)), chain
 
     def blob_info(self, blob_id: str) -> BlobInfo:
         """Size and expiry of a blob. Raises: MissingBlob."""

@@ -29,6 +29,7 @@ T = TypeVar("T")
 _BUILT_IN = {
     "kafka-changelog": "statemgr.backends.kafka_changelog:KafkaChangelogBackend",
     "blob-store": "statemgr.backends.blob_store:BlobStoreBackend",
+    "blob-changelog": "statemgr.backends.blob_changelog:BlobChangelogBackend",
 }
 
 
@@ -51,6 +52,7 @@ class Runtime:
             scratch=self.scratch,
             blobs=self.blobs,
             transfer=self.transfer,
+            task_directory=self._task_directory,
             changelog=self.changelog,
         )
         self._context = context

@@ -14,6 +14,7 @@ from statemgr.errors import ClosedError, ConfigError, FencedError, StatemgrError
 from statemgr.flows.clean_up import CleanUp
 from statemgr.flows.commit import CommitBase, FrozenCommit, Refill, discard, freeze, prepare
 from statemgr.flows.first_start import remember_published
+from statemgr.flows.materialize import Materializer
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.parts import Parts
 from statemgr.flows.publish import Published, publish, settle
@@ -64,6 +65,7 @@ class Task:
         self._clean_up = CleanUp(parts, name)
         self._output = Output(name)
         self._in_flight = InFlight(name, parts.config, parts.clock, metrics)
+        self._materializer = Materializer(parts, name, stores)
         self._unsettled: tuple[FrozenCommit, PreparedCommit, CheckpointRecord | None] | None = None
         self._fenced: FencedError | None = None
         self._closed = False
@@ -106,16 +108,19 @@ class Task:
 
     # --- commits -------------------------------------------------------------------------------------------------
 
-    def commit(self, input_offsets: Mapping[str, int]) -> Checkpoint:
+    def commit(self, input_offsets: Mapping[str, int], *, materialize: bool = False) -> Checkpoint:
         """Commit all stores, the output and ``input_offsets`` (source partition → next offset), and wait for it.
+
+        Args:
+            materialize: store whole states where segments of changes would do: a restore then has none to apply.
 
         Raises: FencedError, RetryableError, OutcomeUnknownError, DiskFull, ClosedError; the error of an earlier
         asynchronous commit if nobody has seen it. After an error the next commit carries the same changes.
         """
-        self.commit_async(input_offsets)
+        self.commit_async(input_offsets, materialize=materialize)
         return self._in_flight.end()  # its error is raised here, not by the next commit
 
-    def commit_async(self, input_offsets: Mapping[str, int]) -> Future[Checkpoint]:
+    def commit_async(self, input_offsets: Mapping[str, int], *, materialize: bool = False) -> Future[Checkpoint]:
         """Start a commit: flush and checkpoint directories now; upload, publish and clean-up while the task goes on.
 
         At most one is in flight. A second waits for the first (counted as blocked once that is older than
@@ -126,12 +131,14 @@ class Task:
         self._in_flight.make_way()
         self._check_usable()
         self._settle()
+        self._materializer.check()
         refill = self._refill | self._clean_up.lost
         base = CommitBase(self.name, self._published.layout, self._published.epoch, self.last_checkpoint, refill)
         with self.metrics.phase("flush"):
-            frozen = freeze(self._parts, self._stores, base, input_offsets, self._output.waiting())
+            waiting = self._output.waiting()
+            frozen = freeze(self._parts, self._stores, base, input_offsets, waiting, local_copy=materialize)
         self.metrics.carried(sum(self._stores[name].changes_in(part) for name, part in frozen.stores.items()))
-        return self._in_flight.start(lambda: self._finish(frozen))
+        return self._in_flight.start(lambda: self._finish(frozen, materialize))
 
     @property
     def in_flight_seconds(self) -> float | None:
@@ -142,12 +149,12 @@ class Task:
         """The error of an asynchronous commit that has ended was seen: the next commit does not raise it again."""
         self._in_flight.forgive()
 
-    def _finish(self, frozen: FrozenCommit) -> Checkpoint:
+    def _finish(self, frozen: FrozenCommit, materialize: bool) -> Checkpoint:
         """The asynchronous part of a commit, on the commit thread."""
         with self.metrics.commit():
-            return self._upload_and_publish(frozen)
+            return self._upload_and_publish(frozen, materialize)
 
-    def _upload_and_publish(self, frozen: FrozenCommit) -> Checkpoint:
+    def _upload_and_publish(self, frozen: FrozenCommit, materialize: bool) -> Checkpoint:
         before = self._published.records[self.name]
         try:
             self._clean_up.check()
@@ -155,7 +162,8 @@ class Task:
             discard(self._stores, frozen.stores)
             raise
         with self.metrics.phase("upload"):
-            prepared = prepare(self._parts, self._stores, frozen, portable=False)
+            whole = frozen.stores if materialize else ()
+            prepared = prepare(self._parts, self._stores, frozen, portable=False, materialize=whole)
         self.metrics.uploaded(prepared.added_bytes)
         outstanding = {self.name: self._clean_up.outstanding}
         try:
@@ -184,6 +192,7 @@ class Task:
         with self.metrics.phase("clean-up"):
             self._clean_up.after_publish(before, record, prepared)
             self._keep_local()
+        self._materializer.after_commit(record.current)
         return record.current
 
     def _keep_local(self) -> None:
@@ -192,7 +201,7 @@ class Task:
             if self.last_checkpoint is not None:
                 remember_published(self._parts, self.name)
             for store in self._stores.values():
-                store.directories.keep_only({store.state_id} if store.state_id else set())
+                store.tidy()
         except (StatemgrError, OSError) as error:
             log.warning("task %s: local directories are not tidied: %s", self.name, error)
 
@@ -227,8 +236,18 @@ class Task:
             closing.callback(self._publisher.close)
             for store in self._stores.values():
                 closing.callback(store.close)
+            closing.callback(self._leave_copies)
+            closing.callback(self._materializer.close)
             closing.callback(self.metrics.close)
             closing.callback(self._in_flight.close)
+
+    def _leave_copies(self) -> None:
+        """The next start on this machine replays nothing. It fails nothing: what is local is a cache."""
+        for name, store in self._stores.items():
+            try:
+                store.leave_copy()
+            except (StatemgrError, OSError) as error:
+                log.warning("task %s: no local copy of %s is left: %s", self.name, name, error)
 
     def __enter__(self) -> Task:
         return self

@@ -86,6 +86,7 @@ class Snapshots:
             scratch=Scratch(self._tmp_path / "scratch", self._clock),
             blobs=lambda: self.blobs,
             transfer=lambda: self.transfer,
+            task_directory=lambda task: self._tmp_path / task,
             changelog=_no_changelog,
         )
         self.backend = BlobStoreBackend(context)

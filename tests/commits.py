@@ -22,6 +22,7 @@ from statemgr.local.clock import SystemClock
 from statemgr.model import codec
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.reader import JobReader
+from statemgr.runtime import Runtime
 from statemgr.task import Task
 from tests.jobs import with_changes
 
@@ -123,14 +124,18 @@ def blob_files(directory: Path, *, expiring: bool | None = None) -> set[str]:
 
 
 def referenced(config: JobConfig, task: str = TASK) -> set[str]:
-    """Every blob that the retained checkpoints of a task need: indexes, files, attachments."""
-    found: set[str] = set()
-    with JobReader(config) as reader:
-        record = reader.records()[task]
+    """Every blob that the retained checkpoints of a task need: indexes, files, segments, attachments."""
+    record = current(config, task)
+    assert record is not None
+    runtime = Runtime(config)
+    try:
+        found: set[str] = set()
         for checkpoint in record.checkpoints:
-            for store, marker in checkpoint.state_checkpoint_markers.get("blob-store", {}).items():
-                found.add(marker.index.blob_id)  # type: ignore[union-attr]
-                index = reader.index(task, store, str(checkpoint.checkpoint_id))
-                found.update(blob.blob_id for blob in index.blobs())
+            for factory, of_store in checkpoint.state_checkpoint_markers.items():
+                manager = runtime.parts.backup_manager(factory)
+                for store, marker in of_store.items():
+                    found.update(manager.referenced_blobs(runtime.parts.identity(task, store), marker))
             found.update(a.blob.blob_id for a in checkpoint.attachments if a.blob)
-    return found
+        return found
+    finally:
+        runtime.close()

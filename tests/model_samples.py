@@ -74,12 +74,13 @@ CHAIN = SegmentChain(
     state_id="1700-ab-totals",
     attempt="1700-ab",
     created_ms=1_700_000_000_000,
-    snapshot=ChainSnapshot(INDEX_BLOB, 10),
+    snapshot=ChainSnapshot(INDEX_BLOB, "1600-ef-totals", 10),
     segments=(
         ChainSegment(8, 12, replace(CHAIN_BLOB, offset=0, size=200)),
         ChainSegment(12, 13, inline=b"segment"),
         ChainSegment(13, 20, BlobRef("", 200, HASH, offset=0)),
     ),
+    added=(INDEX_BLOB.blob_id,),
 )
 
 PREPARED = PreparedCommit(

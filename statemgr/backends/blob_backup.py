@@ -44,6 +44,7 @@ class BlobBackup:
     """Backs a job's stores up to its blob store."""
 
     needs_changes = False
+    needs_directory = True
 
     def __init__(self, transfer: Callable[[], Transfer], clock: Clock, indexes: SnapshotIndexes) -> None:
         self._transfer = transfer

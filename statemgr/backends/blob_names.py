@@ -1,7 +1,8 @@
 """What the blobs of a store's snapshots are called. Pure.
 
 ``<job>/<id>/<Partition_i>/<store>/<attempt>/index`` and ``…/<attempt>/<file>.<part>``: unique per attempt, so that
-nothing is ever overwritten, and below the store's own prefix, so that nothing of others is ever deleted.
+nothing is ever overwritten, and below the store's own prefix, so that nothing of others is ever deleted. Segments of
+all stores of a task lie together: ``<job>/<id>/<Partition_i>/_segments/<attempt>``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,16 @@ def store_prefix(identity: StoreIdentity) -> str:
 def index_blob(identity: StoreIdentity, attempt: str) -> str:
     """The name of the index blob of an attempt."""
     return f"{store_prefix(identity)}{attempt}/index"
+
+
+def segments_prefix(identity: StoreIdentity) -> str:
+    """What the names of all blobs of segments of a task start with, whichever of its stores; ends in ``/``."""
+    return f"{identity.job_name}/{identity.job_id}/{task_path(identity.task)}/_segments/"
+
+
+def segments_blob(identity: StoreIdentity, attempt: str) -> str:
+    """The name of the blob of segments of an attempt; of a hedged upload, ``-1`` and ``-2`` follow."""
+    return f"{segments_prefix(identity)}{attempt}"
 
 
 def file_prefix(identity: StoreIdentity, attempt: str, path: str) -> str:

@@ -42,6 +42,7 @@ class ChangelogBackup:
     """Implements :class:`statemgr.ports.BackupManager`."""
 
     needs_changes = True
+    needs_directory = True
 
     def __init__(self, context: BackendContext) -> None:
         self._context = context

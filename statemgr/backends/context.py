@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class BackendContext:
     """Configuration, time and IDs, and the adapters and a scratch directory, made when first asked for.
 
+    ``task_directory``: task → where its local state is, below which a backend may keep a directory of its own.
+
     ``blobs`` is already retrying and verifying; ``transfer`` moves files over it in parallel.
     """
 
@@ -28,4 +30,5 @@ class BackendContext:
     scratch: Callable[[], Path]
     blobs: Callable[[], BlobStore]
     transfer: Callable[[], Transfer]
+    task_directory: Callable[[str], Path]
     changelog: Callable[[], Changelog]

@@ -32,17 +32,18 @@ def restore_file(session: Session) -> Iterator[Line]:
     for size, value_size, rounds in ((GIBIBYTE, 100, session.rounds), (4 * GIBIBYTE, 4096, min(session.rounds, 2))):
         state = state_of(session, session.bytes(size), value_size)
         backup = backup_of(session, state, s3=False)
-        variants: dict[str, Variant] = {
-            "restore": lambda number, b=backup: restored(session, b),  # type: ignore[misc]
-            "copy": _copy(session, state, durable=True),
-        }
-        if size == GIBIBYTE:
-            variants["copy, not synced"] = _copy(session, state, durable=False)
-        found = interleaved(variants, rounds, session.report)
+        found = interleaved(
+            {
+                "restore": lambda number, b=backup: restored(session, b),  # type: ignore[misc]
+                "copy": _copy(session, state, durable=True),
+                "copy, not synced": _copy(session, state, durable=False),
+            },
+            rounds,
+            session.report,
+        )
         what = f"plain parallel copy of {_size(state)}"
         yield _speeds("restore-file", state, found["restore"], f"{what}, synced", found["copy"], _COPY)
-        if size == GIBIBYTE:
-            yield _speeds("restore-file", state, found["restore"], f"{what}, not synced", found["copy, not synced"])
+        yield _speeds("restore-file", state, found["restore"], f"{what}, not synced", found["copy, not synced"])
 
 
 @case("restore-s3")

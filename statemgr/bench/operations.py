@@ -18,9 +18,9 @@ from statemgr.bench import records
 from statemgr.bench.seed import STORE, TASK
 from statemgr.config import JobConfig
 from statemgr.engine import Attempt, Epoch, checkpoint_from_bytes, checkpoint_to_bytes, open_attempt
+from statemgr.flows.open_store import NO_CHANGES
 from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import BlobRef, Checkpoint, IndexMarker, Layout
-from statemgr.model.commit import ChangeList
 from statemgr.model.hashing import hasher
 from statemgr.ports import CommittedDirectory, RestoreRequest, StoreSnapshot
 from statemgr.runtime import Runtime
@@ -115,7 +115,7 @@ def backup_file(config: dict[str, Any], path: str) -> dict[str, Any]:
     files = {file.name: (file.stat().st_size, content_hash_of(file))}
     snapshot = StoreSnapshot(
         runtime.parts.identity(TASK, STORE), "one-file", runtime.ids.attempt_id(),
-        CommittedDirectory("one-file", file.parent, files), ChangeList(), ChangeList(),
+        CommittedDirectory("one-file", file.parent, files), NO_CHANGES, NO_CHANGES,
     )  # fmt: skip
     start = time.perf_counter()
     prepared = runtime.parts.backup_manager("blob-store").prepare(snapshot, None, portable=False)

@@ -81,6 +81,7 @@ class _NoBackup:
     """Has nothing to keep, and nothing to clean up when another backend takes over."""
 
     needs_changes = False
+    needs_directory = True
 
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
         raise InvalidError("a seed is for restoring only", task=snapshot.identity.task)

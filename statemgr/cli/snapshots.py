@@ -12,13 +12,11 @@ from statemgr.cli.output import messages, moment, print_json, print_table, size
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptError, MissingError
 from statemgr.ids import task_index, task_name
-from statemgr.model.checkpoint import CheckpointRecord, IndexMarker
+from statemgr.model.checkpoint import CheckpointRecord, IndexMarker, Marker
 from statemgr.model.render import index_to_json_dict
 
 if TYPE_CHECKING:
-    from statemgr.runtime import Runtime
-
-_FACTORY = "blob-store"
+    from statemgr.reader import JobReader
 
 
 @click.group("snapshots")
@@ -33,47 +31,58 @@ def command() -> None:
 def list_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...]) -> None:
     """List the snapshot of every store in every retained checkpoint; exit status 4 if one is lost."""
     from statemgr.reader import JobReader
-    from statemgr.runtime import Runtime
 
     found: list[dict[str, object]] = []
     with JobReader(config) as reader:
-        records = sorted(reader.records().values(), key=lambda record: task_index(record.task))
-    runtime = Runtime(config)
-    try:
-        for record in records:
+        for record in sorted(reader.records().values(), key=lambda record: task_index(record.task)):
             if not tasks or record.task in tasks:
-                found += _snapshots(runtime, record)
-    finally:
-        runtime.close()
+                found += _snapshots(reader, record)
     _print_list(found, as_json)
     if any(entry["problem"] for entry in found):
         raise SystemExit(MissingError.exit_status)
 
 
-def _snapshots(runtime: Runtime, record: CheckpointRecord) -> Iterator[dict[str, object]]:
-    """One entry per retained checkpoint and store; ``problem`` says why an index could not be read."""
-    from statemgr.backends.snapshot_indexes import SnapshotIndexes
+def _snapshots(reader: JobReader, record: CheckpointRecord) -> Iterator[dict[str, object]]:
+    """One entry per retained checkpoint, backend and store; ``problem`` says why a snapshot could not be read.
 
-    indexes = SnapshotIndexes()
+    ``segments`` of ``segments_size`` bytes continue it (with ``blob-changelog``).
+    """
+    from statemgr.reader import SNAPSHOT_FACTORIES
+
     for checkpoint in record.checkpoints:
-        for store, marker in sorted(checkpoint.state_checkpoint_markers.get(_FACTORY, {}).items()):
-            if not isinstance(marker, IndexMarker):
-                continue
-            entry: dict[str, object] = {
-                "task": record.task,
-                "checkpoint_id": str(checkpoint.checkpoint_id),
-                "current": checkpoint is record.current,
-                "store": store,
-                "index": marker.index.blob_id,
-                "index_size": marker.index.size,
-            }
-            try:
-                index = indexes.get(runtime.transfer(), runtime.parts.identity(record.task, store), marker.index)
-                entry |= {"files": sum(1 for _ in index.root.walk()), "size": index.root.size}
-                entry |= {"created_ms": index.created_ms, "problem": None}
-            except (MissingError, CorruptError) as error:
-                entry |= {"files": None, "size": None, "created_ms": None, "problem": error.message}
-            yield entry
+        for factory in SNAPSHOT_FACTORIES:
+            for store, marker in sorted(checkpoint.state_checkpoint_markers.get(factory, {}).items()):
+                yield {
+                    "task": record.task,
+                    "checkpoint_id": str(checkpoint.checkpoint_id),
+                    "current": checkpoint is record.current,
+                    "store": store,
+                    "factory": factory,
+                    **_described(reader, record.task, store, marker),
+                }
+
+
+def _described(reader: JobReader, task: str, store: str, marker: Marker) -> dict[str, object]:
+    ref = marker.index if isinstance(marker, IndexMarker) else None
+    try:
+        index, chain = reader.snapshot(task, store, marker)
+    except (MissingError, CorruptError) as error:
+        unknown = dict.fromkeys(("files", "size", "segments", "segments_size", "created_ms"))
+        where = {"index": ref and ref.blob_id, "index_size": ref and ref.size}
+        return {**where, **unknown, "problem": error.message}
+    segments = chain.segments if chain is not None else ()
+    if chain is not None and chain.snapshot is not None:
+        ref = chain.snapshot.index
+    return {
+        "index": ref and ref.blob_id,
+        "index_size": ref and ref.size,
+        "files": sum(1 for _ in index.root.walk()),
+        "size": index.root.size,
+        "segments": len(segments),
+        "segments_size": sum(segment.size for segment in segments),
+        "created_ms": index.created_ms,
+        "problem": None,
+    }
 
 
 def _print_list(found: list[dict[str, object]], as_json: bool) -> None:
@@ -87,13 +96,13 @@ def _print_list(found: list[dict[str, object]], as_json: bool) -> None:
             entry["store"],
             "" if entry["files"] is None else entry["files"],
             "" if entry["size"] is None else size(int(str(entry["size"]))),
+            "" if not entry["segments"] else f"{entry['segments']}, {size(int(str(entry['segments_size'])))}",
             entry["problem"] or entry["index"],
         )
         for entry in found
     ]
-    print_table(
-        ("task", "checkpoint (* in force)", "store", "files", "size", "index blob"), rows, empty="no snapshots yet"
-    )
+    columns = ("task", "checkpoint (* in force)", "store", "files", "size", "segments", "index blob")
+    print_table(columns, rows, empty="no snapshots yet")
 
 
 @command.command("show")

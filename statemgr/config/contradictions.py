@@ -15,8 +15,9 @@ from statemgr.errors import ConfigError
 
 #: The factories that come with statemgr.
 KAFKA_CHANGELOG = "kafka-changelog"
-BLOB_STORE = "blob-store"
-_BUILT_IN = (KAFKA_CHANGELOG, BLOB_STORE)
+#: Those that need a blob store.
+BLOB_FACTORIES = ("blob-store", "blob-changelog")
+_BUILT_IN = (KAFKA_CHANGELOG, *BLOB_FACTORIES)
 #: What the protocol depends on.
 _OWN_SETTINGS = ("transactional.id", "enable.idempotence", "isolation.level", "enable.auto.commit", "acks")
 
@@ -44,9 +45,10 @@ def check_store(store: StoreConfig, *, has_blob_uri: bool, write_versions: Seque
     if store.durable and not store.restore_factories:
         key = f"{prefix}.restore.factories"
         raise ConfigError(f"{key} is empty, but the store is backed up: it could never be restored", key=key)
-    if BLOB_STORE in (*store.backup_factories, *store.restore_factories) and not has_blob_uri:
+    used = [f for f in (*store.backup_factories, *store.restore_factories) if f in BLOB_FACTORIES]
+    if used and not has_blob_uri:
         raise ConfigError(
-            f"blob.store.uri is not set, but the store {store.name!r} uses {BLOB_STORE}",
+            f"blob.store.uri is not set, but the store {store.name!r} uses {used[0]}",
             hint='for example blob.store.uri = "file:///var/lib/statemgr/blobs" or "s3://bucket/prefix"',
             key="blob.store.uri",
         )

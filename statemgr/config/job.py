@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from statemgr.config import contradictions
+from statemgr.config.interval import SnapshotInterval
 from statemgr.config.keys import lookup
 from statemgr.config.loading import load_values, parse_value, read_toml
 from statemgr.config.retry import RetryPolicy
@@ -184,6 +185,16 @@ class JobConfig:
     def commit_max_delay_ms(self) -> int:
         """Age of a commit on its way, in milliseconds, from which its task waits for it."""
         return int(self.get("task.commit.max.delay.ms"))
+
+    @cached_property
+    def snapshot_interval(self) -> SnapshotInterval:
+        """What may gather on top of a snapshot before the next one is made."""
+        return SnapshotInterval.parse(self.get("task.commit.snapshot.interval"))
+
+    @property
+    def tolerated_snapshot_failures(self) -> int:
+        """Snapshots in a row that may fail before commits do."""
+        return int(self.get("task.commit.snapshot.tolerated.failures"))
 
     @property
     def commit_timeout_ms(self) -> int:

@@ -14,6 +14,7 @@ from statemgr.config.values import (
     CLIENT_VALUE,
     ENDPOINT,
     FACTORIES,
+    INTERVAL,
     NAME_KIND,
     TEXT,
     TOPIC,
@@ -63,7 +64,8 @@ _BACKENDS = (
         pattern="task.backup.factories",
         kind=FACTORIES,
         default=["kafka-changelog"],
-        doc="Where state is backed up: `kafka-changelog`, `blob-store`, or both. Empty: nowhere.",
+        doc="Where state is backed up: any of `kafka-changelog`, `blob-store` (snapshots) and `blob-changelog` "
+        "(segments of changes on top of snapshots). Empty: nowhere.",
     ),
     Key(
         pattern="task.restore.factories",
@@ -120,6 +122,21 @@ _CHECKPOINTS = (
         kind=integer(1000, 900_000, "milliseconds"),
         default=300_000,
         doc="Longest time that a commit may take; also the transaction's timeout (brokers allow 900000).",
+    ),
+)
+_SNAPSHOTS = (
+    Key(
+        pattern="task.commit.snapshot.interval",
+        kind=INTERVAL,
+        default=["50 commits", "256 MiB", "10 min"],
+        doc="With `blob-changelog`: what may gather on top of a snapshot before the next one is made, whichever comes "
+        "first. Spread over tasks: the first ones come earlier.",
+    ),
+    Key(
+        pattern="task.commit.snapshot.tolerated.failures",
+        kind=integer(0, 1_000_000),
+        default=3,
+        doc="With `blob-changelog`: snapshots in a row that may fail before commits do.",
     ),
 )
 _BLOBS = (
@@ -273,4 +290,4 @@ _KAFKA = (
 )
 
 #: Every key, in the order of the documentation. Of two that match, the first counts.
-KEYS: tuple[Key, ...] = (*_JOB, *_BACKENDS, *_CHECKPOINTS, *STORE_KEYS, *_BLOBS, *_KAFKA)
+KEYS: tuple[Key, ...] = (*_JOB, *_BACKENDS, *_CHECKPOINTS, *_SNAPSHOTS, *STORE_KEYS, *_BLOBS, *_KAFKA)

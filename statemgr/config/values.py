@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from fastavro.schema import parse_schema
 
+from statemgr.config.interval import SnapshotInterval
 from statemgr.ids import NAME
 
 #: What a key may hold after parsing; safe for JSON.
@@ -192,6 +193,12 @@ def is_dotted_path(text: str) -> bool:
     return bool(_DOTTED_PATH.fullmatch(text))
 
 
+def _interval(value: object) -> list[str]:
+    limits = [_string(part) for part in _items(value)]
+    SnapshotInterval.parse(limits)
+    return limits
+
+
 TEXT = Kind(name="text", expected="a text that is not empty", parse=_string)
 BOOLEAN = Kind(name="boolean", expected="true or false", parse=_boolean)
 CLIENT_VALUE = Kind(name="librdkafka's", expected="a text, a number, true or false", parse=_client_value)
@@ -203,4 +210,5 @@ BLOB_URI = Kind(name="URI", expected="file:///directory or s3://bucket/prefix, w
 AVRO_SCHEMAS = Kind(
     name="Avro schemas", expected="a list of Avro schemas as JSON texts, or one JSON array of them", parse=_schemas
 )
+INTERVAL = Kind(name="interval", expected="limits of a kind each, like 50 commits, 256 MiB, 10 min", parse=_interval)
 ENDPOINT = Kind(name="URL", expected="http://… or https://…, without credentials", parse=_endpoint)

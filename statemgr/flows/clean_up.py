@@ -13,13 +13,14 @@ steps 2 and 3 stays undone is garbage, and expires or is collected later.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from statemgr.errors import ConfigError, CorruptError, MissingBlob, MissingError, RetryableError, StatemgrError
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker, OutstandingTtl
 from statemgr.model.commit import PreparedCommit
 from statemgr.phases import Phase, announce
+from statemgr.ports import SegmentBackupManager
 
 log = logging.getLogger(__name__)
 _DAY_MS = 24 * 3600 * 1000
@@ -162,22 +163,32 @@ class CleanUp:
             log.warning("task %s: could not delete %d blobs: %s", self._task, len(blobs), error)
 
     def _delete_evicted(self, evicted: Sequence[Checkpoint], record: CheckpointRecord) -> None:
-        pairs = {
-            (factory, store)
-            for checkpoint in (*evicted, *record.checkpoints)
-            for factory, of_store in checkpoint.state_checkpoint_markers.items()
-            for store in of_store
-        }
-        for factory, store in sorted(pairs):
-            gone = _markers(evicted, factory, store)
-            retained = _markers(record.checkpoints, factory, store)
+        stores: dict[str, set[str]] = {}
+        for checkpoint in (*evicted, *record.checkpoints):
+            for factory, of_store in checkpoint.state_checkpoint_markers.items():
+                stores.setdefault(factory, set()).update(of_store)
+        for factory, names in sorted(stores.items()):
+            gone = {store: _markers(evicted, factory, store) for store in sorted(names)}
+            retained = {store: _markers(record.checkpoints, factory, store) for store in sorted(names)}
             try:
                 manager = self._parts.backup_manager(factory)
-                manager.clean_up(self._parts.identity(self._task, store), gone, retained)
             except ConfigError as error:
                 self._leave(factory, error)
-            except StatemgrError as error:
-                log.warning("task %s: the clean-up of %s in %s failed: %s", self._task, store, factory, error)
+                continue
+            if isinstance(manager, SegmentBackupManager):
+                self._tried(factory, manager.clean_up_all, self._parts.identity(self._task, ""), gone, retained)
+                continue
+            for store in gone:
+                identity = self._parts.identity(self._task, store)
+                self._tried(factory, manager.clean_up, identity, gone[store], retained[store])
+
+    def _tried(self, factory: str, clean_up: Callable[..., None], *args: object) -> None:
+        try:
+            clean_up(*args)
+        except ConfigError as error:
+            self._leave(factory, error)
+        except StatemgrError as error:
+            log.warning("task %s: a clean-up in %s failed: %s", self._task, factory, error)
 
 
 def _markers(checkpoints: Sequence[Checkpoint], factory: str, store: str) -> list[Marker]:

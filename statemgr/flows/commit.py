@@ -2,9 +2,10 @@
 
 Steps:
 
-1. flush and make a checkpoint directory per changed store (``freeze``: the only pause of the task)
+1. flush and, where a backend needs it, make a checkpoint directory per changed store (``freeze``: the only pause of
+   the task)
 2. hash what is new, and keep the directory as the local copy of this state
-3. per backend: diff against the acknowledged marker, upload, put the index; or collect the changes to send
+3. per backend: diff against the acknowledged marker, upload, put the index; or collect the changes, to send or store
 4. hand over a prepared commit (``publish`` is the next flow)
 
 Nothing here changes what is current: a prepared commit that is never published leaves only blobs that expire.
@@ -12,8 +13,8 @@ Nothing here changes what is current: a prepared commit that is never published 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from statemgr.config import StoreConfig
 from statemgr.errors import RetryableError
@@ -22,7 +23,7 @@ from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, Marker
 from statemgr.model.commit import PreparedChanges, PreparedCommit, PreparedStore, ProducedRecord
 from statemgr.phases import Phase, announce
-from statemgr.ports import CommittedDirectory, PreparedBackup, StoreSnapshot
+from statemgr.ports import CommittedDirectory, DirectoryNeeded, PreparedBackup, SegmentBackupManager, StoreSnapshot
 
 #: (factory, store) pairs whose marker must not be continued: the backend is filled anew (a tail, a lost topic).
 Refill = frozenset[tuple[str, str]]
@@ -63,17 +64,23 @@ def freeze(
     input_offsets: Mapping[str, int],
     produced: Sequence[ProducedRecord] = (),
     attempt: str | None = None,
+    *,
+    local_copy: bool = False,
 ) -> FrozenCommit:
-    """Step 1, the synchronous one. Raises: DiskFull; then nothing has changed and the commit can be repeated."""
+    """Step 1, the synchronous one.
+
+    Args:
+        local_copy: make a directory of every changed store, also where no backend needs one.
+
+    Raises: DiskFull; then nothing has changed and the commit can be repeated.
+    """
     attempt = attempt or parts.ids.attempt_id()
     frozen: dict[str, FrozenStore] = {}
     try:
         for name, store in stores.items():
             if not store.config.backup_factories:
                 continue
-            needs_snapshot = store.changed or any(
-                base.marker(factory, name) is None for factory in store.config.backup_factories
-            )
+            needs_snapshot = _needs_snapshot(parts, store, base, local_copy)
             subject = f"{base.task}/{name}"
             announce(Phase.FLUSH, subject)
             if needs_snapshot:
@@ -84,6 +91,16 @@ def freeze(
         discard(stores, frozen)
         raise
     return FrozenCommit(attempt, base, dict(input_offsets), frozen, tuple(produced))
+
+
+def _needs_snapshot(parts: Parts, store: OpenStore, base: CommitBase, local_copy: bool) -> bool:
+    """Whether the commit needs a directory of the store: to keep it, to diff it, or to fill a backend from it."""
+    factories = store.config.backup_factories
+    if store.directory_needed or any(base.marker(factory, store.identity.store) is None for factory in factories):
+        return True
+    managers = [parts.backup_manager(factory) for factory in factories]
+    # a backend from outside may be older than the question
+    return store.changed and (local_copy or any(getattr(manager, "needs_directory", True) for manager in managers))
 
 
 def discard(stores: Mapping[str, OpenStore], frozen: Mapping[str, FrozenStore]) -> None:
@@ -99,6 +116,7 @@ def prepare(
     frozen: FrozenCommit,
     *,
     portable: bool,
+    materialize: Collection[str] = (),
     attachments: Sequence[Attachment] = (),
     attached_blobs: Sequence[str] = (),
 ) -> PreparedCommit:
@@ -106,17 +124,23 @@ def prepare(
 
     Args:
         portable: the result is published by another process, so everything it needs is inline or in a blob.
+        materialize: stores that are stored as snapshots even where their changes would do.
         attached_blobs: names of blobs that the attachments added.
 
     Raises: RetryableError, AccessDenied, DiskFull, CorruptBlob; then the next commit carries the same changes.
     """
-    prepared: dict[str, PreparedStore] = {}
-    backups: list[PreparedBackup] = []
     try:
-        for name, store in frozen.stores.items():
-            prepared[name], made = _prepare_store(parts, stores[name], frozen, store, portable)
-            backups += made
-    except BaseException:
+        pending = {name: _carried(parts, stores[name], frozen, part) for name, part in frozen.stores.items()}
+        snapshots = {
+            name: _snapshot(parts, stores[name], frozen, frozen.stores[name], name in materialize)
+            for name, found in pending.items()
+            if found.pending
+        }
+        backups = _back_up(parts, frozen, pending, snapshots, portable)
+    except BaseException as error:
+        if isinstance(error, DirectoryNeeded):
+            for store in stores.values():
+                store.directory_needed = True
         discard(stores, frozen.stores)
         raise
     base = frozen.base
@@ -130,7 +154,10 @@ def prepare(
         attempt=frozen.attempt,
         base_checkpoint_id=str(base.checkpoint.checkpoint_id) if base.checkpoint else None,
         input_offsets=frozen.input_offsets,
-        stores=prepared,
+        stores={
+            name: PreparedStore(frozen.stores[name].state_id, found.markers, found.changes)
+            for name, found in pending.items()
+        },
         added_blobs=(*attached_blobs, *(blob for backup in backups for blob in backup.added_blobs)),
         attachments=tuple(attachments),
         produced=frozen.produced,
@@ -138,11 +165,19 @@ def prepare(
     )
 
 
-def _prepare_store(
-    parts: Parts, store: OpenStore, frozen: FrozenCommit, part: FrozenStore, portable: bool
-) -> tuple[PreparedStore, list[PreparedBackup]]:
-    factories = store.config.backup_factories
+@dataclass
+class _StoreCommit:
+    """A store's part of a commit under way: what each backend has given, and the backends that have not yet."""
+
+    markers: dict[str, Marker]
+    pending: list[str]
+    changes: dict[str, PreparedChanges] = field(default_factory=dict)
+
+
+def _carried(parts: Parts, store: OpenStore, frozen: FrozenCommit, part: FrozenStore) -> _StoreCommit:
+    """An unchanged store keeps its markers, wherever they still hold. A directory that is not needed goes."""
     markers: dict[str, Marker] = {}
+    factories = store.config.backup_factories
     if part.state_id == store.state_id:
         for factory in factories:
             base = frozen.base.marker(factory, store.identity.store)
@@ -150,36 +185,52 @@ def _prepare_store(
             if carried is not None:
                 markers[factory] = carried
     pending = [factory for factory in factories if factory not in markers]
-    if not pending:
-        if part.staging is not None:
-            store.directories.discard(part.staging)
-        return PreparedStore(part.state_id, markers), []
-    snapshot = _snapshot(parts, store, frozen, part)
-    changes: dict[str, PreparedChanges] = {}
-    made: list[PreparedBackup] = []
-    for factory in pending:
-        base = frozen.base.marker(factory, store.identity.store)
-        backup = parts.backup_manager(factory).prepare(snapshot, base, portable=portable)
-        made.append(backup)
-        if backup.marker is not None:
-            markers[factory] = backup.marker
-        if backup.changes is not None:
-            changes[factory] = backup.changes
-    return PreparedStore(part.state_id, markers, changes), made
+    if not pending and part.staging is not None:
+        store.directories.discard(part.staging)
+    return _StoreCommit(markers, pending)
 
 
-def _snapshot(parts: Parts, store: OpenStore, frozen: FrozenCommit, part: FrozenStore) -> StoreSnapshot:
+def _snapshot(
+    parts: Parts, store: OpenStore, frozen: FrozenCommit, part: FrozenStore, materialize: bool
+) -> StoreSnapshot:
     """Step 2: the local copy of this state, under its own ID."""
-    committed = _local_copy(store, part)
     config: StoreConfig = store.config
+    made = _local_copy(store, part) if part.staging is not None or part.state_id == store.state_id else None
     return StoreSnapshot(
         identity=store.identity,
         state_id=part.state_id,
         attempt=frozen.attempt,
-        directory=committed,
+        made=made,
         changes=part.changes if part.changes is not None else NO_CHANGES,
-        whole=WholeState(parts, store.directories, config, committed),
+        whole=WholeState(parts, store.directories, config, made) if made is not None else NO_CHANGES,
+        materialize=materialize,
     )
+
+
+def _back_up(
+    parts: Parts,
+    frozen: FrozenCommit,
+    pending: Mapping[str, _StoreCommit],
+    snapshots: Mapping[str, StoreSnapshot],
+    portable: bool,
+) -> list[PreparedBackup]:
+    """Step 3, backend by backend."""
+    done: list[PreparedBackup] = []
+    for factory in dict.fromkeys(factory for store in pending.values() for factory in store.pending):
+        names = [name for name, store in pending.items() if factory in store.pending]
+        requests = [(snapshots[name], frozen.base.marker(factory, name)) for name in names]
+        manager = parts.backup_manager(factory)
+        if isinstance(manager, SegmentBackupManager):
+            backups = manager.prepare_all(requests, portable=portable)
+        else:
+            backups = [manager.prepare(snapshot, base, portable=portable) for snapshot, base in requests]
+        for name, backup in zip(names, backups, strict=True):
+            done.append(backup)
+            if backup.marker is not None:
+                pending[name].markers[factory] = backup.marker
+            if backup.changes is not None:
+                pending[name].changes[factory] = backup.changes
+    return done
 
 
 def _local_copy(store: OpenStore, part: FrozenStore) -> CommittedDirectory:
@@ -194,5 +245,4 @@ def _local_copy(store: OpenStore, part: FrozenStore) -> CommittedDirectory:
                 store=store.identity.store,
             )
         return here
-    hashed = store.directories.hash_files(part.staging)
-    return store.directories.adopt(part.staging, part.state_id, hashed.files)
+    return store.adopt(part.staging, part.state_id)

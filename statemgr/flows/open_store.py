@@ -11,7 +11,7 @@ from statemgr.config import StoreConfig
 from statemgr.flows.buffered_store import BufferedStore
 from statemgr.flows.parts import Parts
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
-from statemgr.model.commit import Change, ChangeList, ChangeSet
+from statemgr.model.commit import Change
 from statemgr.ports import CommittedDirectory, LocalDirectories, LocalStore, StoreIdentity
 
 #: Bytes of changes that one store keeps in memory before they go to a local segment.
@@ -39,6 +39,8 @@ class OpenStore:
     Attributes:
         content: reads and writes go through it.
         local: the database below it, without what is still gathered.
+        copies: states that local directories are kept of: the current one's, or those that it is rebuilt from.
+        directory_needed: whether the next commit must make a directory, since a backend has to be filled from it.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class OpenStore:
             self.directories.discard(self.live)
             raise
         self.state_id = state_id
+        self.directory_needed = False
+        self.copies = [state_id] if state_id else []
         self._committed_at = self.local.sequence_number
         self._buffer = ChangeBuffer(self.directories.staging(), CHANGE_BUDGET) if track_changes else None
         self.content = BufferedStore(identity, self.local, self._buffer, config.write_batch_size)
@@ -70,6 +74,11 @@ class OpenStore:
     def changed(self) -> bool:
         """Whether there is anything that the published checkpoint does not have."""
         return self.state_id is None or self.content.pending > 0 or self.local.sequence_number != self._committed_at
+
+    @property
+    def origin(self) -> object | None:
+        """What the numbers of its changes belong to; None where no backend needs changes."""
+        return self._buffer.origin if self._buffer is not None else None
 
     def freeze(self, state_id: str, *, snapshot: bool) -> FrozenStore:
         """The synchronous part of a commit: flush and, if asked for, a checkpoint directory."""
@@ -90,9 +99,57 @@ class OpenStore:
         """How many changes ``frozen`` has beyond the last acknowledged commit, as the database counts them."""
         return frozen.sequence_number - self._committed_at
 
+    def snapshot_beside(self) -> tuple[Path, FrozenChanges]:
+        """A checkpoint directory that is made while the task goes on, and what it has for certain: all changes below
+        the ``end`` of the other. Changes that are made meanwhile may be in it, too.
+
+        Raises: DiskFull, ClosedError.
+        """
+        assert self._buffer is not None
+        end = self._buffer.seal()
+        self.local.flush()  # most of the work; the task is not held up by it
+        staging = self.directories.staging()
+        try:
+            self.local.checkpoint(staging)
+        except BaseException:
+            self.directories.discard(staging)
+            raise
+        return staging, self._buffer.mark(end)
+
+    def adopt(self, staging: Path, state_id: str) -> CommittedDirectory:
+        """Keep a checkpoint directory as the local copy of a state."""
+        hashed = self.directories.hash_files(staging)
+        return self.directories.adopt(staging, state_id, hashed.files)
+
+    def keep(self, staging: Path, state_id: str) -> CommittedDirectory:
+        """As :meth:`adopt`, of a snapshot that the next commits build on: :meth:`tidy` leaves it."""
+        self.copies = [*self.copies[-1:], state_id]
+        return self.adopt(staging, state_id)
+
+    def tidy(self) -> None:
+        """Remove local directories that no restart on this machine would begin with."""
+        self.directories.keep_only(self.copies)
+
+    def leave_copy(self) -> None:
+        """Before closing: a local copy of the published state, so that the next start on this machine is quick."""
+        if self.state_id is None or self.changed or self.state_id in self.copies or not self.config.backup_factories:
+            return
+        self.local.flush()
+        staging = self.directories.staging()
+        try:
+            self.local.checkpoint(staging)
+            self.adopt(staging, self.state_id)
+            self.copies = [self.state_id]
+            self.tidy()
+        finally:
+            self.directories.discard(staging)
+
     def acknowledged(self, frozen: FrozenStore, state_id: str) -> None:
         """The commit of ``frozen`` was published as ``state_id``: later commits continue it."""
         self.state_id = state_id
+        self.directory_needed = False
+        if frozen.staging is not None:
+            self.copies = [state_id]
         self._committed_at = frozen.sequence_number
         if self._buffer is not None and frozen.changes is not None:
             self._buffer.acknowledge(frozen.changes)
@@ -111,7 +168,7 @@ class OpenStore:
             self.directories.discard(self.live)
 
 
-NO_CHANGES: ChangeSet = ChangeList()
+NO_CHANGES = FrozenChanges(None, 0, 0, ())
 
 
 class WholeState:

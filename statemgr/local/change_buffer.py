@@ -21,15 +21,25 @@ _ENTRY_OVERHEAD = 160
 
 
 class _Generation:
-    """Changes with one entry per key: growing, then sealed, then perhaps in a file."""
+    """Changes with one entry per key: growing, then sealed, then perhaps in a file.
 
-    def __init__(self) -> None:
+    Args:
+        first: the sequence number of its first change; the others follow.
+    """
+
+    def __init__(self, first: int) -> None:
+        self.first = first
         self._entries: dict[bytes, bytes | None] | None = {}
         self._path: Path | None = None
         self._size = 0
         #: What the size is at most: changes that replace others count beside them until they are counted again.
         self._at_most = 0
         self.count = 0
+
+    @property
+    def end(self) -> int:
+        """The sequence number after its last change; fixed when it is sealed."""
+        return self.first + self.count
 
     @property
     def size(self) -> int:
@@ -91,11 +101,30 @@ def _size(changes: Mapping[bytes, bytes | None]) -> int:
     return sum(map(len, changes)) + sum(map(len, filter(None, changes.values())))
 
 
-class FrozenChanges:
-    """Implements ``ChangeSet``: everything unacknowledged at one moment, oldest first. A key may come up again."""
+class _Origin:
+    """Something to tell buffers apart by."""
 
-    def __init__(self, generations: tuple[_Generation, ...]) -> None:
+
+class FrozenChanges:
+    """Implements ``NumberedChanges``: everything unacknowledged at one moment, oldest first. A key may come up again.
+
+    Attributes:
+        origin: the same object for all that one buffer has frozen, and another one for every other buffer.
+        moment: the number of the freeze.
+        first, end: the sequence numbers that it has, without ``end``.
+    """
+
+    def __init__(self, origin: object, moment: int, end: int, generations: tuple[_Generation, ...]) -> None:
+        self.origin = origin
+        self.moment = moment
+        self.first = generations[0].first if generations else end
+        self.end = end
         self._generations = generations
+
+    def since(self, number: int) -> FrozenChanges:
+        """Those with a sequence number of ``number`` or more; a moment at which the buffer was frozen or sealed."""
+        later = tuple(generation for generation in self._generations if generation.first >= number)
+        return FrozenChanges(self.origin, self.moment, self.end, later)
 
     @property
     def count(self) -> int:
@@ -115,6 +144,9 @@ class FrozenChanges:
 class ChangeBuffer:
     """Collects changes; one thread may write while another commits.
 
+    Attributes:
+        origin: what the sequence numbers of its changes belong to.
+
     Args:
         spill_directory: made when it is first needed, removed at close.
         memory_budget_bytes: what may be held in memory.
@@ -125,7 +157,9 @@ class ChangeBuffer:
         self._budget = memory_budget_bytes
         self._lock = threading.Lock()
         self._sealed: list[_Generation] = []
-        self._growing = _Generation()
+        self._growing = _Generation(0)
+        self.origin: object = _Origin()
+        self._moment = 0
         self._files = 0
 
     def put(self, key: bytes, value: bytes | None) -> None:
@@ -143,8 +177,17 @@ class ChangeBuffer:
     def freeze(self) -> FrozenChanges:
         """Everything unacknowledged so far; later changes are not in it. Costs nothing."""
         with self._lock:
-            self._seal()
-            return FrozenChanges(tuple(self._sealed))
+            self._moment += 1
+            return FrozenChanges(self.origin, self._moment, self._seal(), tuple(self._sealed))
+
+    def seal(self) -> int:
+        """The sequence number that the next change gets: a commit can begin or end there."""
+        with self._lock:
+            return self._seal()
+
+    def mark(self, end: int) -> FrozenChanges:
+        """No changes, up to a number that it was sealed at, as of now: for a snapshot that has all below it."""
+        return FrozenChanges(self.origin, self._moment, end, ())
 
     def acknowledge(self, frozen: FrozenChanges) -> None:
         """Drop just what ``frozen`` holds: it is published. Repeating it is no error."""
@@ -158,7 +201,7 @@ class ChangeBuffer:
     def close(self) -> None:
         """Forget everything and remove the spilled files."""
         with self._lock, translated("cannot remove spilled changes", self._directory):
-            self._sealed, self._growing = [], _Generation()
+            self._sealed, self._growing = [], _Generation(self._growing.end)
             durable.remove(self._directory)
 
     def _is_too_much(self) -> bool:
@@ -168,10 +211,11 @@ class ChangeBuffer:
         # would otherwise be counted again at every call
         return sum(generation.memory for generation in (*self._sealed, self._growing)) > self._budget // 2
 
-    def _seal(self) -> None:
+    def _seal(self) -> int:
         if self._growing.count:
             self._sealed.append(self._growing)
-            self._growing = _Generation()
+            self._growing = _Generation(self._growing.end)
+        return self._growing.first
 
     def _spill(self) -> None:
         self._seal()

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from statemgr.errors import CorruptError, InvalidError, MissingState
 from statemgr.local import durable
+from statemgr.local.os_errors import translated
 from statemgr.model.snapshot import MAX_DEPTH, MAX_FILES
+from statemgr.ports import CommittedDirectory
 
 #: Files in a store's directory that are no part of its state: locks, logs, leftovers, input offsets of older software.
 _NO_STATE = re.compile(r"(LOCK|IDENTITY|LOG(\.old\.\d+)?|OFFSET.*|.*\.(log|tmp|dbtmp))\Z")
@@ -109,6 +111,32 @@ def sync_tree(staging: Path, tree: Tree, held: Container[tuple[int, int]]) -> No
     for path, status in tree.files.items():
         if status.st_size > SMALL and (status.st_dev, status.st_ino) not in held:
             durable.sync(staging / path)
+
+
+def cloned(directory: CommittedDirectory, target: Path) -> bool:
+    """Make ``target``, which must not exist, a clone of a committed directory; False when that vanished meanwhile.
+
+    Raises: DiskFull, InvalidError when the target exists.
+    """
+    with translated("cannot clone a local directory", target):
+        os.mkdir(target)
+        try:
+            clone_tree(directory.path, target, directory.files)
+        except (MissingState, FileNotFoundError):
+            durable.remove(target)
+            return False
+    return True
+
+
+def unshare(directory: Path) -> None:
+    """Before a store is opened in a directory: what it may write to gets an inode of its own. Raises: DiskFull."""
+    with translated("cannot open a local directory", directory):
+        for path, status in scan(directory).files.items():
+            if status.st_nlink > 1 and not path.endswith(_IMMUTABLE):
+                shared = directory / (path + ".shared")
+                os.rename(directory / path, shared)
+                durable.copy_file(shared, directory / path)
+                os.unlink(shared)
 
 
 def clone_tree(source: Path, target: Path, files: Mapping[str, object]) -> None:

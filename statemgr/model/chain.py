@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from statemgr.errors import CorruptBlob
 from statemgr.model.checkpoint import BlobRef
-from statemgr.model.snapshot import MAX_INDEX_SIZE, blob_id_problem, name_problem
+from statemgr.model.snapshot import blob_id_problem, name_problem
 
 #: Segments that one chain may have: a materialisation that never succeeds is an error long before.
 MAX_SEGMENTS = 100_000
@@ -43,15 +43,20 @@ class ChainSegment:
 
 @dataclass(frozen=True, slots=True)
 class ChainSnapshot:
-    """A snapshot's index blob, and the sequence number below which it has every change."""
+    """A snapshot's index blob, the state ID of its content, and the sequence number below which it has every change."""
 
     index: BlobRef
+    state_id: str
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentChain:
-    """Necessary and sufficient to rebuild one state of a store. ``attempt``: as in a snapshot index."""
+    """Necessary and sufficient to rebuild one state of a store.
+
+    ``attempt``: as in a snapshot index. ``added``: blobs that the chain's own commit added, but for the one that the
+    chain lies in; of a snapshot, its index alone.
+    """
 
     job_name: str
     job_id: str
@@ -62,6 +67,7 @@ class SegmentChain:
     created_ms: int
     snapshot: ChainSnapshot | None
     segments: tuple[ChainSegment, ...] = ()
+    added: tuple[str, ...] = ()
 
     @property
     def end(self) -> int:
@@ -120,15 +126,15 @@ def _problem(chain: SegmentChain, job_name: str, job_id: str, task: str, store: 
     owner = (chain.job_name, chain.job_id, chain.task, chain.store)
     if owner != (job_name, job_id, task, store):
         return f"it belongs to job {owner[0]!r}/{owner[1]!r}, task {owner[2]!r}, store {owner[3]!r}"
-    for what, name in (("state ID", chain.state_id), ("attempt", chain.attempt)):
+    names = [("state ID", chain.state_id), ("attempt", chain.attempt)]
+    names += [("snapshot's state ID", chain.snapshot.state_id)] if chain.snapshot else []
+    for what, name in names:
         if problem := name_problem(name):
             return f"its {what} {name!r} {problem}"
     if len(chain.segments) > MAX_SEGMENTS:
         return f"it has more than {MAX_SEGMENTS} segments"
-    if any(blob.size > MAX_INDEX_SIZE for blob in chain.blobs() if chain.snapshot and blob is chain.snapshot.index):
-        return "its snapshot's index has an absurd size"
-    for blob in chain.blobs():
-        if problem := blob_id_problem(blob.blob_id, job_name, job_id):
+    for blob_id in (*(blob.blob_id for blob in chain.blobs()), *chain.added):
+        if problem := blob_id_problem(blob_id, job_name, job_id):
             return problem
     return _gap(chain)
 

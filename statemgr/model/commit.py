@@ -33,6 +33,33 @@ class ChangeSet(Protocol):
     def __iter__(self) -> Iterator[Change]: ...
 
 
+class NumberedChanges(ChangeSet, Protocol):
+    """The changes of one store since its last acknowledged commit, with consecutive sequence numbers.
+
+    They go from ``first`` to ``end``, without ``end``. ``origin`` is the same object for all that comes from one open
+    store: numbers of different origins have nothing to do with each other. ``moment`` counts the origin's commits.
+    """
+
+    @property
+    def origin(self) -> object:
+        """What the numbers belong to."""
+
+    @property
+    def first(self) -> int:
+        """The lowest sequence number."""
+
+    @property
+    def end(self) -> int:
+        """The sequence number after the highest."""
+
+    @property
+    def moment(self) -> int:
+        """Which of the origin's commits this is."""
+
+    def since(self, number: int) -> NumberedChanges:
+        """Those with a sequence number of ``number`` or more, which a commit began or ended with."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChangeList:
     """A change set in memory."""

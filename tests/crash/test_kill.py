@@ -20,18 +20,25 @@ import pytest
 from statemgr import JobConfig
 from statemgr.phases import Phase
 from statemgr.reader import JobReader
+from tests.commits import referenced
 from tests.crash.model import STORES, state
 from tests.jobs import DUAL, contents, elsewhere, job_mapping
 from tests.servers import KafkaServer
 
 ROOT = Path(__file__).resolve().parents[2]
-BACKENDS = {"changelog": ("kafka-changelog",), "blobs": ("blob-store",), "dual": DUAL}
+BACKENDS = {
+    "changelog": ("kafka-changelog",),
+    "blobs": ("blob-store",),
+    "dual": DUAL,
+    "segments": ("blob-changelog",),
+}
 COMMIT_PHASES = (
     Phase.FLUSH,
     Phase.CHECKPOINT_DIR,
     Phase.DIFF,
     Phase.UPLOAD,
     Phase.PUT_INDEX,
+    Phase.PUT_SEGMENTS,
     Phase.PREPARED,
     Phase.BEGIN,
     Phase.SEND_CHANGELOG,
@@ -42,6 +49,8 @@ COMMIT_PHASES = (
     Phase.DELETE_BLOBS,
     Phase.DELETE_INDEX,
     Phase.CLEANED_UP,
+    Phase.MATERIALIZE,
+    Phase.MATERIALIZED,
 )
 RESTORE_PHASES = (
     Phase.FENCE,
@@ -50,12 +59,16 @@ RESTORE_PHASES = (
     Phase.GET_INDEX,
     Phase.FETCH,
     Phase.REPLAY,
+    Phase.APPLY_SEGMENTS,
     Phase.VERIFY,
     Phase.SWAP,
     Phase.OPEN,
 )
 BLOB_ONLY = {Phase.DIFF, Phase.UPLOAD, Phase.PUT_INDEX, Phase.DELETE_INDEX, Phase.GET_INDEX, Phase.FETCH, Phase.VERIFY}
 CHANGELOG_ONLY = {Phase.REPLAY}
+SEGMENTS_ONLY = {Phase.PUT_SEGMENTS, Phase.MATERIALIZE, Phase.MATERIALIZED, Phase.APPLY_SEGMENTS}
+#: With segments the first commit alone does these steps, and then the snapshots that are made beside commits.
+BESIDE = {Phase.DIFF, Phase.UPLOAD, Phase.PUT_INDEX, Phase.MATERIALIZE, Phase.MATERIALIZED}
 
 
 def start(
@@ -83,23 +96,45 @@ def check_exact(config: JobConfig, directory: Path, at_least: int, at_most: int)
 
 
 def check_blobs(config: JobConfig) -> None:
-    """Every blob of every retained checkpoint exists and will not expire for the newest one."""
+    """Every blob of every retained checkpoint exists and will not expire."""
     with JobReader(config) as reader:
-        for task, record in reader.records().items():
-            for checkpoint in record.checkpoints:
-                for store in checkpoint.state_checkpoint_markers.get("blob-store", {}):
-                    index = reader.index(task, store, str(checkpoint.checkpoint_id))
-                    for blob in index.blobs():
-                        info = reader.blob_info(blob.blob_id)
-                        assert info.size == blob.size
-                        assert info.expires_ms is None, f"{blob.blob_id} of a published checkpoint would expire"
+        for task in reader.records():
+            for blob_id in referenced(config, task):
+                assert reader.blob_info(blob_id).expires_ms is None, f"{blob_id} of a published checkpoint would expire"
 
 
 def applies(phase: Phase, backends: str) -> bool:
     """Whether the step exists for a set of backends."""
+    if phase in SEGMENTS_ONLY:
+        return backends == "segments"
+    if phase is Phase.CHECKPOINT_DIR and backends == "segments":
+        return False  # its commits need none
     return not (phase in BLOB_ONLY and backends == "changelog") and not (
-        phase in CHANGELOG_ONLY and backends == "blobs"
+        phase in CHANGELOG_ONLY and backends in ("blobs", "segments")
     )
+
+
+def mapping_of(kafka: KafkaServer, directory: Path, backends: str, **more: object) -> dict[str, object]:
+    """A job with these backends; segments are materialised often."""
+    interval = ["1 commits"]
+    return job_mapping(
+        kafka,
+        directory,
+        backup=BACKENDS[backends],
+        stores=STORES,
+        task__commit__snapshot__interval=interval,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def occurrence_of(phase: Phase, backends: str) -> int:
+    """When a step is taken for the third commit; of what is made beside commits, after the first."""
+    per_store = len(STORES) if phase in _PER_STORE else 1
+    if backends == "segments" and phase in BESIDE:
+        return (0 if phase in SEGMENTS_ONLY else per_store) + 1
+    if backends == "segments" and phase in (Phase.PUT_SEGMENTS, Phase.DELETE_INDEX):
+        return 1
+    return 2 * per_store + 1
 
 
 @pytest.mark.parametrize(
@@ -108,12 +143,13 @@ def applies(phase: Phase, backends: str) -> bool:
 )
 def test_killed_in_a_commit(kafka: KafkaServer, tmp_path: Path, backends: str, phase: Phase) -> None:
     """FAULTS 1, 2, 3, 5 and A41: killed at a step of the third commit, the state is that of the second or third."""
-    mapping = job_mapping(kafka, tmp_path, backup=BACKENDS[backends], stores=STORES, task__checkpoint__retained=1)
-    per_commit = {Phase.CLEANED_UP: 1}.get(phase, len(STORES) if phase in _PER_STORE else 1)
-    child = start(mapping, 5, phase, 2 * per_commit + 1)
+    mapping = mapping_of(kafka, tmp_path, backends, task__checkpoint__retained=1)
+    # beside commits, a snapshot may need some to be taken up and cleaned up after
+    most = 40 if backends == "segments" else 5
+    child = start(mapping, most, phase, occurrence_of(phase, backends))
     assert child.wait(60) == -signal.SIGKILL
     config = JobConfig.from_mapping(mapping)
-    done = check_exact(config, tmp_path, 1, 4)
+    done = check_exact(config, tmp_path, 1, most - 1)
     again = start(mapping, done + 2)
     assert again.wait(60) == 0, "the job goes on after the crash"
     last = elsewhere(config, tmp_path / "end", BACKENDS[backends][-1])
@@ -135,11 +171,16 @@ _PER_STORE = {
 
 @pytest.mark.parametrize(
     ("backends", "phase"),
-    [pytest.param(b, p, id=f"{b}-{p}") for b in ("changelog", "blobs") for p in RESTORE_PHASES if applies(p, b)],
+    [
+        pytest.param(b, p, id=f"{b}-{p}")
+        for b in ("changelog", "blobs", "segments")
+        for p in RESTORE_PHASES
+        if applies(p, b)
+    ],
 )
 def test_killed_in_a_restore(kafka: KafkaServer, tmp_path: Path, backends: str, phase: Phase) -> None:
     """FAULT 7: killed at a step of a restore on another machine, the next restore there is whole."""
-    mapping = job_mapping(kafka, tmp_path, backup=BACKENDS[backends], stores=STORES)
+    mapping = {**mapping_of(kafka, tmp_path, backends), "task.commit.snapshot.interval": ["100 commits"]}
     assert start(mapping, 2).wait(60) == 0
     moved = {**mapping, "state.dir": str(tmp_path / "moved")}
     child = start(moved, 3, phase)
@@ -147,15 +188,16 @@ def test_killed_in_a_restore(kafka: KafkaServer, tmp_path: Path, backends: str, 
     check_exact(JobConfig.from_mapping(moved), tmp_path, 2, 2)
 
 
-def test_killed_at_random_moments(kafka: KafkaServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backends", ["dual", "segments"])
+def test_killed_at_random_moments(kafka: KafkaServer, tmp_path: Path, backends: str) -> None:
     """Random kills, again and again, on the same job: never a lost commit, never a state between two commits."""
     seed = random.randrange(1 << 32)
     draw = random.Random(seed)
     print(f"seed {seed}")
-    mapping = job_mapping(kafka, tmp_path, stores=STORES)
+    mapping = mapping_of(kafka, tmp_path, backends)
     config = JobConfig.from_mapping(mapping)
     done = 0
-    for round_number in range(8):
+    for round_number in range(6):
         child = start(mapping, 10_000)
         time.sleep(1.0 + draw.random() * 1.5)
         child.kill()

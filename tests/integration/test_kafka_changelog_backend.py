@@ -125,6 +125,7 @@ def _context(config: JobConfig, directory: Path) -> Iterator[BackendContext]:
         scratch=Scratch(directory / "scratch", clock),
         blobs=lambda: blobs,
         transfer=lambda: transfer,
+        task_directory=lambda task: directory / task,
         changelog=lambda: changelog,
     )
     transfer.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -191,14 +191,14 @@ def test_a_deleted_range_needs_bounded_memory(open_one: Open, monkeypatch: pytes
     budget = 200_000
     monkeypatch.setattr(open_store, "CHANGE_BUDGET", budget)
     highest = 0
-    put = _Generation.put
+    extend = _Generation.extend
 
-    def measuring(self: _Generation, key: bytes, value: bytes | None) -> None:
+    def measuring(self: _Generation, changes: Mapping[bytes, bytes | None]) -> None:
         nonlocal highest
-        put(self, key, value)
+        extend(self, changes)
         highest = max(highest, self.memory)
 
-    monkeypatch.setattr(_Generation, "put", measuring)
+    monkeypatch.setattr(_Generation, "extend", measuring)
     job = open_one()
     for start in range(0, 20_000, 500):
         job.store.put_many({b"%06d" % i: os.urandom(10) for i in range(start, start + 500)})

@@ -1,0 +1,50 @@
+"""The state backend ``blob-changelog``: a snapshot, and the changes of each commit after it as segments.
+
+A commit costs what changed, whatever the size of the state; snapshots are made in the background. The marker of a
+checkpoint is the segment chain, with which, and nothing else, the store is rebuilt. It unites the changelog
+checkpointing of Spark's RocksDB state store and Flink's generalised incremental checkpoints (FLIP-158).
+"""
+
+from __future__ import annotations
+
+import threading
+
+from statemgr.backends.blob_backup import BlobBackup
+from statemgr.backends.blob_restore import BlobRestore
+from statemgr.backends.chain_backup import ChainBackup
+from statemgr.backends.chain_restore import ChainRestore
+from statemgr.backends.chains import Chains
+from statemgr.backends.context import BackendContext
+from statemgr.backends.segment_upload import SegmentUploads
+from statemgr.backends.snapshot_indexes import SnapshotIndexes
+
+
+class BlobChangelogBackend:
+    """Backup and restore managers that share the chains and indexes they have read."""
+
+    def __init__(self, context: BackendContext) -> None:
+        self._context = context
+        self._indexes = SnapshotIndexes()
+        self._chains = Chains()
+        self._lock = threading.Lock()
+        self._uploads: SegmentUploads | None = None
+
+    def backup_manager(self) -> ChainBackup:
+        """For commits, materialisations and clean-up."""
+        snapshots = BlobBackup(self._context.transfer, self._context.clock, self._indexes)
+        return ChainBackup(self._context, snapshots, self._chains, self._segment_uploads)
+
+    def restore_manager(self) -> ChainRestore:
+        """For restores."""
+        return ChainRestore(self._context, BlobRestore(self._context.transfer, self._indexes), self._chains)
+
+    def close(self) -> None:
+        """Wait for uploads that run."""
+        if self._uploads is not None:
+            self._uploads.close()
+
+    def _segment_uploads(self) -> SegmentUploads:
+        with self._lock:
+            if self._uploads is None:
+                self._uploads = SegmentUploads(self._context)
+            return self._uploads

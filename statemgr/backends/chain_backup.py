@@ -1,0 +1,295 @@
+"""The backup manager of ``blob-changelog``: the changes of each commit as segments, on top of a snapshot.
+
+Steps of :meth:`ChainBackup.prepare_all`, for all stores of a task at once:
+
+1. continue the published chain, or start one with a full snapshot
+2. write the changes that no stored segment has yet as one segment, and the chain that ends with it
+3. what is very small travels inline; all else goes into one blob
+4. put that blob, hedged; each store's marker says where in it its chain lies
+
+A snapshot that was materialised meanwhile takes the place of the segments that it covers.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+from statemgr.backends.blob_backup import BlobBackup
+from statemgr.backends.blob_names import segments_blob
+from statemgr.backends.chain_collect import clean_up_chains
+from statemgr.backends.chains import Chains, validate
+from statemgr.backends.context import BackendContext
+from statemgr.backends.packed import PackedBlob
+from statemgr.backends.segment_cache import SegmentCache
+from statemgr.backends.segment_log import Materialized, SegmentLog
+from statemgr.backends.segment_upload import SegmentUploads
+from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
+from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
+from statemgr.model.checkpoint import BlobRef, ChainMarker, IndexMarker, Marker
+from statemgr.model.codec import encode_chain
+from statemgr.model.commit import NumberedChanges, PreparedChanges
+from statemgr.model.segment import write_segment
+from statemgr.phases import Phase, announce
+from statemgr.ports import Backlog, PreparedBackup, StagedChanges, StoreIdentity, StoreSnapshot
+
+log = logging.getLogger(__name__)
+#: Bytes of changes up to which a segment may travel inside its chain.
+_INLINE_SEGMENT = 2 * 1024
+#: Bytes of a chain that may travel inside the checkpoint record, and of all chains of one record together.
+_INLINE_CHAIN = 8 * 1024
+_INLINE_RECORD = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A store's next chain without the changes that are still to be written, which begin with the number ``first``.
+
+    ``added``: the blobs that the commit adds so far.
+    """
+
+    snapshot: StoreSnapshot
+    log: SegmentLog
+    chain: SegmentChain
+    changes: NumberedChanges
+    first: int
+    added: tuple[str, ...]
+
+
+class ChainBackup:
+    """Implements :class:`statemgr.ports.SegmentBackupManager`. ``snapshots`` stores snapshots, as ``blob-store``."""
+
+    needs_changes = True
+    needs_directory = False
+
+    def __init__(
+        self, context: BackendContext, snapshots: BlobBackup, chains: Chains, uploads: Callable[[], SegmentUploads]
+    ) -> None:
+        self._context = context
+        self._snapshots = snapshots
+        self._chains = chains
+        self._uploads = uploads
+        self._lock = threading.Lock()
+        #: origin of changes (an open store) → what is known of its chain
+        self._logs: WeakKeyDictionary[object, SegmentLog] = WeakKeyDictionary()
+
+    # --- a commit -------------------------------------------------------------------------------------------------
+
+    def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
+        """As the port says, for one store alone."""
+        return self.prepare_all([(snapshot, base)], portable=portable)[0]
+
+    def prepare_all(
+        self, snapshots: Sequence[tuple[StoreSnapshot, Marker | None]], *, portable: bool
+    ) -> Sequence[PreparedBackup]:
+        """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError, DirectoryNeeded."""
+        drafts = [self._draft(snapshot, base) for snapshot, base in snapshots]  # 1
+        path, name = self._context.scratch() / f"segments-{self._context.ids.token()}", ""
+        with PackedBlob(path, sum(draft.changes.size for draft in drafts)) as blob:
+            written = [self._write(draft, blob) for draft in drafts]  # 2, 3
+            if blob.size:
+                of_task, body = snapshots[0][0], blob.body()
+                announce(Phase.PUT_SEGMENTS, of_task.identity.task)
+                name = self._uploads().put(segments_blob(of_task.identity, of_task.attempt), body)  # 4
+                if isinstance(body, bytes) and not portable:
+                    self._keep_local(drafts, written, body)
+        done = [self._finished(draft, *made, name) for draft, made in zip(drafts, written, strict=True)]
+        return [replace(done[0], added_bytes=done[0].added_bytes + blob.size), *done[1:]]
+
+    def _keep_local(
+        self, drafts: Sequence[_Draft], written: Sequence[tuple[SegmentChain, ChainMarker]], body: bytes
+    ) -> None:
+        """The new segments on this machine, for a restart here; those that the chain has no more go."""
+        for draft, (chain, _) in zip(drafts, written, strict=True):
+            cache = SegmentCache(self._context, draft.snapshot.identity)
+            for segment in chain.segments:
+                if segment.blob is not None and not segment.blob.blob_id:
+                    at = segment.blob.offset or 0
+                    cache.keep(segment, memoryview(body)[at : at + segment.blob.size])
+            cache.keep_only((*chain.segments, *draft.log.published))
+
+    def _draft(self, snapshot: StoreSnapshot, base: Marker | None) -> _Draft:
+        """Step 1."""
+        changes, identity = snapshot.changes, snapshot.identity
+        segments = self._log(changes.origin)
+        published = self._published(identity, base)
+        if published is None:
+            segments.start_anew()
+            return self._filled(snapshot, segments, None, changes.end)
+        segments.continue_from(published, changes, self._now_ms())
+        if snapshot.materialize:
+            return self._filled(snapshot, segments, published.snapshot, segments.number_of(changes.end))
+        pending, first = segments.unpersisted(changes)
+        reused = tuple(dict.fromkeys(s.blob.blob_id for s, _ in segments.durable if s.blob))
+        taken = segments.snapshot_for(changes)
+        if taken is None:
+            newest = published.snapshot
+            chain = self._chain(snapshot, newest, segments.stored_after(newest.end if newest else 0), reused)
+            return _Draft(snapshot, segments, chain, pending, first, reused)
+        newest, blobs = taken
+        stored = segments.stored_after(newest.end)
+        chain = self._chain(snapshot, newest, stored, (*reused, newest.index.blob_id))
+        return _Draft(snapshot, segments, chain, pending, first, (*reused, *blobs))
+
+    def _filled(self, snapshot: StoreSnapshot, segments: SegmentLog, base: ChainSnapshot | None, end: int) -> _Draft:
+        """The state as a snapshot that is stored now, without segments."""
+        index, blobs = self._store_snapshot(snapshot, base.index if base else None)
+        chain = self._chain(snapshot, ChainSnapshot(index, snapshot.state_id, end), (), (index.blob_id,))
+        return _Draft(snapshot, segments, chain, snapshot.changes.since(snapshot.changes.end), end, blobs)
+
+    def _chain(
+        self,
+        snapshot: StoreSnapshot,
+        newest: ChainSnapshot | None,
+        stored: tuple[ChainSegment, ...],
+        added: tuple[str, ...],
+    ) -> SegmentChain:
+        owner = snapshot.identity
+        return SegmentChain(
+            owner.job_name, owner.job_id, owner.task, owner.store, snapshot.state_id, snapshot.attempt,
+            self._now_ms(), newest, stored, added,
+        )  # fmt: skip
+
+    def _write(self, draft: _Draft, blob: PackedBlob) -> tuple[SegmentChain, ChainMarker]:
+        """Steps 2 and 3. What lies in the blob has no name yet."""
+        chain, changes, first = draft.chain, draft.changes, draft.first
+        small = changes.size <= _INLINE_SEGMENT
+        if changes.count:
+            end = first + changes.end - changes.first
+            if small:
+                sink = io.BytesIO()
+                write_segment(changes, sink, first)
+                new = ChainSegment(first, end, inline=sink.getvalue())
+            else:
+                new = ChainSegment(first, end, blob.section(lambda section: write_segment(changes, section, first)))
+            chain = replace(chain, segments=(*chain.segments, new))
+        # what would be refused at a restore must never be published
+        identity = draft.snapshot.identity
+        validate(chain.lying_in(segments_blob(identity, draft.snapshot.attempt)), identity, ChainMarker())
+        data = encode_chain(chain)
+        if small and len(data) <= self._inline_limit():
+            return chain, ChainMarker(inline=data)
+        chain = replace(chain, segments=tuple(_moved(segment, blob) for segment in chain.segments))
+        data = encode_chain(chain)
+        return chain, ChainMarker(blob.section(lambda section: section.write(data)))
+
+    def _finished(self, draft: _Draft, chain: SegmentChain, marker: ChainMarker, name: str) -> PreparedBackup:
+        added = draft.added
+        if marker.blob is not None:
+            marker = ChainMarker(replace(marker.blob, blob_id=name))
+            chain = chain.lying_in(name)
+            added = (*added, name)
+            if draft.changes.count:
+                draft.log.persisted(chain.segments[-1], self._now_ms())
+        self._chains.remember(marker, chain)
+        return PreparedBackup(marker, added_blobs=added)
+
+    def _inline_limit(self) -> int:
+        config = self._context.config
+        return min(_INLINE_CHAIN, _INLINE_RECORD // (config.retained * max(len(config.stores), 1)))
+
+    def _published(self, identity: StoreIdentity, base: Marker | None) -> SegmentChain | None:
+        if not isinstance(base, ChainMarker):
+            return None
+        try:
+            return self._chains.get(self._context.transfer(), identity, base)
+        except (MissingBlob, CorruptBlob) as error:
+            log.warning(
+                "%s/%s: the published chain cannot be read, everything is uploaded anew: %s",
+                identity.task, identity.store, error,
+            )  # fmt: skip
+            return None
+
+    # --- materialisation ------------------------------------------------------------------------------------------
+
+    def backlog(self, identity: StoreIdentity, marker: Marker, origin: object | None = None) -> Backlog:
+        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        chain = self._chains.get(self._context.transfer(), identity, marker)
+        waiting = origin is not None and self._log(origin).waiting is not None
+        return Backlog(len(chain.segments), sum(segment.size for segment in chain.segments), waiting)
+
+    def materialize(self, snapshot: StoreSnapshot, base: Marker) -> None:
+        """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
+        changes, published = snapshot.changes, self._chains.get(self._context.transfer(), snapshot.identity, base)
+        before = published.snapshot.index if published.snapshot else None
+        index, blobs = self._store_snapshot(snapshot, before)
+        self._log(changes.origin).waiting = Materialized(
+            index, snapshot.state_id, changes.end, changes.moment, before, blobs, self._now_ms()
+        )
+
+    def _store_snapshot(self, snapshot: StoreSnapshot, base: BlobRef | None) -> tuple[BlobRef, tuple[str, ...]]:
+        """Upload what the base lacks, under an attempt of its own: other backends may use the commit's."""
+        own = replace(snapshot, attempt=self._context.ids.attempt_id())
+        done = self._snapshots.prepare(own, IndexMarker(base) if base else None, portable=True)
+        assert isinstance(done.marker, IndexMarker)
+        return done.marker.index, done.added_blobs
+
+    # --- the rest of the port -------------------------------------------------------------------------------------
+
+    def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
+        """Never asked for: ``prepare`` gives a marker."""
+        raise InvalidError("blob-changelog sends nothing in a transaction", task=identity.task, store=identity.store)
+
+    def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
+        """The same chain again: it is complete by itself."""
+        return base if isinstance(base, ChainMarker) else None
+
+    def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
+        """Never: a chain is what it is."""
+        return False
+
+    def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
+        """As the port says, but for blobs that other stores of the task may share."""
+        clean_up_chains(
+            self._context.transfer(), self._chains, self._snapshots, identity, {identity.store: evicted},
+            {identity.store: retained}, shared=True,
+        )  # fmt: skip
+
+    def clean_up_all(
+        self,
+        task: StoreIdentity,
+        evicted: Mapping[str, Sequence[Marker]],
+        retained: Mapping[str, Sequence[Marker]],
+    ) -> None:
+        """As the port says. What cannot be proved unreferenced stays."""
+        clean_up_chains(self._context.transfer(), self._chains, self._snapshots, task, evicted, retained, shared=False)
+
+    def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
+        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        chain = self._chains.get(self._context.transfer(), identity, marker)
+        added = [marker.blob.blob_id] if isinstance(marker, ChainMarker) and marker.blob else []
+        for blob_id in chain.added:
+            if chain.snapshot is not None and blob_id == chain.snapshot.index.blob_id:
+                added += self._snapshots.added_blobs(identity, IndexMarker(chain.snapshot.index))
+            else:
+                added.append(blob_id)
+        return list(dict.fromkeys(added))
+
+    def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
+        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        chain = self._chains.get(self._context.transfer(), identity, marker)
+        found = dict.fromkeys(blob.blob_id for blob in chain.blobs())
+        if isinstance(marker, ChainMarker) and marker.blob:
+            found[marker.blob.blob_id] = None
+        if chain.snapshot is not None:
+            found |= dict.fromkeys(self._snapshots.referenced_blobs(identity, IndexMarker(chain.snapshot.index)))
+        return found
+
+    def _log(self, origin: object) -> SegmentLog:
+        with self._lock:
+            return self._logs.setdefault(origin, SegmentLog())
+
+    def _now_ms(self) -> int:
+        return self._context.clock.time_ns() // 1_000_000
+
+
+def _moved(segment: ChainSegment, blob: PackedBlob) -> ChainSegment:
+    """A segment that was inline, in the blob."""
+    data = segment.inline
+    if data is None:
+        return segment
+    return ChainSegment(segment.first, segment.end, blob.section(lambda section: section.write(data)))

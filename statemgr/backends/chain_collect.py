@@ -1,0 +1,95 @@
+"""Clean-up of segment chains: deletes what no retained checkpoint of the task references, and nothing else.
+
+Blobs of segments are shared by the stores of a task, so one is deleted only when all stores' retained chains are
+known and none has it. Those that a crash leaves between a publish and their deletion are left to a collection.
+Snapshots are cleaned up as those of ``blob-store`` are. Only blobs below the task's own prefix are deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from statemgr.backends.blob_backup import BlobBackup
+from statemgr.backends.blob_names import segments_prefix
+from statemgr.backends.chains import Chains
+from statemgr.backends.transfer import Transfer
+from statemgr.errors import CorruptBlob, MissingBlob
+from statemgr.model.chain import SegmentChain
+from statemgr.model.checkpoint import ChainMarker, IndexMarker, Marker
+from statemgr.phases import Phase, announce
+from statemgr.ports import StoreIdentity
+
+log = logging.getLogger(__name__)
+
+
+def clean_up_chains(
+    transfer: Transfer,
+    chains: Chains,
+    snapshots: BlobBackup,
+    task: StoreIdentity,
+    evicted: Mapping[str, Sequence[Marker]],
+    retained: Mapping[str, Sequence[Marker]],
+    *,
+    shared: bool,
+) -> None:
+    """Delete what only evicted markers (store → markers) reference.
+
+    Args:
+        shared: whether there may be stores that are not named here: then no blob of segments is deleted.
+
+    Raises: UnavailableError, AccessDenied; then what is left is garbage.
+    """
+    live: set[str] = set()
+    gone: dict[str, None] = {}
+    for store in dict.fromkeys((*retained, *evicted)):
+        identity = replace(task, store=store)
+        kept = _read(transfer, chains, identity, retained.get(store, ()))
+        if kept is None:
+            return
+        old = _read(transfer, chains, identity, evicted.get(store, ()), missing_is_gone=True) or {}
+        live.update(blob for marker, chain in kept.items() for blob in _segment_blobs(marker, chain))
+        gone |= {blob: None for marker, chain in old.items() for blob in _segment_blobs(marker, chain)}
+        snapshots.clean_up(identity, _indexes(old), _indexes(kept))
+    own = segments_prefix(task)
+    garbage = [blob for blob in gone if blob not in live and blob.startswith(own)]
+    if garbage and not shared:
+        announce(Phase.DELETE_BLOBS, task.task)
+        for error in transfer.delete_all(garbage).values():
+            raise error
+
+
+def _read(
+    transfer: Transfer,
+    chains: Chains,
+    identity: StoreIdentity,
+    markers: Sequence[Marker],
+    *,
+    missing_is_gone: bool = False,
+) -> dict[ChainMarker, SegmentChain] | None:
+    """The chains of markers; None when one cannot be read, unless a missing one is no wonder."""
+    found = {}
+    for marker in markers:
+        if not isinstance(marker, ChainMarker):
+            continue
+        try:
+            found[marker] = chains.get(transfer, identity, marker)
+        except (MissingBlob, CorruptBlob) as error:
+            if missing_is_gone:
+                continue
+            log.warning(
+                "%s/%s: nothing is deleted, since a retained chain cannot be read: %s",
+                identity.task, identity.store, error,
+            )  # fmt: skip
+            return None
+    return found
+
+
+def _segment_blobs(marker: ChainMarker, chain: SegmentChain) -> list[str]:
+    found = [segment.blob.blob_id for segment in chain.segments if segment.blob]
+    return [*found, marker.blob.blob_id] if marker.blob else found
+
+
+def _indexes(found: Mapping[ChainMarker, SegmentChain]) -> list[Marker]:
+    return list(dict.fromkeys(IndexMarker(chain.snapshot.index) for chain in found.values() if chain.snapshot))

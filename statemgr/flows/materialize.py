@@ -1,0 +1,151 @@
+"""Materialisation: snapshots of stores whose commits are segments of changes, made in the background.
+
+Steps, for one store at a time, while its task goes on:
+
+1. decide whether one is due: by commits, bytes or time since the last, spread over the tasks of a job
+2. make a checkpoint directory, and keep it as the local copy that a restart on this machine begins with
+3. upload what the last snapshot lacks
+4. the next commit begins with it and leaves out the segments that it covers
+
+Nothing here changes what is current. Failures are tolerated up to a limit: the segments keep everything meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from statemgr.errors import ClosedError, RetryableError, StatemgrError
+from statemgr.flows.open_store import NO_CHANGES, OpenStore
+from statemgr.flows.parts import Parts
+from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.hashing import content_hash
+from statemgr.phases import Phase, announce
+from statemgr.ports import SegmentBackupManager, StoreIdentity, StoreSnapshot
+
+log = logging.getLogger(__name__)
+
+
+class Materializer:
+    """The background snapshots of one task's stores."""
+
+    def __init__(self, parts: Parts, task: str, stores: Mapping[str, OpenStore]) -> None:
+        self._parts = parts
+        self._task = task
+        self._stores = stores
+        now, interval = parts.clock.monotonic(), parts.config.snapshot_interval.seconds or 0
+        #: store → when its last snapshot was begun; the first interval is cut short
+        self._last = {name: now - interval * (1 - _share_of_interval(store.identity)) for name, store in stores.items()}
+        self._pool: ThreadPoolExecutor | None = None
+        self._running: Future[None] | None = None
+        self._closing = threading.Event()
+        self._failures = 0
+        self._failed: StatemgrError | None = None
+
+    def after_commit(self, checkpoint: Checkpoint) -> None:
+        """Start what is due, one store at a time. What fails in finding out is tried after the next commit."""
+        if self._closing.is_set() or (self._running is not None and not self._running.done()):
+            return
+        for name, store in self._stores.items():
+            try:
+                found = self._due(store, checkpoint)
+            except StatemgrError as error:
+                log.warning("task %s: %s is not materialised now: %s", self._task, name, error)
+                continue
+            if found is not None:
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"statemgr-snapshot-{self._task}")
+                self._running = self._pool.submit(self._tried, store, found, checkpoint)
+                return
+
+    def check(self) -> None:
+        """Before a commit. Raises: RetryableError when snapshots have failed more often than is tolerated."""
+        if self._failed is not None and self._failures > self._parts.config.tolerated_snapshot_failures:
+            failed, self._failed = self._failed, None  # the next commit may go on, and a snapshot is tried again
+            raise RetryableError(
+                f"{self._failures} snapshots in a row have failed: {failed.message}",
+                hint="segments have everything, but a restore takes longer with each commit; mend what it says",
+                job=self._parts.config.job_name,
+                task=self._task,
+            ) from failed
+
+    def close(self) -> None:
+        """Wait for the snapshot that is being made, if one is."""
+        self._closing.set()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+
+    # --- step 1 ---------------------------------------------------------------------------------------------------
+
+    def _due(self, store: OpenStore, checkpoint: Checkpoint) -> str | None:
+        """The factory that a snapshot of the store is due in."""
+        for factory in store.config.backup_factories:
+            manager, marker = self._parts.backup_manager(factory), checkpoint.marker(factory, store.identity.store)
+            if not isinstance(manager, SegmentBackupManager) or marker is None:
+                continue
+            backlog = manager.backlog(store.identity, marker, store.origin)
+            if not backlog.segments or backlog.waiting:
+                continue
+            seconds = self._parts.clock.monotonic() - self._last[store.identity.store]
+            share = _share_of_interval(store.identity)
+            if self._parts.config.snapshot_interval.is_over(backlog.segments, backlog.size, seconds, share=share):
+                return factory
+        return None
+
+    # --- steps 2 and 3 --------------------------------------------------------------------------------------------
+
+    def _tried(self, store: OpenStore, factory: str, checkpoint: Checkpoint) -> None:
+        name = store.identity.store
+        self._last[name] = self._parts.clock.monotonic()
+        try:
+            materialize(self._parts, store, factory, checkpoint)
+            self._failures, self._failed = 0, None
+        except ClosedError:
+            return
+        except StatemgrError as error:
+            self._failures += 1
+            self._failed = error
+            log.warning("task %s: a snapshot of %s failed, it is tried again: %s", self._task, name, error)
+
+
+def materialize(parts: Parts, store: OpenStore, factory: str, checkpoint: Checkpoint) -> None:
+    """Make and upload a snapshot of an open store. Raises: RetryableError, AccessDenied, DiskFull, CorruptError."""
+    identity = store.identity
+    subject = f"{identity.task}/{identity.store}"
+    manager, marker = parts.backup_manager(factory), checkpoint.marker(factory, identity.store)
+    assert isinstance(manager, SegmentBackupManager)
+    assert marker is not None
+    announce(Phase.MATERIALIZE, subject)
+    attempt = parts.ids.attempt_id()
+    staging, covered = store.snapshot_beside()
+    try:
+        made = store.keep(staging, f"{attempt}-{identity.store}")
+    finally:
+        store.directories.discard(staging)
+    manager.materialize(StoreSnapshot(identity, made.state_id, attempt, made, covered, NO_CHANGES), marker)
+    announce(Phase.MATERIALIZED, subject)
+
+
+def due_stores(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkpoint | None) -> list[str]:
+    """The stores of an attempt that are better stored as snapshots than as segments, by commits and bytes.
+
+    Raises: MissingBlob, CorruptBlob, UnavailableError.
+    """
+    found = []
+    for name, store in stores.items() if checkpoint is not None else ():
+        for factory in store.config.backup_factories:
+            manager, marker = parts.backup_manager(factory), checkpoint.marker(factory, name) if checkpoint else None
+            if not isinstance(manager, SegmentBackupManager) or marker is None:
+                continue
+            backlog, share = manager.backlog(store.identity, marker), _share_of_interval(store.identity)
+            if parts.config.snapshot_interval.is_over(backlog.segments, backlog.size, share=share):
+                found.append(name)
+    return found
+
+
+def _share_of_interval(identity: StoreIdentity) -> float:
+    """From 1/2 to 1, spread evenly over tasks and stores: those that begin together do not go on together."""
+    digest = content_hash(f"{identity.job_name}/{identity.job_id}/{identity.task}/{identity.store}".encode())
+    return 0.5 + int.from_bytes(digest[:4], "big") / 2**33

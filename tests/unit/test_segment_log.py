@@ -1,0 +1,95 @@
+"""segment_log: what a commit takes up, repeats or leaves, by the sequence numbers of FLIP-158."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from statemgr.backends.segment_log import REUSE_MS, Materialized, SegmentLog
+from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
+from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
+from statemgr.model.checkpoint import BlobRef
+
+INDEX, NEWER = BlobRef("j/1/a/index", 1, bytes(16)), BlobRef("j/1/b/index", 1, bytes(16))
+
+
+def chain(start: int, *ranges: tuple[int, int], index: BlobRef = INDEX) -> SegmentChain:
+    """A published chain."""
+    segments = tuple(segment(first, end) for first, end in ranges)
+    return SegmentChain("j", "1", "Partition 0", "s", "id", "a", 0, ChainSnapshot(index, "snap", start), segments)
+
+
+def segment(first: int, end: int) -> ChainSegment:
+    """A segment in a blob of its own."""
+    return ChainSegment(first, end, BlobRef(f"j/1/{first}", 1, bytes(16)))
+
+
+def frozen(buffer: ChangeBuffer, *keys: bytes) -> FrozenChanges:
+    """Some changes more, and all that are not acknowledged."""
+    buffer.extend((key, b"") for key in keys)
+    return buffer.freeze()
+
+
+def ranges(segments: Sequence[ChainSegment]) -> list[tuple[int, int]]:
+    """Their sequence numbers."""
+    return [(found.first, found.end) for found in segments]
+
+
+def test_numbers_go_on_where_the_published_chain_ends(tmp_path: Path) -> None:
+    """A store that was opened at change 100 writes change 100 next, whatever it counts itself."""
+    log, changes = SegmentLog(), frozen(ChangeBuffer(tmp_path, 1000), b"a", b"b")
+    log.continue_from(chain(90, (90, 100)), changes, 0)
+    pending, first = log.unpersisted(changes)
+    assert (first, log.number_of(changes.end), list(pending)) == (100, 102, list(changes))
+
+
+def test_a_stored_segment_is_not_written_again(tmp_path: Path) -> None:
+    """C2: after a failed commit only what came later is written; once published, nothing is left over."""
+    log, buffer = SegmentLog(), ChangeBuffer(tmp_path, 1000)
+    base = chain(0)
+    log.continue_from(base, frozen(buffer, b"a"), 0)
+    log.persisted(segment(0, 1), 0)
+    changes = frozen(buffer, b"b")
+    log.continue_from(base, changes, 0)
+    pending, first = log.unpersisted(changes)
+    assert (first, list(pending)) == (1, [(b"b", b"")])
+    assert ranges(log.stored_after(0)) == [(0, 1)]
+    buffer.acknowledge(changes)
+    log.continue_from(chain(0, (0, 1), (1, 2)), frozen(buffer), 0)
+    assert log.durable == []
+
+
+def test_what_waited_too_long_is_written_again(tmp_path: Path) -> None:
+    """FAULT 38: a segment or a snapshot that a collection might have taken is not published."""
+    log, buffer, base = SegmentLog(), ChangeBuffer(tmp_path, 1000), chain(0)
+    log.continue_from(base, frozen(buffer, b"a"), 0)
+    log.persisted(segment(0, 1), 0)
+    log.waiting = Materialized(NEWER, "new", 1, 0, INDEX, (), 0)
+    changes = frozen(buffer)
+    log.continue_from(base, changes, REUSE_MS)
+    assert log.unpersisted(changes)[1] == 0
+    assert log.snapshot_for(changes) is None
+
+
+def test_a_snapshot_is_taken_up_by_a_later_commit_alone(tmp_path: Path) -> None:
+    """C1: not by the commit that was frozen before it, and never by one on another base."""
+    log, buffer = SegmentLog(), ChangeBuffer(tmp_path, 1000)
+    base, before = chain(40, (40, 50)), frozen(buffer, b"a")
+    log.continue_from(base, before, 0)
+    mark = buffer.mark(buffer.seal())
+    log.waiting = Materialized(NEWER, "new", mark.end, mark.moment, INDEX, ("x",), 0)
+    assert log.snapshot_for(before) is None
+    after = frozen(buffer, b"b")
+    assert log.snapshot_for(after) == (ChainSnapshot(NEWER, "new", 51), ("x",))
+    log.continue_from(chain(40, (40, 50), index=NEWER), after, 0)
+    assert log.snapshot_for(after) is None
+
+
+def test_a_fill_forgets_what_was_stored(tmp_path: Path) -> None:
+    """Invariant 4: a backend that is filled anew continues nothing of before."""
+    log, buffer = SegmentLog(), ChangeBuffer(tmp_path, 1000)
+    log.continue_from(chain(0, (0, 7)), frozen(buffer, b"a"), 0)
+    log.persisted(segment(7, 8), 0)
+    log.waiting = Materialized(NEWER, "new", 1, 0, INDEX, (), 0)
+    log.start_anew()
+    assert (log.durable, log.waiting, log.published, log.number_of(3)) == ([], None, (), 3)
