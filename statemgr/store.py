@@ -77,8 +77,9 @@ class Store:
     def put_many(self, items: Iterable[tuple[Any, Any]] | Mapping[Any, Any]) -> None:
         """Set many keys, all or none of them. Raises: as :meth:`put`."""
         pairs = list(items.items() if isinstance(items, Mapping) else items)
-        if any(value is None for _, value in pairs):
-            raise TypeError("None is not a value; use delete_many()")
+        for _, value in pairs:
+            if value is None:
+                raise TypeError("None is not a value; use delete_many()")
         if not self._plain:
             serialize_key, serialize = self._key.serialize, self._value.serialize
             pairs = [(serialize_key(key), serialize(value)) for key, value in pairs]

@@ -61,14 +61,13 @@ class KafkaTransaction:
     def send_changes(self, topic: str, partition: int, changes: Iterable[Change]) -> None:
         """See :meth:`statemgr.ports.Transaction.send_changes`."""
         iterator = iter(changes)
-        last: Change | None = None
+        # one is held back, since only the very last is sent with a callback
+        last = list(islice(iterator, 1))
         while chunk := list(islice(iterator, _CHUNK)):
-            if last is not None:
-                self._send_batch(topic, partition, [last])
-            last = chunk.pop()
-            self._send_batch(topic, partition, chunk)
-        if last is not None:
-            self.send(topic, last[0], last[1], partition=partition)
+            self._send_batch(topic, partition, [*last, *chunk[:-1]])
+            last = chunk[-1:]
+        for key, value in last:
+            self.send(topic, key, value, partition=partition)
 
     def flush(self) -> Mapping[tuple[str, int], int]:
         """See :meth:`statemgr.ports.Transaction.flush`."""
