@@ -28,7 +28,7 @@ from statemgr.errors import ClosedError, ConfigError, CorruptBlob, InvalidError
 from statemgr.flows.commit import CommitBase, Refill, freeze, prepare
 from statemgr.flows.materialize import due_stores
 from statemgr.flows.open_store import OpenStore
-from statemgr.flows.restore import StoreRestore, restore_task
+from statemgr.flows.restore import StoreRestore, no_progress, restore_task
 from statemgr.ids import NAME, task_path
 from statemgr.model import codec
 from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, MicroBatch
@@ -207,7 +207,7 @@ def open_attempt(
         checkpoint,
         allow_new_stores=epoch.allow_new_stores,
         allow_removed_stores=epoch.allow_removed_stores,
-        **({"progress": progress} if progress else {}),
+        progress=progress or no_progress,
     )
     if checkpoint is not None:
         for store, state_id in checkpoint.stores.items():

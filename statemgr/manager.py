@@ -108,6 +108,7 @@ class StateManager:
                 published.checkpoint(task),
                 allow_new_stores=allow_new,
                 allow_removed_stores=allow_removed,
+                older=published.older(task),
                 progress=progress,
             )
             for store in stores.values():

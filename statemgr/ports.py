@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from statemgr.errors import RetryableError
 from statemgr.model.checkpoint import CheckpointRecord, Marker
 from statemgr.model.commit import Change, ChangeSet, NumberedChanges, PreparedChanges
+from statemgr.model.plan import OlderState
 
 # --- time -----------------------------------------------------------------------------------------------------------
 
@@ -481,7 +482,8 @@ class SegmentBackupManager(BackupManager, Protocol):
 class RestoreRequest:
     """Bring the state that ``marker`` names into ``staging`` (which does not exist yet).
 
-    ``reusable`` directories may give files by hard link.
+    ``reusable`` directories may give files by hard link. ``older``: state ID → what older retained checkpoints say of
+    it; where such a state is among the reusable directories, a replay may start from it.
     """
 
     identity: StoreIdentity
@@ -489,6 +491,7 @@ class RestoreRequest:
     staging: Path
     reusable: Sequence[CommittedDirectory]
     progress: Progress
+    older: Mapping[str, OlderState] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

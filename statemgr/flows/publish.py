@@ -57,6 +57,11 @@ class Published:
         record = self.records[task]
         return record.current if record else None
 
+    def older(self, task: str) -> Sequence[Checkpoint]:
+        """The checkpoints that are retained beside the current one, newest first."""
+        record = self.records[task]
+        return record.checkpoints[1:] if record else ()
+
 
 def publish(
     parts: Parts,

@@ -15,7 +15,7 @@ followed by the next one of the restore list, and the reason is kept.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -58,9 +58,12 @@ def restore_task(
     *,
     allow_new_stores: bool = False,
     allow_removed_stores: bool = False,
+    older: Sequence[Checkpoint] = (),
     progress: Progress = no_progress,
 ) -> tuple[dict[str, OpenStore], list[StoreRestore]]:
     """Restore and open all stores of a task, at once; ``progress`` is called on their threads.
+
+    ``older`` are the checkpoints retained beside it, newest first: a local directory of one of them may help.
 
     Raises: PermissionNeeded, MissingState, CorruptError, UnavailableError, DiskFull; then no store is left open.
     """
@@ -72,6 +75,7 @@ def restore_task(
         durable=parts.durable,
         allow_new_stores=allow_new_stores,
         allow_removed_stores=allow_removed_stores,
+        older=older,
         job=config.job_name,
         task=task,
     )
@@ -140,7 +144,14 @@ def restore_store(
         staging = directories.staging()
         try:
             restored = parts.restore_manager(factory).restore(
-                RestoreRequest(parts.identity(task, plan.store), marker, staging, directories.reusable(), progress)
+                RestoreRequest(
+                    parts.identity(task, plan.store),
+                    marker,
+                    staging,
+                    directories.reusable(),
+                    progress,
+                    plan.older.get(factory, {}),
+                )
             )
             announce(Phase.SWAP, f"{task}/{plan.store}")
             committed = directories.adopt(staging, plan.state_id, restored.files)

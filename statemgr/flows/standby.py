@@ -86,7 +86,7 @@ class Follower:
         for _chase in range(_CHASES):
             current = record.current
             try:
-                stores = self._bring(task, current)
+                stores = self._bring(task, record)
             except ConfigError:
                 raise
             except StatemgrError as error:
@@ -104,14 +104,16 @@ class Follower:
             return Followed(task, current, tuple(stores), self._parts.clock.monotonic() - started)
         return Followed(task, current, (), self._parts.clock.monotonic() - started, failure)
 
-    def _bring(self, task: str, checkpoint: Checkpoint) -> list[StoreRestore]:
+    def _bring(self, task: str, record: CheckpointRecord) -> list[StoreRestore]:
         """Steps 2 and 3. A store that the configuration has and the checkpoint has not is none of a standby's."""
+        checkpoint = record.current
         plans = plan_stores(
             checkpoint,
             {name: store.restore_factories for name, store in self._parts.config.stores.items()},
             durable=self._parts.durable,
             allow_new_stores=True,
             allow_removed_stores=True,
+            older=record.checkpoints[1:],
             job=self._parts.config.job_name,
             task=task,
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 from statemgr.errors import MissingState, PermissionNeeded
 from statemgr.model.checkpoint import Checkpoint, Marker
@@ -11,10 +12,20 @@ from statemgr.model.snapshot import DirIndex, FileIndex
 
 
 @dataclass(frozen=True, slots=True)
+class OlderState:
+    """What older retained checkpoints say of a state: a backend's marker of it, and the time of the newest checkpoint
+    that has it (epoch milliseconds, by the clock of the machine that made the checkpoint)."""
+
+    marker: Marker
+    checkpoint_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class StorePlan:
     """How one store comes back: the factories to try in order, each with its marker, why others are not.
 
-    An empty ``candidates`` with ``empty`` set means that the store starts empty, knowingly.
+    An empty ``candidates`` with ``empty`` set means that the store starts empty, knowingly. ``older``: factory →
+    state ID → what older retained checkpoints say of it, where a restore may start from such a state.
     """
 
     store: str
@@ -22,6 +33,7 @@ class StorePlan:
     candidates: tuple[tuple[str, Marker], ...]
     skipped: Mapping[str, str]
     empty: bool = False
+    older: Mapping[str, Mapping[str, OlderState]] = field(default_factory=dict)
 
 
 def plan_stores(
@@ -31,6 +43,7 @@ def plan_stores(
     durable: Mapping[str, bool],
     allow_new_stores: bool = False,
     allow_removed_stores: bool = False,
+    older: Sequence[Checkpoint] = (),
     job: str = "",
     task: str = "",
 ) -> list[StorePlan]:
@@ -40,6 +53,7 @@ def plan_stores(
         checkpoint: the current one, or None at the job's first start.
         restore_factories: store → factories in order of preference.
         durable: store → whether it is backed up at all; one that is not starts empty every time.
+        older: the checkpoints retained beside the current one, newest first.
 
     Raises:
         PermissionNeeded: a store that the checkpoint does not list, or one it lists that the config lacks.
@@ -73,8 +87,22 @@ def plan_stores(
                 task=task,
                 store=store,
             )
-        plans.append(StorePlan(store, checkpoint.stores[store], tuple(found), skipped))
+        states = {factory: _older_states(store, factory, (checkpoint, *older)) for factory, _ in found}
+        plans.append(StorePlan(store, checkpoint.stores[store], tuple(found), skipped, older=states))
     return plans
+
+
+def _older_states(store: str, factory: str, checkpoints: Sequence[Checkpoint]) -> dict[str, OlderState]:
+    """State ID → its marker, of the checkpoints after the first. A version 1 among them ends it: older software wrote
+    to the changelog meanwhile, with timestamps of its own."""
+    found: dict[str, OlderState] = {}
+    for newer, checkpoint in pairwise(checkpoints):
+        marker = checkpoint.marker(factory, store)
+        if 1 in (newer.record_version, checkpoint.record_version):
+            break
+        if marker is not None and store in checkpoint.stores:
+            found.setdefault(checkpoint.stores[store], OlderState(marker, checkpoint.checkpoint_id.millis))
+    return found
 
 
 def _check_listing(

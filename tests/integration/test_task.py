@@ -297,3 +297,17 @@ def test_on_s3_a_commit_comes_back(kafka: KafkaServer, s3: S3Server, tmp_path: P
     state, offsets = contents(elsewhere(config, tmp_path / "x", "blob-store"))
     assert len(state["totals"]) == 301
     assert offsets == {"orders-0": 2}
+
+
+def test_a_task_that_comes_back_replays_only_what_it_missed(kafka: KafkaServer, tmp_path: Path) -> None:
+    """A machine that had the task before continues its local directory with the changelog's newer part."""
+    here = config_of(kafka, tmp_path, backup=["kafka-changelog"])
+    put_and_commit(here, {b"k%03d" % n: b"1" for n in range(500)}, 1)
+    put_and_commit(elsewhere(here, tmp_path / "other", "kafka-changelog"), {b"k001": None, b"k002": b"2"}, 2)
+    with StateManager(here) as manager, manager.open_task("Partition 0") as task:
+        assert dict(task.store("totals").range()) == {
+            b"k%03d" % n: b"2" if n == 2 else b"1" for n in range(500) if n != 1
+        }
+        (restored,) = task.restored
+        assert (restored.factory, restored.records) == ("kafka-changelog", 2)
+        assert restored.bytes_reused > 0

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from statemgr.errors import MissingState, PermissionNeeded
-from statemgr.model.plan import plan_files, plan_stores
+from statemgr.ids import CheckpointId
+from statemgr.model.checkpoint import ChangelogMarker, Checkpoint
+from statemgr.model.plan import OlderState, plan_files, plan_stores
 from statemgr.model.snapshot import DirIndex
 from tests import model_samples as sample
 
@@ -120,3 +122,34 @@ def test_empty_store_needs_nothing() -> None:
     """An empty directory gives an empty plan."""
     plan = plan_files(DirIndex(""), [])
     assert (plan.dirs, plan.link, plan.inline, plan.fetch) == ((), {}, {}, {})
+
+
+def _older(number: int, state: str, **fields: object) -> Checkpoint:
+    marker = {"kafka-changelog": {"totals": ChangelogMarker("totals", "id", 0, number)}}
+    values = {"checkpoint_id": CheckpointId(number, 0), "stores": {"totals": state}, "state_checkpoint_markers": marker}
+    return replace(CHECKPOINT, **(values | fields))  # type: ignore[arg-type]
+
+
+def test_older_checkpoints_tell_of_their_states() -> None:
+    """Per factory: each state's marker, from the newest checkpoint that has it; not the current one's."""
+    older = [_older(30, "b"), _older(20, "b"), _older(10, "a", stores={"totals": "a", "other": "x"})]
+    (plan,) = plan_stores(_older(40, "c"), {"totals": BOTH[1:]}, durable={"totals": True}, older=older)
+    assert plan.older == {
+        "kafka-changelog": {
+            "b": OlderState(ChangelogMarker("totals", "id", 0, 30), 30),
+            "a": OlderState(ChangelogMarker("totals", "id", 0, 10), 10),
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("versions", "states"), [((2, 2, 2), "ba"), ((2, 2, 1), "b"), ((2, 1, 2), ""), ((1, 2, 2), "")]
+)
+def test_older_software_ends_what_older_checkpoints_tell(versions: tuple[int, ...], states: str) -> None:
+    """It wrote to the changelog without keeping to anything that a replay from an older state relies on."""
+    current, *older = [
+        _older(30 - 10 * n, state, record_version=version)
+        for n, (state, version) in enumerate(zip("cba", versions, strict=True))
+    ]
+    (plan,) = plan_stores(current, {"totals": BOTH[1:]}, durable={"totals": True}, older=older)
+    assert list(plan.older["kafka-changelog"]) == list(states)
