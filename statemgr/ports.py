@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from statemgr.errors import RetryableError
+from statemgr.errors import RetryableError, StatemgrError
 from statemgr.model.checkpoint import CheckpointRecord, Marker
 from statemgr.model.commit import Change, ChangeSet, NumberedChanges, PreparedChanges
 from statemgr.model.plan import OlderState
@@ -96,6 +96,13 @@ class BlobStore(Protocol):
 
     def delete(self, blob_id: str) -> None:
         """Delete a blob; one that does not exist is no error."""
+
+    @property
+    def most_deletes(self) -> int:
+        """How many blobs one request can delete."""
+
+    def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
+        """Delete up to ``most_deletes`` blobs at once. Returns: those it failed for, and why."""
 
     def remove_ttl(self, blob_id: str) -> None:
         """Keep a blob for ever; repeating it is no error. Raises: MissingBlob."""

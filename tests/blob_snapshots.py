@@ -72,7 +72,7 @@ class Snapshots:
         self.blobs = blobs
         self.identity = identity
         self.transfer = Transfer(blobs, parallelism=4, part_size=part_size, ttl_days=30)
-        self._tmp_path = tmp_path
+        self.tmp_path = tmp_path
         self._numbers = itertools.count()
         self._clock = clock
         self.reopen()
@@ -83,7 +83,7 @@ class Snapshots:
             config=JobConfig.from_mapping({"job.name": self.identity.job_name}),
             clock=self._clock,
             ids=IdSource(self._clock.time_ns, lambda: "0" * 32),
-            scratch=Scratch(self._tmp_path / "scratch", self._clock),
+            scratch=Scratch(self.tmp_path / "scratch", self._clock),
             blobs=lambda: self.blobs,
             transfer=lambda: self.transfer,
             task_directory=lambda task: self._tmp_path / task,
@@ -96,7 +96,7 @@ class Snapshots:
     def prepare(self, tree: Tree, base: Marker | None = None, attempt: str | None = None) -> PreparedBackup:
         """One commit's upload."""
         number = next(self._numbers)
-        directory = committed(self._tmp_path / f"local-{number}", tree, f"state-{number}")
+        directory = committed(self.tmp_path / f"local-{number}", tree, f"state-{number}")
         return self.prepare_directory(directory, base, attempt or f"attempt-{number}")
 
     def prepare_directory(
@@ -117,7 +117,7 @@ class Snapshots:
         self, marker: Marker, reusable: Sequence[CommittedDirectory] = (), progress: Progress = no_progress
     ) -> tuple[dict[str, bytes], Restored]:
         """Restore into a new staging directory; returns what is there then."""
-        staging = self._tmp_path / f"staging-{next(self._numbers)}"
+        staging = self.tmp_path / f"staging-{next(self._numbers)}"
         restored = self.restore_into(marker, staging, reusable, progress)
         return read_tree(staging), restored
 

@@ -3,7 +3,7 @@
 Steps of :meth:`BlobBackup.prepare`:
 
 1. diff the directory against the acknowledged index, by content
-2. upload what is new (small files go inside the index)
+2. upload what is new (small files go inside the index or into packs)
 3. put the index blob, which is the marker
 
 All I/O goes through the transfer engine and reads of the snapshot's own directory.
@@ -17,16 +17,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from statemgr.backends.blob_collect import Collector
-from statemgr.backends.blob_names import file_prefix, index_blob
-from statemgr.backends.files import SourceFile, disk_errors
+from statemgr.backends.blob_names import file_prefix, index_blob, pack_blob
+from statemgr.backends.files import disk_errors
+from statemgr.backends.packs import PACK_LIMIT, read_file, upload_packs
 from statemgr.backends.snapshot_indexes import SnapshotIndexes, index_of, validate_for
-from statemgr.backends.transfer import Transfer, Upload
-from statemgr.errors import CorruptBlob, CorruptError, InvalidError, MissingBlob
+from statemgr.backends.transfer import Transfer
+from statemgr.backends.transfer_plan import Upload
+from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
 from statemgr.model.checkpoint import IndexMarker, Marker
 from statemgr.model.codec import encode_index
 from statemgr.model.commit import PreparedChanges
 from statemgr.model.diff import LocalFile, LocalTree, assemble, diff
-from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import (
     INLINE_LIMIT,
     INLINE_TOTAL_LIMIT,
@@ -78,11 +79,11 @@ class BlobBackup:
             previous=base.index if isinstance(base, IndexMarker) else None,
         )  # fmt: skip
         marker = self._put_index(identity, index)
-        parts = {part.blob_id: part.size for file in uploaded.values() for part in file.parts}
+        parts = dict.fromkeys(part for file in uploaded.values() for part in file.parts)
         return PreparedBackup(
             marker,
-            added_blobs=(*parts, marker.index.blob_id),
-            added_bytes=sum(parts.values()) + marker.index.size,
+            added_blobs=(*dict.fromkeys(part.blob_id for part in parts), marker.index.blob_id),
+            added_bytes=sum(part.size for part in parts) + marker.index.size,
         )
 
     def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
@@ -128,14 +129,19 @@ class BlobBackup:
     def _upload(self, snapshot: StoreSnapshot, files: Sequence[LocalFile]) -> dict[str, FileIndex]:
         # files of the same content are uploaded once
         first = {(file.size, file.hash): file for file in reversed(files)}
+        transfer, root, identity = self._transfer(), snapshot.directory.path, snapshot.identity
+        limit = min(PACK_LIMIT, transfer.part_size)
+        small = [file for file in first.values() if 0 < file.size <= limit]
+        if len(small) == 1:
+            small = []
+        packed = upload_packs(transfer, root, small, lambda number: pack_blob(identity, snapshot.attempt, number))
+        done = {file.identity: file for file in packed.values()}
         uploads = [
-            Upload(
-                snapshot.directory.path / file.path, file.size, file.hash,
-                file_prefix(snapshot.identity, snapshot.attempt, file.path),
-            )
-            for file in first.values()
-        ]  # fmt: skip
-        done = {file.identity: file for file in self._transfer().upload_files(uploads)}
+            Upload(root / file.path, file.size, file.hash, file_prefix(identity, snapshot.attempt, file.path))
+            for content, file in first.items()
+            if content not in done
+        ]
+        done |= {file.identity: file for file in transfer.upload_files(uploads)}
         return {file.path: done[file.size, file.hash] for file in files}
 
     def _put_index(self, identity: StoreIdentity, index: SnapshotIndex) -> IndexMarker:
@@ -184,8 +190,4 @@ def _split(added: Sequence[LocalFile], kept: Mapping[str, FileIndex]) -> tuple[l
 
 
 def _inline(root: Path, file: LocalFile) -> FileIndex:
-    with SourceFile(root / file.path) as source:
-        data = b"".join(bytes(piece) for piece in source.pieces(0, file.size, memoryview(bytearray(max(file.size, 1)))))
-    if source.size != file.size or content_hash(data) != file.hash:
-        raise CorruptError("a local file is not what it was when it was committed", path=root / file.path)
-    return FileIndex(file.path.rpartition("/")[2], file.size, file.hash, inline=data)
+    return FileIndex(file.path.rpartition("/")[2], file.size, file.hash, inline=read_file(root, file))

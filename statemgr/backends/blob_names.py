@@ -37,6 +37,11 @@ def segments_blob(identity: StoreIdentity, attempt: str) -> str:
     return f"{segments_prefix(identity)}{attempt}"
 
 
+def pack_blob(identity: StoreIdentity, attempt: str, number: int) -> str:
+    """The name of a blob that holds several small files of an attempt; no file's parts are called so."""
+    return f"{store_prefix(identity)}{attempt}/packs/{number}"
+
+
 def file_prefix(identity: StoreIdentity, attempt: str, path: str) -> str:
     """The name of a file's parts before ``.<number>``.
 

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from statemgr.backends.files import disk_errors, write_new
 from statemgr.backends.snapshot_indexes import SnapshotIndexes, index_of
-from statemgr.backends.transfer import Fetch, Transfer
+from statemgr.backends.transfer import Transfer
+from statemgr.backends.transfer_plan import Fetch
 from statemgr.errors import CorruptBlob, CorruptError, DiskFull
 from statemgr.model.hashing import content_hash
 from statemgr.model.plan import FilePlan, plan_files

@@ -127,7 +127,7 @@ class NewFile:
             return self._left == 0
 
 
-def write_new(path: Path, data: bytes) -> None:
+def write_new(path: Path, data: bytes | memoryview) -> None:
     """Write a small new file. Raises: DiskFull, InvalidError when the path exists."""
     target = NewFile(path, len(data), 1)
     with target.part() as fd:

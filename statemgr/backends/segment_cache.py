@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from statemgr.backends.context import BackendContext
 from statemgr.backends.files import disk_errors
-from statemgr.backends.transfer import Fetch
+from statemgr.backends.transfer_plan import Fetch
 from statemgr.errors import StatemgrError
 from statemgr.local import hash_file
 from statemgr.model.chain import ChainSegment

@@ -8,14 +8,14 @@ its own hash. The blob store retries and verifies uploads by itself; what is fet
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from statemgr.backends.files import NewFile, SourceFile, write_new
 from statemgr.backends.pool import Batch, Counter, Pool
+from statemgr.backends.transfer_plan import Fetch, Run, Upload, cut, runs
 from statemgr.errors import CorruptBlob, CorruptError, StatemgrError
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher
@@ -29,34 +29,6 @@ _BUFFER = 256 * 1024
 
 def no_progress(what: str, done: int, total: int) -> None:
     """Progress that nobody watches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """A local file to upload: its path, its size and XXH3-128, and the name before its parts' numbers."""
-
-    path: Path
-    size: int
-    hash: bytes
-    blob_prefix: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """A file of an index and the path, which must not exist yet, to write it to."""
-
-    file: FileIndex
-    target: Path
-
-
-def cut(size: int, part_size: int) -> Iterator[tuple[int, int]]:
-    """Offset and length of a file's parts; a small rest (up to a quarter) goes with the last one."""
-    offset = 0
-    while offset < size:
-        left = size - offset
-        length = left if left <= part_size + part_size // 4 else part_size
-        yield offset, length
-        offset += length
 
 
 class Transfer:
@@ -74,10 +46,14 @@ class Transfer:
         self, blobs: BlobStore, *, parallelism: int, part_size: int, ttl_days: int, most_bytes: int = 1 << 30
     ) -> None:
         self._blobs = blobs
-        self._part_size = part_size
+        self.part_size = part_size
         self._ttl_days = ttl_days
         self._pool = Pool(parallelism, most_bytes)
         self._local = threading.local()
+
+    def batch(self) -> Batch:
+        """Jobs of a caller's own, on the same threads and in turn with all others."""
+        return self._pool.batch()
 
     # --- files --------------------
 
@@ -95,7 +71,7 @@ class Transfer:
         parts: list[BlobRef] = []
         whole = hasher()
         with SourceFile(upload.path) as source:
-            for number, (offset, length) in enumerate(cut(upload.size, self._part_size)):
+            for number, (offset, length) in enumerate(cut(upload.size, self.part_size)):
                 part = hasher() if length < upload.size else whole
                 for piece in source.pieces(offset, length, self._buffer()):
                     part.update(piece)
@@ -129,8 +105,29 @@ class Transfer:
         """
         done, total = Counter(), sum(fetch.file.size for fetch in fetches)
         with self._pool.batch(lambda: progress("fetch", done.value, total)) as batch:
-            for fetch in sorted(fetches, key=lambda fetch: fetch.file.size):
+            together, others = runs(fetches)
+            for run in together:
+                batch.submit(partial(self._fetch_run, batch, run, done), run.size)
+            for fetch in sorted(others, key=lambda fetch: fetch.file.size):
                 self._fetch(batch, fetch, done)
+
+    def _fetch_run(self, batch: Batch, run: Run, done: Counter) -> None:
+        batch.check()
+        data = bytearray(run.size)
+        got = 0
+        with self._blobs.get(run.blob_id, run.offset, run.size) as reader:
+            while got < run.size and (size := reader.readinto(memoryview(data)[got:])):
+                got += size
+        offset = 0
+        for fetch in run.fetches:
+            content = memoryview(data)[offset : offset + fetch.file.size]
+            offset += fetch.file.size
+            part = fetch.file.parts[0]
+            if content_hash(content) == part.hash == fetch.file.hash:
+                write_new(fetch.target, content)
+                done.add(len(content))
+            else:  # once more by itself, which tells what is wrong
+                self._fetch_job(batch, fetch.file, part, NewFile(fetch.target, fetch.file.size, 1), 0, done)()
 
     def _fetch(self, batch: Batch, fetch: Fetch, done: Counter) -> None:
         if not fetch.file.parts:
@@ -243,8 +240,19 @@ class Transfer:
         return self.for_each(blob_ids, self._blobs.remove_ttl)
 
     def delete_all(self, blob_ids: Iterable[str]) -> Mapping[str, StatemgrError]:
-        """Delete blobs, in parallel. Returns those it failed for, and why."""
-        return self.for_each(blob_ids, self._blobs.delete)
+        """Delete blobs, in parallel and with few requests. Returns those it failed for, and why."""
+        wanted, together = list(dict.fromkeys(blob_ids)), self._blobs.most_deletes
+        if together == 1 or len(wanted) < 2:
+            return self.for_each(wanted, self._blobs.delete)
+        failed: dict[str, StatemgrError] = {}
+
+        def delete(some: Sequence[str]) -> None:
+            failed.update(self._blobs.delete_many(some))
+
+        chunks = [tuple(wanted[start : start + together]) for start in range(0, len(wanted), together)]
+        for chunk, error in self.for_each(chunks, delete).items():
+            failed |= dict.fromkeys(chunk, error)
+        return failed
 
     def for_each(self, items: Iterable[T], action: Callable[[T], None]) -> Mapping[T, StatemgrError]:
         """Do something with each of different items, in parallel. Returns those it failed for, and why."""

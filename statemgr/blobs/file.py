@@ -14,14 +14,14 @@ import io
 import os
 import stat
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from statemgr.blobs.body import CHUNK, BytesReader, open_body
 from statemgr.blobs.file_errors import not_a_file, translated
-from statemgr.blobs.names import BlobExists, check_blob_id
+from statemgr.blobs.names import BlobExists, check_blob_id, delete_each
 from statemgr.errors import InvalidError, StatemgrError
 from statemgr.ports import BlobInfo, BlobReader, Body, Clock, UnfinishedUpload
 
@@ -40,6 +40,7 @@ class FileBlobStore:
     #: A file system takes no checksum with a write, so the bytes are read back.
     checks_uploads = False
     listing_tells_ttl = True
+    most_deletes = 1
 
     def __init__(self, root: Path, clock: Clock) -> None:
         self._root = root
@@ -103,6 +104,10 @@ class FileBlobStore:
                         os.unlink(entry, dir_fd=directory)
                 os.fsync(directory)
             self._prune(parents)
+
+    def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
+        """As the port says: one by one."""
+        return delete_each(blob_ids, self.delete)
 
     def remove_ttl(self, blob_id: str) -> None:
         """As the port says."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from statemgr.blobs.body import BytesReader, open_body
-from statemgr.blobs.names import BlobExists, check_blob_id
-from statemgr.errors import MissingBlob
+from statemgr.blobs.names import BlobExists, check_blob_id, delete_each
+from statemgr.errors import MissingBlob, StatemgrError
 from statemgr.ports import BlobInfo, BlobReader, Body, Clock, UnfinishedUpload
 
 _DAY_MS = 24 * 3600 * 1000
@@ -32,6 +32,7 @@ class MemoryBlobStore:
 
     checks_uploads = True
     listing_tells_ttl = True
+    most_deletes = 1
 
     def __init__(self, clock: Clock, name: str = "") -> None:
         self._clock = clock
@@ -61,6 +62,10 @@ class MemoryBlobStore:
         check_blob_id(blob_id)
         with self._space.lock:
             self._space.blobs.pop(blob_id, None)
+
+    def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
+        """As the port says: one by one."""
+        return delete_each(blob_ids, self.delete)
 
     def remove_ttl(self, blob_id: str) -> None:
         """As the port says."""

@@ -1,4 +1,4 @@
-"""What a blob may be called, the same rule for every store. Pure.
+"""What a blob may be called, the same rule for every store, and what all stores do in the same way. Pure.
 
 A name is parts joined by ``/``. A part never starts with a dot, so that a store can keep records of its own
 beside the blobs, and is short enough to be a file name everywhere.
@@ -6,7 +6,9 @@ beside the blobs, and is short enough to be a file name everywhere.
 
 from __future__ import annotations
 
-from statemgr.errors import InvalidError
+from collections.abc import Callable, Iterable
+
+from statemgr.errors import InvalidError, StatemgrError
 
 #: Bytes of UTF-8; S3 allows 1024 with the prefix of the store's URI.
 MAX_BLOB_ID = 900
@@ -24,6 +26,17 @@ def check_blob_id(blob_id: str) -> tuple[str, ...]:
     if problem:
         raise InvalidError(f"{blob_id[:200]!r} cannot be the name of a blob: {problem}")
     return tuple(blob_id.split("/"))
+
+
+def delete_each(blob_ids: Iterable[str], delete: Callable[[str], None]) -> dict[str, StatemgrError]:
+    """Delete blobs one by one. Returns: those it failed for, and why."""
+    failed: dict[str, StatemgrError] = {}
+    for blob_id in blob_ids:
+        try:
+            delete(blob_id)
+        except StatemgrError as error:
+            failed[blob_id] = error
+    return failed
 
 
 def _problem(blob_id: str) -> str | None:

@@ -7,14 +7,14 @@ A GET that breaks off is opened anew where it stopped: blobs never change.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol, TypeVar
 
 import tenacity
 
 from statemgr.config import RetryPolicy
-from statemgr.errors import UnavailableError
+from statemgr.errors import StatemgrError, UnavailableError
 from statemgr.ports import BlobInfo, BlobReader, BlobStore, Body, Clock, UnfinishedUpload
 
 T = TypeVar("T")
@@ -63,6 +63,30 @@ class RetryingBlobStore:
     def delete(self, blob_id: str) -> None:
         """As the port says."""
         self._call(lambda: self.inner.delete(blob_id))
+
+    @property
+    def most_deletes(self) -> int:
+        """As the port says."""
+        return self.inner.most_deletes
+
+    def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
+        """As the port says; those for which the store was not available are tried again together."""
+        failed: dict[str, StatemgrError] = {}
+        left = list(blob_ids)
+
+        def delete() -> None:
+            nonlocal left
+            result = self.inner.delete_many(left)
+            left = [blob_id for blob_id, error in result.items() if isinstance(error, UnavailableError)]
+            failed.update({blob_id: error for blob_id, error in result.items() if blob_id not in left})
+            if left:
+                raise result[left[0]]
+
+        try:
+            self._call(delete)
+        except UnavailableError as error:
+            failed |= dict.fromkeys(left, error)
+        return failed
 
     def remove_ttl(self, blob_id: str) -> None:
         """As the port says."""

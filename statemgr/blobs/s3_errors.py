@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import urllib3.exceptions
 from botocore import exceptions as sdk
@@ -80,6 +81,16 @@ def code_and_status(error: sdk.ClientError) -> tuple[str, int]:
     """S3's error code and the HTTP status of an answer."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     return code, int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def of_key(code: str, message: str, bucket: str, blob_id: str) -> StatemgrError:
+    """What the answer to a request for many objects says about one of them, as statemgr's error."""
+    status = {"AccessDenied": 403, "NoSuchKey": 404}.get(code, 500)
+    response: Any = {
+        "Error": {"Code": code, "Message": message},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    return _of_answer(sdk.ClientError(response, "DeleteObjects"), bucket, blob_id)
 
 
 def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> StatemgrError:

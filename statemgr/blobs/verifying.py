@@ -6,14 +6,14 @@ then finds the name taken. If the content is the same it is done, and refused ot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import xxhash
 
 from statemgr.blobs.body import CHUNK, body_size, chunks, open_body
 from statemgr.blobs.names import BlobExists
-from statemgr.errors import CorruptBlob
+from statemgr.errors import CorruptBlob, StatemgrError
 from statemgr.ports import BlobInfo, BlobReader, BlobStore, Body, UnfinishedUpload
 
 
@@ -60,6 +60,15 @@ class VerifyingBlobStore:
     def delete(self, blob_id: str) -> None:
         """As the port says."""
         self.inner.delete(blob_id)
+
+    @property
+    def most_deletes(self) -> int:
+        """As the port says."""
+        return self.inner.most_deletes
+
+    def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
+        """As the port says."""
+        return self.inner.delete_many(blob_ids)
 
     def remove_ttl(self, blob_id: str) -> None:
         """As the port says."""

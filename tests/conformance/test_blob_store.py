@@ -86,6 +86,17 @@ def test_delete_is_idempotent(blobs: BlobStore) -> None:
     assert read(blobs, "a/b/x") == b"again"
 
 
+def test_many_are_deleted_at_once(blobs: BlobStore) -> None:
+    """A14: as one by one: those that never were are no error, and nothing else goes."""
+    names = [f"many/{n:02}" for n in range(20)]
+    for name in [*names, "many/kept", "few/kept"]:
+        blobs.put(name, b"x", ttl_days=30)
+    for _ in range(2):
+        assert blobs.delete_many([*names, "many/never", "never/was"]) == {}
+    assert [info.blob_id for prefix in ("many/", "few/") for info in blobs.list(prefix)] == ["many/kept", "few/kept"]
+    assert blobs.most_deletes >= 1
+
+
 def test_ttl_is_set_and_removed(blobs: BlobStore) -> None:
     """A9: a TTL is on the blob from its PUT on, and REMOVE_TTL takes it away, twice as well as once."""
     before = time.time_ns() // 1_000_000

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.backends.transfer import Fetch, Transfer, Upload
+from statemgr.backends.transfer import Transfer
+from statemgr.backends.transfer_plan import Fetch, Upload
 from statemgr.blobs import open_blob_store, s3
 from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.config import JobConfig
@@ -94,6 +95,20 @@ def test_other_calls_are_repeated(store: RetryingBlobStore, proxy: S3Proxy, meth
     }
     calls[method]()
     assert not any(fault.times for fault in proxy.faults)
+
+
+def test_many_are_deleted_with_one_request(store: RetryingBlobStore, proxy: S3Proxy) -> None:
+    """A clean-up of many blobs is one request; a server that has no such request gets one for each."""
+    names = [f"a/{n}" for n in range(30)]
+    for answer in (None, (501, "NotImplemented")):
+        for name in names:
+            store.put(name, b"x", ttl_days=30)
+        proxy.requests.clear()
+        proxy.faults = [Fault("POST", answer=answer)] if answer else []
+        assert store.delete_many(names) == {}
+        assert len(proxy.requests) == (31 if answer else 1)
+        assert list(store.list("a/")) == []
+    assert store.most_deletes == 1
 
 
 def test_a_server_that_stays_busy_is_a_typed_error(store: RetryingBlobStore, proxy: S3Proxy) -> None:

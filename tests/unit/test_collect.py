@@ -50,7 +50,9 @@ DELETE = Request(delete=True)
 
 
 def tree(number: int) -> Tree:
-    """A directory with one file that is shared by all and one of its own, both too large to be inside the index."""
+    """A directory with one file that is shared by all and one of its own, both too large to be inside the index.
+
+    The shared one is too large for a pack, too, with parts of 50,000 bytes."""
     return {"shared.sst": b"shared" * 10_000, f"{number:06}.sst": b"%d" % number * 30_000}
 
 
@@ -102,7 +104,7 @@ class Job:
         identity = StoreIdentity(IDENTITY.job_name, IDENTITY.job_id, task, store)
         if identity not in self._stores:
             path = self._tmp_path / f"store-{len(self._stores)}"
-            self._stores[identity] = Snapshots(path, self.blobs, self.clock, identity=identity)
+            self._stores[identity] = Snapshots(path, self.blobs, self.clock, identity=identity, part_size=50_000)
         return self._stores[identity]
 
     def checkpoint(self, markers: Mapping[str, Mapping[str, Marker]], **more: object) -> Checkpoint:

@@ -179,3 +179,16 @@ def test_a_long_back_off_does_not_overflow() -> None:
     inner.faults["remove_ttl"] = [UnavailableError("503")] * 2_000
     store.remove_ttl("a")
     assert max(clock.sleeps) <= 0.005
+
+
+def test_deletes_together_try_again_what_was_not_reached() -> None:
+    """Of many blobs, those that fail for the moment are tried again; the others' errors are told at once."""
+    store, inner, _ = make()
+    refused = AccessDenied("403")
+    for name in ("j/a", "j/b", "j/c"):
+        inner.put(name, b"x", ttl_days=None)
+    inner.faults["delete"] = [None, UnavailableError("503"), refused]
+    assert store.delete_many(["j/a", "j/b", "j/c"]) == {"j/c": refused}
+    assert [blob for method, blob in inner.calls if method == "delete"] == ["j/a", "j/b", "j/c", "j/b"]
+    inner.faults["delete"] = [UnavailableError("503")] * 100
+    assert isinstance(store.delete_many(["j/c"])["j/c"], UnavailableError)

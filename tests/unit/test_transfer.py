@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.backends.transfer import Fetch, Transfer, Upload
+from statemgr.backends.transfer import Transfer
+from statemgr.backends.transfer_plan import Fetch, Upload
 from statemgr.errors import (
     AccessDenied,
     CorruptBlob,

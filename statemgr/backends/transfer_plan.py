@@ -1,0 +1,71 @@
+"""What a transfer moves, and in which pieces. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from statemgr.model.snapshot import FileIndex
+
+#: Most bytes of neighbours in one blob that are fetched together: they are held in memory.
+RUN_SIZE = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A local file to upload: its path, its size and XXH3-128, and the name before its parts' numbers."""
+
+    path: Path
+    size: int
+    hash: bytes
+    blob_prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A file of an index and the path, which must not exist yet, to write it to."""
+
+    file: FileIndex
+    target: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Files that follow each other in one blob, from ``offset`` on: ``size`` bytes for one request."""
+
+    blob_id: str
+    offset: int
+    size: int
+    fetches: tuple[Fetch, ...]
+
+
+def cut(size: int, part_size: int) -> Iterator[tuple[int, int]]:
+    """Offset and length of a file's parts; a small rest (up to a quarter) goes with the last one."""
+    offset = 0
+    while offset < size:
+        left = size - offset
+        length = left if left <= part_size + part_size // 4 else part_size
+        yield offset, length
+        offset += length
+
+
+def runs(fetches: Iterable[Fetch]) -> tuple[list[Run], list[Fetch]]:
+    """Put together what one request can fetch. Returns: the runs, and all other files."""
+    slices: list[tuple[str, int, Fetch]] = []
+    others: list[Fetch] = []
+    for fetch in fetches:
+        parts = fetch.file.parts
+        if len(parts) == 1 and parts[0].offset is not None and 0 < parts[0].size <= RUN_SIZE:
+            slices.append((parts[0].blob_id, parts[0].offset, fetch))
+        else:
+            others.append(fetch)
+    found: list[Run] = []
+    for blob_id, offset, fetch in sorted(slices, key=lambda piece: piece[:2]):
+        last = found[-1] if found else None
+        size = fetch.file.size
+        if last and last.blob_id == blob_id and last.offset + last.size == offset and last.size + size <= RUN_SIZE:
+            found[-1] = Run(blob_id, last.offset, last.size + size, (*last.fetches, fetch))
+        else:
+            found.append(Run(blob_id, offset, size, (fetch,)))
+    return found, others
