@@ -87,6 +87,8 @@ class Runtime:
                 part_size=config.part_size,
                 ttl_days=config.ttl_days,
                 most_bytes=config.inflight_bytes,
+                # what is on this machine has no slow moments that a second request would be spared
+                hedge_by=self.clock if (config.blob_uri or "").startswith("s3:") else None,
             ),
             Transfer.close,
         )

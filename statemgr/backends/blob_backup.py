@@ -154,7 +154,7 @@ class BlobBackup:
                 f"the index would have {len(data)} bytes; at most {MAX_INDEX_SIZE} can be restored",
                 hint="spread the state over more tasks", task=identity.task, store=identity.store,
             )  # fmt: skip
-        ref = self._transfer().put_bytes(blob_id, data)
+        ref = self._transfer().put_hedged(lambda number: index_blob(identity, index.attempt, number), data)
         self._indexes.remember(ref, index)
         return IndexMarker(ref)
 

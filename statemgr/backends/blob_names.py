@@ -14,6 +14,7 @@ from statemgr.model.hashing import content_hash
 from statemgr.ports import StoreIdentity
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
+_INDEX = re.compile(r"/index(-\d)?\Z")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -22,9 +23,14 @@ def store_prefix(identity: StoreIdentity) -> str:
     return f"{identity.job_name}/{identity.job_id}/{task_path(identity.task)}/{identity.store}/"
 
 
-def index_blob(identity: StoreIdentity, attempt: str) -> str:
-    """The name of the index blob of an attempt."""
-    return f"{store_prefix(identity)}{attempt}/index"
+def index_blob(identity: StoreIdentity, attempt: str, number: int = 0) -> str:
+    """The name of the index blob of an attempt; of a hedged upload's further tries, ``-1`` and ``-2`` follow."""
+    return f"{store_prefix(identity)}{attempt}/index" + (f"-{number}" if number else "")
+
+
+def is_index_blob(blob_id: str) -> bool:
+    """Whether a blob of this name is an index."""
+    return _INDEX.search(blob_id) is not None
 
 
 def segments_prefix(identity: StoreIdentity) -> str:

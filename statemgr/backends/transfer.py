@@ -8,19 +8,21 @@ its own hash. The blob store retries and verifies uploads by itself; what is fet
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from statemgr.backends.files import NewFile, SourceFile, write_new
+from statemgr.backends.hedging import Hedger
 from statemgr.backends.pool import Batch, Counter, Pool
 from statemgr.backends.transfer_plan import Fetch, Run, Upload, cut, runs
 from statemgr.errors import CorruptBlob, CorruptError, StatemgrError
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher
 from statemgr.model.snapshot import FileIndex
-from statemgr.ports import BlobStore, Body, FileSlice, Progress
+from statemgr.ports import BlobReader, BlobStore, Body, Clock, FileSlice, Progress
 
 T = TypeVar("T")
 #: Bytes that are read, hashed and written at once: they stay in the processor's cache meanwhile.
@@ -40,16 +42,26 @@ class Transfer:
         part_size: bytes of one part of a file.
         ttl_days: how long what was uploaded lives unless its TTL is removed.
         most_bytes: bytes of the parts in flight at a time, over all calls.
+        hedge_by: measures latencies for hedging against a far store's slow moments; None hedges nothing.
     """
 
     def __init__(
-        self, blobs: BlobStore, *, parallelism: int, part_size: int, ttl_days: int, most_bytes: int = 1 << 30
+        self,
+        blobs: BlobStore,
+        *,
+        parallelism: int,
+        part_size: int,
+        ttl_days: int,
+        most_bytes: int = 1 << 30,
+        hedge_by: Clock | None = None,
     ) -> None:
         self._blobs = blobs
         self.part_size = part_size
         self._ttl_days = ttl_days
         self._pool = Pool(parallelism, most_bytes)
         self._local = threading.local()
+        self.hedged_gets = Hedger(hedge_by, threads=2 * parallelism) if hedge_by else None
+        self.hedged_puts = Hedger(hedge_by, threads=2 * parallelism) if hedge_by else None
 
     def batch(self) -> Batch:
         """Jobs of a caller's own, on the same threads and in turn with all others."""
@@ -115,7 +127,7 @@ class Transfer:
         batch.check()
         data = bytearray(run.size)
         got = 0
-        with self._blobs.get(run.blob_id, run.offset, run.size) as reader:
+        with self._opened(run.blob_id, run.offset, run.size) as reader:
             while got < run.size and (size := reader.readinto(memoryview(data)[got:])):
                 got += size
         offset = 0
@@ -188,6 +200,15 @@ class Transfer:
         """Write bytes as one blob. Raises: as :meth:`put`."""
         return self.put(blob_id, data)
 
+    def put_hedged(self, name: Callable[[int], str], data: bytes) -> BlobRef:
+        """Write bytes as one blob called ``name(0)``, or ``name(1)`` … where that was faster: each attempt has a name
+        of its own, so that a late one never touches the first one's blob. Raises: as :meth:`put`."""
+        if self.hedged_puts is None:
+            return self.put_bytes(name(0), data)
+        return self.hedged_puts.call(
+            lambda number: self.put_bytes(name(number), data), lost=lambda late: self._blobs.delete(late.blob_id)
+        )
+
     def get_bytes(self, ref: BlobRef, limit: int) -> bytes:
         """Read one blob of at most ``limit`` bytes, verified.
 
@@ -215,7 +236,7 @@ class Transfer:
             hashed, written, more = hasher(), 0, False
             # of a whole blob, bytes that are too many are noticed, too
             length = None if ref.offset is None else ref.size
-            with self._blobs.get(ref.blob_id, ref.offset or 0, length) as reader:
+            with self._opened(ref.blob_id, ref.offset or 0, length) as reader:
                 while not more and (size := reader.readinto(buffer)):
                     more = written + size > ref.size
                     piece = buffer[: min(size, ref.size - written)]
@@ -232,6 +253,19 @@ class Transfer:
                     blob=ref.blob_id,
                     hint="restore from another factory, or roll back to an older checkpoint",
                 )
+
+    @contextmanager
+    def _opened(self, blob_id: str, offset: int, length: int | None) -> Iterator[BlobReader]:
+        """A GET; of two that were opened, the one that answered first."""
+
+        def attempt(number: int) -> tuple[ExitStack, BlobReader]:
+            stack = ExitStack()
+            return stack, stack.enter_context(self._blobs.get(blob_id, offset, length))
+
+        hedger = self.hedged_gets
+        stack, reader = hedger.call(attempt, lost=lambda late: late[0].close()) if hedger else attempt(0)
+        with stack:
+            yield reader
 
     # --- many blobs --------------------
 
@@ -272,6 +306,9 @@ class Transfer:
     def close(self) -> None:
         """Wait for what runs and stop the threads. The blob store stays open."""
         self._pool.close()
+        for hedger in (self.hedged_gets, self.hedged_puts):
+            if hedger:
+                hedger.close()
 
     def _buffer(self) -> memoryview:
         """This thread's own buffer."""

@@ -60,7 +60,7 @@ def _open_s3(config: JobConfig, bucket: str, prefix: str) -> BlobStore:
         raise PrerequisiteMissing(
             "an s3:// blob store needs boto3, which is not installed", hint="pip install 'statemgr[s3]'"
         ) from error
-    # every part in flight, and the indexes beside them
+    # every part in flight, each of them hedged, and the indexes beside them
     settings = config.blob_s3
-    client = make_client(settings, connections=config.parallelism + 2)
+    client = make_client(settings, connections=2 * config.parallelism + 2)
     return S3BlobStore(client, bucket, prefix, ttl_days=config.ttl_days, encryption=encryption_fields(settings))

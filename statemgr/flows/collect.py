@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
+from statemgr.backends.blob_names import is_index_blob
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob
 from statemgr.flows.collection import Collection, Fate, Request
 from statemgr.flows.grace import chosen_grace_ms
@@ -152,7 +153,7 @@ def _sweep(parts: Parts, marks: tuple[Marks, Marks], cut_ms: int, found: Collect
         orphans = (
             info
             for info in parts.blobs().list(_prefix(parts))
-            if info.blob_id.endswith("/index") == of_indexes and _fate(parts, info, marks, cut_ms) is Fate.ORPHAN
+            if is_index_blob(info.blob_id) == of_indexes and _fate(parts, info, marks, cut_ms) is Fate.ORPHAN
         )
         for infos in _chunks(orphans):
             failed = parts.transfer().delete_all(info.blob_id for info in infos)

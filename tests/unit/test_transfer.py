@@ -28,7 +28,7 @@ from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher
 from statemgr.model.snapshot import FileIndex
 from statemgr.ports import FileSlice
-from tests.blob_faults import FaultyBlobStore, read
+from tests.blob_faults import FaultyBlobStore, ManualClock, read
 
 PART = 1_000
 
@@ -351,3 +351,40 @@ def test_what_was_uploaded_is_what_the_store_has(transfer: Transfer, blobs: Faul
     data = noise(3 * PART + 5)
     [file] = transfer.upload_files([source(tmp_path, "f", data)])
     assert b"".join(read(blobs, part.blob_id) for part in file.parts) == data
+
+
+@pytest.fixture
+def hedging(blobs: FaultyBlobStore) -> Iterator[Transfer]:
+    """An engine that hedges at once: it has learnt from a clock that stands still that requests take no time."""
+    engine = Transfer(blobs, parallelism=4, part_size=PART, ttl_days=30, hedge_by=ManualClock())
+    for hedger in (engine.hedged_gets, engine.hedged_puts):
+        assert hedger is not None
+        for _ in range(50):
+            hedger.call(lambda number: number)
+    yield engine
+    engine.close()
+
+
+def test_a_get_that_does_not_answer_is_overtaken(hedging: Transfer, blobs: FaultyBlobStore, tmp_path: Path) -> None:
+    """A GET that is slower than most is opened once more; only the first to answer is read, the other is closed."""
+    data = noise(3 * PART)
+    [file] = hedging.upload_files([source(tmp_path, "f", data)])
+    release = threading.Event()
+    blobs.faults["get"] = [lambda _: release.wait(20)]
+    hedging.fetch_files([Fetch(file, tmp_path / "back")])
+    assert (tmp_path / "back").read_bytes() == data
+    assert hedging.hedged_gets is not None
+    assert hedging.hedged_gets.extra >= 1
+    release.set()
+
+
+def test_a_slow_put_is_overtaken_under_another_name(hedging: Transfer, blobs: FaultyBlobStore) -> None:
+    """Nothing is ever overwritten: each attempt has its name, and what came too late is deleted."""
+    release = threading.Event()
+    blobs.faults["put"] = [lambda _: release.wait(20)]
+    ref = hedging.put_hedged(lambda number: f"j/index-{number}", b"index")
+    assert ref.blob_id != "j/index-0"
+    assert hedging.get_bytes(ref, 10) == b"index"
+    release.set()
+    hedging.close()
+    assert [info.blob_id for info in blobs.list("")] == [ref.blob_id]
