@@ -11,6 +11,7 @@ from statemgr.config import JobConfig
 from statemgr.dev import servers
 
 _BLOB = "blob.store."
+_KAFKA, _S3 = "kafka", "s3"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,6 @@ class Servers:
         self._directory = directory
         self._given = given
         self._prefix = prefix
-        self._started: set[Path] = set()
         self._s3: S3Address | None = None
         self._kafka: dict[str, object] | None = None
 
@@ -59,7 +59,7 @@ class Servers:
         if self._kafka is None:
             self._kafka = {key: value for key, value in self._given.items() if key.startswith("kafka.")}
             if "kafka.bootstrap.servers" not in self._kafka:
-                up = servers.up(self._own("kafka"), s3=False)
+                up = servers.up(self._directory / _KAFKA, s3=False)
                 self._kafka["kafka.bootstrap.servers"] = str(up.bootstrap_servers)
         return self._kafka
 
@@ -72,16 +72,10 @@ class Servers:
 
     def close(self) -> None:
         """Stop what was started, by PID."""
-        for directory in self._started:
-            servers.down(directory)
-
-    def _own(self, name: str) -> Path:
-        directory = self._directory / name
-        self._started.add(directory)
-        return directory
+        stop_servers(self._directory)
 
     def _local(self) -> S3Address:
-        up = servers.up(self._own("s3"), kafka=False)
+        up = servers.up(self._directory / _S3, kafka=False)
         return S3Address(
             endpoint=str(up.s3_endpoint),
             bucket=str(up.s3_bucket),
@@ -103,3 +97,10 @@ class Servers:
             access_key=str(s3["access.key"]),
             secret_key=str(s3["secret.key"]),
         )
+
+
+def stop_servers(directory: Path) -> None:
+    """Stop the servers that were started in a directory, by PID."""
+    for name in (_KAFKA, _S3):
+        if (directory / name).is_dir():
+            servers.down(directory / name)

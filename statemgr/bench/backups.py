@@ -29,10 +29,10 @@ def backup_of(session: Session, state: State, *, s3: bool) -> Backup:
     return session.shared(f"backup of {state.directory} s3={s3}", lambda: upload(session, state, s3=s3))
 
 
-def upload(session: Session, state: State, *, s3: bool, **settings: object) -> Backup:
+def upload(session: Session, state: State, *, s3: bool) -> Backup:
     """Upload the whole of a state from a new process: the first commit of a job that starts from it."""
     session.report(f"backing up {state.bytes / 2**20:,.0f} MiB")
-    config = session.job("backup", kafka=False, s3=s3, task__backup__factories="blob-store", **settings)
+    config = session.job("backup", kafka=False, s3=s3, task__backup__factories="blob-store")
     found = in_fresh_process(
         "statemgr.bench.operations:backup",
         config=changed(config, task__restore__factories=SEED).to_mapping(),

@@ -36,5 +36,8 @@ class Latencies:
 FLIP_158 = Latencies(
     "FLIP-158", ((0.0, 0.2), (0.5, 0.459), (0.9, 0.74), (0.99, 1.57), (0.999, 3.2), (1.0, 5.0))
 )  # fmt: skip
-#: About what object stores in the same region answer a small PUT in.
-NEAR = Latencies("20 ms", ((0.0, 0.01), (0.5, 0.02), (0.99, 0.08), (1.0, 0.2)))
+
+
+def fixed(seconds: float) -> Latencies:
+    """The same for every request."""
+    return Latencies(f"{seconds * 1000:g} ms", ((0.0, seconds), (1.0, seconds)))

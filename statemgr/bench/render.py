@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Collection, Sequence
 
+import psutil
 from rich.table import Table
 from rich.text import Text
 
 from statemgr.bench.result import Line, Result
+from statemgr.errors import InvalidError
 
 HEADERS = ("case", "value", "unit", "reference", "its value", "ratio", "to reach", "verdict")
 #: Of the cases that need not be reached, so many may be missed, none of them by more than this share.
 MISSES_ALLOWED, MISS_ALLOWED = 3, 0.25
+#: Between these, the documentation has what was measured.
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 _STYLES = {"reached": "green", "missed": "bold red"}
 
 
@@ -55,6 +61,22 @@ def markdown(lines: Sequence[Line]) -> str:
     """For ``docs/performance.md``."""
     rows = [HEADERS, ("---",) * len(HEADERS), *(cells(line) for line in lines)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+def block(lines: Sequence[Line], rounds: int) -> str:
+    """The Markdown table, under a sentence on the machine."""
+    memory = psutil.virtual_memory().total / 1e9
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors, {memory:.0f} GB of memory"
+    return f"{machine}, Python {platform.python_version()}; {rounds} rounds.\n\n{markdown(lines)}"
+
+
+def with_block(page: str, text: str) -> str:
+    """A page with what is between its markers replaced. Raises: InvalidError when it has none."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise InvalidError("the page has no place for the table", hint=f"it goes between {BEGIN} and {END}")
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 
 def summary(lines: Sequence[Line], must: Collection[str]) -> str:

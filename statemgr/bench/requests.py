@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 #: How long nothing may happen before the requests of a commit are taken to be over (seconds).
-_QUIET_S = 0.15
+_QUIET_S = 0.08
 _POLL_S = 0.01
 
 

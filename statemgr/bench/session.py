@@ -5,6 +5,7 @@ Writes below its work directory only, and removes what it made there, but for th
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -13,7 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from statemgr.bench.addresses import Servers
+import psutil
+
+from statemgr.bench.addresses import Servers, stop_servers
 from statemgr.bench.measure import Report
 from statemgr.bench.peers import Peers
 from statemgr.config import JobConfig
@@ -23,6 +26,7 @@ GIBIBYTE = 1024**3
 MEBIBYTE = 1024**2
 #: ``--size small`` is this share of the table's sizes.
 SMALL = 1 / 512
+_PREFIX, _SERVERS, _OWNER = "run-", "servers", "owner.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +56,11 @@ class Session:
         self.report = report
         self.rounds = plan.rounds
         plan.work.mkdir(parents=True, exist_ok=True)
-        self.directory = Path(tempfile.mkdtemp(prefix="run-", dir=plan.work)).absolute()
-        self.servers = Servers(self.directory / "servers", plan.given, self.directory.name)
+        _remove_leftovers(plan.work)
+        self.directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=plan.work)).absolute()
+        owner = psutil.Process()
+        (self.directory / _OWNER).write_text(json.dumps([owner.pid, owner.create_time()]))
+        self.servers = Servers(self.directory / _SERVERS, plan.given, self.directory.name)
         self.peers = Peers(plan.peers, plan.work.absolute() / "peers", report)
         self._shared: dict[str, Any] = {}
         self._jobs = 0
@@ -86,8 +93,16 @@ class Session:
         """The name of a bucket of a peer's own: of small letters, digits and hyphens."""
         return f"bench-{name}-{self.directory.name}".replace("_", "-").lower()
 
-    def job(self, name: str, *, kafka: bool = True, s3: bool = False, **settings: object) -> JobConfig:
-        """A job of its own with one store ``s``. Keys in ``settings`` have ``__`` for ``.``."""
+    def job(
+        self,
+        name: str,
+        *,
+        kafka: bool = True,
+        s3: bool = False,
+        overrides: Mapping[str, object] | None = None,
+        **settings: object,
+    ) -> JobConfig:
+        """A job of its own with one store ``s``. Keys in ``settings`` have ``__`` for ``.``; ``overrides`` win."""
         self._jobs += 1
         unique = f"{name}-{self.directory.name}-{self._jobs}"
         mapping: dict[str, object] = {
@@ -102,7 +117,8 @@ class Session:
             mapping |= self.servers.s3().settings()
         else:
             mapping["blob.store.uri"] = (self.directory / "blobs").as_uri()
-        return JobConfig.from_mapping(mapping, {key.replace("__", "."): value for key, value in settings.items()})
+        mapping |= {key.replace("__", "."): value for key, value in settings.items()}
+        return JobConfig.from_mapping(mapping, overrides or {})
 
     def __enter__(self) -> Self:
         return self
@@ -121,3 +137,16 @@ def changed(config: JobConfig, **settings: object) -> JobConfig:
     return JobConfig.from_mapping(
         config.to_mapping(), {key.replace("__", "."): value for key, value in settings.items()}
     )
+
+
+def _remove_leftovers(work: Path) -> None:
+    """What runs that were killed have left: their servers are stopped by PID, their data is removed."""
+    for directory in work.glob(f"{_PREFIX}*"):
+        try:
+            pid, created = json.loads((directory / _OWNER).read_text())
+            runs = abs(psutil.Process(pid).create_time() - created) < 1
+        except (OSError, ValueError, psutil.NoSuchProcess):
+            runs = False
+        if not runs:
+            stop_servers(directory / _SERVERS)
+            shutil.rmtree(directory, ignore_errors=True)

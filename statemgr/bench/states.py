@@ -13,6 +13,7 @@ from statemgr.bench.session import Session
 from statemgr.local import bulk_writer, rocksdb_options
 from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
+from statemgr.local.rocksdb import RocksDbStore
 from statemgr.model.checkpoint import Checkpoint
 
 _RECORDS_A_FILE = 16
@@ -56,6 +57,11 @@ def _generate(session: Session, size: int, value_size: int) -> State:
     with bulk_writer("rocksdb", directory, {}) as writer:
         for pairs in records.batches(count, value_size=value_size, size=batch):
             writer.write(pairs)
+    # settled: nothing is compacted while something is measured
+    store = RocksDbStore.open(directory, {})
+    store.compact()
+    store.flush()
+    store.close()
     return register(directory, count, value_size)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +12,10 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from statemgr.bench import registry, render
+from statemgr.bench import plots, registry, render
 from statemgr.bench.result import Line
 from statemgr.bench.session import GIBIBYTE, SMALL, Plan, Session
+from statemgr.bench.sweeps import all_sweeps
 from statemgr.cli.options import overrides
 from statemgr.cli.output import console, messages, print_json, show_error
 from statemgr.config import JobConfig
@@ -44,7 +47,17 @@ def _scale(ctx: click.Context, param: click.Parameter, value: str) -> float:
 )
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 100), help="How often each is measured.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--markdown", is_flag=True, help="Print the table for docs/performance.md.")
+@click.option(
+    "--markdown",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="Also write the table into FILE, between its markers (docs/performance.md).",
+)
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Measure how costs grow, and draw it into FILE.svg or FILE.png: alone, or after the cases of --case.",
+)
 @click.option(
     "--peers",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -64,7 +77,8 @@ def command(
     scale: float,
     rounds: int,
     as_json: bool,
-    markdown: bool,
+    markdown: Path | None,
+    plot: Path | None,
     peers: Path | None,
     work: Path,
     config_file: str | None,
@@ -76,7 +90,12 @@ def command(
     missed at full size, or one could not be measured.
     """
     plan = Plan(scale=scale, rounds=rounds, work=work, peers=peers, given=_given(config_file, settings))
-    chosen = [registry.find(name) for name in registry.TABLE if not cases or name in cases]
+    if plot is not None:
+        plots.check_available()
+    names = [name for name in registry.TABLE if name in cases or not (cases or plot)]
+    chosen = [registry.find(name) for name in names]
+    # so that servers are stopped and data is removed
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     lines: list[Line] = []
     failed: list[str] = []
     with _progress() as report, Session(plan, report) as session:
@@ -86,10 +105,14 @@ def command(
                 lines += case.measure(session)
             except StatemgrError as error:
                 failed.append(case.name)
-                show_error(f"{case.name}: {error}", error.hint)
+                show_error(f"{case.name}: {error.message}", error.hint)
+        if plot is not None:
+            plots.draw(list(all_sweeps(session)), plot)
         for note in session.peers.notes:
             messages().print(f"note: {note}", markup=False)
-    _show(lines, as_json=as_json, markdown=markdown)
+    _show(lines, as_json=as_json)
+    if markdown is not None:
+        markdown.write_text(render.with_block(markdown.read_text(), render.block(lines, rounds)))
     must = {case.name for case in chosen if case.must}
     if failed or (scale >= 1 and set(render.missed_cases(lines)) & must):
         raise SystemExit(1)
@@ -113,12 +136,9 @@ def _progress() -> Iterator[Report]:
         yield lambda what: status.update(what)
 
 
-def _show(lines: list[Line], *, as_json: bool, markdown: bool) -> None:
+def _show(lines: list[Line], *, as_json: bool) -> None:
     if as_json:
         print_json([result.to_dict() for result in render.results(lines)])
-        return
-    if markdown:
-        click.echo(render.markdown(lines))
         return
     console().print(render.table(lines))
     must = [name for name, (_, must) in registry.TABLE.items() if must]

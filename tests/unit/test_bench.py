@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
 import pytest
 
-from statemgr.bench import records, registry, render
+from statemgr.bench import plots, records, registry, render
+from statemgr.bench.fresh import MeasurementFailed, in_fresh_process
+from statemgr.bench.latency import FLIP_158, fixed
 from statemgr.bench.measure import interleaved, percentile
+from statemgr.bench.proxy import SlowProxy
+from statemgr.bench.requests import kind_of
 from statemgr.bench.result import NOT_AVAILABLE, Target, alone, compared
 from statemgr.bench.session import SMALL, Plan, Session
+from statemgr.bench.sweeps import Curve, Picture
+from statemgr.errors import InvalidError
 
 _FIELDS = ["case", "value", "unit", "reference", "reference_value", "ratio", "target", "reached"]
 
@@ -141,7 +152,117 @@ def test_markdown_has_a_row_for_each_line() -> None:
     assert "1,234" in row
 
 
-def test_sizes_are_scaled_and_never_above_the_table(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_table_replaces_what_is_between_its_markers() -> None:
+    """The rest of the page stays; a page without markers is refused."""
+    page = f"before\n{render.BEGIN}\nold\n{render.END}\nafter\n"
+    text = render.with_block(page, render.block([alone("peak-memory", 1.0, "MB", "a restore")], 3))
+    assert text.startswith("before\n")
+    assert text.endswith(f"{render.END}\nafter\n")
+    assert "old" not in text
+    assert "3 rounds" in text
+    assert "| peak-memory | 1 | MB |" in text
+    with pytest.raises(InvalidError, match="no place"):
+        render.with_block("nothing here", "x")
+
+
+@pytest.mark.parametrize(
+    ("method", "url", "kind"),
+    [
+        ("PUT", "http://h/b/k", "PUT"),
+        ("GET", "http://h/b/k", "GET"),
+        ("GET", "http://h/b?list-type=2&prefix=x", "LIST"),
+        ("GET", "http://h/b?uploads", "LIST"),
+        ("DELETE", "http://h/b/k", "DELETE"),
+        ("DELETE", "http://h/b/k?tagging", "UNTAG"),
+        ("POST", "http://h/b?delete", "DELETE"),
+        ("HEAD", "http://h/b/k", "HEAD"),
+    ],
+)
+def test_requests_are_told_apart_by_method_and_query(method: str, url: str, kind: str) -> None:
+    """Removing a tag is no delete, and every kind of listing is a LIST."""
+    assert kind_of(method, url) == kind
+
+
+def test_latencies_meet_their_quantiles() -> None:
+    """At the known shares exactly, between them in between, drawn as often as the shares say."""
+    assert [round(FLIP_158.at(share), 3) for share in (0.5, 0.99, 0.999)] == [0.459, 1.57, 3.2]
+    assert 0.459 < FLIP_158.at(0.7) < 0.74
+    source = random.Random(1)
+    drawn = [FLIP_158.sample(source) for _ in range(20_000)]
+    assert percentile(drawn, 0.5) == pytest.approx(0.459, rel=0.02)
+    assert percentile(drawn, 0.99) == pytest.approx(1.57, rel=0.1)
+    assert [fixed(0.02).sample(source) for _ in range(3)] == pytest.approx([0.02] * 3)
+
+
+def test_a_slow_proxy_passes_requests_on_and_lets_answers_wait() -> None:
+    """Method, path, body and answer are the server's; the answer takes the latency at least."""
+    with SlowProxy("http://unused", None) as idle:
+        assert idle.endpoint.startswith("http://127.0.0.1:")
+    with _Echo() as echo, SlowProxy(echo.endpoint, fixed(0.05)) as proxy:
+        start = time.monotonic()
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{proxy.endpoint}/b/k?x=1", b"body", method="PUT")
+        ) as answer:
+            assert answer.read() == b"PUT /b/k?x=1 body"
+        assert time.monotonic() - start >= 0.05
+
+
+class _Echo(SlowProxy):
+    """A server that answers with what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__("http://unused", None)
+        self._server.RequestHandlerClass = _EchoHandler
+
+
+class _EchoHandler(BaseHTTPRequestHandler):
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        content = f"{self.command} {self.path} ".encode() + body
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_request(self, code: object = "-", size: object = "-") -> None:
+        """Nothing is logged."""
+
+
+def test_a_plot_is_a_file_of_the_kind_that_its_name_says(tmp_path: Path) -> None:
+    """Curves over numbers and over names."""
+    pictures = [
+        Picture(title="t", x="MiB", curves=[Curve(label="a", points=[(1, 0.5), (10, 0.7)])]),
+        Picture(title="u", x="latency", curves=[Curve(label="b", points=[("none", 1.0)])], logarithmic=False),
+    ]
+    plots.draw(pictures, tmp_path / "p.svg")
+    plots.draw(pictures, tmp_path / "p.png")
+    assert "<svg" in (tmp_path / "p.svg").read_text()
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_fresh_process_tells_its_own_peak(tmp_path: Path) -> None:
+    """Not that of the process that started it, however large that was; a failure says what went wrong."""
+    ballast = bytearray(300_000_000)
+    ballast[::4096] = b"x" * len(ballast[::4096])
+    (tmp_path / "file").write_bytes(b"x")
+    found = in_fresh_process("statemgr.bench.operations:hash_files", directory=str(tmp_path))
+    assert 10_000_000 < found["peak_bytes"] < 200_000_000
+    with pytest.raises(MeasurementFailed, match="No such file"):
+        in_fresh_process("statemgr.bench.operations:hash_files", directory=str(tmp_path / "missing"))
+
+
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    """By the next one; a run that goes on is left alone."""
+    dead = tmp_path / "run-dead"
+    dead.mkdir()
+    (dead / "owner.json").write_text("[1, 0.0]")
+    (tmp_path / "peers").mkdir()
+    with Session(Plan(work=tmp_path)) as first, Session(Plan(work=tmp_path)) as second:
+        left = {path.name for path in tmp_path.iterdir()}
+        assert left == {"peers", first.directory.name, second.directory.name}
+
+
+def test_sizes_are_scaled_and_never_above_the_table(tmp_path: Path) -> None:
     """Small runs measure less; nothing measures more than the table says."""
     with Session(Plan(work=tmp_path, scale=SMALL)) as session:
         assert session.bytes(2**30) == 2**21
