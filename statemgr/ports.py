@@ -310,6 +310,12 @@ class LocalDirectories(Protocol):
     def staging(self) -> Path:
         """A new name for a directory that is being made (it does not exist yet)."""
 
+    def abandon(self, staging: Path) -> None:
+        """Give up a staging directory that is not finished, but leave what is in it to another try."""
+
+    def leftovers(self) -> Sequence[Path]:
+        """Staging directories that were abandoned, or whose owners are dead: nobody else uses them."""
+
     def hash_files(self, directory: Path) -> CommittedDirectory:
         """The content hashes of a finished directory, taken from remembered ones where the inode is held by a hard
         link in a committed directory, read otherwise. State ID empty. Files that are no state are left out."""
@@ -490,7 +496,8 @@ class RestoreRequest:
     """Bring the state that ``marker`` names into ``staging`` (which does not exist yet).
 
     ``reusable`` directories may give files by hard link. ``older``: state ID → what older retained checkpoints say of
-    it; where such a state is among the reusable directories, a replay may start from it.
+    it; where such a state is among the reusable directories, a replay may start from it. ``leftovers`` are what earlier
+    tries left unfinished: files may be moved out of them, and nothing in them is what it seems before it is verified.
     """
 
     identity: StoreIdentity
@@ -499,6 +506,7 @@ class RestoreRequest:
     reusable: Sequence[CommittedDirectory]
     progress: Progress
     older: Mapping[str, OlderState] = field(default_factory=dict)
+    leftovers: Sequence[Path] = ()
 
 
 @dataclass(frozen=True, slots=True)

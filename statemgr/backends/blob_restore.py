@@ -4,7 +4,8 @@ Steps:
 
 1. get the index (size cap, hash, of this store, nothing hostile in it), before anything local is changed
 2. make the staging directory, and its sub-directories
-3. reuse local files of the same content by hard link, write the inline ones, fetch the rest in parallel
+3. reuse local files of the same content by hard link, write the inline ones, fetch the rest in parallel, of files
+   that an earlier try left unfinished only the parts that are not right
 4. verify: exactly the index's files, each of its size; hashes were checked as the bytes arrived
 
 Nothing is synced here: whoever takes the directory over does what it takes to rely on it.
@@ -18,7 +19,8 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from statemgr.backends.files import disk_errors, write_new
@@ -52,30 +54,64 @@ class BlobRestore:
         plan = plan_files(index.root, [directory.files for directory in request.reusable])
 
         announce(Phase.FETCH, subject)
-        _make_directories(request.staging, plan)
+        left = _left_files(request.leftovers)
+        _make_directories(request.staging, plan, sum(left[path][1] for path in plan.fetch if path in left))
         linked, missing = _link(request, plan, dict(index.root.walk()))
         _write_inline(request.staging, plan, ref.blob_id)
         fetches = {**plan.fetch, **missing}
-        self._transfer().fetch_files(
-            [Fetch(file, request.staging / path) for path, file in fetches.items()], request.progress
+        kept = self._transfer().fetch_files(
+            [
+                Fetch(file, request.staging / path, continued=_taken_over(left.get(path), request.staging / path, file))
+                for path, file in fetches.items()
+            ],
+            request.progress,
         )
 
         announce(Phase.VERIFY, subject)
         _verify(request.staging, index, ref.blob_id)
         return Restored(
             files={path: file.identity for path, file in index.root.walk()},
-            bytes_fetched=ref.size + sum(file.size for file in fetches.values()),
-            bytes_reused=linked,
+            bytes_fetched=ref.size + sum(file.size for file in fetches.values()) - kept,
+            bytes_reused=linked + kept,
         )
 
 
-def _make_directories(staging: Path, plan: FilePlan) -> None:
+def _left_files(leftovers: Sequence[Path]) -> dict[str, tuple[Path, int]]:
+    """Relative path → a file of that name that an earlier try left, and its size."""
+    found: dict[str, tuple[Path, int]] = {}
+    for leftover in leftovers:
+        for directory, _, names in os.walk(leftover):
+            for name in names:
+                path = Path(directory, name)
+                with suppress(OSError):
+                    found[path.relative_to(leftover).as_posix()] = path, path.lstat().st_size
+    return found
+
+
+def _taken_over(left: tuple[Path, int] | None, target: Path, file: FileIndex) -> bool:
+    """Move a file that an earlier try left to where it belongs. False where that is of no use."""
+    if left is None or left[1] != file.size or not file.parts:
+        return False
+    try:
+        os.rename(left[0], target)
+    except OSError:
+        return False  # another try was faster
+    status = target.lstat()
+    # written to only if no other directory has it, too
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size == file.size:
+        return True
+    target.unlink()
+    return False
+
+
+def _make_directories(staging: Path, plan: FilePlan, there: int) -> None:
     with disk_errors(staging):
         staging.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(staging.parent).free
-        if free < plan.fetch_bytes:
+        needed = plan.fetch_bytes - there
+        if free < needed:
             raise DiskFull(
-                f"the restore needs {plan.fetch_bytes} bytes and {free} are free",
+                f"the restore needs {needed} bytes and {free} are free",
                 hint="free space and call again", path=staging,
             )  # fmt: skip
         # mkdir fails where something stands already: nothing planted is ever entered

@@ -85,13 +85,14 @@ class NewFile:
         path: whose directory exists.
         size: bytes; they are reserved where the file system can, so that a full disk is found at once.
         parts: how many parts will be written.
+        exists: it is there already, at its full size, and nobody else's.
     """
 
-    def __init__(self, path: Path, size: int, parts: int) -> None:
+    def __init__(self, path: Path, size: int, parts: int, *, exists: bool = False) -> None:
         self.path = path
         self._size = size
         self._left = parts
-        self._made = False
+        self._made = exists
         self._lock = threading.Lock()
 
     @contextmanager

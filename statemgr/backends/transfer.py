@@ -108,20 +108,23 @@ class Transfer:
 
         return job
 
-    def fetch_files(self, fetches: Sequence[Fetch], progress: Progress = no_progress) -> None:
+    def fetch_files(self, fetches: Sequence[Fetch], progress: Progress = no_progress) -> int:
         """Write files, part by part in parallel, verified; the smallest first. Nothing existing is written to.
 
         Nothing is synced: who takes the files over makes them durable, or does not need them to be.
 
+        Returns: bytes that were there already, of files that are continued.
+
         Raises: MissingBlob, CorruptBlob (twice the wrong bytes), UnavailableError, AccessDenied, DiskFull.
         """
-        done, total = Counter(), sum(fetch.file.size for fetch in fetches)
+        done, kept, total = Counter(), Counter(), sum(fetch.file.size for fetch in fetches)
         with self._pool.batch(lambda: progress("fetch", done.value, total)) as batch:
             together, others = runs(fetches)
             for run in together:
                 batch.submit(partial(self._fetch_run, batch, run, done), run.size)
             for fetch in sorted(others, key=lambda fetch: fetch.file.size):
-                self._fetch(batch, fetch, done)
+                self._fetch(batch, fetch, done, kept)
+        return kept.value
 
     def _fetch_run(self, batch: Batch, run: Run, done: Counter) -> None:
         batch.check()
@@ -141,27 +144,49 @@ class Transfer:
             else:  # once more by itself, which tells what is wrong
                 self._fetch_job(batch, fetch.file, part, NewFile(fetch.target, fetch.file.size, 1), 0, done)()
 
-    def _fetch(self, batch: Batch, fetch: Fetch, done: Counter) -> None:
+    def _fetch(self, batch: Batch, fetch: Fetch, done: Counter, kept: Counter) -> None:
         if not fetch.file.parts:
             write_new(fetch.target, b"")
-        target = NewFile(fetch.target, fetch.file.size, len(fetch.file.parts))
+        target = NewFile(fetch.target, fetch.file.size, len(fetch.file.parts), exists=fetch.continued)
         offset = 0
         for part in fetch.file.parts:
-            batch.submit(self._fetch_job(batch, fetch.file, part, target, offset, done), part.size)
+            keep = partial(self._keep, part, fetch.target, offset, kept) if fetch.continued else None
+            batch.submit(self._fetch_job(batch, fetch.file, part, target, offset, done, keep), part.size)
             offset += part.size
 
+    def _keep(self, part: BlobRef, path: Path, offset: int, kept: Counter) -> bool:
+        """Whether a part is right where it is."""
+        there = hasher()
+        with SourceFile(path) as source:
+            for piece in source.pieces(offset, part.size, self._buffer()):
+                there.update(piece)
+        if there.digest() != part.hash:
+            return False
+        kept.add(part.size)
+        return True
+
     def _fetch_job(
-        self, batch: Batch, file: FileIndex, part: BlobRef, target: NewFile, offset: int, done: Counter
+        self,
+        batch: Batch,
+        file: FileIndex,
+        part: BlobRef,
+        target: NewFile,
+        offset: int,
+        done: Counter,
+        keep: Callable[[], bool] | None = None,
     ) -> Callable[[], None]:
         def job() -> None:
-            with target.part() as fd:
+            if keep is not None and keep():
+                done.add(part.size)
+            else:
+                with target.part() as fd:
 
-                def write(position: int, piece: memoryview) -> None:
-                    batch.check()
-                    target.write(fd, offset + position, piece)
-                    done.add(len(piece))
+                    def write(position: int, piece: memoryview) -> None:
+                        batch.check()
+                        target.write(fd, offset + position, piece)
+                        done.add(len(piece))
 
-                self._read_verified(part, write, restart=lambda got: done.add(-got))
+                    self._read_verified(part, write, restart=lambda got: done.add(-got))
             # the only part of a file has been hashed already
             if target.part_done() and (len(file.parts) > 1 or part.hash != file.hash):
                 self._verify_whole(file, target.path)

@@ -24,10 +24,14 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """A file of an index and the path, which must not exist yet, to write it to."""
+    """A file of an index and the path to write it to, which must not exist yet.
+
+    ``continued``: it does exist, at its full size, as an earlier try left it: parts that are right in it stay.
+    """
 
     file: FileIndex
     target: Path
+    continued: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,9 @@ def runs(fetches: Iterable[Fetch]) -> tuple[list[Run], list[Fetch]]:
     others: list[Fetch] = []
     for fetch in fetches:
         parts = fetch.file.parts
-        if len(parts) == 1 and parts[0].offset is not None and 0 < parts[0].size <= RUN_SIZE:
+        packed = len(parts) == 1 and parts[0].offset is not None and 0 < parts[0].size <= RUN_SIZE
+        if packed and not fetch.continued:
+            assert parts[0].offset is not None
             slices.append((parts[0].blob_id, parts[0].offset, fetch))
         else:
             others.append(fetch)

@@ -9,7 +9,8 @@ Steps (the topic was fenced and read before, by the manager or the driver):
 5. clone into a private live directory and open
 
 Nothing local is changed before the plan stands. A factory that fails with missing, corrupt or unreachable state is
-followed by the next one of the restore list, and the reason is kept.
+followed by the next one of the restore list, and the reason is kept. What a try that failed for the moment, or died,
+has fetched is left where it is: the next one goes on with what is right of it, and then removes it.
 """
 
 from __future__ import annotations
@@ -151,6 +152,7 @@ def restore_store(
                     directories.reusable(),
                     progress,
                     plan.older.get(factory, {}),
+                    directories.leftovers(),
                 )
             )
             announce(Phase.SWAP, f"{task}/{plan.store}")
@@ -159,9 +161,13 @@ def restore_store(
             reasons[factory] = str(error)
             failure = error.with_where(task=task, store=plan.store)
             log.warning("task %s store %s: %s could not restore it: %s", task, plan.store, factory, error)
+            if isinstance(error, RetryableError):
+                directories.abandon(staging)
             continue
         finally:
             directories.discard(staging)
+        for leftover in directories.leftovers():
+            directories.discard(leftover)
         return committed, StoreRestore(
             plan.store,
             factory,

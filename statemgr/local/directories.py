@@ -77,6 +77,24 @@ class StoreDirectories:
         """As the port says."""
         return self._new("staging")
 
+    def abandon(self, staging: Path) -> None:
+        """As the port says; one that does not exist is no error."""
+        if staging.parent != self._root / "staging":
+            raise InvalidError("only staging directories are abandoned", path=staging)
+        with translated("cannot abandon a local directory", staging), suppress(FileNotFoundError):
+            os.rename(staging, staging.with_name(staging.name.partition(".")[0] + ".left"))
+
+    def leftovers(self) -> Sequence[Path]:
+        """As the port says."""
+        staging = self._root / "staging"
+        if not staging.is_dir():
+            return []
+        with self._changing("cannot look for unfinished local directories"):
+            signs = self._root / "owners"
+            names = sorted(os.listdir(staging))
+            dead = {token for token in {name.rpartition(".")[2] for name in names} if not is_alive(signs, token)}
+            return [staging / name for name in names if name.rpartition(".")[2] in dead]
+
     def hash_files(self, directory: Path) -> CommittedDirectory:
         """As the port says. Raises: InvalidError (not flushed), CorruptError (a link in it), MissingState."""
         with translated("cannot read a local directory", directory):

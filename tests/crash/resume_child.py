@@ -1,0 +1,58 @@
+"""A restore of one store from blobs, without Kafka; dies by SIGKILL at the n-th GET of a part if told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from contextlib import AbstractContextManager
+from typing import Any
+
+from statemgr import JobConfig
+from statemgr.blobs.file import FileBlobStore
+from statemgr.flows.restore import StoreRestore, restore_store
+from statemgr.model.checkpoint import BlobRef, IndexMarker
+from statemgr.model.plan import StorePlan
+from statemgr.ports import BlobReader, CommittedDirectory
+from statemgr.runtime import Runtime
+
+TASK, STORE = "Partition 0", "totals"
+
+
+def restore(config: JobConfig, marker: IndexMarker) -> tuple[CommittedDirectory | None, StoreRestore]:
+    """The flow for one store."""
+    runtime = Runtime(config)
+    try:
+        plan = StorePlan(STORE, "state-0", (("blob-store", marker),), {})
+        return restore_store(runtime.parts, TASK, plan, lambda what, done, total: None)
+    finally:
+        runtime.close()
+
+
+def die_at(number: int) -> None:
+    """Kill this process when so many parts were asked for."""
+    get, seen, lock = FileBlobStore.get, [0], threading.Lock()
+
+    def counting(self: FileBlobStore, blob_id: str, *more: Any) -> AbstractContextManager[BlobReader]:
+        if not blob_id.endswith("/index"):
+            with lock:
+                seen[0] += 1
+                if seen[0] == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        return get(self, blob_id, *more)
+
+    FileBlobStore.get = counting  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Do what the order in the first argument says."""
+    order = json.loads(sys.argv[1])
+    die_at(order["die_at"])
+    blob_id, size, digest = order["index"]
+    restore(JobConfig.from_mapping(order["config"]), IndexMarker(BlobRef(blob_id, size, bytes.fromhex(digest))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""A restore that was killed, or that failed, goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from statemgr import JobConfig
+from statemgr.blobs.file import FileBlobStore
+from statemgr.errors import UnavailableError
+from statemgr.local.clock import SystemClock
+from statemgr.model.checkpoint import IndexMarker
+from tests.blob_snapshots import Snapshots, read_tree
+from tests.crash.resume_child import STORE, TASK, restore
+
+ROOT = Path(__file__).resolve().parents[2]
+PART = 100_000
+TREE = {f"{n}.sst": random.Random(n).randbytes(10 * PART) for n in range(4)} | {"CURRENT": b"MANIFEST-1\n"}
+SIZE = sum(map(len, TREE.values()))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> JobConfig:
+    """A job whose blobs are files; one part at a time, so that a test knows what was fetched."""
+    return JobConfig.from_mapping(
+        {
+            "job.name": "orders",
+            "state.dir": str(tmp_path / "state"),
+            "blob.store.uri": f"file://{tmp_path}/blobs",
+            "blob.store.parallelism": 1,
+            "blob.store.retry.policy.max.retries": 0,
+            f"stores.{STORE}.backup.factories": ["blob-store"],
+            f"stores.{STORE}.restore.factories": ["blob-store"],
+        }
+    )
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Iterator[IndexMarker]:
+    """A snapshot of the tree."""
+    snapshots = Snapshots(tmp_path / "source", FileBlobStore(tmp_path / "blobs", SystemClock()), SystemClock())
+    yield snapshots.commit(TREE)
+    snapshots.transfer.close()
+
+
+def staging(config: JobConfig) -> list[str]:
+    """What lies in the store's staging area."""
+    directory = Path(config.state_dir, "orders", "1", TASK.replace(" ", "_"), STORE, "staging")
+    return os.listdir(directory)
+
+
+def killed(config: JobConfig, marker: IndexMarker, die_at: int) -> None:
+    """A process that begins to restore, and dies."""
+    index = marker.index
+    order = {
+        "config": config.to_mapping(),
+        "index": [index.blob_id, index.size, index.hash.hex()],
+        "die_at": die_at,
+    }
+    child = subprocess.run([sys.executable, "-m", "tests.crash.resume_child", json.dumps(order)], cwd=ROOT, timeout=60)
+    assert child.returncode == -signal.SIGKILL
+
+
+def check_whole(config: JobConfig, marker: IndexMarker, at_most: int) -> None:
+    """A restore is exact, fetches at most so much, and leaves nothing unfinished behind."""
+    directory, restored = restore(config, marker)
+    assert directory is not None
+    assert read_tree(directory.path) == TREE
+    assert restored.bytes_fetched <= at_most
+    assert restored.bytes_fetched + restored.bytes_reused >= SIZE - len(TREE["CURRENT"])
+    assert staging(config) == []
+
+
+def test_a_killed_restore_goes_on_where_it_stopped(config: JobConfig, marker: IndexMarker) -> None:
+    """Parts that a killed process fetched are not fetched again, over several crashes."""
+    killed(config, marker, 11)
+    killed(config, marker, 16)
+    check_whole(config, marker, SIZE - 24 * PART + marker.index.size)
+
+
+def test_what_a_killed_restore_left_is_verified(config: JobConfig, marker: IndexMarker) -> None:
+    """Invariant 9: bytes that are not what the index says are fetched again, a linked file is not written to."""
+    killed(config, marker, 21)
+    [left] = staging(config)
+    directory = Path(config.state_dir, "orders", "1", TASK.replace(" ", "_"), STORE, "staging", left)
+    first, second = sorted(path for path in directory.iterdir() if path.suffix == ".sst")[:2]
+    with first.open("r+b") as file:
+        file.write(b"other")
+    elsewhere = directory.parent.parent / "elsewhere"
+    os.link(second, elsewhere)
+    before = elsewhere.read_bytes()
+    check_whole(config, marker, SIZE - 9 * PART + marker.index.size)
+    assert elsewhere.read_bytes() == before
+
+
+def test_a_restore_that_failed_goes_on_in_the_same_way(
+    config: JobConfig, marker: IndexMarker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A30: after a failure of the blob store, the next try in the same process fetches the rest."""
+    get, calls = FileBlobStore.get, [0]
+
+    def failing(self: FileBlobStore, blob_id: str, *more: object) -> object:
+        calls[0] += 1
+        if calls[0] == 20:
+            raise UnavailableError("503")
+        return get(self, blob_id, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FileBlobStore, "get", failing)
+    with pytest.raises(UnavailableError):
+        restore(config, marker)
+    assert len(staging(config)) == 1
+    check_whole(config, marker, SIZE - 18 * PART + marker.index.size)
