@@ -1,4 +1,5 @@
-"""Prometheus metrics of a consumer loop's commits: by task what the last one cost, and how often it held one up."""
+"""Prometheus metrics of a consumer loop's commits: by task what the last one cost, and how often it held one up; by
+store what its segments have grown to and how long its last snapshot took."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from statemgr.ports import Clock
 
+_OF_STORE = ("job", "task", "store")
+
 
 class CommitMetrics:
     """The metrics of all tasks of one state manager.
@@ -17,6 +20,10 @@ class CommitMetrics:
     ``statemgr_commit_seconds{phase}``. Of all together: ``statemgr_commits_total{outcome}``,
     ``statemgr_commits_skipped_total`` (periodic ones that fell due while one was on its way),
     ``statemgr_commits_blocked_total`` and ``statemgr_commit_blocked_seconds_total`` (back-pressure).
+
+    Of each store that is committed as segments: ``statemgr_segments`` and ``statemgr_segments_bytes`` (those after its
+    snapshot, at the last commit) and ``statemgr_materialization_seconds`` (of its last snapshot). Of all together:
+    ``statemgr_materializations_total{outcome}``.
     """
 
     def __init__(self, job: str, registry: CollectorRegistry, clock: Clock) -> None:
@@ -31,6 +38,12 @@ class CommitMetrics:
         self.changes = gauge("changes", "Changes in the last commit")
         self.uploaded = gauge("uploaded_bytes", "Bytes of the blobs that the last commit uploaded")
         self.seconds = gauge("seconds", "Seconds that a phase of the last commit took", "phase")
+        self.segments = Gauge("statemgr_segments", "Segments after the snapshot", _OF_STORE, registry=registry)
+        self.segments_bytes = Gauge("statemgr_segments_bytes", "Their bytes", _OF_STORE, registry=registry)
+        self.materialization = Gauge(
+            "statemgr_materialization_seconds", "Seconds that the last snapshot took", _OF_STORE, registry=registry
+        )
+        self.materializations = counter("materializations", "Snapshots that ended", "outcome")
         self.commits = counter("commits", "Commits that ended", "outcome")
         self.skipped = counter("commits_skipped", "Periodic commits left out while one was on its way").labels(job)
         self.blocked = counter("commits_blocked", "Waits for a commit beyond task.commit.max.delay.ms").labels(job)
@@ -49,6 +62,8 @@ class TaskCommits:
         self._labels = (metrics.job, task)
         self._blocked_at: float | None = None
         self._phases: set[str] = set()
+        self._segments: set[str] = set()
+        self._materialized: set[str] = set()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -77,6 +92,20 @@ class TaskCommits:
     def uploaded(self, size: int) -> None:
         """How many bytes of blobs the commit uploaded."""
         self._metrics.uploaded.labels(*self._labels).set(size)
+
+    def backlog(self, store: str, segments: int, size: int) -> None:
+        """The published chain of a store has so many segments, of so many bytes."""
+        self._segments.add(store)
+        self._metrics.segments.labels(*self._labels, store).set(segments)
+        self._metrics.segments_bytes.labels(*self._labels, store).set(size)
+
+    def materialized(self, store: str, seconds: float | None) -> None:
+        """A snapshot was made in so many seconds; None for one that failed."""
+        outcome = "failed" if seconds is None else "made"
+        self._metrics.materializations.labels(self._metrics.job, outcome).inc()
+        if seconds is not None:
+            self._materialized.add(store)
+            self._metrics.materialization.labels(*self._labels, store).set(seconds)
 
     def skipped(self) -> None:
         """A periodic commit was left out, since one was on its way."""
@@ -108,3 +137,8 @@ class TaskCommits:
             self._metrics.uploaded.remove(*self._labels)
             for name in self._phases:
                 self._metrics.seconds.remove(*self._labels, name)
+        for store in self._segments:
+            self._metrics.segments.remove(*self._labels, store)
+            self._metrics.segments_bytes.remove(*self._labels, store)
+        for store in self._materialized:
+            self._metrics.materialization.remove(*self._labels, store)

@@ -65,7 +65,7 @@ class Task:
         self._clean_up = CleanUp(parts, name)
         self._output = Output(name)
         self._in_flight = InFlight(name, parts.config, parts.clock, metrics)
-        self._materializer = Materializer(parts, name, stores)
+        self._materializer = Materializer(parts, name, stores, metrics)
         self._unsettled: tuple[FrozenCommit, PreparedCommit, CheckpointRecord | None] | None = None
         self._fenced: FencedError | None = None
         self._closed = False
@@ -237,9 +237,16 @@ class Task:
             for store in self._stores.values():
                 closing.callback(store.close)
             closing.callback(self._leave_copies)
-            closing.callback(self._materializer.close)
+            closing.callback(self._say_what_is_dropped)
             closing.callback(self.metrics.close)
+            closing.callback(self._materializer.close)
             closing.callback(self._in_flight.close)
+
+    def _say_what_is_dropped(self) -> None:
+        counts = {name: store.uncommitted for name, store in self._stores.items() if store.config.backup_factories}
+        dropped = ", ".join(f"{count} of {name}" for name, count in counts.items() if count)
+        if dropped:
+            log.warning("task %s: closed without these changes being committed: %s", self.name, dropped)
 
     def _leave_copies(self) -> None:
         """The next start on this machine replays nothing. It fails nothing: what is local is a cache."""

@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 from statemgr.errors import ClosedError, RetryableError, StatemgrError
 from statemgr.flows.open_store import NO_CHANGES, OpenStore
@@ -28,13 +29,26 @@ from statemgr.ports import SegmentBackupManager, StoreIdentity, StoreSnapshot
 log = logging.getLogger(__name__)
 
 
+class MaterializerMetrics(Protocol):
+    """What is told of the snapshots of one task's stores."""
+
+    def backlog(self, store: str, segments: int, size: int) -> None:
+        """The published chain of a store has so many segments, of so many bytes."""
+        ...
+
+    def materialized(self, store: str, seconds: float | None) -> None:
+        """A snapshot was made in so many seconds; None for one that failed."""
+        ...
+
+
 class Materializer:
     """The background snapshots of one task's stores."""
 
-    def __init__(self, parts: Parts, task: str, stores: Mapping[str, OpenStore]) -> None:
+    def __init__(self, parts: Parts, task: str, stores: Mapping[str, OpenStore], metrics: MaterializerMetrics) -> None:
         self._parts = parts
         self._task = task
         self._stores = stores
+        self._metrics = metrics
         now, interval = parts.clock.monotonic(), parts.config.snapshot_interval.seconds or 0
         #: store → when its last snapshot was begun; the first interval is cut short
         self._last = {name: now - interval * (1 - _share_of_interval(store.identity)) for name, store in stores.items()}
@@ -46,19 +60,20 @@ class Materializer:
 
     def after_commit(self, checkpoint: Checkpoint) -> None:
         """Start what is due, one store at a time. What fails in finding out is tried after the next commit."""
-        if self._closing.is_set() or (self._running is not None and not self._running.done()):
+        if self._closing.is_set():
             return
+        busy = self._running is not None and not self._running.done()
         for name, store in self._stores.items():
             try:
                 found = self._due(store, checkpoint)
             except StatemgrError as error:
                 log.warning("task %s: %s is not materialised now: %s", self._task, name, error)
                 continue
-            if found is not None:
+            if found is not None and not busy:
+                busy = True
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"statemgr-snapshot-{self._task}")
                 self._running = self._pool.submit(self._tried, store, found, checkpoint)
-                return
 
     def check(self) -> None:
         """Before a commit. Raises: RetryableError when snapshots have failed more often than is tolerated."""
@@ -86,6 +101,7 @@ class Materializer:
             if not isinstance(manager, SegmentBackupManager) or marker is None:
                 continue
             backlog = manager.backlog(store.identity, marker, store.origin)
+            self._metrics.backlog(store.identity.store, backlog.segments, backlog.size)
             if not backlog.segments or backlog.waiting:
                 continue
             seconds = self._parts.clock.monotonic() - self._last[store.identity.store]
@@ -98,15 +114,17 @@ class Materializer:
 
     def _tried(self, store: OpenStore, factory: str, checkpoint: Checkpoint) -> None:
         name = store.identity.store
-        self._last[name] = self._parts.clock.monotonic()
+        self._last[name] = begun = self._parts.clock.monotonic()
         try:
             materialize(self._parts, store, factory, checkpoint)
+            self._metrics.materialized(name, self._parts.clock.monotonic() - begun)
             self._failures, self._failed = 0, None
         except ClosedError:
             return
         except StatemgrError as error:
             self._failures += 1
             self._failed = error
+            self._metrics.materialized(name, None)
             log.warning("task %s: a snapshot of %s failed, it is tried again: %s", self._task, name, error)
 
 

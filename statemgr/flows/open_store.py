@@ -76,6 +76,11 @@ class OpenStore:
         return self.state_id is None or self.content.pending > 0 or self.local.sequence_number != self._committed_at
 
     @property
+    def uncommitted(self) -> int:
+        """Changes that the published checkpoint does not have, as the database counts them."""
+        return self.content.pending + self.local.sequence_number - self._committed_at
+
+    @property
     def origin(self) -> object | None:
         """What the numbers of its changes belong to; None where no backend needs changes."""
         return self._buffer.origin if self._buffer is not None else None

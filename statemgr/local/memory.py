@@ -6,6 +6,7 @@ Its content is written whole, as one change segment, when it is flushed.
 from __future__ import annotations
 
 import os
+import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,13 +21,14 @@ FILE = "memory.segment"
 
 
 class MemoryStore:
-    """Implements ``ports.LocalStore``. Safe to read from other threads than the writing one."""
+    """Implements ``ports.LocalStore``. Other threads than the writing one may read, flush and make checkpoints."""
 
     def __init__(self, directory: Path, content: dict[bytes, bytes]) -> None:
         self._directory = directory
         self._content: dict[bytes, bytes] | None = content
         self._keys: list[bytes] | None = None
         self._sequence_number = len(content)
+        self._flushing = threading.Lock()
         self._flushed_at = self._sequence_number if content else -1
 
     @classmethod
@@ -117,9 +119,14 @@ class MemoryStore:
 
     def flush(self) -> None:
         """As the port says. Raises: DiskFull; nothing is lost then."""
-        number, content = self._sequence_number, self._items
+        with self._flushing:
+            self._flush()
+
+    def _flush(self) -> None:
+        number, items = self._sequence_number, self._items
         if number == self._flushed_at:
             return
+        content = items.copy()  # of one moment: the writing thread may go on
         path = self._directory / FILE
         temporary = path.with_name(FILE + ".tmp")
         with translated("cannot flush the store", self._directory):

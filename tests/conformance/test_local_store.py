@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -369,3 +370,40 @@ def test_unknown_kind(tmp_path: Path) -> None:
         bulk_writer("tape", tmp_path, {})
     with pytest.raises(ConfigError, match="tape"):
         open_snapshot("tape", tmp_path, {})
+
+
+def test_a_checkpoint_beside_writes(store: LocalStore, open_at: Open, tmp_path: Path) -> None:
+    """B3: one that is made while a thread writes has all that was there at its begin; the writer's own are exact."""
+    value = bytes(20_000)
+    seen: list[tuple[Path, int]] = []
+    written, stop, failures = [0], threading.Event(), list[BaseException]()
+
+    def snapshots() -> None:
+        try:
+            while not stop.is_set():
+                seen.append((tmp_path / f"beside-{len(seen)}", written[0]))
+                store.flush()
+                store.checkpoint(seen[-1][0])
+        except BaseException as error:
+            failures.append(error)
+
+    beside = threading.Thread(target=snapshots)
+    beside.start()
+    try:
+        while (written[0] < 40 or len(seen) < 4) and beside.is_alive():
+            number = written[0]
+            store.write([(b"%d" % number, value)])
+            written[0] = number + 1
+            if number % 4 == 0:
+                store.flush()
+                store.checkpoint(tmp_path / f"own-{number}")
+    finally:
+        stop.set()
+        beside.join(60)
+    assert failures == []
+    for number in range(0, written[0], 4):
+        assert len(list(open_at(tmp_path / f"own-{number}").scan(None, None))) == number + 1
+    for directory, begun in seen:
+        found = {key for key, _ in open_at(directory).scan(None, None)}
+        assert found == {b"%d" % number for number in range(len(found))}
+        assert len(found) >= begun

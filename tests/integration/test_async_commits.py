@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -113,33 +114,41 @@ def test_an_explicit_commit_waits_and_fails_at_the_timeout(kafka: KafkaServer, t
         assert totals(config, factory)[TASK] == {b"a": b"1", b"b": b"1", b"c": b"1"}
 
 
-def test_metrics_of_a_commit_by_phase(kafka: KafkaServer, tmp_path: Path) -> None:
-    """B11: changes, uploaded bytes and the seconds of each phase; gone when the task is."""
-    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",)))
+@pytest.mark.parametrize("factory", ["blob-store", "blob-changelog"])
+def test_metrics_of_a_commit_by_phase(kafka: KafkaServer, tmp_path: Path, factory: str) -> None:
+    """B11: changes, uploaded bytes and the seconds of each phase, and what segments grow to; gone when the task is."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=(factory,)))
     phases = ("flush", "upload", "publish", "clean-up")
+    large = random.Random(0).randbytes(5000)
     with StateManager(config) as manager:
         with manager.open_task(TASK) as task:
             write(task, {b"%d" % n: b"x" * 100 for n in range(50)})
             task.commit({"orders-0": 1})
             assert sample(manager, "statemgr_commit_changes", task=TASK) == 50
             stored = sum(path.stat().st_size for path in (tmp_path / "blobs").rglob("*") if path.is_file())
-            assert sample(manager, "statemgr_commit_uploaded_bytes", task=TASK) == stored
+            if factory == "blob-store":
+                assert sample(manager, "statemgr_commit_uploaded_bytes", task=TASK) == stored
             assert all(sample(manager, "statemgr_commit_seconds", task=TASK, phase=phase) > 0 for phase in phases)
-            write(task, {b"0": None})
+            write(task, {b"0": large})
             task.commit({"orders-0": 2})
             assert sample(manager, "statemgr_commit_changes", task=TASK) == 1
+            assert sample(manager, "statemgr_commit_uploaded_bytes", task=TASK) > len(large)
+            if factory == "blob-changelog":
+                assert sample(manager, "statemgr_segments", task=TASK, store="totals") == 1
+                grown = sample(manager, "statemgr_segments_bytes", task=TASK, store="totals")
+                assert len(large) < grown < len(large) + 1000
 
             def fail(phase: Phase, subject: str) -> None:
-                if phase is Phase.UPLOAD:
+                if phase in (Phase.UPLOAD, Phase.PUT_SEGMENTS):
                     raise UnavailableError("told to")
 
-            write(task, {b"1": None})
+            write(task, {b"1": large})
             with observed(fail), pytest.raises(UnavailableError):
                 task.commit({"orders-0": 3})
         assert sample(manager, "statemgr_commits_total", outcome="published") == 2
         assert sample(manager, "statemgr_commits_total", outcome="failed") == 1
         names = {found.name for metric in manager.metrics.registry.collect() for found in metric.samples}
-        assert "statemgr_commit_changes" not in names
+        assert not names & {"statemgr_commit_changes", "statemgr_segments", "statemgr_segments_bytes"}
 
 
 def test_an_error_that_nobody_was_told_is_logged_at_the_close(
@@ -163,6 +172,33 @@ def test_an_error_that_nobody_was_told_is_logged_at_the_close(
         with pytest.raises(ClosedError):
             task.commit({"orders-0": 1})
     assert current(config) is None
+
+
+def test_what_is_dropped_at_the_close_is_said(
+    kafka: KafkaServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C4: changes that no commit has published are gone after a close, and one line says how many of which store."""
+    stores = ("totals", "index", "unchanged")
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-changelog",), stores=stores))
+    with caplog.at_level(logging.WARNING, "statemgr"), StateManager(config) as manager:
+        task = manager.open_task(TASK)
+        write(task, {b"a": b"1"}, stores)
+        task.commit({"orders-0": 1})
+        task.close()
+        assert caplog.text == "", "nothing was dropped"
+        task = manager.open_task(TASK)
+        write(task, {b"a": b"2", b"b": b"2"})
+        task.store("totals").get_many([b"a"])
+        list(task.store("totals").range())  # one half is written to the database, the other is still gathered
+        write(task, {b"c": b"3", b"a": None}, ("totals", "index"))
+        task.close()
+        [line] = caplog.messages
+        assert line.startswith(f"task {TASK}: ")
+        assert line.endswith("2 of index, 4 of totals")
+        caplog.clear()
+        with manager.open_task(TASK) as task:
+            assert [dict(task.store(name).range()) for name in stores] == [{b"a": b"1"}] * 3
+        assert caplog.text == ""
 
 
 class Running:

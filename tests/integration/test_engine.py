@@ -24,14 +24,17 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.kafka.publisher import TransactionalPublisher, _State
-from statemgr.model.checkpoint import BlobRef, Layout
+from statemgr.model.checkpoint import BlobRef, Layout, Marker
 from statemgr.phases import Phase, observed
+from statemgr.ports import SegmentBackupManager
+from statemgr.runtime import Runtime
 from tests.commits import TASK, attempt, blob_files, commit, current, published, referenced, totals
 from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import committed, state_of
 from tests.servers import KafkaServer
 
 TASKS = ("Partition 0", "Partition 1")
+SEGMENTS = "blob-changelog"
 
 
 def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
@@ -108,6 +111,56 @@ def test_of_two_attempts_only_the_published_one_counts(driver: StateManager, tmp
         assert totals(driver.config, factory)[TASK] == {b"by": b"second"}
     left = blob_files(tmp_path, expiring=True)
     assert left == set(lost.added_blobs), "what the lost attempt made expires, and nothing else does"
+
+
+def test_attempts_of_segments_are_one_version(kafka: KafkaServer, tmp_path: Path) -> None:
+    """B7, B8: of two attempts at a batch one becomes the version, whole; a late one is refused. When a snapshot is due,
+    the attempt stores one in place of its segment."""
+    config = job(
+        kafka, tmp_path, backup=(SEGMENTS,), tasks=1, task__commit__snapshot__interval=["3 commits"],
+        task__checkpoint__retained=1,
+    )  # fmt: skip
+    big, model = random.Random(0).randbytes(5000), dict[bytes, bytes]()
+    backlogs, expiring = [], set[str]()
+    with StateManager(config) as driver:
+        epoch = driver.acquire()
+        checkpoints = epoch.checkpoints
+        for batch in range(7):
+            items: dict[bytes, bytes | None] = {b"%d" % batch: big, b"%d" % (batch - 2): None, b"by": b"kept"}
+            machines = [elsewhere(config, tmp_path / f"executor-{n}", SEGMENTS) for n in (batch % 2, batch, 99)]
+            kept = attempt(machines[0], epoch, TASK, items, batch, checkpoints=checkpoints)
+            lost = attempt(
+                machines[1], epoch, TASK, {**items, b"by": b"lost", b"x": big}, batch, checkpoints=checkpoints
+            )
+            assert not set(lost.added_blobs) & set(kept.added_blobs)
+            again = attempt(machines[2], epoch, TASK, {b"by": b"again"}, batch, checkpoints=checkpoints)
+            checkpoints = driver.publish([kept])
+            for late in (lost, again, kept):
+                with pytest.raises(InvalidError):
+                    driver.publish([late])
+            expiring |= {*lost.added_blobs, *again.added_blobs}
+            model |= {key: value for key, value in items.items() if value is not None}
+            model.pop(b"%d" % (batch - 2), None)
+            assert totals(config, SEGMENTS) == {TASK: model}
+            assert blob_files(tmp_path, expiring=False) == referenced(config)
+            marker = checkpoints[TASK].marker(SEGMENTS, "totals")
+            assert marker is not None
+            backlogs.append(backlog(config, marker))
+    assert blob_files(tmp_path, expiring=True) == expiring
+    assert backlogs[0] == 0
+    assert backlogs[1:].count(0) >= 1, "a snapshot was due"
+    assert 2 <= max(backlogs) <= 3
+
+
+def backlog(config: JobConfig, marker: Marker) -> int:
+    """How many segments a marker's chain has."""
+    runtime = Runtime(config)
+    try:
+        manager = runtime.parts.backup_manager(SEGMENTS)
+        assert isinstance(manager, SegmentBackupManager)
+        return manager.backlog(runtime.parts.identity(TASK, "totals"), marker).segments
+    finally:
+        runtime.close()
 
 
 def test_an_attempt_of_an_older_epoch_is_refused(driver: StateManager, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ INDEX_V1 = (
 
 
 def test_single_object_encoding() -> None:
-    """Every record starts with C3 01 and the fingerprint of its schema."""
+    """Every record starts with 0xC301 and the fingerprint of its schema."""
     for name, data in {
         "checkpoint_key.v1": codec.encode_key(KEY),
         "checkpoint.v2": codec.encode_record(sample.RECORD),

@@ -14,15 +14,18 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 _NODE_ID = re.compile(r"tests/[\w/]+\.py::[\w:]+")
 #: ``| 7 | one sentence | tests |``
-_ROW = re.compile(r"^\| (A?\d+) \| (.+) \| (.*) \|$")
+_ROW = re.compile(r"^\| ([ABC]?\d+) \| (.+) \| (.*) \|$")
 #: Scenarios that this release has.
-SCENARIOS = [f"A{n}" for n in (*range(1, 43), 46, 47, 49)]
+SCENARIOS = [
+    *(f"A{n}" for n in (*range(1, 43), 46, 47, 49)),
+    *(f"{part}{n}" for part in "BC" for n in range(1, 12)),
+]
 #: How docstrings of tests name a row: words before a list or a range of numbers → the table.
 _NAMES = {
     "invariant": re.compile(r"\b[Ii]nvariants? (\d+(?:(?:, | and | to )\d+)*)"),
     "protocol": re.compile(r"\b[Pp]rotocol (\d+(?:(?:, | and | to )\d+)*)"),
     "fault": re.compile(r"\b(?:FAULTS?|[Ff]aults?) (\d+(?:(?:, | and | to )\d+)*)"),
-    "scenario": re.compile(r"\b(A\d+)\b"),
+    "scenario": re.compile(r"\b([ABC]\d+)\b"),
 }
 
 

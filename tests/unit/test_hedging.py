@@ -46,7 +46,7 @@ def test_one_attempt_is_enough(clock: ManualClock) -> None:
 
 
 def test_the_second_attempt_wins_and_the_loser_is_handed_over(hedger: Hedger) -> None:
-    """A36: an attempt that hangs is overtaken; its late result goes to whoever cleans up after it."""
+    """C8: an attempt that hangs is overtaken; its late result goes to whoever cleans up after it."""
     release, handed = threading.Event(), threading.Event()
     late: list[str] = []
 
@@ -132,7 +132,7 @@ def test_an_error_in_lost_changes_nothing(hedger: Hedger, caplog: pytest.LogCapt
 
 
 def test_the_budget_caps_the_extra_attempts(clock: ManualClock) -> None:
-    """A store that is slow as a whole gets at most the budget's extra requests."""
+    """C8: a store that is slow as a whole gets at most the budget's extra requests."""
     hedger = Hedger(clock, threads=4, budget=0.1, least_samples=1, least_delay=0)
 
     def attempt(number: int) -> int:

@@ -35,7 +35,7 @@ def read(data: bytes) -> list[Change]:
 
 
 def test_order_deletes_and_empty_values_are_kept() -> None:
-    """Put, delete and put of one key, an empty key and value, and a delete of an absent key come back."""
+    """B8: put, delete and put of one key, an empty key and value, and a delete of an absent key come back."""
     assert read(encode_segment(CHANGES)) == CHANGES
 
 
@@ -49,7 +49,7 @@ def test_empty_segment() -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_cut_at_every_byte_is_refused() -> None:
-    """Whatever is missing at the end, whole blocks included, is noticed."""
+    """B9, B10: whatever is missing at the end, whole blocks included, is noticed."""
     data = encode_segment(CHANGES)
     assert data.count(b"\x28\xb5\x2f\xfd") > 2
     for end in range(len(data)):
@@ -60,7 +60,7 @@ def test_cut_at_every_byte_is_refused() -> None:
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
 def test_every_flipped_byte_is_refused(mask: int) -> None:
-    """Any byte that differs is noticed, and what was yielded before it is a true beginning."""
+    """B9: any byte that differs is noticed, and what was yielded before it is a true beginning."""
     data = encode_segment(CHANGES)
     for at in range(len(data)):
         damaged = bytearray(data)

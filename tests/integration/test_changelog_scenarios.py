@@ -1,0 +1,74 @@
+"""What commits of segments are for: their cost, and every kind of change, in stores of both types."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from statemgr import JobConfig, StateManager
+from tests.commits import TASK, blob_files, totals, write
+from tests.jobs import job_mapping
+from tests.kafka_jobs import wait_until
+from tests.servers import KafkaServer
+
+FACTORY = "blob-changelog"
+
+
+def config_of(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
+    """A job that commits segments."""
+    return JobConfig.from_mapping(job_mapping(kafka, directory, backup=(FACTORY,), **more))  # type: ignore[arg-type]
+
+
+def test_a_commit_costs_its_changes_whatever_the_size_of_the_state(kafka: KafkaServer, tmp_path: Path) -> None:
+    """B1: the same changes on a state a hundred times as large are as many bytes, in one blob."""
+    chance = random.Random(0)
+    changes = {b"%d" % n: chance.randbytes(100) for n in range(100)}
+    cost = []
+    for keys in (100, 10_000):
+        directory = tmp_path / f"{keys}"
+        config = config_of(kafka, directory)
+        with StateManager(config) as manager, manager.open_task(TASK) as task:
+            task.store("totals").put_many([(b"%d" % n, chance.randbytes(100)) for n in range(keys)])
+            task.commit({"orders-0": 1})
+            before = blob_files(directory)
+            write(task, changes)
+            task.commit({"orders-0": 2})
+            [added] = blob_files(directory) - before
+            cost.append((directory / "blobs" / added).stat().st_size)
+    size = sum(len(key) + len(value) for key, value in changes.items())
+    assert size < min(cost)
+    assert max(cost) < size * 1.1 + 600  # the chain beside the segment
+    assert abs(cost[0] - cost[1]) < 100
+
+
+@pytest.mark.parametrize("kind", ["rocksdb", "memory"])
+def test_every_kind_of_change_comes_back(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
+    """B3, B8: put, delete and put of a key, deletes of absent keys, empty values, deleted ranges, commits without any
+    change; with a snapshot after every commit, made while the next one writes."""
+    config = config_of(kafka, tmp_path, stores__totals__type=kind, task__commit__snapshot__interval=["1 commits"])
+    large = bytes(300_000)
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        store = task.store("totals")
+        store.put_many([(b"r%02d" % n, large) for n in range(30)])
+        task.commit({"orders-0": 0})
+        for number in range(1, 13):
+            again = b"again-%d" % number
+            store.put(again, b"1")
+            store.delete(again)
+            store.put(again, b"%d" % number)
+            store.delete(b"never there")
+            store.put(b"empty", b"")
+            store.delete_range(b"r%02d" % (2 * number), b"r%02d" % (2 * number + 1))
+            if number % 4:
+                store.put(b"last", large[:number])
+            else:
+                store.delete(b"last")
+            task.commit({"orders-0": number})
+            assert task.commit({"orders-0": number}).stores == task.last_checkpoint.stores  # type: ignore[union-attr]
+        made = ("statemgr_materializations_total", {"job": config.job_name, "outcome": "made"})
+        wait_until(lambda: (manager.metrics.registry.get_sample_value(*made) or 0) > 1)
+        expected = dict(store.range())
+    assert len(expected) == 30 - 12 + 12 + 1
+    assert totals(config, FACTORY)[TASK] == expected

@@ -1,0 +1,84 @@
+"""Tasks that commit segments of changes, without a broker: what they have prepared is published by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from statemgr import JobConfig
+from statemgr.flows.commit import CommitBase, freeze, prepare
+from statemgr.flows.materialize import Materializer
+from statemgr.flows.open_store import OpenStore
+from statemgr.model.checkpoint import Checkpoint, Layout
+from statemgr.runtime import Runtime
+
+FACTORY, STORE = "blob-changelog", "totals"
+
+
+def config_of(directory: Path, **more: object) -> JobConfig:
+    """A job with one small store, on a directory of blobs. Keys in ``more`` have ``__`` for ``.``."""
+    return JobConfig.from_mapping(
+        {
+            "job.name": "orders",
+            "state.dir": str(directory / "state"),
+            "blob.store.uri": (directory / "blobs").as_uri(),
+            "task.backup.factories": [FACTORY],
+            "task.restore.factories": [FACTORY],
+            f"stores.{STORE}.type": "memory",
+            **{key.replace("__", "."): value for key, value in more.items()},
+        }
+    )
+
+
+@dataclass
+class Told:
+    """What the metrics of one task were told, newest last."""
+
+    backlogs: list[tuple[int, int]] = field(default_factory=list)
+    seconds: list[float | None] = field(default_factory=list)
+
+    def backlog(self, store: str, segments: int, size: int) -> None:
+        """As the protocol says."""
+        self.backlogs.append((segments, size))
+
+    def materialized(self, store: str, seconds: float | None) -> None:
+        """As the protocol says."""
+        self.seconds.append(seconds)
+
+
+class SegmentTask:
+    """A task with one store. ``checkpoint`` is its newest."""
+
+    def __init__(self, runtime: Runtime, number: int) -> None:
+        self.name = f"Partition {number}"
+        self.told = Told()
+        self._parts = parts = runtime.parts
+        config = parts.config.stores[STORE]
+        self._store = OpenStore(parts, parts.identity(self.name, STORE), config, None, None, track_changes=True)
+        self._stores = {STORE: self._store}
+        self.materializer = Materializer(parts, self.name, self._stores, self.told)
+        self.checkpoint: Checkpoint | None = None
+        self._commits = itertools.count()
+
+    def commit(self, items: Mapping[bytes, bytes | None] | None = None) -> Checkpoint:
+        """Put and delete (or change one key), commit, and wait for the snapshot if that starts one."""
+        number = next(self._commits)
+        self._store.content.write(items.items() if items is not None else [(b"key", b"%d" % number)])
+        base = CommitBase(self.name, Layout(1, 1, "kafka-partition"), 1, self.checkpoint)
+        frozen = freeze(self._parts, self._stores, base, {})
+        prepared = prepare(self._parts, self._stores, frozen, portable=False)
+        stored = prepared.stores[STORE]
+        markers = {factory: {STORE: marker} for factory, marker in stored.markers.items()}
+        self.checkpoint = Checkpoint(self._parts.ids.checkpoint_id(), number, 1, {}, {STORE: stored.state_id}, markers)
+        self._store.acknowledged(frozen.stores[STORE], stored.state_id)
+        self.materializer.after_commit(self.checkpoint)
+        if self.materializer._running is not None:
+            self.materializer._running.result(30)
+        return self.checkpoint
+
+    def close(self) -> None:
+        """Close its store."""
+        self.materializer.close()
+        self._store.close()
