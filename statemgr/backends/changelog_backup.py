@@ -42,15 +42,23 @@ class ChangelogBackup:
     """Implements :class:`statemgr.ports.BackupManager`."""
 
     needs_changes = True
-    needs_directory = True
+    needs_directory = False
+    #: Seconds between local copies. Without one, a restart on the same machine replays the changelog; with one at every
+    #: commit, quick commits of many changes would wait for the disk.
+    local_copy_interval_s = 10.0
 
     def __init__(self, context: BackendContext) -> None:
         self._context = context
         self._described: dict[str, tuple[float, TopicInfo]] = {}
 
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
-        """See the port. A base that the changelog does not continue means a fill with the whole state."""
+        """See the port. A base that the changelog does not continue means a fill with the whole state.
+
+        Raises: also DirectoryNeeded, when that has to be read from a directory and there is none.
+        """
         fill = base is None or not self._continues(snapshot.identity, base, ask=not portable)
+        if fill:
+            snapshot.directory  # noqa: B018 - raises where there is none to fill from
         changes = snapshot.whole if fill else snapshot.changes
         if not portable:
             return PreparedBackup(changes=PreparedChanges(fill, local=changes))

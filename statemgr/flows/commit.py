@@ -13,6 +13,7 @@ Nothing here changes what is current: a prepared commit that is never published 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -99,8 +100,12 @@ def _needs_snapshot(parts: Parts, store: OpenStore, base: CommitBase, local_copy
     if store.directory_needed or any(base.marker(factory, store.identity.store) is None for factory in factories):
         return True
     managers = [parts.backup_manager(factory) for factory in factories]
-    # a backend from outside may be older than the question
-    return store.changed and (local_copy or any(getattr(manager, "needs_directory", True) for manager in managers))
+    # a backend from outside may be older than these questions
+    if local_copy or any(getattr(manager, "needs_directory", True) for manager in managers):
+        return store.changed
+    # one that names no interval has another way to a quick restart on this machine
+    interval_s = max(getattr(manager, "local_copy_interval_s", math.inf) for manager in managers)
+    return store.changed and store.copy_age_s > interval_s
 
 
 def discard(stores: Mapping[str, OpenStore], frozen: Mapping[str, FrozenStore]) -> None:

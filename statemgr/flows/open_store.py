@@ -65,6 +65,8 @@ class OpenStore:
         self.state_id = state_id
         self.directory_needed = False
         self.copies = [state_id] if state_id else []
+        self._clock = parts.clock
+        self._copied_s = self._clock.monotonic()
         self._committed_at = self.local.sequence_number
         self._buffer = ChangeBuffer(self.directories.staging(), CHANGE_BUDGET) if track_changes else None
         self.content = BufferedStore(identity, self.local, self._buffer, config.write_batch_size)
@@ -79,6 +81,11 @@ class OpenStore:
     def uncommitted(self) -> int:
         """Changes that the published checkpoint does not have, as the database counts them."""
         return self.content.pending + self.local.sequence_number - self._committed_at
+
+    @property
+    def copy_age_s(self) -> float:
+        """Seconds since the last local copy was committed, or the store was opened from one."""
+        return self._clock.monotonic() - self._copied_s
 
     @property
     def origin(self) -> object | None:
@@ -155,6 +162,7 @@ class OpenStore:
         self.directory_needed = False
         if frozen.staging is not None:
             self.copies = [state_id]
+            self._copied_s = self._clock.monotonic()
         self._committed_at = frozen.sequence_number
         if self._buffer is not None and frozen.changes is not None:
             self._buffer.acknowledge(frozen.changes)

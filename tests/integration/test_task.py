@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from statemgr import JobConfig, StateManager
+from statemgr.backends.changelog_backup import ChangelogBackup
 from statemgr.errors import FencedError, LayoutMismatch, MissingError, MissingState, PermissionNeeded
+from statemgr.phases import Phase, observed
 from tests.jobs import DUAL, contents, elsewhere, job_mapping, with_changes
 from tests.servers import KafkaServer, S3Server
 
@@ -311,3 +313,25 @@ def test_a_task_that_comes_back_replays_only_what_it_missed(kafka: KafkaServer, 
         (restored,) = task.restored
         assert (restored.factory, restored.records) == ("kafka-changelog", 2)
         assert restored.bytes_reused > 0
+
+
+@pytest.mark.parametrize(("interval_s", "copies"), [(3600.0, 1), (-1.0, 3)])
+def test_quick_commits_to_a_changelog_wait_for_no_local_copy(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval_s: float, copies: int
+) -> None:
+    """A local copy is made now and then; an owner that died is followed by a replay of what came after its copy."""
+    monkeypatch.setattr(ChangelogBackup, "local_copy_interval_s", interval_s)
+    config = config_of(kafka, tmp_path, backup=["kafka-changelog"], task__checkpoint__retained=3)
+    made: list[str] = []
+    with StateManager(config) as first, observed(lambda phase, _: made.append(phase)):
+        dies = first.open_task("Partition 0")
+        for number in range(3):
+            dies.store("totals").put(b"k%d" % number, b"v")
+            dies.store("totals").delete(b"k%d" % (number - 1))
+            dies.commit({"orders-0": number})
+        assert made.count(Phase.CHECKPOINT_DIR) == copies
+        with StateManager(config) as second, second.open_task("Partition 0") as task:
+            assert dict(task.store("totals").range()) == {b"k2": b"v"}
+            (restored,) = task.restored
+            assert (restored.factory, restored.records) == (("local", 0) if copies == 3 else ("kafka-changelog", 4))
+            assert restored.bytes_reused > 0
