@@ -9,6 +9,8 @@ from statemgr import JobConfig, StateManager
 from tests.servers import KafkaServer, S3Server
 
 DUAL = ("kafka-changelog", "blob-store")
+#: Every backend that comes with statemgr.
+ALL = (*DUAL, "blob-changelog")
 
 
 def job_mapping(

@@ -149,6 +149,55 @@ def test_a_lost_snapshot_is_listed_as_a_problem(run: Run, running: list[Task], t
     assert [entry["index"] for entry in json.loads(result.stdout) if entry["problem"]] == [index]
 
 
+def test_a_job_of_segments(run: Run, kafka: KafkaServer, tmp_path: Path) -> None:
+    """Checkpoints, snapshots, their stores and restores, where commits are segments on top of a snapshot."""
+    mapping = job_mapping(kafka, tmp_path, backup=("blob-changelog",), stores__totals__key__serde="string")
+    config = JobConfig.from_mapping(mapping)
+    write_toml(config, tmp_path / "job.toml")
+    large = b"x" * 5000
+    with StateManager(config) as manager, manager.open_task("Partition 0") as task:
+        totals = task.store("totals", key_serde="bytes")
+        totals.put_many(list(ROWS.items()))
+        task.commit({"orders-0": 1})
+        totals.put(b"key-007", large)
+        totals.delete(b"key-008")
+        task.commit({"orders-0": 2})
+        newest, older = json.loads(run("checkpoints", "list", "--json").stdout)
+        assert newest["state_checkpoint_markers"].keys() == {"blob-changelog"}
+        shown = run("checkpoints", "show", "--task", "0").stdout
+        assert "blob-changelog / totals" in shown
+        assert "_segments/" in shown
+        found = json.loads(run("snapshots", "list", "--json").stdout)
+        assert [(entry["factory"], entry["segments"], entry["problem"]) for entry in found] == [
+            ("blob-changelog", 1, None),
+            ("blob-changelog", 0, None),
+        ]
+        assert found[0]["index"] == found[1]["index"], "the same snapshot"
+        assert found[0]["segments_size"] > 0
+        files = json.loads(run("snapshots", "show", "totals", "--json").stdout)["files"]
+        assert any(file["path"].endswith(".sst") for file in files)
+        assert run("store", "get", "totals", "key-007").stdout == large.decode() + "\n"
+        assert run("store", "get", "totals", "key-008").exit_code == 1
+        then = ["--task", "0", "--checkpoint", older["checkpoint_id"]]
+        assert run("store", "get", "totals", "key-008", *then).stdout == "8\n"
+        restored = json.loads(run("restore", "--into", "out", "--json").stdout)
+        assert [(row["task"], row["factory"]) for row in restored] == [("Partition 0", "blob-changelog")]
+        task.commit({"orders-0": 3})  # nobody was fenced
+    opened = open_store("rocksdb", tmp_path / "out" / "Partition_0" / "totals", {})
+    try:
+        expected = {**ROWS, b"key-007": large}
+        del expected[b"key-008"]
+        assert dict(opened.scan(None, None)) == expected
+    finally:
+        opened.close()
+    [segments] = (tmp_path / "blobs").rglob("_segments/*")
+    segments.unlink()
+    result = run("snapshots", "list", "--json")
+    assert result.exit_code == 4
+    assert [entry["problem"] is None for entry in json.loads(result.stdout)].count(False) >= 1
+    assert run("restore", "--into", "again").exit_code == 4
+
+
 # --- stores -----------------------------------------------------------------------------------------------
 
 

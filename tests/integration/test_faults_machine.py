@@ -17,13 +17,13 @@ from statemgr.errors import AccessDenied, DiskFull, RetryableError, StatemgrErro
 from statemgr.ids import IdSource
 from statemgr.local.clock import SystemClock
 from tests.commits import TASK, commit, totals, write
-from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
+from tests.jobs import ALL, elsewhere, job_mapping, with_changes
 from tests.servers import KafkaServer, S3Server
 
 
 def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
-    """A dual-commit job on a directory of blobs."""
-    return JobConfig.from_mapping(job_mapping(kafka, directory, **more))  # type: ignore[arg-type]
+    """A job with all three backends on a directory of blobs."""
+    return JobConfig.from_mapping(job_mapping(kafka, directory, **{"backup": ALL, **more}))  # type: ignore[arg-type]
 
 
 def test_a_full_disk_fails_a_commit_and_a_restore_and_no_state(
@@ -44,10 +44,10 @@ def test_a_full_disk_fails_a_commit_and_a_restore_and_no_state(
         assert task.last_checkpoint.input_offsets == {"orders-0": 1}
         ballast.unlink()
         task.commit({"orders-0": 3})
-    for factory in DUAL:
+    for factory in ALL:
         assert totals(config, factory)[TASK] == model
     shutil.rmtree(small_disk / "state")
-    for factory in DUAL:
+    for factory in ALL:
         moved = with_changes(config, task__restore__factories=[factory], state__dir=str(small_disk / factory))
         _fill(ballast, leave=600_000)
         with StateManager(moved) as manager, pytest.raises(DiskFull):
@@ -143,7 +143,7 @@ def test_a_commit_ends_within_its_time(kafka: KafkaServer, tmp_path: Path, monke
                 break
             except RetryableError:
                 assert task.last_checkpoint is None or task.last_checkpoint.input_offsets == {"orders-0": 1}
-    for factory in DUAL:
+    for factory in ALL:
         assert totals(config, factory)[TASK] == {b"a": b"1", b"b": b"2"}
 
 
@@ -167,5 +167,5 @@ def test_a_clock_that_goes_back_changes_no_order(
     with StateManager(config) as manager, manager.open_task(TASK) as task:
         assert task.last_checkpoint == second
         assert dict(task.store("totals").range()) == {b"a": b"2"}
-    for factory in DUAL:
+    for factory in ALL:
         assert totals(config, factory)[TASK] == {b"a": b"2"}

@@ -29,7 +29,7 @@ from tests.commits import TASK, blob_files, commit, write
 from tests.crash.model import STORES, state
 from tests.crash.test_kill import ROOT, start
 from tests.integration.test_cli import write_toml
-from tests.jobs import DUAL, contents, elsewhere, job_mapping, with_changes
+from tests.jobs import ALL, DUAL, contents, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 
@@ -87,7 +87,7 @@ def brought(turn: list[Followed]) -> Followed:
     return followed
 
 
-@pytest.mark.parametrize("factory", DUAL)
+@pytest.mark.parametrize("factory", ALL)
 def test_a_killed_owner_is_taken_over_without_fetching(kafka: KafkaServer, tmp_path: Path, factory: str) -> None:
     """The standby's machine has the last checkpoint whole: taking over opens the local directories."""
     mapping = job_mapping(kafka, tmp_path, backup=(factory,), stores=STORES)
