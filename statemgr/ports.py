@@ -477,6 +477,11 @@ class SegmentBackupManager(BackupManager, Protocol):
     ) -> None:
         """:meth:`BackupManager.clean_up` for all stores of one task at once (of ``task`` the store does not count)."""
 
+    def release_shared(self, read: Callable[[Collection[str]], Mapping[str, CheckpointRecord]]) -> None:
+        """Now and then: delete blobs that tasks share and none retains any more. ``read``: the tasks' newest records,
+        by a fresh read of the topic. Raises: UnavailableError and what ``read`` raises; then it is tried again.
+        """
+
     def backlog(self, identity: StoreIdentity, marker: Marker, origin: object | None = None) -> Backlog:
         """What a restore from a marker would have to apply; ``origin`` is that of the open store's changes.
 

@@ -62,7 +62,7 @@ class Task:
         self._stores = stores
         self._refill = refill
         self._on_close = on_close
-        self._clean_up = CleanUp(parts, name)
+        self._clean_up = CleanUp(parts, name, checkpoint_log)
         self._output = Output(name)
         self._in_flight = InFlight(name, parts.config, parts.clock, metrics)
         self._materializer = Materializer(parts, name, stores, metrics)

@@ -30,7 +30,7 @@ class WholeJob:
         self._log = checkpoint_log
         self._fenced: FencedError | None = None
         self._unsettled: tuple[Sequence[PreparedCommit], Mapping[str, CheckpointRecord | None]] | None = None
-        self._clean_ups = {task: CleanUp(parts, task) for task in published.records}
+        self._clean_ups = {task: CleanUp(parts, task, checkpoint_log) for task in published.records}
         with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-open") as pool:
             list(pool.map(lambda item: self._clean_ups[item[0]].at_open(item[1]), published.records.items()))
 

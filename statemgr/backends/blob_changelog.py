@@ -15,6 +15,7 @@ from statemgr.backends.chain_backup import ChainBackup
 from statemgr.backends.chain_restore import ChainRestore
 from statemgr.backends.chains import Chains
 from statemgr.backends.context import BackendContext
+from statemgr.backends.segment_batch import SegmentBatches
 from statemgr.backends.segment_upload import SegmentUploads
 from statemgr.backends.snapshot_indexes import SnapshotIndexes
 
@@ -28,11 +29,12 @@ class BlobChangelogBackend:
         self._chains = Chains()
         self._lock = threading.Lock()
         self._uploads: SegmentUploads | None = None
+        self._batches: SegmentBatches | None = None
 
     def backup_manager(self) -> ChainBackup:
         """For commits, materialisations and clean-up."""
         snapshots = BlobBackup(self._context.transfer, self._context.clock, self._indexes)
-        return ChainBackup(self._context, snapshots, self._chains, self._segment_uploads)
+        return ChainBackup(self._context, snapshots, self._chains, self._segment_batches)
 
     def restore_manager(self) -> ChainRestore:
         """For restores."""
@@ -40,11 +42,13 @@ class BlobChangelogBackend:
 
     def close(self) -> None:
         """Wait for uploads that run."""
-        if self._uploads is not None:
+        if self._batches is not None and self._uploads is not None:
+            self._batches.close()
             self._uploads.close()
 
-    def _segment_uploads(self) -> SegmentUploads:
+    def _segment_batches(self) -> SegmentBatches:
         with self._lock:
-            if self._uploads is None:
+            if self._batches is None:
                 self._uploads = SegmentUploads(self._context)
-            return self._uploads
+                self._batches = SegmentBatches(self._context, self._uploads)
+            return self._batches

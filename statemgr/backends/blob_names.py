@@ -48,6 +48,11 @@ def pack_blob(identity: StoreIdentity, attempt: str, number: int) -> str:
     return f"{store_prefix(identity)}{attempt}/packs/{number}"
 
 
+def shared_segments_blob(identity: StoreIdentity, attempt: str) -> str:
+    """The name of a blob of segments of several tasks of the job."""
+    return f"{identity.job_name}/{identity.job_id}/_segments/{attempt}"
+
+
 def file_prefix(identity: StoreIdentity, attempt: str, path: str) -> str:
     """The name of a file's parts before ``.<number>``.
 

@@ -5,14 +5,13 @@ Steps of :meth:`ChainBackup.prepare_all`, for all stores of a task at once:
 1. continue the published chain, or start one with a full snapshot
 2. write the changes that no stored segment has yet as one segment, and the chain that ends with it
 3. what is very small travels inline; all else goes into one blob
-4. put that blob, hedged; each store's marker says where in it its chain lies
+4. wait until that blob, which commits of other tasks may share, is put; each marker says where in it its chain lies
 
 A snapshot that was materialised meanwhile takes the place of the segments that it covers.
 """
 
 from __future__ import annotations
 
-import io
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,15 +24,16 @@ from statemgr.backends.chain_collect import clean_up_chains
 from statemgr.backends.chains import Chains, validate
 from statemgr.backends.context import BackendContext
 from statemgr.backends.packed import PackedBlob
+from statemgr.backends.segment_batch import SegmentBatches, Stored
 from statemgr.backends.segment_cache import SegmentCache
 from statemgr.backends.segment_log import Materialized, SegmentLog
-from statemgr.backends.segment_upload import SegmentUploads
+from statemgr.backends.shared_segments import Read, SharedSegments
 from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobRef, ChainMarker, IndexMarker, Marker
 from statemgr.model.codec import encode_chain
 from statemgr.model.commit import NumberedChanges, PreparedChanges
-from statemgr.model.segment import write_segment
+from statemgr.model.segment import encode_segment, write_segment
 from statemgr.phases import Phase, announce
 from statemgr.ports import Backlog, PreparedBackup, StagedChanges, StoreIdentity, StoreSnapshot
 
@@ -45,7 +45,11 @@ _INLINE_CHAIN = 8 * 1024
 _INLINE_RECORD = 256 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+#: A store's next chain, and its marker. What lies in the batch's blob has no name yet.
+_Chained = tuple[SegmentChain, ChainMarker]
+
+
+@dataclass(frozen=True, eq=False)
 class _Draft:
     """A store's next chain without the changes that are still to be written, which begin with the number ``first``.
 
@@ -59,6 +63,11 @@ class _Draft:
     first: int
     added: tuple[str, ...]
 
+    @property
+    def end(self) -> int:
+        """The sequence number after its last change."""
+        return self.first + self.changes.end - self.changes.first
+
 
 class ChainBackup:
     """Implements :class:`statemgr.ports.SegmentBackupManager`. ``snapshots`` stores snapshots, as ``blob-store``."""
@@ -67,12 +76,13 @@ class ChainBackup:
     needs_directory = False
 
     def __init__(
-        self, context: BackendContext, snapshots: BlobBackup, chains: Chains, uploads: Callable[[], SegmentUploads]
+        self, context: BackendContext, snapshots: BlobBackup, chains: Chains, batches: Callable[[], SegmentBatches]
     ) -> None:
         self._context = context
         self._snapshots = snapshots
         self._chains = chains
-        self._uploads = uploads
+        self._batches = batches
+        self._shared = SharedSegments(context.clock.monotonic)
         self._lock = threading.Lock()
         #: origin of changes (an open store) → what is known of its chain
         self._logs: WeakKeyDictionary[object, SegmentLog] = WeakKeyDictionary()
@@ -87,30 +97,35 @@ class ChainBackup:
         self, snapshots: Sequence[tuple[StoreSnapshot, Marker | None]], *, portable: bool
     ) -> Sequence[PreparedBackup]:
         """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError, DirectoryNeeded."""
-        drafts = [self._draft(snapshot, base) for snapshot, base in snapshots]  # 1
-        path, name = self._context.scratch() / f"segments-{self._context.ids.token()}", ""
-        with PackedBlob(path, sum(draft.changes.size for draft in drafts)) as blob:
-            written = [self._write(draft, blob) for draft in drafts]  # 2, 3
-            if blob.size:
-                of_task, body = snapshots[0][0], blob.body()
-                announce(Phase.PUT_SEGMENTS, of_task.identity.task)
-                name = self._uploads().put(segments_blob(of_task.identity, of_task.attempt), body)  # 4
-                if isinstance(body, bytes) and not portable:
-                    self._keep_local(drafts, written, body)
-        done = [self._finished(draft, *made, name) for draft, made in zip(drafts, written, strict=True)]
-        return [replace(done[0], added_bytes=done[0].added_bytes + blob.size), *done[1:]]
+        batches, of_task = self._batches(), snapshots[0][0]
+        with batches.coming():
+            drafts = [self._draft(snapshot, base) for snapshot, base in snapshots]  # 1
+            written = {draft: self._inline(draft) for draft in drafts}  # 2, 3
+        large = [draft for draft, made in written.items() if made is None]
+        stored, size = Stored("", b"", shared=False), 0
+        if large:
+            expected = sum(draft.changes.size for draft in large)
+            with batches.joined(of_task.identity, of_task.attempt, expected) as (blob, done):
+                before = blob.size
+                written |= {draft: self._written(draft, blob) for draft in large}
+                size = blob.size - before
+            announce(Phase.PUT_SEGMENTS, of_task.identity.task)
+            stored = batches.wait(done)  # 4
+            if isinstance(stored.body, bytes) and not portable:
+                self._keep_local({draft: written[draft] for draft in large}, stored.body)
+        done_backups = [self._finished(draft, made, stored) for draft, made in written.items() if made]
+        return [replace(done_backups[0], added_bytes=done_backups[0].added_bytes + size), *done_backups[1:]]
 
-    def _keep_local(
-        self, drafts: Sequence[_Draft], written: Sequence[tuple[SegmentChain, ChainMarker]], body: bytes
-    ) -> None:
+    def _keep_local(self, written: Mapping[_Draft, _Chained | None], body: bytes) -> None:
         """The new segments on this machine, for a restart here; those that the chain has no more go."""
-        for draft, (chain, _) in zip(drafts, written, strict=True):
+        for draft, made in written.items():
+            assert made is not None
             cache = SegmentCache(self._context, draft.snapshot.identity)
-            for segment in chain.segments:
+            for segment in made[0].segments:
                 if segment.blob is not None and not segment.blob.blob_id:
                     at = segment.blob.offset or 0
                     cache.keep(segment, memoryview(body)[at : at + segment.blob.size])
-            cache.keep_only((*chain.segments, *draft.log.published))
+            cache.keep_only((*made[0].segments, *draft.log.published))
 
     def _draft(self, snapshot: StoreSnapshot, base: Marker | None) -> _Draft:
         """Step 1."""
@@ -154,37 +169,45 @@ class ChainBackup:
             self._now_ms(), newest, stored, added,
         )  # fmt: skip
 
-    def _write(self, draft: _Draft, blob: PackedBlob) -> tuple[SegmentChain, ChainMarker]:
-        """Steps 2 and 3. What lies in the blob has no name yet."""
-        chain, changes, first = draft.chain, draft.changes, draft.first
-        small = changes.size <= _INLINE_SEGMENT
+    def _inline(self, draft: _Draft) -> _Chained | None:
+        """Steps 2 and 3 for what travels inside the checkpoint record; None for what is too large for that."""
+        chain, changes = draft.chain, draft.changes
+        if changes.size > _INLINE_SEGMENT:
+            return None
         if changes.count:
-            end = first + changes.end - changes.first
-            if small:
-                sink = io.BytesIO()
-                write_segment(changes, sink, first)
-                new = ChainSegment(first, end, inline=sink.getvalue())
-            else:
-                new = ChainSegment(first, end, blob.section(lambda section: write_segment(changes, section, first)))
+            new = ChainSegment(draft.first, draft.end, inline=encode_segment(changes, draft.first))
             chain = replace(chain, segments=(*chain.segments, new))
-        # what would be refused at a restore must never be published
+        self._check(draft, chain)
+        data = encode_chain(chain)
+        return (chain, ChainMarker(inline=data)) if len(data) <= self._inline_limit() else None
+
+    def _written(self, draft: _Draft, blob: PackedBlob) -> _Chained:
+        """Steps 2 and 3 for what goes into a blob, with all that was inline before. The blob has no name yet."""
+        chain, changes, first = draft.chain, draft.changes, draft.first
+        segments = tuple(_moved(segment, blob) for segment in chain.segments)
+        if changes.count:
+            ref = blob.section(lambda section: write_segment(changes, section, first), changes.size)
+            segments = (*segments, ChainSegment(first, draft.end, ref))
+        chain = replace(chain, segments=segments)
+        self._check(draft, chain)
+        data = encode_chain(chain)
+        return chain, ChainMarker(blob.section(lambda section: section.write(data), len(data)))
+
+    def _check(self, draft: _Draft, chain: SegmentChain) -> None:
+        """What would be refused at a restore must never be published. Raises: CorruptBlob."""
         identity = draft.snapshot.identity
         validate(chain.lying_in(segments_blob(identity, draft.snapshot.attempt)), identity, ChainMarker())
-        data = encode_chain(chain)
-        if small and len(data) <= self._inline_limit():
-            return chain, ChainMarker(inline=data)
-        chain = replace(chain, segments=tuple(_moved(segment, blob) for segment in chain.segments))
-        data = encode_chain(chain)
-        return chain, ChainMarker(blob.section(lambda section: section.write(data)))
 
-    def _finished(self, draft: _Draft, chain: SegmentChain, marker: ChainMarker, name: str) -> PreparedBackup:
-        added = draft.added
+    def _finished(self, draft: _Draft, made: _Chained, stored: Stored) -> PreparedBackup:
+        (chain, marker), added = made, draft.added
         if marker.blob is not None:
-            marker = ChainMarker(replace(marker.blob, blob_id=name))
-            chain = chain.lying_in(name)
-            added = (*added, name)
+            marker = ChainMarker(replace(marker.blob, blob_id=stored.blob_id))
+            chain = chain.lying_in(stored.blob_id)
+            added = (*added, stored.blob_id)
             if draft.changes.count:
                 draft.log.persisted(chain.segments[-1], self._now_ms())
+            if stored.shared:
+                self._shared.stored(stored.blob_id, draft.snapshot.identity, chain.end)
         self._chains.remember(marker, chain)
         return PreparedBackup(marker, added_blobs=added)
 
@@ -256,7 +279,14 @@ class ChainBackup:
         retained: Mapping[str, Sequence[Marker]],
     ) -> None:
         """As the port says. What cannot be proved unreferenced stays."""
-        clean_up_chains(self._context.transfer(), self._chains, self._snapshots, task, evicted, retained, shared=False)
+        transfer = self._context.transfer()
+        self._shared.let_go(
+            clean_up_chains(transfer, self._chains, self._snapshots, task, evicted, retained, shared=False)
+        )
+
+    def release_shared(self, read: Read) -> None:
+        """As the port says. Raises: UnavailableError, AccessDenied, CorruptRecord, MissingError."""
+        self._shared.release(read, self._chains, self._context.transfer())
 
     def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
         """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
@@ -292,4 +322,4 @@ def _moved(segment: ChainSegment, blob: PackedBlob) -> ChainSegment:
     data = segment.inline
     if data is None:
         return segment
-    return ChainSegment(segment.first, segment.end, blob.section(lambda section: section.write(data)))
+    return ChainSegment(segment.first, segment.end, blob.section(lambda section: section.write(data), len(data)))

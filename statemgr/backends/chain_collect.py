@@ -1,7 +1,8 @@
 """Clean-up of segment chains: deletes what no retained checkpoint of the task references, and nothing else.
 
 Blobs of segments are shared by the stores of a task, so one is deleted only when all stores' retained chains are
-known and none has it. Those that a crash leaves between a publish and their deletion are left to a collection.
+known and none has it; those that other tasks may share are only named. Those that a crash leaves between a publish and
+their deletion are left to a collection.
 Snapshots are cleaned up as those of ``blob-store`` are. Only blobs below the task's own prefix are deleted.
 """
 
@@ -33,8 +34,10 @@ def clean_up_chains(
     retained: Mapping[str, Sequence[Marker]],
     *,
     shared: bool,
-) -> None:
+) -> list[str]:
     """Delete what only evicted markers (store → markers) reference.
+
+    Returns: blobs of segments that the task does not need any more, and that other tasks may share.
 
     Args:
         shared: whether there may be stores that are not named here: then no blob of segments is deleted.
@@ -47,17 +50,19 @@ def clean_up_chains(
         identity = replace(task, store=store)
         kept = _read(transfer, chains, identity, retained.get(store, ()))
         if kept is None:
-            return
+            return []
         old = _read(transfer, chains, identity, evicted.get(store, ()), missing_is_gone=True) or {}
         live.update(blob for marker, chain in kept.items() for blob in _segment_blobs(marker, chain))
         gone |= {blob: None for marker, chain in old.items() for blob in _segment_blobs(marker, chain)}
         snapshots.clean_up(identity, _indexes(old), _indexes(kept))
     own = segments_prefix(task)
-    garbage = [blob for blob in gone if blob not in live and blob.startswith(own)]
+    unneeded = [blob for blob in gone if blob not in live]
+    garbage = [blob for blob in unneeded if blob.startswith(own)]
     if garbage and not shared:
         announce(Phase.DELETE_BLOBS, task.task)
         for error in transfer.delete_all(garbage).values():
             raise error
+    return [blob for blob in unneeded if not blob.startswith(own)]
 
 
 def _read(

@@ -20,7 +20,7 @@ from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker, OutstandingTtl
 from statemgr.model.commit import PreparedCommit
 from statemgr.phases import Phase, announce
-from statemgr.ports import SegmentBackupManager
+from statemgr.ports import CheckpointLog, SegmentBackupManager
 
 log = logging.getLogger(__name__)
 _DAY_MS = 24 * 3600 * 1000
@@ -31,8 +31,9 @@ _MOST_OUTSTANDING = 1000
 class CleanUp:
     """Cleans up after the publishes of one task, and remembers which TTLs could not be removed yet."""
 
-    def __init__(self, parts: Parts, task: str) -> None:
+    def __init__(self, parts: Parts, task: str, log: CheckpointLog) -> None:
         self._parts = parts
+        self._topic = log
         self._task = task
         #: blob → since when (epoch milliseconds) its TTL could not be removed
         self._outstanding: dict[str, int] = {}
@@ -177,6 +178,7 @@ class CleanUp:
                 continue
             if isinstance(manager, SegmentBackupManager):
                 self._tried(factory, manager.clean_up_all, self._parts.identity(self._task, ""), gone, retained)
+                self._tried(factory, manager.release_shared, self._topic.read)
                 continue
             for store in gone:
                 identity = self._parts.identity(self._task, store)

@@ -145,7 +145,9 @@ def _unknown(parts: Parts, records: Mapping[str, CheckpointRecord]) -> tuple[str
     tasks = max(record.layout.tasks for record in records.values())
     job = f"{parts.config.job_name}/{parts.config.job_id}/"
     known = {task_path(task) for task in records}
-    return tuple(f"{job}Partition_{i}/" for i in range(tasks) if f"Partition_{i}" not in known)
+    unknown = tuple(f"{job}Partition_{i}/" for i in range(tasks) if f"Partition_{i}" not in known)
+    # a task of which nothing is known may have segments in blobs that tasks share
+    return (*unknown, f"{job}_segments/") if unknown else ()
 
 
 def _union(of_task: Iterable[Marks], unknown: tuple[str, ...]) -> Marks:

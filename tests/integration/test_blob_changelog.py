@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from statemgr import JobConfig, StateManager
+from statemgr.backends import segment_batch, shared_segments
 from statemgr.errors import CorruptBlob, MissingBlob, RetryableError, UnavailableError
 from statemgr.flows.materialize import materialize
 from statemgr.model.chain import SegmentChain
@@ -428,3 +429,40 @@ def test_segments_and_changelog_together(kafka: KafkaServer, tmp_path: Path) -> 
     for factory in ("kafka-changelog", FACTORY):
         with StateManager(elsewhere(config, tmp_path / factory, factory)) as manager:
             assert dict(manager.open_task(TASK).store("totals").range()) == state
+
+
+def test_tasks_of_a_process_share_a_blob_until_none_needs_it(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C5, C6: commits that come together are one PUT; the blob goes after the last task has let go of it."""
+    monkeypatch.setattr(shared_segments, "_MANY", 1)
+    config = config_of(kafka, tmp_path, tasks=2, task__checkpoint__retained=1)
+    with StateManager(config) as manager:
+        tasks = [manager.open_task(f"Partition {number}") for number in range(2)]
+        for task in tasks:
+            task.commit({})
+        before = blob_files(tmp_path)
+        batches = manager._parts.backup_manager(FACTORY)._batches()  # type: ignore[attr-defined]
+        monkeypatch.setattr(segment_batch, "LINGER_S", 30)
+        for task in tasks:
+            task.store("totals").put(b"k", BIG)
+        with batches.coming():
+            futures = [task.commit_async({"orders-0": 1}) for task in tasks]
+            while batches._open is None or len(batches._open.tasks) < 2:
+                threading.Event().wait(0.001)
+        for future in futures:
+            future.result(30)
+        monkeypatch.setattr(segment_batch, "LINGER_S", 0)
+        (shared,) = blob_files(tmp_path) - before
+        assert shared.startswith(f"{config.job_name}/1/_segments/")
+        for number, task in enumerate(tasks):
+            assert shared in blob_files(tmp_path)
+            task.store("totals").put(b"l", BIG)
+            snapshot_now(task)
+            task.commit({"orders-0": 2})
+            with JobReader(elsewhere(config, tmp_path / f"o{number}", FACTORY)) as reader:
+                for name in ("Partition 0", "Partition 1"):
+                    with reader.open_store(name, "totals") as store:
+                        assert store.get(b"k") == BIG
+        assert shared not in blob_files(tmp_path)
+        assert blob_files(tmp_path) == referenced(config, "Partition 0") | referenced(config, "Partition 1")

@@ -1,0 +1,214 @@
+"""segment_batch: commits of several tasks in one blob; what one does spoils nothing of the others'."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from statemgr.backends import packed, segment_batch, segment_upload
+from statemgr.backends.context import BackendContext
+from statemgr.backends.scratch import Scratch
+from statemgr.backends.segment_batch import SegmentBatches, Stored
+from statemgr.backends.segment_upload import SegmentUploads
+from statemgr.blobs.memory import MemoryBlobStore
+from statemgr.config import JobConfig
+from statemgr.errors import RetryableError, UnavailableError
+from statemgr.local.clock import SystemClock, system_ids
+from statemgr.model.checkpoint import BlobRef
+from statemgr.model.hashing import content_hash
+from statemgr.ports import BlobStore, Body, StoreIdentity
+
+
+class SlowStore(MemoryBlobStore):
+    """Lets uploads wait, or fail."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.open = threading.Event()
+        self.open.set()
+        self.failing = False
+        self.names: list[str] = []
+
+    def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
+        self.names.append(blob_id)
+        assert self.open.wait(30)
+        if self.failing:
+            raise UnavailableError("the store is away")
+        super().put(blob_id, body, ttl_days=ttl_days)
+
+
+@pytest.fixture
+def store() -> SlowStore:
+    """Where the blobs go."""
+    return SlowStore()
+
+
+@pytest.fixture
+def batches(store: SlowStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SegmentBatches]:
+    """Batches that wait for what is known to be coming, however long."""
+    monkeypatch.setattr(segment_batch, "LINGER_S", 30)
+    made = context(store, tmp_path)
+    uploads = SegmentUploads(made)
+    batches = SegmentBatches(made, uploads)
+    yield batches
+    store.open.set()
+    batches.close()
+    uploads.close()
+
+
+def context(store: BlobStore, directory: Path) -> BackendContext:
+    """A backend's context over a store of blobs."""
+
+    def nothing() -> object:
+        raise AssertionError("not needed")
+
+    clock = SystemClock()
+    return BackendContext(
+        config=JobConfig.from_mapping({"job.name": "j", "task.commit.timeout.ms": 20_000}),
+        clock=clock,
+        ids=system_ids(),
+        scratch=Scratch(directory / "scratch", clock),
+        blobs=lambda: store,
+        transfer=nothing,  # type: ignore[arg-type]
+        task_directory=lambda task: directory / task,
+        changelog=nothing,  # type: ignore[arg-type]
+    )
+
+
+def owner(task: int) -> StoreIdentity:
+    """A task's store."""
+    return StoreIdentity("j", "1", f"Partition {task}", "s")
+
+
+def write(batches: SegmentBatches, task: int, data: bytes, fail: bool = False) -> tuple[BlobRef, Stored]:
+    """One commit: its section, and what became of the batch."""
+
+    def section(sink: object) -> None:
+        sink.write(data)  # type: ignore[attr-defined]
+        if fail:
+            raise RetryableError("half way")
+
+    with batches.joined(owner(task), f"{task}-a", len(data)) as (blob, done):
+        ref = blob.section(section, len(data))
+    return ref, batches.wait(done)
+
+
+def together(batches: SegmentBatches, *commits: Callable[[], object]) -> list[object]:
+    """Run commits at once, in one batch; errors are results."""
+
+    def tried(commit: Callable[[], object]) -> object:
+        try:
+            return commit()
+        except RetryableError as error:
+            return error
+
+    with ThreadPoolExecutor(len(commits)) as pool:
+        with batches.coming():
+            running = [pool.submit(tried, commit) for commit in commits]
+            while batches._open is None or len(batches._open.tasks) < len(commits) or batches._open.writers:
+                threading.Event().wait(0.001)
+        return [future.result() for future in running]
+
+
+def content(store: SlowStore, name: str) -> bytes:
+    """A blob's bytes."""
+    with store.get(name) as reader:
+        buffer = bytearray(1 << 20)
+        return bytes(buffer[: reader.readinto(memoryview(buffer))])
+
+
+def test_commits_that_come_together_share_a_blob(batches: SegmentBatches, store: SlowStore) -> None:
+    """C5, C7: one PUT, and each commit knows where its bytes lie; the name belongs to no task."""
+    found = together(batches, *(lambda n=n: write(batches, n, b"%d" % n * 100) for n in range(4)))
+    assert len(store.names) == 1
+    assert store.names[0].startswith("j/1/_segments/")
+    data = content(store, store.names[0])
+    for number, (ref, stored) in enumerate(found):  # type: ignore[misc]
+        assert stored.shared
+        assert stored.blob_id == store.names[0]
+        assert data[ref.offset : ref.offset + ref.size] == b"%d" % number * 100
+        assert ref.hash == content_hash(b"%d" % number * 100)
+
+
+def test_a_commit_alone_waits_for_nobody(batches: SegmentBatches, store: SlowStore) -> None:
+    """C7: where no other commit is coming the blob goes at once, under the task's own name."""
+    _, stored = write(batches, 3, b"x")
+    assert stored.blob_id == "j/1/Partition_3/_segments/3-a"
+    assert not stored.shared
+
+
+def test_one_that_fails_spoils_nothing_of_the_others(batches: SegmentBatches, store: SlowStore) -> None:
+    """C5: half a section of a commit that failed lies between those of the others, which are whole."""
+    found = together(
+        batches,
+        lambda: write(batches, 0, b"a" * 10),
+        lambda: write(batches, 1, b"broken", fail=True),
+        lambda: write(batches, 2, b"c" * 10),
+    )
+    assert isinstance(found[1], RetryableError)
+    data = content(store, store.names[0])
+    for number, expected in ((0, b"a" * 10), (2, b"c" * 10)):
+        ref, _ = found[number]  # type: ignore[misc]
+        assert data[ref.offset : ref.offset + ref.size] == expected
+        assert ref.hash == content_hash(expected)
+
+
+def test_a_failed_upload_fails_all_its_commits_and_no_later_one(batches: SegmentBatches, store: SlowStore) -> None:
+    """C2: each commit of the batch learns of it; the next batch is a new one."""
+    store.failing = True
+    found = together(batches, *(lambda n=n: write(batches, n, b"x") for n in range(2)))
+    assert all(isinstance(result, UnavailableError) for result in found)
+    store.failing = False
+    assert write(batches, 0, b"y")[1].blob_id in store.names
+
+
+def test_a_batch_takes_no_more_than_a_limit(
+    batches: SegmentBatches, store: SlowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C7: what would make a batch too large goes into another one."""
+    monkeypatch.setattr(segment_batch, "_FULL", 100)
+    store.open.clear()
+    with ThreadPoolExecutor(2) as pool, batches.coming():
+        first = pool.submit(write, batches, 0, b"x" * 80)
+        while batches._open is None or batches._open.writers or not batches._open.blob.size:
+            threading.Event().wait(0.001)
+        second = pool.submit(write, batches, 1, b"y" * 80)
+        while 1 not in {int(name.rpartition(" ")[2]) for name in (batches._open.tasks if batches._open else ())}:
+            threading.Event().wait(0.001)
+        store.open.set()
+    assert first.result(30)[1].blob_id != second.result(30)[1].blob_id
+
+
+def test_large_blobs_are_made_on_disk(
+    batches: SegmentBatches, store: SlowStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 13: what is too much for memory goes to a scratch file, which is gone afterwards."""
+    monkeypatch.setattr(packed, "IN_MEMORY", 100)
+    found = together(batches, *(lambda n=n: write(batches, n, b"%d" % n * 80) for n in range(3)))
+    data = content(store, store.names[0])
+    for number, (ref, stored) in enumerate(found):  # type: ignore[misc]
+        assert data[ref.offset : ref.offset + ref.size] == b"%d" % number * 80
+        assert not isinstance(stored.body, bytes)
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_bytes_in_flight_are_bounded(store: SlowStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C7: beyond the limit an upload waits until another has ended, and is counted."""
+    monkeypatch.setattr(segment_upload, "_IN_FLIGHT", 100)
+    uploads = SegmentUploads(context(store, tmp_path))
+    store.open.clear()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(uploads.put, "j/1/a", b"x" * 80)
+        while not store.names:
+            threading.Event().wait(0.001)
+        second = pool.submit(uploads.put, "j/1/b", b"y" * 80)
+        while not uploads.blocked:
+            threading.Event().wait(0.001)
+        assert store.names == ["j/1/a"]
+        store.open.set()
+        assert (first.result(30), second.result(30)) == ("j/1/a", "j/1/b")
+    uploads.close()
