@@ -95,6 +95,8 @@ class Attempt:
         self.attempt_id = runtime.ids.attempt_id()
         self._parts = runtime.parts
         self._scratch = runtime.scratch
+        self._runtime_attempts = runtime.attempts
+        runtime.attempts.add(self.attempt_id)
         self._directory: Path | None = None
         self._base = base
         self._open = stores
@@ -158,6 +160,7 @@ class Attempt:
         self._prepared = True
         for opened in self._open.values():
             opened.local.compact_if_needed(_LEVEL0_LIMIT)
+        due = due_stores(self._parts, self._open, self._base.checkpoint)
         # the next batch's attempt begins with the copy that this one leaves
         frozen = freeze(self._parts, self._open, self._base, input_offsets, attempt=self.attempt_id, local_copy=True)
         return prepare(
@@ -165,7 +168,7 @@ class Attempt:
             self._open,
             frozen,
             portable=True,
-            materialize=due_stores(self._parts, self._open, self._base.checkpoint),
+            materialize=due,
             attachments=self._attachments,
             attached_blobs=self._attached_blobs,
         )
@@ -175,6 +178,7 @@ class Attempt:
         if not self._closed:
             self._closed = True
             with ExitStack() as closing:
+                closing.callback(self._runtime_attempts.discard, self.attempt_id)
                 if self._directory is not None:
                     closing.callback(shutil.rmtree, self._directory, ignore_errors=True)
                 for opened in self._open.values():
@@ -211,8 +215,9 @@ def open_attempt(
     )
     if checkpoint is not None:
         for store, state_id in checkpoint.stores.items():
-            if store in stores:  # what other attempts made for other states is not needed any more
-                stores[store].directories.keep_only({state_id})
+            if store in stores:  # what attempts that have ended made for other states is not needed any more
+                others = {f"{attempt}-{store}" for attempt in tuple(runtime.attempts)}
+                stores[store].directories.keep_only({state_id, *others})
     base = CommitBase(task, epoch.layout, epoch.number, checkpoint, epoch.refill.get(task, frozenset()))
     return Attempt(runtime, base, stores, restored)
 

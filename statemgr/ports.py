@@ -285,6 +285,12 @@ class LocalStore(Protocol):
     def checkpoint(self, directory: Path) -> None:
         """Make ``directory`` (which must not exist) a consistent copy, by hard links where possible. Flush first."""
 
+    def checkpoint_beside(self, directory: Path) -> None:
+        """Flush and make ``directory`` a consistent copy, from another thread, while the owner writes.
+
+        The copy has all that was written before the call, and perhaps what is written meanwhile.
+        """
+
     def close(self) -> None: ...
 
 
@@ -353,6 +359,10 @@ class StoreIdentity:
     store: str
 
 
+def _go_on() -> None:
+    """Nobody gives the work up."""
+
+
 class DirectoryNeeded(RetryableError):
     """A backend has to be filled, and there is no local directory to fill it from: the next commit makes one."""
 
@@ -363,7 +373,8 @@ class StoreSnapshot:
     acknowledged commit. ``whole`` iterates over the complete state (for a fill).
 
     ``made`` is None in a commit for which no backend needs a directory: then ``whole`` is of no use either.
-    ``materialize``: store the directory as a snapshot even where the changes would do.
+    ``materialize``: store the directory as a snapshot even where the changes would do. ``check`` is called between
+    pieces of long work; what it raises gives the work up.
     """
 
     identity: StoreIdentity
@@ -373,6 +384,7 @@ class StoreSnapshot:
     changes: NumberedChanges
     whole: ChangeSet
     materialize: bool = False
+    check: Callable[[], None] = _go_on
 
     @property
     def directory(self) -> CommittedDirectory:

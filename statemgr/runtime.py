@@ -26,6 +26,7 @@ from statemgr.local.directories import StoreDirectories
 from statemgr.ports import BlobStore, Changelog, Clock, LocalDirectories, LocalStore, StateBackend
 
 T = TypeVar("T")
+_BACKEND = "backend "
 _BUILT_IN = {
     "kafka-changelog": "statemgr.backends.kafka_changelog:KafkaChangelogBackend",
     "blob-store": "statemgr.backends.blob_store:BlobStoreBackend",
@@ -43,7 +44,9 @@ class Runtime:
         self.ids = ids or system_ids()
         self._lock = threading.RLock()
         self._made: dict[str, Any] = {}
-        self._to_close: list[Callable[[], None]] = []
+        self._to_close: list[tuple[str, Callable[[], None]]] = []
+        #: IDs of the attempts that are open in this process.
+        self.attempts: set[str] = set()
         self.scratch = Scratch(self._job_directory() / "scratch", self.clock)
         context = BackendContext(
             config=config,
@@ -98,13 +101,14 @@ class Runtime:
 
     def backend(self, factory: str) -> StateBackend:
         """The backend that a factory name, an entry point or a dotted path stands for. Raises: ConfigError."""
-        return self._once(f"backend {factory}", lambda: _load(factory)(self._context), lambda b: b.close())
+        return self._once(f"{_BACKEND}{factory}", lambda: _load(factory)(self._context), lambda b: b.close())
 
     def close(self) -> None:
-        """Close everything, newest first."""
+        """Close everything, newest first, but backends before what they use."""
         with self._lock:
+            self._to_close.sort(key=lambda item: item[0].startswith(_BACKEND))
             while self._to_close:
-                self._to_close.pop()()
+                self._to_close.pop()[1]()
             self._made.clear()
 
     def _once(self, name: str, make: Callable[[], T], close: Callable[[Any], None] | None = None) -> T:
@@ -112,7 +116,7 @@ class Runtime:
             if name not in self._made:
                 self._made[name] = made = make()
                 if close is not None:
-                    self._to_close.append(lambda: close(made))
+                    self._to_close.append((name, lambda: close(made)))
             found: T = self._made[name]
             return found
 

@@ -141,7 +141,8 @@ class BlobBackup:
             for content, file in first.items()
             if content not in done
         ]
-        done |= {file.identity: file for file in transfer.upload_files(uploads)}
+        uploaded = transfer.upload_files(uploads, lambda *_: snapshot.check())
+        done |= {file.identity: file for file in uploaded}
         return {file.path: done[file.size, file.hash] for file in files}
 
     def _put_index(self, identity: StoreIdentity, index: SnapshotIndex) -> IndexMarker:

@@ -53,7 +53,7 @@ _Chained = tuple[SegmentChain, ChainMarker]
 class _Draft:
     """A store's next chain without the changes that are still to be written, which begin with the number ``first``.
 
-    ``added``: the blobs that the commit adds so far.
+    ``added``: the blobs that the commit adds so far; ``added_bytes``: those that it uploaded itself.
     """
 
     snapshot: StoreSnapshot
@@ -62,6 +62,7 @@ class _Draft:
     changes: NumberedChanges
     first: int
     added: tuple[str, ...]
+    added_bytes: int = 0
 
     @property
     def end(self) -> int:
@@ -83,6 +84,8 @@ class ChainBackup:
         self._chains = chains
         self._batches = batches
         self._shared = SharedSegments(context.clock.monotonic)
+        #: task → blobs of segments that it does not need and that could not be deleted yet
+        self._undeleted: dict[StoreIdentity, set[str]] = {}
         self._lock = threading.Lock()
         #: origin of changes (an open store) → what is known of its chain
         self._logs: WeakKeyDictionary[object, SegmentLog] = WeakKeyDictionary()
@@ -102,19 +105,16 @@ class ChainBackup:
             drafts = [self._draft(snapshot, base) for snapshot, base in snapshots]  # 1
             written = {draft: self._inline(draft) for draft in drafts}  # 2, 3
         large = [draft for draft, made in written.items() if made is None]
-        stored, size = Stored("", b"", shared=False), 0
+        stored = Stored("", b"", shared=False)
         if large:
             expected = sum(draft.changes.size for draft in large)
             with batches.joined(of_task.identity, of_task.attempt, expected) as (blob, done):
-                before = blob.size
                 written |= {draft: self._written(draft, blob) for draft in large}
-                size = blob.size - before
             announce(Phase.PUT_SEGMENTS, of_task.identity.task)
             stored = batches.wait(done)  # 4
             if isinstance(stored.body, bytes) and not portable:
                 self._keep_local({draft: written[draft] for draft in large}, stored.body)
-        done_backups = [self._finished(draft, made, stored) for draft, made in written.items() if made]
-        return [replace(done_backups[0], added_bytes=done_backups[0].added_bytes + size), *done_backups[1:]]
+        return [self._finished(draft, made, stored) for draft, made in written.items() if made]
 
     def _keep_local(self, written: Mapping[_Draft, _Chained | None], body: bytes) -> None:
         """The new segments on this machine, for a restart here; those that the chain has no more go."""
@@ -139,22 +139,22 @@ class ChainBackup:
         if snapshot.materialize:
             return self._filled(snapshot, segments, published.snapshot, segments.number_of(changes.end))
         pending, first = segments.unpersisted(changes)
-        reused = tuple(dict.fromkeys(s.blob.blob_id for s, _ in segments.durable if s.blob))
-        taken = segments.snapshot_for(changes)
-        if taken is None:
-            newest = published.snapshot
-            chain = self._chain(snapshot, newest, segments.stored_after(newest.end if newest else 0), reused)
-            return _Draft(snapshot, segments, chain, pending, first, reused)
-        newest, blobs = taken
-        stored = segments.stored_after(newest.end)
-        chain = self._chain(snapshot, newest, stored, (*reused, newest.index.blob_id))
+        taken = segments.snapshot_for(changes, self._now_ms())
+        newest, blobs = taken if taken is not None else (published.snapshot, ())
+        stored = segments.stored_after(newest.end if newest else 0)
+        kept = {segment.blob.blob_id for segment in stored if segment.blob}
+        # what an earlier commit stored, and the snapshot covers, is left to its TTL
+        reused = tuple(dict.fromkeys(s.blob.blob_id for s, _ in segments.durable if s.blob and s.blob.blob_id in kept))
+        added = (*reused, newest.index.blob_id) if taken is not None and newest else reused
+        chain = self._chain(snapshot, newest, stored, added)
         return _Draft(snapshot, segments, chain, pending, first, (*reused, *blobs))
 
     def _filled(self, snapshot: StoreSnapshot, segments: SegmentLog, base: ChainSnapshot | None, end: int) -> _Draft:
         """The state as a snapshot that is stored now, without segments."""
-        index, blobs = self._store_snapshot(snapshot, base.index if base else None)
+        index, stored = self._store_snapshot(snapshot, base.index if base else None)
         chain = self._chain(snapshot, ChainSnapshot(index, snapshot.state_id, end), (), (index.blob_id,))
-        return _Draft(snapshot, segments, chain, snapshot.changes.since(snapshot.changes.end), end, blobs)
+        nothing = snapshot.changes.since(snapshot.changes.end)
+        return _Draft(snapshot, segments, chain, nothing, end, stored.added_blobs, stored.added_bytes)
 
     def _chain(
         self,
@@ -199,17 +199,19 @@ class ChainBackup:
         validate(chain.lying_in(segments_blob(identity, draft.snapshot.attempt)), identity, ChainMarker())
 
     def _finished(self, draft: _Draft, made: _Chained, stored: Stored) -> PreparedBackup:
-        (chain, marker), added = made, draft.added
+        (chain, marker), added, size = made, draft.added, draft.added_bytes
         if marker.blob is not None:
             marker = ChainMarker(replace(marker.blob, blob_id=stored.blob_id))
             chain = chain.lying_in(stored.blob_id)
             added = (*added, stored.blob_id)
+            refs = [marker.blob, *(segment.blob for segment in chain.segments)]
+            size += sum(ref.size for ref in refs if ref is not None and ref.blob_id == stored.blob_id)
             if draft.changes.count:
                 draft.log.persisted(chain.segments[-1], self._now_ms())
             if stored.shared:
                 self._shared.stored(stored.blob_id, draft.snapshot.identity, chain.end)
         self._chains.remember(marker, chain)
-        return PreparedBackup(marker, added_blobs=added)
+        return PreparedBackup(marker, added_blobs=added, added_bytes=size)
 
     def _inline_limit(self) -> int:
         config = self._context.config
@@ -232,24 +234,24 @@ class ChainBackup:
     def backlog(self, identity: StoreIdentity, marker: Marker, origin: object | None = None) -> Backlog:
         """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
         chain = self._chains.get(self._context.transfer(), identity, marker)
-        waiting = origin is not None and self._log(origin).waiting is not None
+        waiting = origin is not None and self._log(origin).usable(chain, self._now_ms()) is not None
         return Backlog(len(chain.segments), sum(segment.size for segment in chain.segments), waiting)
 
     def materialize(self, snapshot: StoreSnapshot, base: Marker) -> None:
         """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
         changes, published = snapshot.changes, self._chains.get(self._context.transfer(), snapshot.identity, base)
-        before = published.snapshot.index if published.snapshot else None
-        index, blobs = self._store_snapshot(snapshot, before)
+        before, began_ms = published.snapshot.index if published.snapshot else None, self._now_ms()
+        index, stored = self._store_snapshot(snapshot, before)
         self._log(changes.origin).waiting = Materialized(
-            index, snapshot.state_id, changes.end, changes.moment, before, blobs, self._now_ms()
+            index, snapshot.state_id, changes.end, changes.moment, before, stored.added_blobs, began_ms
         )
 
-    def _store_snapshot(self, snapshot: StoreSnapshot, base: BlobRef | None) -> tuple[BlobRef, tuple[str, ...]]:
+    def _store_snapshot(self, snapshot: StoreSnapshot, base: BlobRef | None) -> tuple[BlobRef, PreparedBackup]:
         """Upload what the base lacks, under an attempt of its own: other backends may use the commit's."""
         own = replace(snapshot, attempt=self._context.ids.attempt_id())
         done = self._snapshots.prepare(own, IndexMarker(base) if base else None, portable=True)
         assert isinstance(done.marker, IndexMarker)
-        return done.marker.index, done.added_blobs
+        return done.marker.index, done
 
     # --- the rest of the port -------------------------------------------------------------------------------------
 
@@ -269,7 +271,7 @@ class ChainBackup:
         """As the port says, but for blobs that other stores of the task may share."""
         clean_up_chains(
             self._context.transfer(), self._chains, self._snapshots, identity, {identity.store: evicted},
-            {identity.store: retained}, shared=True,
+            {identity.store: retained}, None,
         )  # fmt: skip
 
     def clean_up_all(
@@ -279,9 +281,9 @@ class ChainBackup:
         retained: Mapping[str, Sequence[Marker]],
     ) -> None:
         """As the port says. What cannot be proved unreferenced stays."""
-        transfer = self._context.transfer()
+        transfer, undeleted = self._context.transfer(), self._undeleted.setdefault(task, set())
         self._shared.let_go(
-            clean_up_chains(transfer, self._chains, self._snapshots, task, evicted, retained, shared=False)
+            clean_up_chains(transfer, self._chains, self._snapshots, task, evicted, retained, undeleted)
         )
 
     def release_shared(self, read: Read) -> None:

@@ -9,8 +9,9 @@ Snapshots are cleaned up as those of ``blob-store`` are. Only blobs below the ta
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from statemgr.backends.blob_backup import BlobBackup
 from statemgr.backends.blob_names import segments_prefix
@@ -32,37 +33,50 @@ def clean_up_chains(
     task: StoreIdentity,
     evicted: Mapping[str, Sequence[Marker]],
     retained: Mapping[str, Sequence[Marker]],
-    *,
-    shared: bool,
+    undeleted: set[str] | None,
 ) -> list[str]:
     """Delete what only evicted markers (store → markers) reference.
 
-    Returns: blobs of segments that the task does not need any more, and that other tasks may share.
-
     Args:
-        shared: whether there may be stores that are not named here: then no blob of segments is deleted.
+        undeleted: blobs of segments of the task that earlier calls could not delete; changed. None when there may be
+            stores that are not named here: then no blob of segments is deleted.
 
-    Raises: UnavailableError, AccessDenied; then what is left is garbage.
+    Returns: blobs of segments that the task does not need any more, and that other tasks may share.
+    Raises: UnavailableError, AccessDenied; then what is left is tried again.
     """
     live: set[str] = set()
     gone: dict[str, None] = {}
+    of_snapshots: list[Callable[[], None]] = []
+    at_open = not any(evicted.values())
     for store in dict.fromkeys((*retained, *evicted)):
         identity = replace(task, store=store)
         kept = _read(transfer, chains, identity, retained.get(store, ()))
         if kept is None:
             return []
-        old = _read(transfer, chains, identity, evicted.get(store, ()), missing_is_gone=True) or {}
         live.update(blob for marker, chain in kept.items() for blob in _segment_blobs(marker, chain))
-        gone |= {blob: None for marker, chain in old.items() for blob in _segment_blobs(marker, chain)}
-        snapshots.clean_up(identity, _indexes(old), _indexes(kept))
+        unneeded = [marker for marker in evicted.get(store, ()) if marker not in kept]
+        if unneeded or at_open:
+            old = _read(transfer, chains, identity, unneeded, missing_is_gone=True) or {}
+            gone |= {blob: None for marker, chain in old.items() for blob in _segment_blobs(marker, chain)}
+            of_snapshots.append(partial(snapshots.clean_up, identity, _indexes(old), _indexes(kept)))
     own = segments_prefix(task)
-    unneeded = [blob for blob in gone if blob not in live]
-    garbage = [blob for blob in unneeded if blob.startswith(own)]
-    if garbage and not shared:
-        announce(Phase.DELETE_BLOBS, task.task)
-        for error in transfer.delete_all(garbage).values():
-            raise error
-    return [blob for blob in unneeded if not blob.startswith(own)]
+    if undeleted is not None:
+        undeleted |= {blob for blob in gone if blob.startswith(own)}
+        undeleted -= live
+        _delete(transfer, task, undeleted)
+    for clean_up in of_snapshots:
+        clean_up()
+    return [blob for blob in gone if blob not in live and not blob.startswith(own)]
+
+
+def _delete(transfer: Transfer, task: StoreIdentity, garbage: set[str]) -> None:
+    if not garbage:
+        return
+    announce(Phase.DELETE_BLOBS, task.task)
+    failed = transfer.delete_all(sorted(garbage))
+    garbage.intersection_update(failed)
+    for error in failed.values():
+        raise error
 
 
 def _read(

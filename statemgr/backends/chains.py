@@ -16,7 +16,7 @@ from statemgr.model.codec import decode_chain
 from statemgr.model.snapshot import blob_id_problem
 from statemgr.ports import StoreIdentity
 
-_REMEMBERED = 64
+_REMEMBERED = 4096
 
 
 class Chains:

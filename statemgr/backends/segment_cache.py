@@ -9,9 +9,10 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +20,6 @@ from typing import BinaryIO
 from statemgr.backends.context import BackendContext
 from statemgr.backends.files import disk_errors
 from statemgr.backends.transfer_plan import Fetch
-from statemgr.errors import StatemgrError
 from statemgr.local import hash_file
 from statemgr.model.chain import ChainSegment
 from statemgr.model.snapshot import FileIndex
@@ -33,9 +33,10 @@ _BYTES_AT_ONCE = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LocalSegment:
-    """A segment that is here, whole. ``fetched`` bytes came from the blob store for it."""
+    """A segment that is here, whole, in a scratch file of this name; ``fetched`` bytes came from the blob store."""
 
     segment: ChainSegment
+    name: str
     fetched: int
     open: Callable[[], BinaryIO]
 
@@ -69,42 +70,51 @@ class SegmentCache:
         Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied, DiskFull.
         """
         groups = list(_grouped(segments))
-        with ExitStack() as undo:
-            pool = undo.enter_context(ThreadPoolExecutor(1, thread_name_prefix="statemgr-segments"))
-            coming = pool.submit(self._fetch, groups[0]) if groups else None
-            for number in range(len(groups)):
-                assert coming is not None
-                here = coming.result()
-                if number + 1 < len(groups):
-                    coming = pool.submit(self._fetch, groups[number + 1])
-                for local, scratch in here:
-                    yield local
-                    if scratch is not None:
-                        scratch.unlink(missing_ok=True)
+        scratch = self._context.scratch() / f"segments-{self._context.ids.token()}"
+        with disk_errors(scratch):
+            scratch.mkdir()
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="statemgr-segments") as pool:
+                coming = [pool.submit(self._fetch, group, scratch) for group in groups[:1]]
+                for number in range(len(groups)):
+                    here = coming.pop().result()
+                    if number + 1 < len(groups):
+                        coming.append(pool.submit(self._fetch, groups[number + 1], scratch))
+                    for local in here:
+                        yield local
+                        (scratch / local.name).unlink(missing_ok=True)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
-    def _fetch(self, segments: Sequence[ChainSegment]) -> list[tuple[LocalSegment, Path | None]]:
-        """Returns the segments, each with the scratch file that goes after its use, if one."""
-        found: list[tuple[LocalSegment, Path | None]] = []
+    def _fetch(self, segments: Sequence[ChainSegment], scratch: Path) -> list[LocalSegment]:
+        found: list[LocalSegment] = []
         fetches = []
         for segment in segments:
             if segment.blob is None:
-                found.append((LocalSegment(segment, 0, _in_memory(segment.inline or b"")), None))
+                found.append(LocalSegment(segment, str(segment.first), 0, _in_memory(segment.inline or b"")))
                 continue
-            path, scratch = self._path(segment), None
-            if not self._is_here(segment, path):
-                path = scratch = self._context.scratch() / f"segment-{self._context.ids.token()}"
-                ref = segment.blob
+            path, ref = scratch / str(segment.first), segment.blob
+            is_here = self._linked(segment, path)
+            if not is_here:
                 fetches.append(Fetch(FileIndex(path.name, ref.size, ref.hash, parts=(ref,)), path))
-            found.append((LocalSegment(segment, segment.size if scratch else 0, _from_file(path)), scratch))
+            found.append(LocalSegment(segment, path.name, 0 if is_here else ref.size, _from_file(path)))
         self._context.transfer().fetch_files(fetches)
         return found
 
-    def _is_here(self, segment: ChainSegment, path: Path) -> bool:
+    def _linked(self, segment: ChainSegment, target: Path) -> bool:
+        """Whether a copy is here, whole; a link of one's own then, since others tidy here too."""
         assert segment.blob is not None
         try:
-            return hash_file(path) == (segment.blob.size, segment.blob.hash)
-        except (OSError, StatemgrError):
+            os.link(self._path(segment), target, follow_symlinks=False)
+        except OSError:
             return False
+        try:
+            if hash_file(target) == (segment.blob.size, segment.blob.hash):
+                return True
+        except OSError:
+            pass
+        target.unlink(missing_ok=True)
+        return False
 
     def _path(self, segment: ChainSegment) -> Path:
         assert segment.blob is not None

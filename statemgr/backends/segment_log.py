@@ -28,8 +28,8 @@ class Materialized:
     It has every change below ``end`` (a number of the open store's) and perhaps some that were made while it was taken:
     only a commit that was frozen after that may begin with it, one of a later ``moment``.
 
-    ``base``: the index that it was diffed against, whose blobs it shares. ``blobs`` were added for it, at
-    ``stored_ms`` (epoch milliseconds).
+    ``base``: the index that it was diffed against, whose blobs it shares. ``blobs`` were added for it, from
+    ``stored_ms`` on (epoch milliseconds).
     """
 
     index: BlobRef
@@ -60,9 +60,6 @@ class SegmentLog:
         self._offset = chain.end - changes.first
         kept = [(s, at) for s, at in self.durable if s.first >= chain.end]
         self.durable = kept if all(_is_young(at, now_ms) for _, at in kept) else []
-        waiting, base = self.waiting, chain.snapshot.index if chain.snapshot else None
-        if waiting and (waiting.base != base or not _is_young(waiting.stored_ms, now_ms)):
-            self.waiting = None
 
     def start_anew(self) -> None:
         """The next commit fills the backend: nothing of what was stored before counts."""
@@ -88,9 +85,15 @@ class SegmentLog:
         """A segment was stored: if the commit that it was made for fails, the next one uses it again."""
         self.durable.append((segment, now_ms))
 
-    def snapshot_for(self, changes: NumberedChanges) -> tuple[ChainSnapshot, tuple[str, ...]] | None:
+    def usable(self, chain: SegmentChain, now_ms: int) -> Materialized | None:
+        """The snapshot that waits, unless the published chain stands on another one by now, or it waited too long."""
+        waiting, base = self.waiting, chain.snapshot.index if chain.snapshot else None
+        return waiting if waiting and waiting.base == base and _is_young(waiting.stored_ms, now_ms) else None
+
+    def snapshot_for(self, changes: NumberedChanges, now_ms: int) -> tuple[ChainSnapshot, tuple[str, ...]] | None:
         """The snapshot that a commit of these changes takes up, and its blobs; None when the published one stays."""
-        waiting = self.waiting
+        assert self.chain is not None
+        waiting = self.usable(self.chain, now_ms)
         if waiting is None or waiting.moment >= changes.moment:
             return None
         return ChainSnapshot(waiting.index, waiting.state_id, self.number_of(waiting.end)), waiting.blobs

@@ -12,7 +12,9 @@ from statemgr.model.codec import decode_index
 from statemgr.model.snapshot import MAX_INDEX_SIZE, SnapshotIndex, validate
 from statemgr.ports import StoreIdentity
 
+#: Indexes that are remembered whatever their size, and bytes of all of them as encoded.
 _REMEMBERED = 16
+_REMEMBERED_BYTES = 8 * 1024 * 1024
 
 
 class SnapshotIndexes:
@@ -21,6 +23,7 @@ class SnapshotIndexes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, tuple[BlobRef, SnapshotIndex]] = OrderedDict()
+        self._size = 0
 
     def get(self, transfer: Transfer, identity: StoreIdentity, ref: BlobRef) -> SnapshotIndex:
         """The index in a blob, which must be of this store.
@@ -40,15 +43,19 @@ class SnapshotIndexes:
     def remember(self, ref: BlobRef, index: SnapshotIndex) -> None:
         """Keep an index that was just written or read."""
         with self._lock:
+            if ref.blob_id not in self._known:
+                self._size += ref.size
             self._known[ref.blob_id] = ref, index
             self._known.move_to_end(ref.blob_id)
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+            while len(self._known) > _REMEMBERED and self._size > _REMEMBERED_BYTES:
+                self._size -= self._known.popitem(last=False)[1][0].size
 
     def forget(self, blob_id: str) -> None:
         """The blob is to be deleted."""
         with self._lock:
-            self._known.pop(blob_id, None)
+            forgotten = self._known.pop(blob_id, None)
+            if forgotten is not None:
+                self._size -= forgotten[0].size
 
 
 def validate_for(index: SnapshotIndex, identity: StoreIdentity, blob_id: str) -> None:

@@ -24,7 +24,15 @@ from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, Marker
 from statemgr.model.commit import PreparedChanges, PreparedCommit, PreparedStore, ProducedRecord
 from statemgr.phases import Phase, announce
-from statemgr.ports import CommittedDirectory, DirectoryNeeded, PreparedBackup, SegmentBackupManager, StoreSnapshot
+from statemgr.ports import (
+    BackupManager,
+    CommittedDirectory,
+    DirectoryNeeded,
+    PreparedBackup,
+    SegmentBackupManager,
+    StoreIdentity,
+    StoreSnapshot,
+)
 
 #: (factory, store) pairs whose marker must not be continued: the backend is filled anew (a tail, a lost topic).
 Refill = frozenset[tuple[str, str]]
@@ -99,6 +107,8 @@ def _needs_snapshot(parts: Parts, store: OpenStore, base: CommitBase, local_copy
     factories = store.config.backup_factories
     if store.directory_needed or any(base.marker(factory, store.identity.store) is None for factory in factories):
         return True
+    if local_copy and not store.changed:
+        return store.state_id not in store.copies
     managers = [parts.backup_manager(factory) for factory in factories]
     # a backend from outside may be older than these questions
     if local_copy or any(getattr(manager, "needs_directory", True) for manager in managers):
@@ -135,7 +145,10 @@ def prepare(
     Raises: RetryableError, AccessDenied, DiskFull, CorruptBlob; then the next commit carries the same changes.
     """
     try:
-        pending = {name: _carried(parts, stores[name], frozen, part) for name, part in frozen.stores.items()}
+        pending = {
+            name: _carried(parts, stores[name], frozen, part, name in materialize)
+            for name, part in frozen.stores.items()
+        }
         snapshots = {
             name: _snapshot(parts, stores[name], frozen, frozen.stores[name], name in materialize)
             for name, found in pending.items()
@@ -179,20 +192,28 @@ class _StoreCommit:
     changes: dict[str, PreparedChanges] = field(default_factory=dict)
 
 
-def _carried(parts: Parts, store: OpenStore, frozen: FrozenCommit, part: FrozenStore) -> _StoreCommit:
+def _carried(
+    parts: Parts, store: OpenStore, frozen: FrozenCommit, part: FrozenStore, materialize: bool
+) -> _StoreCommit:
     """An unchanged store keeps its markers, wherever they still hold. A directory that is not needed goes."""
     markers: dict[str, Marker] = {}
     factories = store.config.backup_factories
     if part.state_id == store.state_id:
         for factory in factories:
-            base = frozen.base.marker(factory, store.identity.store)
-            carried = parts.backup_manager(factory).carry(store.identity, base) if base is not None else None
+            base, manager = frozen.base.marker(factory, store.identity.store), parts.backup_manager(factory)
+            if base is None or (materialize and _has_segments(manager, store.identity, base)):
+                continue
+            carried = manager.carry(store.identity, base)
             if carried is not None:
                 markers[factory] = carried
     pending = [factory for factory in factories if factory not in markers]
     if not pending and part.staging is not None:
         store.directories.discard(part.staging)
     return _StoreCommit(markers, pending)
+
+
+def _has_segments(manager: BackupManager, identity: StoreIdentity, base: Marker) -> bool:
+    return isinstance(manager, SegmentBackupManager) and manager.backlog(identity, base).segments > 0
 
 
 def _snapshot(
@@ -242,7 +263,7 @@ def _local_copy(store: OpenStore, part: FrozenStore) -> CommittedDirectory:
     if part.staging is None:
         here = store.directories.find(part.state_id)
         if here is None:
-            store.state_id = None
+            store.state_id, store.directory_needed = None, True
             raise RetryableError(
                 "a backend has to be filled, but the local copy of the unchanged store is gone",
                 hint="the next commit takes a new snapshot",

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Protocol
 
-from statemgr.errors import ClosedError, RetryableError, StatemgrError
+from statemgr.errors import ClosedError, CorruptError, MissingError, RetryableError, StatemgrError
 from statemgr.flows.open_store import NO_CHANGES, OpenStore
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint
@@ -55,15 +56,18 @@ class Materializer:
         self._pool: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
         self._closing = threading.Event()
-        self._failures = 0
-        self._failed: StatemgrError | None = None
+        #: Held while the database is used.
+        self._at_database = threading.Lock()
+        #: store → snapshots in a row that have failed, and the last one's error until a commit has raised it
+        self._failures: dict[str, int] = {}
+        self._failed: dict[str, Exception] = {}
 
     def after_commit(self, checkpoint: Checkpoint) -> None:
         """Start what is due, one store at a time. What fails in finding out is tried after the next commit."""
         if self._closing.is_set():
             return
         busy = self._running is not None and not self._running.done()
-        for name, store in self._stores.items():
+        for name, store in sorted(self._stores.items(), key=lambda item: self._last[item[0]]):
             try:
                 found = self._due(store, checkpoint)
             except StatemgrError as error:
@@ -73,24 +77,29 @@ class Materializer:
                 busy = True
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"statemgr-snapshot-{self._task}")
+                self._last[name] = self._parts.clock.monotonic()
                 self._running = self._pool.submit(self._tried, store, found, checkpoint)
 
     def check(self) -> None:
         """Before a commit. Raises: RetryableError when snapshots have failed more often than is tolerated."""
-        if self._failed is not None and self._failures > self._parts.config.tolerated_snapshot_failures:
-            failed, self._failed = self._failed, None  # the next commit may go on, and a snapshot is tried again
-            raise RetryableError(
-                f"{self._failures} snapshots in a row have failed: {failed.message}",
-                hint="segments have everything, but a restore takes longer with each commit; mend what it says",
-                job=self._parts.config.job_name,
-                task=self._task,
-            ) from failed
+        for store, error in tuple(self._failed.items()):
+            if self._failures[store] > self._parts.config.tolerated_snapshot_failures:
+                del self._failed[store]  # the next commit may go on, and a snapshot is tried again
+                raise RetryableError(
+                    f"{self._failures[store]} snapshots in a row have failed: {error}",
+                    hint="segments have everything, but a restore takes longer with each commit; mend what it says",
+                    job=self._parts.config.job_name,
+                    task=self._task,
+                    store=store,
+                ) from error
 
     def close(self) -> None:
-        """Wait for the snapshot that is being made, if one is."""
+        """Give up what is being uploaded: it expires. Waits only until the database is not used any more."""
         self._closing.set()
+        with self._at_database:
+            pass
         if self._pool is not None:
-            self._pool.shutdown(wait=True)
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     # --- step 1 ---------------------------------------------------------------------------------------------------
 
@@ -114,22 +123,41 @@ class Materializer:
 
     def _tried(self, store: OpenStore, factory: str, checkpoint: Checkpoint) -> None:
         name = store.identity.store
-        self._last[name] = begun = self._parts.clock.monotonic()
+        begun = self._parts.clock.monotonic()
         try:
-            materialize(self._parts, store, factory, checkpoint)
+            materialize(self._parts, store, factory, checkpoint, self._at_database, self._go_on)
             self._metrics.materialized(name, self._parts.clock.monotonic() - begun)
-            self._failures, self._failed = 0, None
-        except ClosedError:
-            return
-        except StatemgrError as error:
-            self._failures += 1
-            self._failed = error
+            self._failures.pop(name, None)
+            self._failed.pop(name, None)
+        except Exception as error:  # whatever it is: nobody waits for this thread
+            if self._closing.is_set():
+                return
+            self._failures[name] = self._failures.get(name, 0) + 1
+            self._failed[name] = error
             self._metrics.materialized(name, None)
             log.warning("task %s: a snapshot of %s failed, it is tried again: %s", self._task, name, error)
 
+    def _go_on(self) -> None:
+        if self._closing.is_set():
+            raise ClosedError("the task is being closed", task=self._task)
 
-def materialize(parts: Parts, store: OpenStore, factory: str, checkpoint: Checkpoint) -> None:
-    """Make and upload a snapshot of an open store. Raises: RetryableError, AccessDenied, DiskFull, CorruptError."""
+
+def materialize(
+    parts: Parts,
+    store: OpenStore,
+    factory: str,
+    checkpoint: Checkpoint,
+    at_database: AbstractContextManager[object],
+    go_on: Callable[[], None],
+) -> None:
+    """Make and upload a snapshot of an open store.
+
+    Args:
+        at_database: held while the store's database is used.
+        go_on: asked now and then; what it raises gives the snapshot up.
+
+    Raises: RetryableError, AccessDenied, DiskFull, CorruptError, ClosedError.
+    """
     identity = store.identity
     subject = f"{identity.task}/{identity.store}"
     manager, marker = parts.backup_manager(factory), checkpoint.marker(factory, identity.store)
@@ -137,19 +165,22 @@ def materialize(parts: Parts, store: OpenStore, factory: str, checkpoint: Checkp
     assert marker is not None
     announce(Phase.MATERIALIZE, subject)
     attempt = parts.ids.attempt_id()
-    staging, covered = store.snapshot_beside()
+    with at_database:
+        go_on()
+        staging, covered = store.snapshot_beside()
     try:
-        made = store.keep(staging, f"{attempt}-{identity.store}")
+        with store.kept(staging, f"{attempt}-{identity.store}") as made:
+            snapshot = StoreSnapshot(identity, made.state_id, attempt, made, covered, NO_CHANGES, check=go_on)
+            manager.materialize(snapshot, marker)
     finally:
         store.directories.discard(staging)
-    manager.materialize(StoreSnapshot(identity, made.state_id, attempt, made, covered, NO_CHANGES), marker)
     announce(Phase.MATERIALIZED, subject)
 
 
 def due_stores(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkpoint | None) -> list[str]:
     """The stores of an attempt that are better stored as snapshots than as segments, by commits and bytes.
 
-    Raises: MissingBlob, CorruptBlob, UnavailableError.
+    Raises: UnavailableError, AccessDenied.
     """
     found = []
     for name, store in stores.items() if checkpoint is not None else ():
@@ -157,7 +188,10 @@ def due_stores(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkp
             manager, marker = parts.backup_manager(factory), checkpoint.marker(factory, name) if checkpoint else None
             if not isinstance(manager, SegmentBackupManager) or marker is None:
                 continue
-            backlog, share = manager.backlog(store.identity, marker), _share_of_interval(store.identity)
+            try:
+                backlog, share = manager.backlog(store.identity, marker), _share_of_interval(store.identity)
+            except (MissingError, CorruptError):
+                continue  # the commit finds that, too, and fills the backend anew
             if parts.config.snapshot_interval.is_over(backlog.segments, backlog.size, share=share):
                 found.append(name)
     return found

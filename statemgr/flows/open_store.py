@@ -3,7 +3,9 @@ from. Held by a task or an attempt; the commit flow freezes it."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +69,8 @@ class OpenStore:
         self.copies = [state_id] if state_id else []
         self._clock = parts.clock
         self._copied_s = self._clock.monotonic()
+        self._in_use: set[str] = set()
+        self._tidying = threading.Lock()
         self._committed_at = self.local.sequence_number
         self._buffer = ChangeBuffer(self.directories.staging(), CHANGE_BUDGET) if track_changes else None
         self.content = BufferedStore(identity, self.local, self._buffer, config.write_batch_size)
@@ -119,10 +123,9 @@ class OpenStore:
         """
         assert self._buffer is not None
         end = self._buffer.seal()
-        self.local.flush()  # most of the work; the task is not held up by it
         staging = self.directories.staging()
         try:
-            self.local.checkpoint(staging)
+            self.local.checkpoint_beside(staging)
         except BaseException:
             self.directories.discard(staging)
             raise
@@ -133,14 +136,25 @@ class OpenStore:
         hashed = self.directories.hash_files(staging)
         return self.directories.adopt(staging, state_id, hashed.files)
 
-    def keep(self, staging: Path, state_id: str) -> CommittedDirectory:
-        """As :meth:`adopt`, of a snapshot that the next commits build on: :meth:`tidy` leaves it."""
-        self.copies = [*self.copies[-1:], state_id]
-        return self.adopt(staging, state_id)
+    @contextmanager
+    def kept(self, staging: Path, state_id: str) -> Iterator[CommittedDirectory]:
+        """As :meth:`adopt`, of a snapshot beside the commits: :meth:`tidy` leaves it alone inside the block, and after
+        it too, unless the block raises.
+        """
+        with self._tidying:
+            self._in_use.add(state_id)
+        try:
+            yield self.adopt(staging, state_id)
+            with self._tidying:
+                self.copies = [*self.copies[-1:], state_id]
+        finally:
+            with self._tidying:
+                self._in_use.discard(state_id)
 
     def tidy(self) -> None:
-        """Remove local directories that no restart on this machine would begin with."""
-        self.directories.keep_only(self.copies)
+        """Remove local directories that nobody uses, and no restart on this machine would begin with."""
+        with self._tidying:
+            self.directories.keep_only({*self.copies, *self._in_use})
 
     def leave_copy(self) -> None:
         """Before closing: a local copy of the published state, so that the next start on this machine is quick."""
@@ -161,7 +175,8 @@ class OpenStore:
         self.state_id = state_id
         self.directory_needed = False
         if frozen.staging is not None:
-            self.copies = [state_id]
+            with self._tidying:
+                self.copies = [state_id]
             self._copied_s = self._clock.monotonic()
         self._committed_at = frozen.sequence_number
         if self._buffer is not None and frozen.changes is not None:

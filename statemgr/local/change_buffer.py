@@ -44,8 +44,9 @@ class _Generation:
     @property
     def size(self) -> int:
         """Bytes of keys and values."""
-        if self._at_most > self._size and self._entries is not None:
-            self._size = self._at_most = _size(self._entries)
+        entries = self._entries  # another thread may spill it meanwhile
+        if self._at_most > self._size and entries is not None:
+            self._size = self._at_most = _size(entries)
         return self._size
 
     @property

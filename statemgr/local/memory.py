@@ -21,14 +21,14 @@ FILE = "memory.segment"
 
 
 class MemoryStore:
-    """Implements ``ports.LocalStore``. Other threads than the writing one may read, flush and make checkpoints."""
+    """Implements ``ports.LocalStore``. Safe to read, flush and checkpoint from other threads than the writing one."""
 
     def __init__(self, directory: Path, content: dict[bytes, bytes]) -> None:
         self._directory = directory
+        self._file = threading.RLock()
         self._content: dict[bytes, bytes] | None = content
         self._keys: list[bytes] | None = None
         self._sequence_number = len(content)
-        self._flushing = threading.Lock()
         self._flushed_at = self._sequence_number if content else -1
 
     @classmethod
@@ -119,14 +119,14 @@ class MemoryStore:
 
     def flush(self) -> None:
         """As the port says. Raises: DiskFull; nothing is lost then."""
-        with self._flushing:
-            self._flush()
+        with self._file:
+            self._write_file()
 
-    def _flush(self) -> None:
-        number, items = self._sequence_number, self._items
+    def _write_file(self) -> None:
+        number = self._sequence_number
         if number == self._flushed_at:
             return
-        content = items.copy()  # of one moment: the writing thread may go on
+        content = self._items.copy()  # at once, whoever writes beside
         path = self._directory / FILE
         temporary = path.with_name(FILE + ".tmp")
         with translated("cannot flush the store", self._directory):
@@ -155,10 +155,15 @@ class MemoryStore:
         """As the port says. Raises: DiskFull, InvalidError when the directory exists."""
         if os.path.lexists(directory):
             raise InvalidError("the directory of a checkpoint exists already", path=directory)
-        self.flush()
-        with translated("cannot make a checkpoint of the store", directory):
-            os.mkdir(directory)
-            durable.link_or_copy(self._directory / FILE, directory / FILE)
+        with self._file:
+            self.flush()
+            with translated("cannot make a checkpoint of the store", directory):
+                os.mkdir(directory)
+                durable.link_or_copy(self._directory / FILE, directory / FILE)
+
+    def checkpoint_beside(self, directory: Path) -> None:
+        """As the port says. Raises: DiskFull, InvalidError when the directory exists."""
+        self.checkpoint(directory)
 
     def close(self) -> None:
         """Close; what was not flushed is gone. Repeating it is no error."""

@@ -57,6 +57,10 @@ class ReadOnlyStore:
         """Raises: InvalidError."""
         raise self._refused()
 
+    def checkpoint_beside(self, directory: Path) -> None:
+        """Raises: InvalidError."""
+        raise self._refused()
+
     def close(self) -> None:
         """As the port says."""
         self._store.close()

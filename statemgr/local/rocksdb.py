@@ -6,6 +6,7 @@ There is no write-ahead log: what is committed is in a checkpoint directory, and
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,6 +45,8 @@ class RocksDbStore:
         self._write_options = rocksdb_options.without_wal()
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
         self._stuck = False
+        #: Held where the database is closed and opened again, and by who uses it beside the owner.
+        self._maintenance = threading.Lock()
         #: What a reopening after a full disk has yet to write; None when there is nothing.
         self._rescued: list[Change] | None = None
         self._numbers_skipped = 0
@@ -173,18 +176,37 @@ class RocksDbStore:
             raise InvalidError("the directory of a checkpoint exists already", path=directory)
         with self._writing("cannot make a checkpoint of the store"):
             Checkpoint(self._db).create_checkpoint(str(directory))
+        self._drop_logs(directory)
+
+    def _drop_logs(self, directory: Path) -> None:
         with os_translated("cannot make a checkpoint of the store", directory):
             for log in directory.glob("*.log"):
                 if log.stat().st_size:
                     raise CorruptError("a checkpoint has a write-ahead log with content", path=log)
                 log.unlink()
 
+    def checkpoint_beside(self, directory: Path) -> None:
+        """As the port says; flushes first. Raises: DiskFull (the owner mends that), ClosedError."""
+        if os.path.lexists(directory):
+            raise InvalidError("the directory of a checkpoint exists already", path=directory)
+        with self._maintenance:
+            database = self._database
+            if self._stuck or database is None:
+                kind = DiskFull if self._stuck else ClosedError
+                raise kind("the store is closed, or its disk was full", path=self._directory)
+            with translated("cannot make a checkpoint of the store", self._directory):
+                database.flush()  # most of the work; nobody is held up by it
+                Checkpoint(database).create_checkpoint(str(directory))
+            del database
+        self._drop_logs(directory)
+
     def close(self) -> None:
         """Close; what was not flushed is gone. Open scans end. Repeating it is no error."""
-        database, self._database, self._rescued = self._database, None, None
-        if database is not None:
-            self._end_scans()
-            close_database(database, self._directory)
+        with self._maintenance:
+            database, self._database, self._rescued = self._database, None, None
+            if database is not None:
+                self._end_scans()
+                close_database(database, self._directory)
 
     def _end_scans(self) -> None:
         for scan in list(self._scans):
@@ -210,12 +232,18 @@ class RocksDbStore:
 
         Raises: DiskFull while there is no space; what was in memory is then kept for the next call.
         """
+        with self._maintenance:
+            if self._stuck or self._rescued is not None:
+                self._reopen()
+
+    def _reopen(self) -> None:
         directory = self._directory
         with os_translated("cannot write again", directory):
             probe_space(directory)
         options = rocksdb_options.normal(self._values, create=False)
         if self._rescued is None:
-            database = self._db
+            database = self._database
+            assert database is not None
             before = self.sequence_number
             self._rescued = unflushed_changes(database, directory, options)
             self._end_scans()

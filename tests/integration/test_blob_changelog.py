@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def ranges(chain: SegmentChain) -> list[tuple[int, int]]:
 def snapshot_now(task: Task, store: str = "totals") -> None:
     """Materialise a store, as the background does."""
     assert task.last_checkpoint is not None
-    materialize(task._parts, task._stores[store], FACTORY, task.last_checkpoint)
+    materialize(task._parts, task._stores[store], FACTORY, task.last_checkpoint, nullcontext(), lambda: None)
 
 
 def change(task: Task, chance: random.Random, state: dict[bytes, bytes], store: str = "totals") -> None:

@@ -84,6 +84,6 @@ def test_what_is_told_of_snapshots(open_tasks: Open, clock: ManualClock) -> None
     with observed(slow):
         task.commit()
     task.commit()
-    assert task.told.seconds == [None, 7]
+    assert task.told.seconds == [None, 7, 0]
     assert [segments for segments, _ in task.told.backlogs] == [0, 1, 2, 1]
     assert all(size > 0 for segments, size in task.told.backlogs if segments)

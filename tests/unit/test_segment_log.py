@@ -68,7 +68,7 @@ def test_what_waited_too_long_is_written_again(tmp_path: Path) -> None:
     changes = frozen(buffer)
     log.continue_from(base, changes, REUSE_MS)
     assert log.unpersisted(changes)[1] == 0
-    assert log.snapshot_for(changes) is None
+    assert log.snapshot_for(changes, REUSE_MS) is None
 
 
 def test_a_snapshot_is_taken_up_by_a_later_commit_alone(tmp_path: Path) -> None:
@@ -78,11 +78,11 @@ def test_a_snapshot_is_taken_up_by_a_later_commit_alone(tmp_path: Path) -> None:
     log.continue_from(base, before, 0)
     mark = buffer.mark(buffer.seal())
     log.waiting = Materialized(NEWER, "new", mark.end, mark.moment, INDEX, ("x",), 0)
-    assert log.snapshot_for(before) is None
+    assert log.snapshot_for(before, 0) is None
     after = frozen(buffer, b"b")
-    assert log.snapshot_for(after) == (ChainSnapshot(NEWER, "new", 51), ("x",))
+    assert log.snapshot_for(after, 0) == (ChainSnapshot(NEWER, "new", 51), ("x",))
     log.continue_from(chain(40, (40, 50), index=NEWER), after, 0)
-    assert log.snapshot_for(after) is None
+    assert log.snapshot_for(after, 0) is None
 
 
 def test_a_fill_forgets_what_was_stored(tmp_path: Path) -> None:
