@@ -24,16 +24,18 @@ def peak_memory(session: Session) -> Iterator[Line]:
     """Backups, restores and commits of 1 GiB, of 10,000 small files and of one file of 8 GiB."""
     state = state_of(session, session.bytes(GIBIBYTE))
     files = many_files(session, session.count(_FILES, least=500))
-    for what, measured in (("1 GiB", state), (f"{len(files.files):,} files", files)):
+    for what, measured in ((str(state), state), (f"{len(files.files):,} files", files)):
         session.report(f"peak-memory, {what}")
         yield _line(f"backup of {what} to S3", upload(session, measured, s3=True).peak)
         yield _line(f"restore of {what} from S3", restored(session, backup_of(session, measured, s3=True))["peak"])
-    yield _line("restore of 1 GiB from a directory", restored(session, backup_of(session, state, s3=False))["peak"])
-    yield _line(f"restore of 1 GiB and commit of {_UPDATES:,} updates", _commit(session, state))
-    session.report("peak-memory, one file of 8 GiB")
-    backup, restore = _one_file(session, session.bytes(8 * GIBIBYTE))
-    yield _line("backup of one file of 8 GiB to S3", backup)
-    yield _line("restore of one file of 8 GiB from S3", restore)
+    yield _line(f"restore of {state} from a directory", restored(session, backup_of(session, state, s3=False))["peak"])
+    yield _line(f"restore of {state} and commit of {_UPDATES:,} updates", _commit(session, state))
+    size = session.bytes(8 * GIBIBYTE)
+    what = f"one file of {size / GIBIBYTE:.2g} GiB"
+    session.report(f"peak-memory, {what}")
+    backup, restore = _one_file(session, size)
+    yield _line(f"backup of {what} to S3", backup)
+    yield _line(f"restore of {what} from S3", restore)
 
 
 def _line(what: str, peak: float) -> Line:

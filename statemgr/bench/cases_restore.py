@@ -17,7 +17,7 @@ from statemgr.bench.fresh import in_fresh_process
 from statemgr.bench.measure import Series, Variant, interleaved
 from statemgr.bench.registry import case
 from statemgr.bench.result import Line, Target, compared
-from statemgr.bench.session import GIBIBYTE, MEBIBYTE, Session, changed
+from statemgr.bench.session import GIBIBYTE, Session, changed
 from statemgr.bench.states import State, state_of
 from statemgr.engine import checkpoint_to_bytes
 
@@ -39,7 +39,7 @@ def restore_file(session: Session) -> Iterator[Line]:
             "copy": lambda number, s=state: _copied(session, s),  # type: ignore[misc]
         }
         found = interleaved(variants, rounds, session.report)
-        what = f"plain parallel copy of {_size(state)}"
+        what = f"plain parallel copy of {state}"
         yield _speeds("restore-file", state, found["restore"], what, found["copy"], _COPY)
 
 
@@ -58,7 +58,7 @@ def restore_s3(session: Session) -> Iterator[Line]:
     if peer is not None:
         variants["Samza"] = peer
     found = interleaved(variants, session.rounds, session.report)
-    what = f"plain parallel GET of {_size(state)}, 8 threads"
+    what = f"plain parallel GET of {state}, 8 threads"
     yield _speeds("restore-s3", state, found["restore"], what, found["GET"], _NEARLY)
     samzas = "Samza 1.8 restore, verified"
     yield _speeds("restore-s3", state, found["restore"], samzas, found.get("Samza"), _TWICE)
@@ -85,7 +85,7 @@ def backup_s3(session: Session) -> Iterator[Line]:
         return backup.seconds
 
     found = interleaved({"backup": ours, "PUT": plain}, session.rounds, session.report)
-    what = f"plain parallel PUT of {_size(state)}, 8 threads"
+    what = f"plain parallel PUT of {state}, 8 threads"
     yield _speeds("backup-s3", state, found["backup"], what, found["PUT"], _NEARLY)
 
 
@@ -165,8 +165,3 @@ def _speeds(
     size = state.bytes / 1e6
     theirs = size / other.median() if other is not None else None
     return compared(name, size / ours.median(), "MB/s", reference, theirs, target)
-
-
-def _size(state: State) -> str:
-    """For people."""
-    return f"{state.bytes / GIBIBYTE:.2g} GiB" if state.bytes > GIBIBYTE / 2 else f"{state.bytes / MEBIBYTE:.2g} MiB"

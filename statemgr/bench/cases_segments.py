@@ -35,20 +35,21 @@ _WARM_UP = 3
 def commit_vs_state(session: Session) -> Iterator[Line]:
     """A commit after 10,000 updates on 1 GiB, beside the same on 64 MiB; and the pause that it makes."""
     found = _of_sizes(session)
-    large, small = found["1 GiB"], found["64 MiB"]
-    name, reference, target = "commit-vs-state", "the same commit on 64 MiB", Target("at most", 1.2)
-    yield compared(name, large.median() * 1e3, "ms, 1 GiB", reference, small.median() * 1e3, target)
+    large, small = found["large"], found["small"]
+    what, beside = (str(state_of(session, session.bytes(size))) for size in (GIBIBYTE, _SMALL))
+    name, reference, target = "commit-vs-state", f"the same commit on {beside}", Target("at most", 1.2)
+    yield compared(name, large.median() * 1e3, f"ms, {what}", reference, small.median() * 1e3, target)
     of_bytes = (series.median("bytes") / 1e6 for series in (large, small))
-    yield compared(name, next(of_bytes), "MB, 1 GiB", reference, next(of_bytes), target)
+    yield compared(name, next(of_bytes), f"MB, {what}", reference, next(of_bytes), target)
     pause = percentile([sample["pause"] for sample in large.samples], 0.99) * 1e3
     unit = f"ms of pause, p99 of {len(large.samples)}"
-    yield alone(name, pause, unit, "beyond applying the write batch, 1 GiB", Target("at most", 10, of="value"))
+    yield alone(name, pause, unit, f"beyond applying the write batch, {what}", Target("at most", 10, of="value"))
 
 
 @case("commit-bytes")
 def commit_bytes(session: Session) -> Iterator[Line]:
     """Bytes that a commit of 10,000 updates uploads, beside those of the changed keys and values."""
-    found = _of_sizes(session)["1 GiB"]
+    found = _of_sizes(session)["large"]
     changed = session.count(_UPDATES) * records.RECORD_SIZE / 1e6
     ours = found.median("bytes") / 1e6
     yield compared("commit-bytes", ours, "MB a commit", "changed keys and values", changed, Target("at most", 1.1))
@@ -98,8 +99,8 @@ def _measure_sizes(session: Session) -> dict[str, Series]:
         counted() as sent,
     ):
         variants: dict[str, Variant] = {
-            "1 GiB": lambda number: _commit(session, large, large_state, sent, number),
-            "64 MiB": lambda number: _commit(session, small, small_state, sent, number),
+            "large": lambda number: _commit(session, large, large_state, sent, number),
+            "small": lambda number: _commit(session, small, small_state, sent, number),
         }
         return interleaved(variants, commits, session.report, warm_up=_WARM_UP)
 

@@ -9,7 +9,7 @@ from rocksdict import IngestExternalFileOptions, Rdict, SstFileWriter
 
 from statemgr.bench import records
 from statemgr.bench.seed import Files, seeded, write_hashes
-from statemgr.bench.session import Session
+from statemgr.bench.session import GIBIBYTE, MEBIBYTE, Session
 from statemgr.local import bulk_writer, rocksdb_options
 from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
@@ -37,6 +37,11 @@ class State:
     def checkpoint(self) -> Checkpoint:
         """A checkpoint whose store is this state."""
         return seeded(self.directory)
+
+    def __str__(self) -> str:
+        """Its size, for people."""
+        size = self.bytes
+        return f"{size / GIBIBYTE:.2g} GiB" if size > GIBIBYTE / 2 else f"{size / MEBIBYTE:.3g} MiB"
 
     def paths(self) -> list[Path]:
         """Every file."""

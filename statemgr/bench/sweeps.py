@@ -77,7 +77,7 @@ def _by_changes(session: Session) -> Picture:
         )
         for backend in BACKENDS
     ]
-    return Picture(title=f"A commit on {_mebibytes(state)}", x="updates", curves=curves)
+    return Picture(title=f"A commit on {state}", x="updates", curves=curves)
 
 
 def _by_files(session: Session) -> Picture:
@@ -99,7 +99,7 @@ def _by_latency(session: Session) -> Picture:
                 took = _commit(session, backend, state, endpoint=proxy.endpoint)
             points.append((latencies.name if latencies else "none", took))
         curves.append(Curve(label=f"commit, {backend}", points=points))
-    title = f"A commit of {session.count(_UPDATES):,} updates on {_mebibytes(state)}"
+    title = f"A commit of {session.count(_UPDATES):,} updates on {state}"
     return Picture(title=title, x="latency added to every request", curves=curves, logarithmic=False)
 
 
@@ -108,7 +108,7 @@ def _commit(
 ) -> float:
     """The median time of some commits, seconds."""
     count = session.count(_UPDATES) if updates is None else updates
-    session.report(f"{backend}: commits of {count:,} updates on {_mebibytes(state)}")
+    session.report(f"{backend}: commits of {count:,} updates on {state}")
     settings: dict[str, object] = {"task.backup.factories": backend}
     if endpoint is not None:
         settings["blob.store.s3.endpoint"] = endpoint
@@ -127,7 +127,3 @@ def _commit(
 def _restore(session: Session, state: State) -> float:
     backup = backup_of(session, state, s3=True)
     return statistics.median(restored(session, backup)["seconds"] for _ in range(session.rounds))
-
-
-def _mebibytes(state: State) -> str:
-    return f"{state.bytes / MEBIBYTE:,.0f} MiB"
