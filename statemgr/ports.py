@@ -308,7 +308,7 @@ class LocalDirectories(Protocol):
 
     def find(self, state_id: str) -> CommittedDirectory | None:
         """The directory made for this state, if it is here and its files verify (names, sizes, times; hashes where
-        anything deviates). One that does not verify is removed."""
+        anything deviates). One that does not verify becomes one of the :meth:`leftovers`."""
 
     def reusable(self) -> Sequence[CommittedDirectory]:
         """Directories of other states whose files may be reused one by one, newest first, verified likewise."""
@@ -320,7 +320,8 @@ class LocalDirectories(Protocol):
         """Give up a staging directory that is not finished, but leave what is in it to another try."""
 
     def leftovers(self) -> Sequence[Path]:
-        """Staging directories that were abandoned, or whose owners are dead: nobody else uses them."""
+        """Staging directories that were abandoned, or whose owners are dead, and committed ones that did not verify:
+        nobody else uses them."""
 
     def hash_files(self, directory: Path) -> CommittedDirectory:
         """The content hashes of a finished directory, taken from remembered ones where the inode is held by a hard

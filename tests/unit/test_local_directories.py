@@ -279,6 +279,18 @@ def test_what_does_not_verify_is_removed(
     assert directories.find("s1") == again
 
 
+def test_a_directory_that_lacks_a_file_is_left_to_the_next_restore(directories: StoreDirectories, root: Path) -> None:
+    """Invariant 10: it is not used as it is; a restore may take its other files over, and then it goes."""
+    adopted = commit(directories, "s1")
+    (adopted.path / "000008.sst").unlink()
+    assert directories.find("s1") is None
+    (left,) = directories.leftovers()
+    assert "000008.sst" not in names(left)
+    assert {"CURRENT", "sub"} <= set(names(left))
+    directories.keep_only({"s1"})
+    assert directories.leftovers() == []
+
+
 def test_removal_of_a_linked_directory_leaves_its_target(directories: StoreDirectories, root: Path) -> None:
     """Fault 28: what a planted link points at is neither used nor touched."""
     adopted = commit(directories, "s1")
