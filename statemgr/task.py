@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from statemgr import serdes
@@ -17,6 +18,7 @@ from statemgr.flows.first_start import remember_published
 from statemgr.flows.materialize import Materializer
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.parts import Parts
+from statemgr.flows.persist import AHEAD_BYTES, PersistAhead, is_useful
 from statemgr.flows.publish import Published, publish, settle
 from statemgr.flows.restore import StoreRestore
 from statemgr.in_flight import InFlight
@@ -66,6 +68,10 @@ class Task:
         self._output = Output(name)
         self._in_flight = InFlight(name, parts.config, parts.clock, metrics)
         self._materializer = Materializer(parts, name, stores, metrics)
+        self._ahead = PersistAhead(parts, name)
+        for store in stores.values():
+            if is_useful(parts, store):
+                store.content.watch(AHEAD_BYTES, partial(self._persist_ahead, store))
         self._unsettled: tuple[FrozenCommit, PreparedCommit, CheckpointRecord | None] | None = None
         self._fenced: FencedError | None = None
         self._closed = False
@@ -132,9 +138,8 @@ class Task:
         self._check_usable()
         self._settle()
         self._materializer.check()
-        refill = self._refill | self._clean_up.lost
-        base = CommitBase(self.name, self._published.layout, self._published.epoch, self.last_checkpoint, refill)
-        with self.metrics.phase("flush"):
+        base = self._base()
+        with self._ahead.held(), self.metrics.phase("flush"):
             waiting = self._output.waiting()
             frozen = freeze(self._parts, self._stores, base, input_offsets, waiting, local_copy=materialize)
         self.metrics.carried(sum(self._stores[name].changes_in(part) for name, part in frozen.stores.items()))
@@ -149,6 +154,15 @@ class Task:
         """The error of an asynchronous commit that has ended was seen: the next commit does not raise it again."""
         self._in_flight.forgive()
 
+    def _base(self) -> CommitBase:
+        refill = self._refill | self._clean_up.lost
+        return CommitBase(self.name, self._published.layout, self._published.epoch, self.last_checkpoint, refill)
+
+    def _persist_ahead(self, store: OpenStore) -> None:
+        """Much was written to a store since the last commit: some of it is stored now, unless a commit is under way."""
+        if self._in_flight.seconds is None and self._unsettled is None:
+            self._ahead.start(store, self._base())
+
     def _finish(self, frozen: FrozenCommit, materialize: bool) -> Checkpoint:
         """The asynchronous part of a commit, on the commit thread."""
         with self.metrics.commit():
@@ -158,6 +172,7 @@ class Task:
         before = self._published.records[self.name]
         try:
             self._clean_up.check()
+            self._ahead.wait()
         except BaseException:
             discard(self._stores, frozen.stores)
             raise
@@ -240,6 +255,7 @@ class Task:
             closing.callback(self._say_what_is_dropped)
             closing.callback(self.metrics.close)
             closing.callback(self._materializer.close)
+            closing.callback(self._ahead.close)
             closing.callback(self._in_flight.close)
 
     def _say_what_is_dropped(self) -> None:

@@ -6,7 +6,7 @@ buffer right after it, so that both have the same changes whatever fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
 from statemgr.errors import ClosedError, InvalidError
@@ -41,6 +41,12 @@ class BufferedStore:
         #: At least the bytes of what is pending: one that replaces another counts beside it.
         self._pending_bytes = 0
         self._closed = False
+        self._much = 0
+        self._on_much: Callable[[], None] | None = None
+
+    def watch(self, size: int, call: Callable[[], None]) -> None:
+        """Call ``call`` after a batch when some ``size`` bytes of changes have not been frozen."""
+        self._much, self._on_much = size, call
 
     @property
     def pending(self) -> int:
@@ -144,6 +150,8 @@ class BufferedStore:
         self._pending_bytes = 0
         if self._changes is not None:
             self._changes.extend(changes)
+            if self._on_much is not None and self._changes.has_unfrozen(self._much):
+                self._on_much()
 
     def _not_bytes(self) -> InvalidError:
         return InvalidError(

@@ -111,6 +111,11 @@ class OpenStore:
                 raise
         return FrozenStore(state_id, staging, changes, self.local.sequence_number)
 
+    def freeze_changes(self) -> FrozenChanges:
+        """The changes so far, but for those that are still gathered, without anything of the database."""
+        assert self._buffer is not None
+        return self._buffer.freeze()
+
     def changes_in(self, frozen: FrozenStore) -> int:
         """How many changes ``frozen`` has beyond the last acknowledged commit, as the database counts them."""
         return frozen.sequence_number - self._committed_at

@@ -59,11 +59,14 @@ class _Generation:
         """The same, known without looking at every entry."""
         return 0 if self._entries is None else self._at_most + self.count * _ENTRY_OVERHEAD
 
-    def extend(self, changes: Mapping[bytes, bytes | None]) -> None:
+    def extend(self, changes: Mapping[bytes, bytes | None]) -> int:
+        """Returns: bytes of the changes."""
         assert self._entries is not None
         self._entries.update(changes)
         self.count = len(self._entries)
-        self._at_most += _size(changes)
+        size = _size(changes)
+        self._at_most += size
+        return size
 
     def spill(self, path: Path) -> None:
         """Move the entries to a file. Raises: DiskFull; they stay in memory then."""
@@ -162,6 +165,9 @@ class ChangeBuffer:
         self.origin: object = _Origin()
         self._moment = 0
         self._files = 0
+        #: The sequence number up to which it was frozen, and at most how many bytes were noted since.
+        self._frozen_to = 0
+        self._unfrozen = 0
 
     def put(self, key: bytes, value: bytes | None) -> None:
         """Note a put, or a delete when the value is None. Raises: DiskFull; the change is noted all the same."""
@@ -171,7 +177,7 @@ class ChangeBuffer:
         """Note changes in order. Raises: DiskFull; they are noted all the same, above the budget."""
         newest = dict(changes)
         with self._lock:
-            self._growing.extend(newest)
+            self._unfrozen += self._growing.extend(newest)
             if self._is_too_much():
                 self._spill()
 
@@ -179,7 +185,20 @@ class ChangeBuffer:
         """Everything unacknowledged so far; later changes are not in it. Costs nothing."""
         with self._lock:
             self._moment += 1
-            return FrozenChanges(self.origin, self._moment, self._seal(), tuple(self._sealed))
+            self._unfrozen = 0
+            self._frozen_to = self._seal()
+            return FrozenChanges(self.origin, self._moment, self._frozen_to, tuple(self._sealed))
+
+    def has_unfrozen(self, size: int) -> bool:
+        """Whether half of ``size`` bytes or more have not been frozen, asked when ``size`` bytes have been noted.
+
+        So it is rarely that they are counted: changes that replace others are noted, and are no more bytes.
+        """
+        with self._lock:
+            if self._unfrozen < size:
+                return False
+            self._unfrozen = sum(g.size for g in (*self._sealed, self._growing) if g.first >= self._frozen_to)
+            return self._unfrozen >= size // 2
 
     def seal(self) -> int:
         """The sequence number that the next change gets: a commit can begin or end there."""

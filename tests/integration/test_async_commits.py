@@ -126,8 +126,7 @@ def test_metrics_of_a_commit_by_phase(kafka: KafkaServer, tmp_path: Path, factor
             task.commit({"orders-0": 1})
             assert sample(manager, "statemgr_commit_changes", task=TASK) == 50
             stored = sum(path.stat().st_size for path in (tmp_path / "blobs").rglob("*") if path.is_file())
-            if factory == "blob-store":
-                assert sample(manager, "statemgr_commit_uploaded_bytes", task=TASK) == stored
+            assert sample(manager, "statemgr_commit_uploaded_bytes", task=TASK) == stored
             assert all(sample(manager, "statemgr_commit_seconds", task=TASK, phase=phase) > 0 for phase in phases)
             write(task, {b"0": large})
             task.commit({"orders-0": 2})

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 
 import pytest
 
 from statemgr import JobConfig, StateManager
-from tests.commits import TASK, blob_files, totals, write
-from tests.jobs import job_mapping
+from statemgr.errors import UnavailableError
+from statemgr.phases import Phase, observed
+from tests.commits import TASK, blob_files, referenced, totals, write
+from tests.jobs import contents, job_mapping
 from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 
@@ -72,3 +75,51 @@ def test_every_kind_of_change_comes_back(kafka: KafkaServer, tmp_path: Path, kin
         expected = dict(store.range())
     assert len(expected) == 30 - 12 + 12 + 1
     assert totals(config, FACTORY)[TASK] == expected
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_much_that_was_written_is_stored_before_its_commit(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """C7: beyond a size, changes are stored while the task goes on, and their commit takes them as they are; where that
+    fails, and for what is never committed, nothing is different."""
+    monkeypatch.setattr("statemgr.task.AHEAD_BYTES", 50_000)
+    config = config_of(kafka, tmp_path, stores__totals__write__batch__size=4)
+    chance = random.Random(0)
+    items = {b"%d" % n: chance.randbytes(5000) for n in range(30)}
+    tried = threading.Semaphore(0)
+
+    def watch(phase: Phase, _: str) -> None:
+        if phase is Phase.PUT_SEGMENTS and threading.current_thread().name.startswith("statemgr-ahead"):
+            tried.release()
+            if fails:
+                raise UnavailableError("told to")
+
+    with StateManager(config) as manager, observed(watch):
+        with manager.open_task(TASK) as task:
+            task.commit({"orders-0": 0})
+            for _ in range(10):  # the same keys again and again are not much
+                write(task, {b"hot": chance.randbytes(7_000), b"key": b"1"})
+            write(task, {key: items[key] for key in list(items)[:12]})
+            assert tried.acquire(timeout=30)
+            write(task, {key: items[key] for key in list(items)[12:]})
+            write(task, {b"hot": None, b"key": None})
+            checkpoint = task.commit({"orders-0": 1})
+            uploaded = manager.metrics.registry.get_sample_value(
+                "statemgr_commit_uploaded_bytes", {"job": config.job_name, "task": TASK}
+            )
+            assert uploaded is not None
+            assert (uploaded > 150_000) == fails
+            assert blob_files(tmp_path, expiring=False) == referenced(config)
+            if not fails:
+                assert blob_files(tmp_path, expiring=True) == set()
+            chain = [name for name in referenced(config) if "/_segments/" in name]
+            assert len(chain) == 1 if fails else len(chain) > 1
+            write(task, {key: value[::-1] for key, value in items.items()})
+            assert tried.acquire(timeout=30)
+        assert contents(config) == ({"totals": items}, {"orders-0": 1})
+        assert totals(config, FACTORY)[TASK] == items
+        assert checkpoint.input_offsets == {"orders-0": 1}
+    dropped = blob_files(tmp_path) - referenced(config)
+    assert dropped
+    assert dropped == blob_files(tmp_path, expiring=True)

@@ -197,3 +197,23 @@ def test_writer_and_committer_at_once(spill: Path) -> None:
     committer.join(60)
     assert committed == expected
     buffer.close()
+
+
+def test_what_was_not_frozen_is_much_only_when_it_is_bytes(spill: Path) -> None:
+    """C7: changes that replace others do not add up, spilled ones count, and a freeze begins anew."""
+    buffer = ChangeBuffer(spill, 30_000)
+    for _ in range(50):
+        buffer.put(b"hot", bytes(1_000))
+        assert not buffer.has_unfrozen(10_000)
+    answers = []
+    for number in range(40):
+        buffer.put(b"%d" % number, bytes(1_000))
+        answers.append(buffer.has_unfrozen(20_000))
+    assert answers.index(True) in range(10, 20)
+    assert list(spill.iterdir())
+    frozen = buffer.freeze()
+    assert not buffer.has_unfrozen(1)
+    assert frozen.count == 41
+    buffer.put(b"later", bytes(1_000))
+    assert buffer.has_unfrozen(1_000)
+    buffer.close()

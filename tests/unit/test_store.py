@@ -193,10 +193,11 @@ def test_a_deleted_range_needs_bounded_memory(open_one: Open, monkeypatch: pytes
     highest = 0
     extend = _Generation.extend
 
-    def measuring(self: _Generation, changes: Mapping[bytes, bytes | None]) -> None:
+    def measuring(self: _Generation, changes: Mapping[bytes, bytes | None]) -> int:
         nonlocal highest
-        extend(self, changes)
+        size = extend(self, changes)
         highest = max(highest, self.memory)
+        return size
 
     monkeypatch.setattr(_Generation, "extend", measuring)
     job = open_one()
