@@ -117,8 +117,6 @@ class JobReader:
         identity, transfer, chain = self._runtime.parts.identity(task, store), self._runtime.transfer(), None
         if isinstance(marker, ChainMarker):
             chain = self._chains.get(transfer, identity, marker)
-            if chain.snapshot is None:
-                raise MissingState("the segment chain has no snapshot to begin with", task=task, store=store)
             marker = IndexMarker(chain.snapshot.index)
         return self._indexes.get(transfer, identity, index_of(identity, marker)), chain
 

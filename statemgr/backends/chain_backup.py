@@ -141,11 +141,11 @@ class ChainBackup:
         pending, first = segments.unpersisted(changes)
         taken = segments.snapshot_for(changes, self._now_ms())
         newest, blobs = taken if taken is not None else (published.snapshot, ())
-        stored = segments.stored_after(newest.end if newest else 0)
+        stored = segments.stored_after(newest.end)
         kept = {segment.blob.blob_id for segment in stored if segment.blob}
         # what an earlier commit stored, and the snapshot covers, is left to its TTL
         reused = tuple(dict.fromkeys(s.blob.blob_id for s, _ in segments.durable if s.blob and s.blob.blob_id in kept))
-        added = (*reused, newest.index.blob_id) if taken is not None and newest else reused
+        added = (*reused, newest.index.blob_id) if taken is not None else reused
         chain = self._chain(snapshot, newest, stored, added)
         return _Draft(snapshot, segments, chain, pending, first, (*reused, *blobs))
 
@@ -159,7 +159,7 @@ class ChainBackup:
     def _chain(
         self,
         snapshot: StoreSnapshot,
-        newest: ChainSnapshot | None,
+        newest: ChainSnapshot,
         stored: tuple[ChainSegment, ...],
         added: tuple[str, ...],
     ) -> SegmentChain:
@@ -240,7 +240,7 @@ class ChainBackup:
     def materialize(self, snapshot: StoreSnapshot, base: Marker) -> None:
         """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
         changes, published = snapshot.changes, self._chains.get(self._context.transfer(), snapshot.identity, base)
-        before, began_ms = published.snapshot.index if published.snapshot else None, self._now_ms()
+        before, began_ms = published.snapshot.index, self._now_ms()
         index, stored = self._store_snapshot(snapshot, before)
         self._log(changes.origin).waiting = Materialized(
             index, snapshot.state_id, changes.end, changes.moment, before, stored.added_blobs, began_ms
@@ -295,7 +295,7 @@ class ChainBackup:
         chain = self._chains.get(self._context.transfer(), identity, marker)
         added = [marker.blob.blob_id] if isinstance(marker, ChainMarker) and marker.blob else []
         for blob_id in chain.added:
-            if chain.snapshot is not None and blob_id == chain.snapshot.index.blob_id:
+            if blob_id == chain.snapshot.index.blob_id:
                 added += self._snapshots.added_blobs(identity, IndexMarker(chain.snapshot.index))
             else:
                 added.append(blob_id)
@@ -307,8 +307,7 @@ class ChainBackup:
         found = dict.fromkeys(blob.blob_id for blob in chain.blobs())
         if isinstance(marker, ChainMarker) and marker.blob:
             found[marker.blob.blob_id] = None
-        if chain.snapshot is not None:
-            found |= dict.fromkeys(self._snapshots.referenced_blobs(identity, IndexMarker(chain.snapshot.index)))
+        found |= dict.fromkeys(self._snapshots.referenced_blobs(identity, IndexMarker(chain.snapshot.index)))
         return found
 
     def _log(self, origin: object) -> SegmentLog:

@@ -111,4 +111,4 @@ def _segment_blobs(marker: ChainMarker, chain: SegmentChain) -> list[str]:
 
 
 def _indexes(found: Mapping[ChainMarker, SegmentChain]) -> list[Marker]:
-    return list(dict.fromkeys(IndexMarker(chain.snapshot.index) for chain in found.values() if chain.snapshot))
+    return list(dict.fromkeys(IndexMarker(chain.snapshot.index) for chain in found.values()))

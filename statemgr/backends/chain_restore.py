@@ -21,7 +21,6 @@ from statemgr.backends.blob_restore import BlobRestore
 from statemgr.backends.chains import Chains
 from statemgr.backends.context import BackendContext
 from statemgr.backends.segment_cache import LocalSegment, SegmentCache
-from statemgr.errors import MissingState
 from statemgr.local import cloned, open_store, unshare
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import IndexMarker
@@ -71,10 +70,6 @@ class ChainRestore:
         )
 
     def _snapshot(self, request: RestoreRequest, chain: SegmentChain) -> Restored:
-        if chain.snapshot is None:
-            raise MissingState(
-                "the segment chain has no snapshot to begin with", hint="roll back to another checkpoint"
-            )
         for directory in request.reusable:
             if directory.state_id == chain.snapshot.state_id and cloned(directory, request.staging):
                 return Restored(directory.files, bytes_reused=sum(size for size, _ in directory.files.values()))

@@ -36,7 +36,7 @@ class Materialized:
     state_id: str
     end: int
     moment: int
-    base: BlobRef | None
+    base: BlobRef
     blobs: tuple[str, ...]
     stored_ms: int
 
@@ -87,8 +87,12 @@ class SegmentLog:
 
     def usable(self, chain: SegmentChain, now_ms: int) -> Materialized | None:
         """The snapshot that waits, unless the published chain stands on another one by now, or it waited too long."""
-        waiting, base = self.waiting, chain.snapshot.index if chain.snapshot else None
-        return waiting if waiting and waiting.base == base and _is_young(waiting.stored_ms, now_ms) else None
+        waiting = self.waiting
+        return (
+            waiting
+            if waiting and waiting.base == chain.snapshot.index and _is_young(waiting.stored_ms, now_ms)
+            else None
+        )
 
     def snapshot_for(self, changes: NumberedChanges, now_ms: int) -> tuple[ChainSnapshot, tuple[str, ...]] | None:
         """The snapshot that a commit of these changes takes up, and its blobs; None when the published one stays."""

@@ -71,7 +71,7 @@ def _described(reader: JobReader, task: str, store: str, marker: Marker) -> dict
         where = {"index": ref and ref.blob_id, "index_size": ref and ref.size}
         return {**where, **unknown, "problem": error.message}
     segments = chain.segments if chain is not None else ()
-    if chain is not None and chain.snapshot is not None:
+    if chain is not None:
         ref = chain.snapshot.index
     return {
         "index": ref and ref.blob_id,

@@ -65,26 +65,23 @@ class SegmentChain:
     state_id: str
     attempt: str
     created_ms: int
-    snapshot: ChainSnapshot | None
+    snapshot: ChainSnapshot
     segments: tuple[ChainSegment, ...] = ()
     added: tuple[str, ...] = ()
 
     @property
     def end(self) -> int:
         """The sequence number that the next change gets."""
-        if self.segments:
-            return self.segments[-1].end
-        return self.snapshot.end if self.snapshot else 0
+        return self.segments[-1].end if self.segments else self.snapshot.end
 
     @property
     def start(self) -> int:
         """The lowest sequence number that a restore needs from the segments."""
-        return self.snapshot.end if self.snapshot else 0
+        return self.snapshot.end
 
     def blobs(self) -> Iterator[BlobRef]:
         """Every blob that the chain names: the snapshot's index and the segments' objects."""
-        if self.snapshot is not None:
-            yield self.snapshot.index
+        yield self.snapshot.index
         for segment in self.segments:
             if segment.blob is not None:
                 yield segment.blob
@@ -126,9 +123,11 @@ def _problem(chain: SegmentChain, job_name: str, job_id: str, task: str, store: 
     owner = (chain.job_name, chain.job_id, chain.task, chain.store)
     if owner != (job_name, job_id, task, store):
         return f"it belongs to job {owner[0]!r}/{owner[1]!r}, task {owner[2]!r}, store {owner[3]!r}"
-    names = [("state ID", chain.state_id), ("attempt", chain.attempt)]
-    names += [("snapshot's state ID", chain.snapshot.state_id)] if chain.snapshot else []
-    for what, name in names:
+    for what, name in (
+        ("state ID", chain.state_id),
+        ("attempt", chain.attempt),
+        ("snapshot's state ID", chain.snapshot.state_id),
+    ):
         if problem := name_problem(name):
             return f"its {what} {name!r} {problem}"
     if len(chain.segments) > MAX_SEGMENTS:

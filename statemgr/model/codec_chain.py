@@ -27,9 +27,7 @@ def encode_chain(chain: SegmentChain) -> bytes:
             "state_id": chain.state_id,
             "attempt": chain.attempt,
             "created_ms": chain.created_ms,
-            "snapshot": None
-            if snapshot is None
-            else {"index": blob_to_avro(snapshot.index), "state_id": snapshot.state_id, "end": snapshot.end},
+            "snapshot": {"index": blob_to_avro(snapshot.index), "state_id": snapshot.state_id, "end": snapshot.end},
             "segments": [_segment_to_avro(segment) for segment in chain.segments],
             "added": list(chain.added),
         },
@@ -58,6 +56,7 @@ def decode_chain(data: bytes, blob_id: str | None = None) -> SegmentChain:
     if len(data) > MAX_CHAIN_SIZE:
         raise refuse(f"it is larger than {MAX_CHAIN_SIZE} bytes")
     value = decode("segment_chain.v1", data, refuse)
+    snapshot = value["snapshot"]
     try:
         chain = SegmentChain(
             job_name=value["job_name"],
@@ -67,17 +66,13 @@ def decode_chain(data: bytes, blob_id: str | None = None) -> SegmentChain:
             state_id=value["state_id"],
             attempt=value["attempt"],
             created_ms=value["created_ms"],
-            snapshot=_snapshot_from_avro(value["snapshot"]),
+            snapshot=ChainSnapshot(blob_from_avro(snapshot["index"]), snapshot["state_id"], snapshot["end"]),
             segments=tuple(_segment_from_avro(segment) for segment in value["segments"]),
             added=tuple(value["added"]),
         )
     except ValueError as error:
         raise refuse(str(error)) from error
     return chain if blob_id is None else chain.lying_in(blob_id)
-
-
-def _snapshot_from_avro(value: Avro | None) -> ChainSnapshot | None:
-    return None if value is None else ChainSnapshot(blob_from_avro(value["index"]), value["state_id"], value["end"])
 
 
 def _segment_to_avro(segment: ChainSegment) -> Avro:

@@ -422,7 +422,6 @@ def test_old_blobs_of_a_long_materialisation(kafka: KafkaServer, tmp_path: Path)
         late[0] = 15 * hours
         task.store("totals").put(b"b", BIG)
         chain = chain_of(config, task.commit({"orders-0": 2}))
-    assert chain.snapshot is not None
     assert chain.snapshot.end == 0  # its files are 15 hours old, half the grace period is 12
 
 

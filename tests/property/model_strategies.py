@@ -88,7 +88,7 @@ chain_segments = st.builds(ChainSegment, counts, counts, blob=blobs) | st.builds
 )
 chains = st.builds(
     SegmentChain, texts, texts, texts, texts, texts, texts, longs,
-    st.none() | st.builds(ChainSnapshot, blobs, texts, counts), few(chain_segments), few(texts),
+    st.builds(ChainSnapshot, blobs, texts, counts), few(chain_segments), few(texts),
 )  # fmt: skip
 
 changes_to_send = st.builds(PreparedChanges, st.booleans(), inline=contents) | st.builds(

@@ -20,10 +20,10 @@ def validate(chain: SegmentChain, **owner: str) -> None:
     validate_chain(chain, "j/1/o", **{**known, **owner})
 
 
-def with_segments(*ranges: tuple[int, int], start: int | None = 10) -> SegmentChain:
-    """The sample with other segments, on a snapshot that covers ``start`` or on none."""
+def with_segments(*ranges: tuple[int, int], start: int = 10) -> SegmentChain:
+    """The sample with other segments, on a snapshot that covers ``start``."""
     segments = tuple(ChainSegment(first, end, inline=b"") for first, end in ranges)
-    snapshot = None if start is None else ChainSnapshot(sample.INDEX_BLOB, "s", start)
+    snapshot = ChainSnapshot(sample.INDEX_BLOB, "s", start)
     return replace(CHAIN, segments=segments, snapshot=snapshot)
 
 
@@ -51,7 +51,7 @@ def test_a_chain_of_another_owner_is_refused(owner: dict[str, str]) -> None:
         with_segments((12, 10)),
         with_segments((-1, 12)),
         with_segments((5, 9)),
-        with_segments((1, 2), start=None),
+        with_segments((1, 2), start=0),
     ],
 )
 def test_a_chain_with_a_gap_is_refused(chain: SegmentChain) -> None:
@@ -71,7 +71,7 @@ def test_chains_without_gaps_are_accepted(ranges: list[tuple[int, int]]) -> None
     [
         replace(CHAIN, state_id="../x"),
         replace(CHAIN, attempt="a/b"),
-        replace(CHAIN, snapshot=replace(CHAIN.snapshot, state_id="..")),  # type: ignore[type-var]
+        replace(CHAIN, snapshot=replace(CHAIN.snapshot, state_id="..")),
         replace(CHAIN, snapshot=ChainSnapshot(BlobRef("other/1/index", 1, sample.HASH), "s", 10)),
         replace(CHAIN, segments=(ChainSegment(8, 20, BlobRef("orders/1/../../x", 1, sample.HASH)),)),
         replace(CHAIN, added=("/etc/passwd",)),

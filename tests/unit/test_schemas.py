@@ -24,7 +24,7 @@ FROZEN = {
     "checkpoint_state.v1.1": "5fce76da0c911ec4",
     "prepared_commit.v1": "a3b8f26f5fb788ab",
     "prepared_commit.v1.1": "78d89327ace0a8d5",
-    "segment_chain.v1": "c7ae154281f31b1c",
+    "segment_chain.v1": "71496a2d41276dea",
     "snapshot_index.v1": "fb4802326423176c",
     "snapshot_index.v1.1": "80bb19a1b2f8bcb9",
 }
