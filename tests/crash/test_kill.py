@@ -107,8 +107,8 @@ def applies(phase: Phase, backends: str) -> bool:
     """Whether the step exists for a set of backends."""
     if phase in SEGMENTS_ONLY:
         return backends == "segments"
-    if phase is Phase.CHECKPOINT_DIR and backends == "segments":
-        return False  # its commits need none
+    if phase is Phase.CHECKPOINT_DIR and backends in ("changelog", "segments"):
+        return False  # their commits need none
     return not (phase in BLOB_ONLY and backends == "changelog") and not (
         phase in CHANGELOG_ONLY and backends in ("blobs", "segments")
     )
