@@ -64,6 +64,7 @@ class TaskCommits:
         self._phases: set[str] = set()
         self._segments: set[str] = set()
         self._materialized: set[str] = set()
+        self._closed = False
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -103,7 +104,7 @@ class TaskCommits:
         """A snapshot was made in so many seconds; None for one that failed."""
         outcome = "failed" if seconds is None else "made"
         self._metrics.materializations.labels(self._metrics.job, outcome).inc()
-        if seconds is not None:
+        if seconds is not None and not self._closed:  # a task does not wait for a snapshot when it closes
             self._materialized.add(store)
             self._metrics.materialization.labels(*self._labels, store).set(seconds)
 
@@ -131,6 +132,7 @@ class TaskCommits:
 
     def close(self) -> None:
         """Forget the task: another process may own it from now on."""
+        self._closed = True
         self.hold(False)
         with suppress(KeyError):  # nothing was committed
             self._metrics.changes.remove(*self._labels)

@@ -74,7 +74,11 @@ def names(config: JobConfig) -> set[str]:
         runtime.close()
 
 
-@pytest.mark.parametrize("factory", ["blob-store", "blob-changelog"])
+@pytest.mark.parametrize(
+    ("mapping", "factory"),
+    [("file", "blob-store"), ("s3", "blob-store"), ("file", "blob-changelog")],
+    indirect=["mapping"],
+)
 def test_orphans_of_a_killed_commit_are_collected(
     mapping: Mapping, run: Run, monkeypatch: pytest.MonkeyPatch, factory: str
 ) -> None:

@@ -465,6 +465,31 @@ def test_a_changelog_is_filled_through_executors(kafka: KafkaServer, tmp_path: P
         assert state_of(committed(config, config.stores["totals"].changelog_topic, partition)) == expected
 
 
+def test_segments_are_filled_through_executors(kafka: KafkaServer, tmp_path: Path) -> None:
+    """B6, protocol 5, FAULT 35: switched on beside snapshots, off, and on again: filled each time by what executors
+    upload, then continued by segments."""
+    config = job(kafka, tmp_path, backup=("blob-store",))
+    both = with_changes(config, task__backup__factories=["blob-store", SEGMENTS])
+    alone = with_changes(config, task__backup__factories=[SEGMENTS], task__restore__factories=[SEGMENTS])
+    model: dict[bytes, bytes] = {}
+    offset = 0
+    for turn, known in enumerate((config, both, config, both, alone)):
+        there = with_changes(known, state__dir=str(tmp_path / f"executor-{turn}"))
+        with StateManager(known) as driver:
+            epoch = driver.acquire()
+            checkpoints = epoch.checkpoints
+            for _ in range(2):
+                items: dict[bytes, bytes | None] = {b"%d" % offset: bytes(3000), b"%d" % (offset - 2): None}
+                model = {key: value for key, value in {**model, **items}.items() if value is not None}
+                commits = [attempt(there, epoch, task, items, offset, checkpoints=checkpoints) for task in TASKS]
+                checkpoints = driver.publish(commits)
+                epoch, offset = epoch.after_publish(), offset + 1
+        for factory in known.stores["totals"].backup_factories:
+            assert totals(known, factory) == dict.fromkeys(TASKS, model)
+        chains = [checkpoint.marker(SEGMENTS, "totals") for checkpoint in checkpoints.values()]
+        assert [chain is None for chain in chains] == [known is config] * 2
+
+
 def test_an_attempt_needs_no_broker_to_commit(driver: StateManager, tmp_path: Path) -> None:
     """Protocol 7: an executor that reaches no broker restores from blobs, and prepares a dual commit."""
     epoch = driver.acquire()
