@@ -1,0 +1,108 @@
+"""The ports of this machine: stores, and the directories that they are in. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from statemgr.model.commit import Change
+
+
+class Items(Iterator[tuple[bytes, bytes]], Protocol):
+    """A scan under way: items as of the moment that it was asked for."""
+
+    def close(self) -> None:
+        """Let go of what it holds, before its end. Repeating it is no error."""
+
+
+class LocalStore(Protocol):
+    """Ordered keyed bytes on the local machine (RocksDB, or memory)."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
+
+    def write(self, changes: Iterable[Change]) -> None:
+        """Apply changes in order, all or nothing per call."""
+
+    def delete_range(self, start: bytes | None, end: bytes | None) -> None:
+        """Delete all keys with ``start`` ≤ key < ``end``, all or nothing; None is an open end."""
+
+    def scan(self, start: bytes | None, end: bytes | None) -> Items:
+        """Items with ``start`` ≤ key < ``end`` in key order, as of the moment of the call; None is an open end."""
+
+    @property
+    def sequence_number(self) -> int:
+        """Grows with every write; equal numbers of one open store mean equal content."""
+
+    def flush(self) -> None:
+        """Bring everything written into files. Raises: DiskFull."""
+
+    def statistics(self) -> Mapping[str, float]:
+        """Numbers about the store for people, under names of its kind's own."""
+
+    def compact_if_needed(self, limit: int) -> bool:
+        """Let compaction catch up when ``limit`` files or more wait for it; for stores that are opened briefly."""
+
+    def checkpoint(self, directory: Path) -> None:
+        """Make ``directory`` (which must not exist) a consistent copy, by hard links where possible. Flush first."""
+
+    def checkpoint_beside(self, directory: Path) -> None:
+        """Flush and make ``directory`` a consistent copy, from another thread, while the owner writes.
+
+        The copy has all that was written before the call, and perhaps what is written meanwhile.
+        """
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedDirectory:
+    """A local directory that was made for exactly one state, and its files' hashes (path → size, XXH3-128)."""
+
+    state_id: str
+    path: Path
+    files: Mapping[str, tuple[int, bytes]]
+
+
+class LocalDirectories(Protocol):
+    """The local directories of one store of one task. Everything in them is a cache."""
+
+    def find(self, state_id: str) -> CommittedDirectory | None:
+        """The directory made for this state, if it is here and its files verify (names, sizes, times; hashes where
+        anything deviates). One that does not verify becomes one of the :meth:`leftovers`."""
+
+    def reusable(self) -> Sequence[CommittedDirectory]:
+        """Directories of other states whose files may be reused one by one, newest first, verified likewise."""
+
+    def staging(self) -> Path:
+        """A new name for a directory that is being made (it does not exist yet)."""
+
+    def abandon(self, staging: Path) -> None:
+        """Give up a staging directory that is not finished, but leave what is in it to another try."""
+
+    def leftovers(self) -> Sequence[Path]:
+        """Staging directories that were abandoned, or whose owners are dead, and committed ones that did not verify:
+        nobody else uses them."""
+
+    def hash_files(self, directory: Path) -> CommittedDirectory:
+        """The content hashes of a finished directory, taken from remembered ones where the inode is held by a hard
+        link in a committed directory, read otherwise. State ID empty. Files that are no state are left out."""
+
+    def adopt(self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes]] | None) -> CommittedDirectory:
+        """Make a finished directory the one for ``state_id``: sync, record what it holds, swap it in by rename."""
+
+    def clone(self, committed: CommittedDirectory | None) -> Path:
+        """A private live directory to open a store in: hard links to immutable files, copies of the others.
+        None gives a new empty one."""
+
+    def discard(self, directory: Path) -> None:
+        """Remove a staging or live directory."""
+
+    def remove(self, state_id: str) -> None:
+        """Remove the directory made for this state, whoever made it: it turned out to be of no use."""
+
+    def keep_only(self, state_ids: Collection[str]) -> None:
+        """Remove committed directories of other states, and stray staging and live directories of dead owners."""
