@@ -20,7 +20,7 @@ from tests.servers import KafkaServer
 
 
 @pytest.mark.parametrize(("seed", "kind", "retained"), [(0, "rocksdb", 2), (1, "memory", 2), (2, "rocksdb", 100)])
-def test_random(
+def test_every_checkpoint_is_exact_whatever_happens(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, kind: str, retained: int
 ) -> None:
     """Every published checkpoint is exactly the state of its moment."""
