@@ -1,7 +1,7 @@
 """A consumer that kills itself with SIGKILL at a chosen step: ``python -m tests.crash.child '{…}'``.
 
 Input is a JSON object: ``config`` (a mapping), ``commits`` (commit until input offset), ``phase`` and ``occurrence``
-(die at the n-th time that this step is announced).
+(die at the n-th time that this step is announced), ``ahead`` (bytes that are stored before their commit, if given).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 
-from statemgr import JobConfig, StateManager
+from statemgr import JobConfig, StateManager, task
 from statemgr.phases import Phase, add_observer
 from tests.crash.model import STORES, changes
 
@@ -33,17 +33,18 @@ def die_at(phase: Phase, occurrence: int) -> None:
 def run(config: JobConfig, commits: int) -> None:
     """Commit until ``commits`` commits are published, from wherever the checkpoint says."""
     with StateManager(config) as manager:
-        task = manager.open_task("Partition 0")
-        done = task.last_checkpoint.input_offsets["input-0"] if task.last_checkpoint else 0
+        opened_task = manager.open_task("Partition 0")
+        last = opened_task.last_checkpoint
+        done = last.input_offsets["input-0"] if last else 0
         for number in range(done + 1, commits + 1):
             for store in STORES:
-                opened = task.store(store)
+                opened = opened_task.store(store)
                 for key, value in changes(store, number):
                     if value is None:
                         opened.delete(key)
                     else:
                         opened.put(key, value)
-            task.commit({"input-0": number})
+            opened_task.commit({"input-0": number})
 
 
 def main() -> None:
@@ -51,6 +52,8 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     if order.get("phase"):
         die_at(Phase(order["phase"]), order["occurrence"])
+    if order.get("ahead"):
+        task.AHEAD_BYTES = order["ahead"]
     run(JobConfig.from_mapping(order["config"]), order["commits"])
 
 

@@ -72,10 +72,14 @@ BESIDE = {Phase.DIFF, Phase.UPLOAD, Phase.PUT_INDEX, Phase.MATERIALIZE, Phase.MA
 
 
 def start(
-    config: Mapping[str, object], commits: int, phase: Phase | None = None, occurrence: int = 1
+    config: Mapping[str, object],
+    commits: int,
+    phase: Phase | None = None,
+    occurrence: int = 1,
+    ahead: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A child that commits until ``commits``, and dies at a step if one is given."""
-    order = {"config": config, "commits": commits, "phase": phase, "occurrence": occurrence}
+    """A child that commits until ``commits``, and dies at a step if one is given. ``ahead`` bytes are much to it."""
+    order = {"config": config, "commits": commits, "phase": phase, "occurrence": occurrence, "ahead": ahead}
     return subprocess.Popen([sys.executable, "-m", "tests.crash.child", json.dumps(order)], cwd=ROOT)
 
 
@@ -190,15 +194,18 @@ def test_killed_in_a_restore(kafka: KafkaServer, tmp_path: Path, backends: str, 
 
 @pytest.mark.parametrize("backends", ["dual", "segments"])
 def test_killed_at_random_moments(kafka: KafkaServer, tmp_path: Path, backends: str) -> None:
-    """Random kills, again and again, on the same job: never a lost commit, never a state between two commits."""
+    """Random kills, again and again, on the same job: never a lost commit, never a state between two commits.
+
+    With segments some of each commit's are stored ahead of it.
+    """
     seed = random.randrange(1 << 32)
     draw = random.Random(seed)
     print(f"seed {seed}")
-    mapping = mapping_of(kafka, tmp_path, backends)
+    mapping = mapping_of(kafka, tmp_path, backends, **{f"stores.{store}.write.batch.size": 5 for store in STORES})
     config = JobConfig.from_mapping(mapping)
     done = 0
     for round_number in range(6):
-        child = start(mapping, 10_000)
+        child = start(mapping, 10_000, ahead=2_000)
         time.sleep(1.0 + draw.random() * 1.5)
         child.kill()
         child.wait(30)

@@ -98,15 +98,18 @@ def test_what_was_committed_is_restored(
     """Invariants 4 and 11: whatever happened, each backend gives exactly the last commit, with its input offsets."""
     directory = tmp_path_factory.mktemp("job")
     mapping = job_mapping(
-        kafka, directory, backup=factories, stores=STORES, task__commit__snapshot__interval=["2 commits"]
-    )
-    job = Job(JobConfig.from_mapping(mapping), directory)
-    try:
-        for step in steps:
-            getattr(job, step[0])(*step[1:])
-        job.check_open()
-    finally:
-        job.close()
+        kafka, directory, backup=factories, stores=STORES, task__commit__snapshot__interval=["2 commits"],
+        stores__totals__write__batch__size=3,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("statemgr.task.AHEAD_BYTES", 100)  # much is stored ahead of its commit
+        job = Job(JobConfig.from_mapping(mapping), directory)
+        try:
+            for step in steps:
+                getattr(job, step[0])(*step[1:])
+            job.check_open()
+        finally:
+            job.close()
     for factory in factories:
         found = published(job.config, factory)
         assert found == ({TASK: job.committed} if job.committed is not None else {})
