@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.backends import packed, segment_batch, segment_upload
+from statemgr.backends import packed, segment_batch
 from statemgr.backends.context import BackendContext
 from statemgr.backends.scratch import Scratch
 from statemgr.backends.segment_batch import SegmentBatches, Stored
@@ -194,21 +194,3 @@ def test_large_blobs_are_made_on_disk(
         assert data[ref.offset : ref.offset + ref.size] == b"%d" % number * 80
         assert not isinstance(stored.body, bytes)
     assert not list((tmp_path / "scratch").iterdir())
-
-
-def test_bytes_in_flight_are_bounded(store: SlowStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C7: beyond the limit an upload waits until another has ended, and is counted."""
-    monkeypatch.setattr(segment_upload, "_IN_FLIGHT", 100)
-    uploads = SegmentUploads(context(store, tmp_path))
-    store.open.clear()
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(uploads.put, "j/1/a", b"x" * 80)
-        while not store.names:
-            threading.Event().wait(0.001)
-        second = pool.submit(uploads.put, "j/1/b", b"y" * 80)
-        while not uploads.blocked:
-            threading.Event().wait(0.001)
-        assert store.names == ["j/1/a"]
-        store.open.set()
-        assert (first.result(30), second.result(30)) == ("j/1/a", "j/1/b")
-    uploads.close()
