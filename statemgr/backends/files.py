@@ -15,8 +15,8 @@ from typing import Self
 
 from statemgr.errors import CorruptError, DiskFull, InvalidError
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_WRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 # a planted FIFO must not make an open wait
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -119,6 +119,15 @@ class NewFile:
         while data:
             size = os.pwrite(fd, data, offset)
             data = data[size:]
+            offset += size
+
+    def read(self, fd: int, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer with what was written at ``offset``; within :meth:`part`, which translates errors."""
+        while buffer:
+            size = os.preadv(fd, [buffer], offset)
+            if not size:
+                raise CorruptError("a file that is being written has become shorter", path=self.path)
+            buffer = buffer[size:]
             offset += size
 
     def part_done(self) -> bool:

@@ -20,17 +20,24 @@ from statemgr.backends.pool import Batch, Counter, Pool
 from statemgr.backends.transfer_plan import Fetch, Run, Upload, cut, runs
 from statemgr.errors import CorruptBlob, CorruptError, StatemgrError
 from statemgr.model.checkpoint import BlobRef
-from statemgr.model.hashing import content_hash, hasher
+from statemgr.model.hashing import content_hash, hasher, read_buffer
 from statemgr.model.snapshot import FileIndex
 from statemgr.ports import BlobReader, BlobStore, Body, Clock, FileSlice, Progress
 
 T = TypeVar("T")
 #: Bytes that are read, hashed and written at once: they stay in the processor's cache meanwhile.
 _BUFFER = 256 * 1024
+#: Bytes that the system copies from file to file at once, before they are looked at.
+_MOVED = 1024 * 1024
 
 
 def no_progress(what: str, done: int, total: int) -> None:
     """Progress that nobody watches."""
+
+
+def _cannot_move(reader: BlobReader, position: int, wanted: int) -> memoryview | None:
+    """What is read goes through this process."""
+    return None
 
 
 class Transfer:
@@ -128,14 +135,14 @@ class Transfer:
 
     def _fetch_run(self, batch: Batch, run: Run, done: Counter) -> None:
         batch.check()
-        data = bytearray(run.size)
+        data = read_buffer(run.size)
         got = 0
         with self._opened(run.blob_id, run.offset, run.size) as reader:
-            while got < run.size and (size := reader.readinto(memoryview(data)[got:])):
+            while got < run.size and (size := reader.readinto(data[got:])):
                 got += size
         offset = 0
         for fetch in run.fetches:
-            content = memoryview(data)[offset : offset + fetch.file.size]
+            content = data[offset : offset + fetch.file.size]
             offset += fetch.file.size
             part = fetch.file.parts[0]
             if content_hash(content) == part.hash == fetch.file.hash:
@@ -186,7 +193,18 @@ class Transfer:
                         target.write(fd, offset + position, piece)
                         done.add(len(piece))
 
-                    self._read_verified(part, write, restart=lambda got: done.add(-got))
+                    def move(reader: BlobReader, position: int, wanted: int) -> memoryview | None:
+                        """From file to file, and then a look at what has arrived."""
+                        batch.check()
+                        size = reader.copy_to(fd, offset + position, min(wanted, _MOVED))
+                        if size is None:
+                            return None
+                        piece = self._buffer(_MOVED)[:size]
+                        target.read(fd, offset + position, piece)
+                        done.add(size)
+                        return piece
+
+                    self._read_verified(part, write, lambda got: done.add(-got), move)
             # the only part of a file has been hashed already
             if target.part_done() and (len(file.parts) > 1 or part.hash != file.hash):
                 self._verify_whole(file, target.path)
@@ -254,7 +272,11 @@ class Transfer:
         self.fetch_files([Fetch(FileIndex(target.name, ref.size, ref.hash, parts=(ref,)), target)])
 
     def _read_verified(
-        self, ref: BlobRef, write: Callable[[int, memoryview], None], restart: Callable[[int], None]
+        self,
+        ref: BlobRef,
+        write: Callable[[int, memoryview], None],
+        restart: Callable[[int], None],
+        move: Callable[[BlobReader, int, int], memoryview | None] = _cannot_move,
     ) -> None:
         buffer = self._buffer()
         for last in (False, True):
@@ -262,11 +284,19 @@ class Transfer:
             # of a whole blob, bytes that are too many are noticed, too
             length = None if ref.offset is None else ref.size
             with self._opened(ref.blob_id, ref.offset or 0, length) as reader:
-                while not more and (size := reader.readinto(buffer)):
-                    more = written + size > ref.size
-                    piece = buffer[: min(size, ref.size - written)]
+                while not more:
+                    wanted = ref.size - written
+                    piece = move(reader, written, wanted) if wanted else None
+                    if piece is None:
+                        size = reader.readinto(buffer)
+                        more = size > wanted
+                        piece = buffer[: min(size, wanted)]
+                        write(written, piece)
+                    else:
+                        size = len(piece)
+                    if not size:
+                        break
                     hashed.update(piece)
-                    write(written, piece)
                     written += len(piece)
             if not more and written == ref.size and hashed.digest() == ref.hash:
                 return
@@ -335,9 +365,9 @@ class Transfer:
             if hedger:
                 hedger.close()
 
-    def _buffer(self) -> memoryview:
-        """This thread's own buffer."""
-        if not hasattr(self._local, "buffer"):
-            self._local.buffer = memoryview(bytearray(_BUFFER))
+    def _buffer(self, size: int = _BUFFER) -> memoryview:
+        """This thread's own buffer, of at least so many bytes."""
+        if not hasattr(self._local, "buffer") or len(self._local.buffer) < size:
+            self._local.buffer = read_buffer(size)
         buffer: memoryview = self._local.buffer
         return buffer

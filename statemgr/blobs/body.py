@@ -100,6 +100,10 @@ class BytesReader:
     def __init__(self, data: bytes | memoryview) -> None:
         self._data = memoryview(data)
 
+    def copy_to(self, fd: int, offset: int, size: int) -> int | None:
+        """Not from here."""
+        return None
+
     def readinto(self, buffer: memoryview) -> int:
         """As the port says."""
         size = min(len(buffer), len(self._data))

@@ -33,6 +33,9 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
 
+#: A file cannot be sent to a file here.
+_CANNOT_SEND = {errno.EINVAL, errno.ENOSYS, errno.ENOTSOCK, errno.EOPNOTSUPP, errno.ENOTSUP}
+
 
 class FileBlobStore:
     """A blob store in a local (or mounted) directory, which is made when the first blob is written."""
@@ -254,6 +257,21 @@ class _FileReader:
         if self._left is not None:
             self._left -= size
         return size
+
+    def copy_to(self, fd: int, offset: int, size: int) -> int | None:
+        """As the port says. Errors of either file are OSErrors here: the caller knows the target."""
+        if not hasattr(os, "sendfile") or (self._left is not None and self._left < size):
+            return None
+        os.lseek(fd, offset, os.SEEK_SET)
+        try:
+            copied = os.sendfile(fd, self._fd, None, size)
+        except OSError as error:
+            if error.errno in _CANNOT_SEND:
+                return None
+            raise
+        if self._left is not None:
+            self._left -= copied
+        return copied
 
 
 def _write_new(directory: int, name: str, stream: IO[bytes]) -> None:

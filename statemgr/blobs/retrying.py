@@ -196,6 +196,11 @@ class _ResumingReader:
         self._position += size
         return size
 
+    def copy_to(self, fd: int, offset: int, size: int) -> int | None:
+        copied = self._reader.copy_to(fd, offset, size)
+        self._position += copied or 0
+        return copied
+
     def _read_anew(self, buffer: memoryview) -> int:
         self._stack.close()
         self._reader = self._open()

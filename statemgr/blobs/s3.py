@@ -309,6 +309,10 @@ class _S3Reader:
         self._bucket = bucket
         self._blob_id = blob_id
 
+    def copy_to(self, fd: int, offset: int, size: int) -> int | None:
+        """Not from here."""
+        return None
+
     def readinto(self, buffer: memoryview) -> int:
         if not self._left:
             return 0

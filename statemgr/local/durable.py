@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from statemgr.model.hashing import hasher
+from statemgr.model.hashing import hasher, read_buffer
 
 #: Bytes that are read and hashed at once: they stay in the processor's cache meanwhile.
 _BUFFER = 256 * 1024
@@ -50,10 +50,9 @@ def open_file(path: Path) -> BinaryIO:
 
 def hash_file(path: Path) -> tuple[int, bytes]:
     """Size in bytes and XXH3-128 of a file's content, read once."""
-    state, size, buffer = hasher(), 0, bytearray(_BUFFER)
-    view = memoryview(buffer)
+    state, size, view = hasher(), 0, read_buffer(_BUFFER)
     with open_file(path) as source:
-        while count := source.readinto(buffer):  # type: ignore[attr-defined]
+        while count := source.readinto(view):  # type: ignore[attr-defined]
             state.update(view[:count])
             size += count
     return size, state.digest()

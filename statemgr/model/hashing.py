@@ -1,10 +1,11 @@
-"""The content hash: XXH3-128, which says whether two pieces of content are the same. Pure.
+"""The content hash: XXH3-128, which says whether two pieces of content are the same; and buffers to hash from. Pure.
 
 It finds accidents, not forgery: what a checkpoint names is trusted as far as the checkpoint topic is.
 """
 
 from __future__ import annotations
 
+import mmap
 from typing import Protocol
 
 import xxhash
@@ -31,3 +32,11 @@ def hasher() -> Hasher:
 def content_hash(data: bytes | bytearray | memoryview) -> bytes:
     """The 16-byte digest of ``data``."""
     return xxhash.xxh3_128_digest(data)
+
+
+def read_buffer(size: int) -> memoryview:
+    """A buffer to read into, at the beginning of a page.
+
+    A large ``bytearray`` begins 16 bytes after one, where x86 processors copy several times slower.
+    """
+    return memoryview(mmap.mmap(-1, size))

@@ -49,6 +49,12 @@ class BlobReader(Protocol):
 
     def readinto(self, buffer: memoryview) -> int: ...
 
+    def copy_to(self, fd: int, offset: int, size: int) -> int | None:
+        """Write up to ``size`` bytes to ``offset`` of an open file, without passing them through this process.
+
+        Returns: how many, 0 at the end; None where that cannot be done, and ``readinto`` can.
+        """
+
 
 class BlobStore(Protocol):
     """A flat store of immutable blobs under names with ``/``. Safe to call from many threads.

@@ -153,6 +153,10 @@ def test_failures_of_a_restore_surface_with_their_place(
 
         def __exit__(self, *exc: object) -> None: ...
 
+        def copy_to(self, fd: int, offset: int, size: int) -> int | None:
+            """Not from here."""
+            return None
+
         def readinto(self, buffer: memoryview) -> int:
             raise UnavailableError("told to", blob=self._blob_id, hint="wait")
 
