@@ -25,10 +25,8 @@ from statemgr.model.snapshot import FileIndex
 from statemgr.ports import BlobReader, BlobStore, Body, Clock, FileSlice, Progress
 
 T = TypeVar("T")
-#: Bytes that are read, hashed and written at once: they stay in the processor's cache meanwhile.
-_BUFFER = 256 * 1024
-#: Bytes that the system copies from file to file at once, before they are looked at.
-_MOVED = 1024 * 1024
+#: Bytes that are read, hashed and written at once, or copied by the system and then looked at.
+_BUFFER = 1024 * 1024
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -196,10 +194,10 @@ class Transfer:
                     def move(reader: BlobReader, position: int, wanted: int) -> memoryview | None:
                         """From file to file, and then a look at what has arrived."""
                         batch.check()
-                        size = reader.copy_to(fd, offset + position, min(wanted, _MOVED))
+                        size = reader.copy_to(fd, offset + position, min(wanted, _BUFFER))
                         if size is None:
                             return None
-                        piece = self._buffer(_MOVED)[:size]
+                        piece = self._buffer()[:size]
                         target.read(fd, offset + position, piece)
                         done.add(size)
                         return piece
@@ -365,9 +363,9 @@ class Transfer:
             if hedger:
                 hedger.close()
 
-    def _buffer(self, size: int = _BUFFER) -> memoryview:
-        """This thread's own buffer, of at least so many bytes."""
-        if not hasattr(self._local, "buffer") or len(self._local.buffer) < size:
-            self._local.buffer = read_buffer(size)
+    def _buffer(self) -> memoryview:
+        """This thread's own buffer."""
+        if not hasattr(self._local, "buffer"):
+            self._local.buffer = read_buffer(_BUFFER)
         buffer: memoryview = self._local.buffer
         return buffer
