@@ -7,8 +7,8 @@ PYTHON ?=
 ARGS ?=
 PEERS ?= $(wildcard ../shared/peers)
 PYTEST_ARGS ?=
-# three tests at a time (they wait more than they compute); those that share a Spark session stay on one worker
-PARALLEL ?= -n 3 --dist loadgroup
+# four tests at a time (they wait more than they compute); those that share a Spark session stay on one worker
+PARALLEL ?= -n 4 --dist loadgroup
 # one word of the shell, whatever is in it
 quoted = '$(subst ','\'',$(1))'
 # SUM is split at spaces; a column with a space in its name: ARGS="--sum 'Unit Price'"
