@@ -15,7 +15,7 @@ import pytest
 from tests.spark.conftest import ROOT, Pipeline
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_two_executors_commit_one_checkpoint(pipeline: Callable[..., Pipeline], tmp_path: Path) -> None:
     """Tasks on two executor processes, two batches: state from both backends and output equal the input."""
     job = pipeline(tasks=4)

@@ -49,7 +49,7 @@ def run(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return invoke
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(480)
 def test_killed_after_the_publish_and_before_the_output(run: Callable[..., tuple[int, str]], table: Path) -> None:
     """SIGKILL to driver, JVM and workers right after the publish: restored from blobs, replayed, all sides equal."""
     status, page = run(
@@ -99,7 +99,7 @@ def test_wrong_use_is_one_line(
     assert "install Java 17" in page
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(480)
 def test_the_summary_for_machines(kafka: KafkaServer, table: Path, tmp_path: Path) -> None:
     """With --json stdout is one object, and everything that people read is on stderr."""
     command = [*demo_command(tmp_path / "my work"), "--json", "--kills", "0", "--seed", "3"]
