@@ -22,7 +22,7 @@ from typing import Protocol
 from statemgr.errors import ClosedError, CorruptError, MissingError, RetryableError, StatemgrError
 from statemgr.flows.open_store import NO_CHANGES, OpenStore
 from statemgr.flows.parts import Parts
-from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.model.hashing import content_hash
 from statemgr.phases import Phase, announce
 from statemgr.ports import SegmentBackupManager, StoreIdentity, StoreSnapshot
@@ -69,16 +69,16 @@ class Materializer:
         busy = self._running is not None and not self._running.done()
         for name, store in sorted(self._stores.items(), key=lambda item: self._last[item[0]]):
             try:
-                found = self._due(store, checkpoint)
+                due = self._due(store, checkpoint)
             except StatemgrError as error:
                 log.warning("task %s: %s is not materialised now: %s", self._task, name, error)
                 continue
-            if found is not None and not busy:
+            if due is not None and not busy:
                 busy = True
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"statemgr-snapshot-{self._task}")
                 self._last[name] = self._parts.clock.monotonic()
-                self._running = self._pool.submit(self._tried, store, found, checkpoint)
+                self._running = self._pool.submit(self._tried, store, *due)
 
     def check(self) -> None:
         """Before a commit. Raises: RetryableError when snapshots have failed more often than is tolerated."""
@@ -103,29 +103,30 @@ class Materializer:
 
     # --- step 1 ---------------------------------------------------------------------------------------------------
 
-    def _due(self, store: OpenStore, checkpoint: Checkpoint) -> str | None:
-        """The factory that a snapshot of the store is due in."""
-        for factory in store.config.backup_factories:
-            manager, marker = self._parts.backup_manager(factory), checkpoint.marker(factory, store.identity.store)
-            if not isinstance(manager, SegmentBackupManager) or marker is None:
+    def _due(self, store: OpenStore, checkpoint: Checkpoint) -> tuple[SegmentBackupManager, Marker] | None:
+        """The backend that a snapshot of the store is due in, and the marker that it has published."""
+        name = store.identity.store
+        for factory, manager in self._parts.segment_backends(store.config):
+            marker = checkpoint.marker(factory, name)
+            if marker is None:
                 continue
             backlog = manager.backlog(store.identity, marker, store.origin)
-            self._metrics.backlog(store.identity.store, backlog.segments, backlog.size)
+            self._metrics.backlog(name, backlog.segments, backlog.size)
             if not backlog.segments or backlog.waiting:
                 continue
-            seconds = self._parts.clock.monotonic() - self._last[store.identity.store]
+            seconds = self._parts.clock.monotonic() - self._last[name]
             share = _share_of_interval(store.identity)
             if self._parts.config.snapshot_interval.is_over(backlog.segments, backlog.size, seconds, share=share):
-                return factory
+                return manager, marker
         return None
 
     # --- steps 2 and 3 --------------------------------------------------------------------------------------------
 
-    def _tried(self, store: OpenStore, factory: str, checkpoint: Checkpoint) -> None:
+    def _tried(self, store: OpenStore, manager: SegmentBackupManager, marker: Marker) -> None:
         name = store.identity.store
         begun = self._parts.clock.monotonic()
         try:
-            materialize(self._parts, store, factory, checkpoint, self._at_database, self._go_on)
+            materialize(self._parts, store, manager, marker, self._at_database, self._go_on)
             self._metrics.materialized(name, self._parts.clock.monotonic() - begun)
             self._failures.pop(name, None)
             self._failed.pop(name, None)
@@ -145,14 +146,16 @@ class Materializer:
 def materialize(
     parts: Parts,
     store: OpenStore,
-    factory: str,
-    checkpoint: Checkpoint,
+    manager: SegmentBackupManager,
+    marker: Marker,
     at_database: AbstractContextManager[object],
     go_on: Callable[[], None],
 ) -> None:
     """Make and upload a snapshot of an open store.
 
     Args:
+        manager: the backend that gets it.
+        marker: what the backend has published of the store.
         at_database: held while the store's database is used.
         go_on: asked now and then; what it raises gives the snapshot up.
 
@@ -160,9 +163,6 @@ def materialize(
     """
     identity = store.identity
     subject = f"{identity.task}/{identity.store}"
-    manager, marker = parts.backup_manager(factory), checkpoint.marker(factory, identity.store)
-    assert isinstance(manager, SegmentBackupManager)
-    assert marker is not None
     announce(Phase.MATERIALIZE, subject)
     attempt = parts.ids.attempt_id()
     with at_database:
@@ -182,11 +182,13 @@ def due_stores(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkp
 
     Raises: UnavailableError, AccessDenied.
     """
+    if checkpoint is None:
+        return []
     found = []
-    for name, store in stores.items() if checkpoint is not None else ():
-        for factory in store.config.backup_factories:
-            manager, marker = parts.backup_manager(factory), checkpoint.marker(factory, name) if checkpoint else None
-            if not isinstance(manager, SegmentBackupManager) or marker is None:
+    for name, store in stores.items():
+        for factory, manager in parts.segment_backends(store.config):
+            marker = checkpoint.marker(factory, name)
+            if marker is None:
                 continue
             try:
                 backlog, share = manager.backlog(store.identity, marker), _share_of_interval(store.identity)

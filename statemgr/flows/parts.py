@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from statemgr.ports import (
     LocalDirectories,
     LocalStore,
     RestoreManager,
+    SegmentBackupManager,
     StoreIdentity,
 )
 
@@ -42,6 +43,13 @@ class Parts:
 
     def identity(self, task: str, store: str) -> StoreIdentity:
         return StoreIdentity(self.config.job_name, self.config.job_id, task, store)
+
+    def segment_backends(self, store: StoreConfig) -> Iterator[tuple[str, SegmentBackupManager]]:
+        """Those of a store's backends that store its changes as segments: factory and manager."""
+        for factory in store.backup_factories:
+            manager = self.backup_manager(factory)
+            if isinstance(manager, SegmentBackupManager):
+                yield factory, manager
 
     @property
     def durable(self) -> Mapping[str, bool]:

@@ -22,7 +22,7 @@ from statemgr.flows.commit import CommitBase
 from statemgr.flows.open_store import NO_CHANGES, OpenStore
 from statemgr.flows.parts import Parts
 from statemgr.local.change_buffer import FrozenChanges
-from statemgr.ports import SegmentBackupManager, StoreSnapshot
+from statemgr.ports import StoreSnapshot
 
 log = logging.getLogger(__name__)
 #: Bytes of changes since the last commit, or since the last ones that were stored ahead of it.
@@ -85,16 +85,15 @@ class PersistAhead:
 
 def is_useful(parts: Parts, store: OpenStore) -> bool:
     """Whether a backend of the store has segments."""
-    managers = map(parts.backup_manager, store.config.backup_factories)
-    return any(isinstance(manager, SegmentBackupManager) for manager in managers)
+    return any(parts.segment_backends(store.config))
 
 
 def persist(parts: Parts, store: OpenStore, changes: FrozenChanges, base: CommitBase) -> None:
     """Store changes in every backend of segments that has the store already. Raises: as its ``prepare``."""
     identity, attempt = store.identity, parts.ids.attempt_id()
-    for factory in store.config.backup_factories:
-        manager, marker = parts.backup_manager(factory), base.marker(factory, identity.store)
-        if isinstance(manager, SegmentBackupManager) and marker is not None:
+    for factory, manager in parts.segment_backends(store.config):
+        marker = base.marker(factory, identity.store)
+        if marker is not None:
             state_id = f"{attempt}-{identity.store}"
             snapshot = StoreSnapshot(identity, state_id, attempt, None, changes, NO_CHANGES)
             manager.prepare(snapshot, marker, portable=False)

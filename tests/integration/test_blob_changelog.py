@@ -16,6 +16,7 @@ from statemgr.flows.materialize import materialize
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import ChainMarker, Checkpoint
 from statemgr.phases import Phase, observed
+from statemgr.ports import SegmentBackupManager
 from statemgr.reader import JobReader
 from statemgr.runtime import Runtime
 from statemgr.task import Task
@@ -64,7 +65,10 @@ def ranges(chain: SegmentChain) -> list[tuple[int, int]]:
 def snapshot_now(task: Task, store: str = "totals") -> None:
     """Materialise a store, as the background does."""
     assert task.last_checkpoint is not None
-    materialize(task._parts, task._stores[store], FACTORY, task.last_checkpoint, nullcontext(), lambda: None)
+    manager, marker = task._parts.backup_manager(FACTORY), task.last_checkpoint.marker(FACTORY, store)
+    assert isinstance(manager, SegmentBackupManager)
+    assert marker is not None
+    materialize(task._parts, task._stores[store], manager, marker, nullcontext(), lambda: None)
 
 
 def change(task: Task, chance: random.Random, state: dict[bytes, bytes], store: str = "totals") -> None:
