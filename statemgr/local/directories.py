@@ -129,8 +129,10 @@ class StoreDirectories:
                 return here
             target = self._committed / state_id
             os.rename(staging, target)
-            durable.write_file(_manifest_path(target), manifest.encode(made))
-            durable.sync(self._committed)
+            # a sync waits for whatever the file system writes just now; what is doubtful after a crash needs none
+            durable.write_file(_manifest_path(target), manifest.encode(made), synced=not boot)
+            if not boot:
+                durable.sync(self._committed)
         return CommittedDirectory(state_id, target, dict(files))
 
     def clone(self, committed: CommittedDirectory | None) -> Path:

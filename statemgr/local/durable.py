@@ -85,15 +85,19 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: temporary name, fsync, rename. The caller syncs the directory."""
+def write_file(path: Path, data: bytes, *, synced: bool = True) -> None:
+    """Write a file whole or not at all: temporary name, fsync, rename. The caller syncs the directory.
+
+    Without ``synced`` that holds until the machine crashes: then it may be gone or torn.
+    """
     temporary = path.with_name(path.name + ".tmp")
     with suppress(FileNotFoundError):
         os.unlink(temporary)
     with open(temporary, "xb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        if synced:
+            file.flush()
+            os.fsync(file.fileno())
     os.rename(temporary, path)
 
 
