@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from statemgr.bench.fresh import in_fresh_process
+from statemgr.bench.memory import fresh_place
 from statemgr.bench.seed import SEED
 from statemgr.bench.session import Session, changed
 from statemgr.bench.states import State
@@ -18,10 +20,16 @@ from statemgr.model.checkpoint import Checkpoint
 class Backup:
     """A job whose state is in its blob store: the checkpoint to restore, how long the upload took, its peak memory."""
 
+    state: State
     config: JobConfig
     checkpoint: Checkpoint
     seconds: float
     peak: int
+
+    def arguments(self, state_dir: Path) -> dict[str, Any]:
+        """What a process needs to restore it below ``state_dir``."""
+        config = changed(self.config, state__dir=str(state_dir))
+        return {"config": config.to_mapping(), "checkpoint": checkpoint_to_bytes(self.checkpoint).hex()}
 
 
 def backup_of(session: Session, state: State, *, s3: bool) -> Backup:
@@ -33,11 +41,11 @@ def upload(session: Session, state: State, *, s3: bool) -> Backup:
     """Upload the whole of a state from a new process: the first commit of a job that starts from it."""
     session.report(f"backing up {state.bytes / 2**20:,.0f} MiB")
     config = session.job("backup", kafka=False, s3=s3, task__backup__factories="blob-store")
-    found = in_fresh_process(
-        "statemgr.bench.operations:backup",
-        config=changed(config, task__restore__factories=SEED).to_mapping(),
-        checkpoint=checkpoint_to_bytes(state.checkpoint).hex(),
-    )
-    shutil.rmtree(config.state_dir)
+    with fresh_place(session, "backup", state.bytes) as (place, held):
+        seeded = changed(config, task__restore__factories=SEED, state__dir=str(place))
+        found = in_fresh_process(
+            "statemgr.bench.operations:backup",
+            config=seeded.to_mapping(), checkpoint=checkpoint_to_bytes(state.checkpoint).hex(), held=str(held),
+        )  # fmt: skip
     checkpoint = checkpoint_from_bytes(bytes.fromhex(found["checkpoint"]))
-    return Backup(config=config, checkpoint=checkpoint, seconds=found["seconds"], peak=found["peak_bytes"])
+    return Backup(state=state, config=config, checkpoint=checkpoint, seconds=found["seconds"], peak=found["peak_bytes"])

@@ -10,9 +10,8 @@ from statemgr.bench.cases_restore import restored
 from statemgr.bench.fresh import in_fresh_process
 from statemgr.bench.registry import case
 from statemgr.bench.result import Line, Target, alone
-from statemgr.bench.session import GIBIBYTE, Session, changed
+from statemgr.bench.session import GIBIBYTE, Session
 from statemgr.bench.states import State, many_files, state_of
-from statemgr.engine import checkpoint_to_bytes
 
 _LIMIT = Target("at most", 256, of="value")
 _UPDATES = 10_000
@@ -44,15 +43,11 @@ def _line(what: str, peak: float) -> Line:
 
 def _commit(session: Session, state: State) -> float:
     backup = backup_of(session, state, s3=True)
-    config = changed(backup.config, state__dir=str(session.fresh("committed")))
+    place, count = session.fresh("committed"), session.count(_UPDATES)
     found = in_fresh_process(
-        "statemgr.bench.operations:commit",
-        config=config.to_mapping(),
-        checkpoint=checkpoint_to_bytes(backup.checkpoint).hex(),
-        of=state.records,
-        count=session.count(_UPDATES),
+        "statemgr.bench.operations:commit", **backup.arguments(place), of=state.records, count=count
     )
-    shutil.rmtree(config.state_dir)
+    shutil.rmtree(place)
     return float(found["peak_bytes"])
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from statemgr.bench.backups import backup_of
 from statemgr.bench.fresh import in_fresh_process
 from statemgr.bench.measure import Sample, interleaved
+from statemgr.bench.memory import fresh_place
 from statemgr.bench.registry import case
 from statemgr.bench.result import Line, Target, compared
-from statemgr.bench.session import GIBIBYTE, Session, changed
+from statemgr.bench.session import GIBIBYTE, Session
 from statemgr.bench.states import state_of
-from statemgr.engine import checkpoint_to_bytes
 
 #: Of the time of a full restore, beside hashing what is here.
 _SHARE_OF_FULL = 0.1
@@ -26,16 +25,13 @@ def restore_partial(session: Session) -> Iterator[Line]:
     backup = backup_of(session, state, s3=True)
 
     def measure(number: int) -> Sample:
-        config = changed(backup.config, state__dir=str(session.fresh("partial")))
-        arguments = {"config": config.to_mapping(), "checkpoint": checkpoint_to_bytes(backup.checkpoint).hex()}
-        try:
-            full = in_fresh_process("statemgr.bench.operations:restore", **arguments)
-            missing = _smallest_table(config.state_dir)
+        with fresh_place(session, "partial", state.bytes) as (place, held):
+            arguments = backup.arguments(place)
+            full = in_fresh_process("statemgr.bench.operations:restore", **arguments, held=str(held))
+            missing = _smallest_table(place)
             hashed = in_fresh_process("statemgr.bench.operations:hash_files", directory=str(missing.parent))
             missing.unlink()
             partial = in_fresh_process("statemgr.bench.operations:restore", **arguments)
-        finally:
-            shutil.rmtree(config.state_dir)
         return {
             "seconds": partial["seconds"],
             "bound": hashed["seconds"] + _SHARE_OF_FULL * full["seconds"],

@@ -1,25 +1,24 @@
 """``restore-file``, ``restore-s3`` and ``backup-s3``: whole states, beside plain code that moves the same bytes.
 
-Every measurement is a process of its own. A restore ends with the first read of a verified store in place; plain code
-only moves bytes. Neither waits for the disk; what others have left to be written is written before each measurement.
+Every measurement is a process of its own, with memory at hand. A restore ends with the first read of a verified store
+in place; plain code only moves bytes. Neither waits for the disk.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
+from statemgr.bench import plain_s3
 from statemgr.bench.backups import Backup, backup_of, upload
 from statemgr.bench.fresh import in_fresh_process
 from statemgr.bench.measure import Series, Variant, interleaved
+from statemgr.bench.memory import fresh_place, let_go_at_first_file
 from statemgr.bench.registry import case
 from statemgr.bench.result import Line, Target, compared
-from statemgr.bench.session import GIBIBYTE, Session, changed
+from statemgr.bench.session import GIBIBYTE, Session
 from statemgr.bench.states import State, state_of
-from statemgr.engine import checkpoint_to_bytes
 
 _NEARLY = Target("at least", 0.9)
 _COPY = Target("at least", 0.8)
@@ -31,16 +30,19 @@ _PLAIN = "plain-get"
 @case("restore-file")
 def restore_file(session: Session) -> Iterator[Line]:
     """1 GiB and 4 GiB from a directory of blobs, beside a copy of the same files."""
-    for size, value_size, rounds in ((GIBIBYTE, 100, session.rounds), (4 * GIBIBYTE, 4096, min(session.rounds, 2))):
-        state = state_of(session, session.bytes(size), value_size)
-        backup = backup_of(session, state, s3=False)
-        variants: dict[str, Variant] = {
-            "restore": lambda number, b=backup: restored(session, b),  # type: ignore[misc]
-            "copy": lambda number, s=state: _copied(session, s),  # type: ignore[misc]
-        }
-        found = interleaved(variants, rounds, session.report)
-        what = f"plain parallel copy of {state}"
-        yield _speeds("restore-file", state, found["restore"], what, found["copy"], _COPY)
+    for size, value_size in ((GIBIBYTE, 100), (4 * GIBIBYTE, 4096)):
+        yield _from_directory(session, state_of(session, session.bytes(size), value_size))
+
+
+def _from_directory(session: Session, state: State) -> Line:
+    backup = backup_of(session, state, s3=False)
+    paths = [str(path) for path in state.paths()]
+    variants: dict[str, Variant] = {
+        "restore": lambda number: restored(session, backup),
+        "copy": lambda number: _plain(session, state, "statemgr.bench.operations:copy", paths=paths),
+    }
+    found = interleaved(variants, session.rounds, session.report)
+    return _speeds("restore-file", state, found["restore"], f"plain parallel copy of {state}", found["copy"], _COPY)
 
 
 @case("restore-s3")
@@ -50,9 +52,10 @@ def restore_s3(session: Session) -> Iterator[Line]:
     backup = backup_of(session, state, s3=True)
     s3 = asdict(session.servers.s3())
     in_fresh_process("statemgr.bench.plain_s3:put", s3=s3, paths=[str(p) for p in state.paths()], prefix=_PLAIN)
+    plain = {"s3": s3, "names": list(state.files), "prefix": _PLAIN}
     variants: dict[str, Variant] = {
         "restore": lambda number: restored(session, backup),
-        "GET": lambda number: _got(session, state),
+        "GET": lambda number: _plain(session, state, "statemgr.bench.plain_s3:get", **plain),
     }
     peer = _samza_restore(session, state)
     if peer is not None:
@@ -73,15 +76,14 @@ def backup_s3(session: Session) -> Iterator[Line]:
 
     def plain(number: int) -> float:
         prefix = f"plain-put-{number}"
-        os.sync()
-        took = in_fresh_process("statemgr.bench.plain_s3:put", s3=s3, paths=paths, prefix=prefix)["seconds"]
-        _remove(s3, prefix)
-        return float(took)
+        with fresh_place(session, "plain", state.bytes) as (_, held):
+            found = in_fresh_process("statemgr.bench.plain_s3:put", s3=s3, paths=paths, prefix=prefix, held=str(held))
+        plain_s3.remove(s3, prefix)
+        return float(found["seconds"])
 
     def ours(number: int) -> float:
-        os.sync()
         backup = upload(session, state, s3=True)
-        _remove(s3, f"{s3['prefix']}/{backup.config.job_name}")
+        plain_s3.remove(s3, f"{s3['prefix']}/{backup.config.job_name}")
         return backup.seconds
 
     found = interleaved({"backup": ours, "PUT": plain}, session.rounds, session.report)
@@ -91,44 +93,17 @@ def backup_s3(session: Session) -> Iterator[Line]:
 
 def restored(session: Session, backup: Backup) -> dict[str, float]:
     """One restore on an empty machine, in a new process."""
-    config = changed(backup.config, state__dir=str(session.fresh("restored")))
-    os.sync()
-    try:
-        found = in_fresh_process(
-            "statemgr.bench.operations:restore",
-            config=config.to_mapping(),
-            checkpoint=checkpoint_to_bytes(backup.checkpoint).hex(),
-        )
-        assert found["factory"] == "blob-store", found
-        return {"seconds": found["seconds"], "peak": found["peak_bytes"], "fetched": found["bytes_fetched"]}
-    finally:
-        shutil.rmtree(config.state_dir)
+    with fresh_place(session, "restored", backup.state.bytes) as (place, held):
+        found = in_fresh_process("statemgr.bench.operations:restore", **backup.arguments(place), held=str(held))
+    assert found["factory"] == "blob-store", found
+    return {"seconds": found["seconds"], "peak": found["peak_bytes"], "fetched": found["bytes_fetched"]}
 
 
-def _copied(session: Session, state: State) -> float:
-    """A plain copy of the state's files."""
-    target = session.fresh("copied")
-    os.sync()
-    try:
-        paths = [str(path) for path in state.paths()]
-        found = in_fresh_process("statemgr.bench.operations:copy", paths=paths, target=str(target / "files"))
-        return float(found["seconds"])
-    finally:
-        shutil.rmtree(target)
-
-
-def _got(session: Session, state: State) -> float:
-    """A plain GET of the state's files."""
-    target = session.fresh("got")
-    os.sync()
-    try:
-        found = in_fresh_process(
-            "statemgr.bench.plain_s3:get",
-            s3=asdict(session.servers.s3()), names=list(state.files), prefix=_PLAIN, target=str(target / "files"),
-        )  # fmt: skip
-        return float(found["seconds"])
-    finally:
-        shutil.rmtree(target)
+def _plain(session: Session, state: State, function: str, **arguments: Any) -> float:
+    """Plain code that makes the state's files in a directory, in a new process. Returns seconds."""
+    with fresh_place(session, "plain", state.bytes) as (place, held):
+        found = in_fresh_process(function, **arguments, target=str(place / "files"), held=str(held))
+    return float(found["seconds"])
 
 
 def _samza_restore(session: Session, state: State) -> Variant | None:
@@ -140,22 +115,12 @@ def _samza_restore(session: Session, state: State) -> Variant | None:
     run.measure("full", state.directory, index)
 
     def measure(number: int) -> float:
-        target: Path = session.fresh("samza") / "restored"
-        os.sync()
-        try:
-            found = run.measure("restore", target, index)
-            assert found["same"], found
-            return float(found["withVerify_s"])
-        finally:
-            shutil.rmtree(target.parent)
+        with fresh_place(session, "samza", state.bytes) as (place, held), let_go_at_first_file(held, place):
+            found = run.measure("restore", place / "restored", index)
+        assert found["same"], found
+        return float(found["withVerify_s"])
 
     return measure
-
-
-def _remove(s3: dict[str, str], prefix: str) -> None:
-    from statemgr.bench import plain_s3
-
-    plain_s3.remove(s3, prefix)
 
 
 def _speeds(

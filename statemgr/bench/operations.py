@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from statemgr.bench import records
+from statemgr.bench.memory import let_go
 from statemgr.bench.seed import STORE, TASK
 from statemgr.config import JobConfig
 from statemgr.engine import Attempt, Epoch, checkpoint_from_bytes, checkpoint_to_bytes, open_attempt
 from statemgr.errors import MissingError
 from statemgr.flows.open_store import NO_CHANGES
 from statemgr.ids import CheckpointId
+from statemgr.local.durable import hash_file
 from statemgr.model.checkpoint import BlobRef, Checkpoint, IndexMarker, Layout
-from statemgr.model.hashing import hasher
 from statemgr.ports import CommittedDirectory, RestoreRequest, StoreSnapshot
 from statemgr.runtime import Runtime, shared_runtime
 
 _THREADS = 8
-_BUFFER = 1024 * 1024
 
 
 def open_at(config: JobConfig, checkpoint: Checkpoint | None) -> Attempt:
@@ -35,11 +35,12 @@ def open_at(config: JobConfig, checkpoint: Checkpoint | None) -> Attempt:
     return open_attempt(config, TASK, checkpoint, Epoch(1, Layout(1, 1, "kafka-partition"), {}))
 
 
-def backup(config: dict[str, Any], checkpoint: str) -> dict[str, Any]:
+def backup(config: dict[str, Any], checkpoint: str, held: str | None = None) -> dict[str, Any]:
     """Open a store, and prepare a commit of it: all is uploaded that is not in the blob store yet."""
     base, parsed = checkpoint_from_bytes(bytes.fromhex(checkpoint)), JobConfig.from_mapping(config)
     _connect(parsed)
     with open_at(parsed, base) as attempt:
+        let_go(held)
         start = time.perf_counter()
         prepared = attempt.prepare({})
         took = time.perf_counter() - start
@@ -54,12 +55,13 @@ def backup(config: dict[str, Any], checkpoint: str) -> dict[str, Any]:
     return {"seconds": took, "checkpoint": checkpoint_to_bytes(following).hex()}
 
 
-def restore(config: dict[str, Any], checkpoint: str) -> dict[str, Any]:
+def restore(config: dict[str, Any], checkpoint: str, held: str | None = None) -> dict[str, Any]:
     """Open a store at a checkpoint: restored, verified, and ready for its first read when it returns."""
-    parsed = JobConfig.from_mapping(config)
+    parsed, published = JobConfig.from_mapping(config), checkpoint_from_bytes(bytes.fromhex(checkpoint))
     _connect(parsed)
+    let_go(held)
     start = time.perf_counter()
-    with open_at(parsed, checkpoint_from_bytes(bytes.fromhex(checkpoint))) as attempt:
+    with open_at(parsed, published) as attempt:
         next(iter(attempt.store(STORE).range()), None)
         took = time.perf_counter() - start
         (restored,) = attempt.restored
@@ -72,18 +74,21 @@ def restore(config: dict[str, Any], checkpoint: str) -> dict[str, Any]:
 
 
 def _connect(config: JobConfig) -> None:
-    """Make the process's client first, as plain code does: importing the SDK is the process's start."""
+    """Make the process's client first, as plain code does: importing modules is the process's start."""
+    runtime = shared_runtime(config)
+    runtime.parts.restore_manager("blob-store")
     with suppress(MissingError):
-        shared_runtime(config).blobs().stat("no-such-blob")
+        runtime.blobs().stat("no-such-blob")
 
 
-def copy(paths: list[str], target: str) -> dict[str, Any]:
+def copy(paths: list[str], target: str, held: str) -> dict[str, Any]:
     """A plain parallel copy of files by eight threads. Nothing is synced, as nothing is that is restored."""
     Path(target).mkdir()
 
     def one(path: str) -> None:
         shutil.copyfile(path, Path(target, Path(path).name))
 
+    let_go(held)
     return {"seconds": in_parallel(one, paths)}
 
 
@@ -100,7 +105,7 @@ def hash_files(directory: str) -> dict[str, Any]:
     """Read and hash every file of a directory, by eight threads."""
 
     def one(path: str) -> None:
-        content_hash_of(Path(path))
+        hash_file(Path(path))
 
     return {"seconds": in_parallel(one, [str(path) for path in Path(directory).iterdir() if path.is_file()])}
 
@@ -118,7 +123,7 @@ def backup_file(config: dict[str, Any], path: str) -> dict[str, Any]:
     """Back up a directory that holds one file, of any size."""
     runtime = Runtime(JobConfig.from_mapping(config))
     file = Path(path)
-    files = {file.name: (file.stat().st_size, content_hash_of(file))}
+    files = {file.name: hash_file(file)}
     snapshot = StoreSnapshot(
         runtime.parts.identity(TASK, STORE), "one-file", runtime.ids.attempt_id(),
         CommittedDirectory("one-file", file.parent, files), NO_CHANGES, NO_CHANGES,
@@ -145,12 +150,3 @@ def restore_file(config: dict[str, Any], index: list[Any], target: str) -> dict[
     took = time.perf_counter() - start
     runtime.close()
     return {"seconds": took, "bytes_fetched": restored.bytes_fetched}
-
-
-def content_hash_of(path: Path) -> bytes:
-    """The hash of a file's content, read piece by piece."""
-    whole, buffer = hasher(), memoryview(bytearray(_BUFFER))
-    with open(path, "rb", buffering=0) as file:
-        while size := file.readinto(buffer):
-            whole.update(buffer[:size])
-    return whole.digest()

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import boto3
 from botocore.config import Config
 
+from statemgr.bench.memory import let_go
 from statemgr.bench.operations import in_parallel
+from statemgr.model.hashing import read_buffer
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -38,7 +40,7 @@ def client_of(s3: dict[str, str]) -> S3Client:
     )
 
 
-def put(s3: dict[str, str], paths: list[str], prefix: str) -> dict[str, Any]:
+def put(s3: dict[str, str], paths: list[str], prefix: str, held: str | None = None) -> dict[str, Any]:
     """Every file as one object below ``prefix``."""
     client = client_of(s3)
     client.list_objects_v2(Bucket=s3["bucket"], MaxKeys=1)  # what a first request costs is not what is asked
@@ -47,10 +49,11 @@ def put(s3: dict[str, str], paths: list[str], prefix: str) -> dict[str, Any]:
         body = Path(path).read_bytes()
         client.put_object(Bucket=s3["bucket"], Key=f"{prefix}/{Path(path).name}", Body=body)
 
+    let_go(held)
     return {"seconds": in_parallel(one, paths)}
 
 
-def get(s3: dict[str, str], names: list[str], prefix: str, target: str) -> dict[str, Any]:
+def get(s3: dict[str, str], names: list[str], prefix: str, target: str, held: str) -> dict[str, Any]:
     """Every object into a file. Nothing is synced, as nothing is that is restored."""
     client = client_of(s3)
     client.list_objects_v2(Bucket=s3["bucket"], MaxKeys=1)
@@ -59,7 +62,7 @@ def get(s3: dict[str, str], names: list[str], prefix: str, target: str) -> dict[
 
     def one(name: str) -> None:
         if not hasattr(local, "buffer"):
-            local.buffer = memoryview(bytearray(_BUFFER))
+            local.buffer = read_buffer(_BUFFER)
         body: Any = client.get_object(Bucket=s3["bucket"], Key=f"{prefix}/{name}")["Body"]
         raw = body._raw_stream
         with open(Path(target, name), "wb", buffering=0) as file:
@@ -67,6 +70,7 @@ def get(s3: dict[str, str], names: list[str], prefix: str, target: str) -> dict[
                 file.write(local.buffer[:size])
         body.close()
 
+    let_go(held)
     return {"seconds": in_parallel(one, names)}
 
 
