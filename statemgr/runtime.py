@@ -90,6 +90,7 @@ class Runtime:
                 part_size=config.part_size,
                 ttl_days=config.ttl_days,
                 most_bytes=config.inflight_bytes,
+                compress_in=self.scratch if config.compresses else None,
                 # what is on this machine has no slow moments that a second request would be spared
                 hedge_by=self.clock if (config.blob_uri or "").startswith("s3:") else None,
             ),

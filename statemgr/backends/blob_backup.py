@@ -79,11 +79,11 @@ class BlobBackup:
             previous=base.index if isinstance(base, IndexMarker) else None,
         )  # fmt: skip
         marker = self._put_index(identity, index)
-        parts = dict.fromkeys(part for file in uploaded.values() for part in file.parts)
+        parts = dict(pair for file in uploaded.values() for pair in file.stored())
         return PreparedBackup(
             marker,
             added_blobs=(*dict.fromkeys(part.blob_id for part in parts), marker.index.blob_id),
-            added_bytes=sum(part.size for part in parts) + marker.index.size,
+            added_bytes=sum(parts.values()) + marker.index.size,
         )
 
     def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:

@@ -51,7 +51,7 @@ def _upload_pack(
     transfer: Transfer, root: Path, group: Sequence[LocalFile], blob_id: str, found: dict[str, FileIndex]
 ) -> None:
     content = [read_file(root, file) for file in group]
-    transfer.put_bytes(blob_id, b"".join(content))
+    transfer.put(blob_id, b"".join(content))
     offset = 0
     for file in group:
         part = BlobRef(blob_id, file.size, file.hash, offset)

@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from statemgr.backends.compression import DamagedFrame, FrameReader, compressed
 from statemgr.backends.files import NewFile, SourceFile, write_new
 from statemgr.backends.hedging import Hedger
 from statemgr.backends.pool import Batch, Counter, Pool
+from statemgr.backends.sinks import IntoFile, IntoMemory, Sink
 from statemgr.backends.transfer_plan import Fetch, Run, Upload, cut, runs
 from statemgr.errors import CorruptBlob, CorruptError, StatemgrError
 from statemgr.model.checkpoint import BlobRef
@@ -33,11 +35,6 @@ def no_progress(what: str, done: int, total: int) -> None:
     """Progress that nobody watches."""
 
 
-def _cannot_move(reader: BlobReader, position: int, wanted: int) -> memoryview | None:
-    """What is read goes through this process."""
-    return None
-
-
 class Transfer:
     """Moves files and bytes; safe to call from many threads.
 
@@ -48,6 +45,8 @@ class Transfer:
         ttl_days: how long what was uploaded lives unless its TTL is removed.
         most_bytes: bytes of the parts in flight at a time, over all calls.
         hedge_by: measures latencies for hedging against a far store's slow moments; None hedges nothing.
+        compress_in: makes a directory for parts of files that are compressed before they are sent; None sends them as
+            they are.
     """
 
     def __init__(
@@ -59,10 +58,12 @@ class Transfer:
         ttl_days: int,
         most_bytes: int = 1 << 30,
         hedge_by: Clock | None = None,
+        compress_in: Callable[[], Path] | None = None,
     ) -> None:
         self._blobs = blobs
         self.part_size = part_size
         self._ttl_days = ttl_days
+        self._compress_in = compress_in
         self._pool = Pool(parallelism, most_bytes)
         self._local = threading.local()
         self.hedged_gets = Hedger(hedge_by, threads=2 * parallelism) if hedge_by else None
@@ -82,13 +83,20 @@ class Transfer:
         """
         done, total = Counter(), sum(upload.size for upload in uploads)
         with self._pool.batch(lambda: progress("upload", done.value, total)) as batch:
-            return [self._upload(batch, upload, done) for upload in uploads]
+            sent = [self._upload(batch, upload, done) for upload in uploads]
+        return [
+            FileIndex(upload.path.name, upload.size, upload.hash, None, parts, tuple(frames) if any(frames) else ())
+            for upload, (parts, frames) in zip(uploads, sent, strict=True)
+        ]
 
-    def _upload(self, batch: Batch, upload: Upload, done: Counter) -> FileIndex:
+    def _upload(self, batch: Batch, upload: Upload, done: Counter) -> tuple[tuple[BlobRef, ...], list[int]]:
+        """Returns: the parts, and the sizes of their frames, which are known when the batch is done."""
         parts: list[BlobRef] = []
         whole = hasher()
+        pieces = list(cut(upload.size, self.part_size))
+        frames = [0] * len(pieces)
         with SourceFile(upload.path) as source:
-            for number, (offset, length) in enumerate(cut(upload.size, self.part_size)):
+            for number, (offset, length) in enumerate(pieces):
                 part = hasher() if length < upload.size else whole
                 for piece in source.pieces(offset, length, self._buffer()):
                     part.update(piece)
@@ -96,7 +104,8 @@ class Transfer:
                         whole.update(piece)
                 ref = BlobRef(f"{upload.blob_prefix}.{number}", length, part.digest())
                 parts.append(ref)
-                batch.submit(self._put_job(ref, FileSlice(upload.path, offset, length), done), length)
+                body = FileSlice(upload.path, offset, length)
+                batch.submit(partial(self._put_part, ref.blob_id, body, frames, number, done), length)
             size = source.size
         if size != upload.size or whole.digest() != upload.hash:
             raise CorruptError(
@@ -104,14 +113,16 @@ class Transfer:
                 hint="delete the local state directory and open the task again",
                 path=upload.path,
             )
-        return FileIndex(upload.path.name, upload.size, upload.hash, parts=tuple(parts))
+        return tuple(parts), frames
 
-    def _put_job(self, ref: BlobRef, body: FileSlice, done: Counter) -> Callable[[], None]:
-        def job() -> None:
-            self._blobs.put(ref.blob_id, body, ttl_days=self._ttl_days)
-            done.add(ref.size)
-
-        return job
+    def _put_part(self, blob_id: str, body: FileSlice, frames: list[int], number: int, done: Counter) -> None:
+        with ExitStack() as stack:
+            frame = None
+            if self._compress_in is not None:
+                frame = stack.enter_context(compressed(body, self._compress_in(), self._buffer()))
+            self._blobs.put(blob_id, frame or body, ttl_days=self._ttl_days)
+            frames[number] = frame.length if frame else 0
+        done.add(body.length)
 
     def fetch_files(self, fetches: Sequence[Fetch], progress: Progress = no_progress) -> int:
         """Write files, part by part in parallel, verified; the smallest first. Nothing existing is written to.
@@ -147,80 +158,54 @@ class Transfer:
                 write_new(fetch.target, content)
                 done.add(len(content))
             else:  # once more by itself, which tells what is wrong
-                self._fetch_job(batch, fetch.file, part, NewFile(fetch.target, fetch.file.size, 1), 0, done)()
+                self._fetch_part(batch, fetch, NewFile(fetch.target, fetch.file.size, 1), 0, 0, done)
 
     def _fetch(self, batch: Batch, fetch: Fetch, done: Counter, kept: Counter) -> None:
         if not fetch.file.parts:
             write_new(fetch.target, b"")
         target = NewFile(fetch.target, fetch.file.size, len(fetch.file.parts), exists=fetch.continued)
         offset = 0
-        for part in fetch.file.parts:
-            keep = partial(self._keep, part, fetch.target, offset, kept) if fetch.continued else None
-            batch.submit(self._fetch_job(batch, fetch.file, part, target, offset, done, keep), part.size)
+        for number, part in enumerate(fetch.file.parts):
+            batch.submit(partial(self._fetch_part, batch, fetch, target, number, offset, done, kept), part.size)
             offset += part.size
 
-    def _keep(self, part: BlobRef, path: Path, offset: int, kept: Counter) -> bool:
-        """Whether a part is right where it is."""
-        there = hasher()
-        with SourceFile(path) as source:
-            for piece in source.pieces(offset, part.size, self._buffer()):
-                there.update(piece)
-        if there.digest() != part.hash:
-            return False
-        kept.add(part.size)
-        return True
-
-    def _fetch_job(
+    def _fetch_part(
         self,
         batch: Batch,
-        file: FileIndex,
-        part: BlobRef,
+        fetch: Fetch,
         target: NewFile,
+        number: int,
         offset: int,
         done: Counter,
-        keep: Callable[[], bool] | None = None,
-    ) -> Callable[[], None]:
-        def job() -> None:
-            if keep is not None and keep():
-                done.add(part.size)
-            else:
-                with target.part() as fd:
-
-                    def write(position: int, piece: memoryview) -> None:
-                        batch.check()
-                        target.write(fd, offset + position, piece)
-                        done.add(len(piece))
-
-                    def move(reader: BlobReader, position: int, wanted: int) -> memoryview | None:
-                        """From file to file, and then a look at what has arrived."""
-                        batch.check()
-                        size = reader.copy_to(fd, offset + position, min(wanted, _BUFFER))
-                        if size is None:
-                            return None
-                        piece = self._buffer()[:size]
-                        target.read(fd, offset + position, piece)
-                        done.add(size)
-                        return piece
-
-                    self._read_verified(part, write, lambda got: done.add(-got), move)
-            # the only part of a file has been hashed already
-            if target.part_done() and (len(file.parts) > 1 or part.hash != file.hash):
-                self._verify_whole(file, target.path)
-
-        return job
+        kept: Counter | None = None,
+    ) -> None:
+        file, part = fetch.file, fetch.file.parts[number]
+        if fetch.continued and kept is not None and self._hash_of(fetch.target, offset, part.size) == part.hash:
+            kept.add(part.size)
+            done.add(part.size)
+        else:
+            with target.part() as fd:
+                sink = IntoFile(target, fd, offset, self._buffer(), batch, done)
+                self._read_verified(part, sink, file.frame_of(number))
+        # the only part of a file has been hashed already
+        if target.part_done() and (len(file.parts) > 1 or part.hash != file.hash):
+            self._verify_whole(file, target.path)
 
     def _verify_whole(self, file: FileIndex, path: Path) -> None:
-        whole = hasher()
-        with SourceFile(path) as written:
-            for piece in written.pieces(0, written.size, self._buffer()):
-                whole.update(piece)
-        if whole.digest() != file.hash:
+        if self._hash_of(path, 0, file.size) != file.hash:
             raise CorruptBlob(
                 "the parts of a file are right one by one, but together they are not the file",
                 blob=file.parts[0].blob_id,
                 file=file.name,
                 hint="restore from another factory, or roll back to an older checkpoint",
             )
+
+    def _hash_of(self, path: Path, offset: int, length: int) -> bytes:
+        there = hasher()
+        with SourceFile(path) as source:
+            for piece in source.pieces(offset, length, self._buffer()):
+                there.update(piece)
+        return there.digest()
 
     # --- single blobs --------------------
 
@@ -229,25 +214,17 @@ class Transfer:
         if isinstance(body, bytes):
             ref = BlobRef(blob_id, len(body), content_hash(body))
         else:
-            hashed = hasher()
-            with SourceFile(body.path) as source:
-                for piece in source.pieces(body.offset, body.length, self._buffer()):
-                    hashed.update(piece)
-            ref = BlobRef(blob_id, body.length, hashed.digest())
+            ref = BlobRef(blob_id, body.length, self._hash_of(body.path, body.offset, body.length))
         self._blobs.put(blob_id, body, ttl_days=self._ttl_days)
         return ref
-
-    def put_bytes(self, blob_id: str, data: bytes) -> BlobRef:
-        """Write bytes as one blob. Raises: as :meth:`put`."""
-        return self.put(blob_id, data)
 
     def put_hedged(self, name: Callable[[int], str], data: bytes) -> BlobRef:
         """Write bytes as one blob called ``name(0)``, or ``name(1)`` … where that was faster: each attempt has a name
         of its own, so that a late one never touches the first one's blob. Raises: as :meth:`put`."""
         if self.hedged_puts is None:
-            return self.put_bytes(name(0), data)
+            return self.put(name(0), data)
         return self.hedged_puts.call(
-            lambda number: self.put_bytes(name(number), data), lost=lambda late: self._blobs.delete(late.blob_id)
+            lambda number: self.put(name(number), data), lost=lambda late: self._blobs.delete(late.blob_id)
         )
 
     def get_bytes(self, ref: BlobRef, limit: int) -> bytes:
@@ -257,55 +234,52 @@ class Transfer:
         """
         if ref.size > limit:
             raise CorruptBlob(f"a blob of {ref.size} bytes is refused: at most {limit} are expected", blob=ref.blob_id)
-        data = bytearray()
-
-        def write(position: int, piece: memoryview) -> None:
-            data.extend(piece)
-
-        self._read_verified(ref, write, restart=lambda _: data.clear())
-        return bytes(data)
+        sink = IntoMemory()
+        self._read_verified(ref, sink)
+        return bytes(sink.data)
 
     def fetch_blob(self, ref: BlobRef, target: Path) -> None:
         """Write one blob to a new file, verified. Raises: as :meth:`fetch_files`."""
         self.fetch_files([Fetch(FileIndex(target.name, ref.size, ref.hash, parts=(ref,)), target)])
 
-    def _read_verified(
-        self,
-        ref: BlobRef,
-        write: Callable[[int, memoryview], None],
-        restart: Callable[[int], None],
-        move: Callable[[BlobReader, int, int], memoryview | None] = _cannot_move,
-    ) -> None:
-        buffer = self._buffer()
+    def _read_verified(self, ref: BlobRef, sink: Sink, frame: int = 0) -> None:
+        """``frame``: the bytes of the zstandard frame that the blob holds instead; 0: it holds the bytes themselves."""
+        # of a whole blob, bytes that are too many are noticed, too
+        length = frame or (None if ref.offset is None else ref.size)
         for last in (False, True):
-            hashed, written, more = hasher(), 0, False
-            # of a whole blob, bytes that are too many are noticed, too
-            length = None if ref.offset is None else ref.size
             with self._opened(ref.blob_id, ref.offset or 0, length) as reader:
-                while not more:
-                    wanted = ref.size - written
-                    piece = move(reader, written, wanted) if wanted else None
-                    if piece is None:
-                        size = reader.readinto(buffer)
-                        more = size > wanted
-                        piece = buffer[: min(size, wanted)]
-                        write(written, piece)
-                    else:
-                        size = len(piece)
-                    if not size:
-                        break
-                    hashed.update(piece)
-                    written += len(piece)
-            if not more and written == ref.size and hashed.digest() == ref.hash:
+                written, problem = self._read_once(FrameReader(reader) if frame else reader, ref, sink)
+            if problem is None:
                 return
-            restart(written)
+            sink.restart(written)
             if last:
-                what = "more bytes" if more else f"{written} bytes" if written < ref.size else "other content"
                 raise CorruptBlob(
-                    f"the blob has {what} where {ref.size} bytes of a known hash were written",
+                    f"the blob has {problem} where {ref.size} bytes of a known hash were written",
                     blob=ref.blob_id,
                     hint="restore from another factory, or roll back to an older checkpoint",
                 )
+
+    def _read_once(self, reader: BlobReader, ref: BlobRef, sink: Sink) -> tuple[int, str | None]:
+        """Returns: how many bytes the sink was given, and what is wrong with them."""
+        buffer, hashed, written = self._buffer(), hasher(), 0
+        while True:
+            wanted = ref.size - written
+            piece = sink.move(reader, written, wanted) if wanted else None
+            if piece is None:
+                try:
+                    piece = buffer[: reader.readinto(buffer)]
+                except DamagedFrame:
+                    return written, "a damaged frame"
+                if len(piece) > wanted:
+                    return written, "more bytes"
+                sink.write(written, piece)
+            if not piece:
+                break
+            hashed.update(piece)
+            written += len(piece)
+        if written < ref.size:
+            return written, f"{written} bytes"
+        return written, None if hashed.digest() == ref.hash else "other content"
 
     @contextmanager
     def _opened(self, blob_id: str, offset: int, length: int | None) -> Iterator[BlobReader]:

@@ -123,8 +123,8 @@ def show_command(config: JobConfig, as_json: bool, task: str | None, checkpoint_
     head = f"{index.task} / {index.store}, state {index.state_id}, made {moment(index.created_ms)}"
     messages().print(f"{head}, {size(index.root.size)}", markup=False)
     rows = [
-        (path, file.size, file.hash.hex(), "in the index" if file.inline is not None else part)
+        (path, file.size, stored, file.hash.hex(), "in the index" if file.inline is not None else part)
         for path, file in index.root.walk()
-        for part in ([blob.blob_id for blob in file.parts] or [""])
+        for part, stored in ([(blob.blob_id, stored) for blob, stored in file.stored()] or [("", file.size)])
     ]
-    print_table(("file", "bytes", "hash", "part"), rows, empty="no files")
+    print_table(("file", "bytes", "stored", "hash", "part"), rows, empty="no files")

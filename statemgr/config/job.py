@@ -240,6 +240,11 @@ class JobConfig:
         return int(self.get("blob.store.part.size"))
 
     @property
+    def compresses(self) -> bool:
+        """Whether parts of files are compressed where that makes them smaller."""
+        return bool(self.get("blob.store.compression") == "zstd")
+
+    @property
     def parallelism(self) -> int:
         """Parts of files in flight at a time."""
         return int(self.get("blob.store.parallelism"))

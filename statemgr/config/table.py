@@ -207,6 +207,12 @@ _BLOBS = (
         default=64 * 1024 * 1024,
         doc="Bytes of one part of a file; each part is a blob.",
     ),
+    Key(
+        pattern="blob.store.compression",
+        kind=choice("none", "zstd"),
+        default="none",
+        doc="`zstd` compresses each part of a file that gets at least a tenth smaller.",
+    ),
     Key(pattern="blob.store.parallelism", kind=integer(1, 256), default=8, doc="Parts in flight at a time."),
     Key(
         pattern="blob.store.inflight.bytes",

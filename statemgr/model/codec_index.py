@@ -115,9 +115,10 @@ def _file_to_avro(file: FileIndex) -> Avro:
         "hash": file.hash,
         "inline": file.inline,
         "parts": [blob_to_avro(part) for part in file.parts],
+        "frames": file.frames,
     }
 
 
 def _file_from_avro(value: Avro) -> FileIndex:
     parts = tuple(blob_from_avro(part) for part in value["parts"])
-    return FileIndex(value["name"], value["size"], value["hash"], value["inline"], parts)
+    return FileIndex(value["name"], value["size"], value["hash"], value["inline"], parts, tuple(value["frames"]))

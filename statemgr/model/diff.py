@@ -7,7 +7,7 @@ size may be another file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from statemgr.model.snapshot import DirIndex, FileIndex
 
@@ -70,7 +70,7 @@ def assemble(dirs: tuple[str, ...], files: Mapping[str, FileIndex]) -> DirIndex:
         enter(path)
     for path, file in files.items():
         parent, _, name = path.rpartition("/")
-        enter(parent)[0][name] = FileIndex(name, file.size, file.hash, file.inline, file.parts)
+        enter(parent)[0][name] = replace(file, name=name)
 
     def build(path: str, name: str) -> DirIndex:
         found, subs = from_root[path]

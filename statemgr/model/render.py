@@ -123,5 +123,10 @@ def _file(path: str, file: FileIndex) -> Json:
         "size": file.size,
         "hash": file.hash.hex(),
         "inline": file.inline is not None,
-        "parts": [_blob(part) for part in file.parts],
+        "parts": [_part(part, stored) for part, stored in file.stored()],
     }
+
+
+def _part(part: BlobRef, stored: int) -> Json:
+    """A part, and what it takes in its blob where that is a zstandard frame."""
+    return _blob(part) if stored == part.size else {**_blob(part), "zstd_size": stored}

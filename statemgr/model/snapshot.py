@@ -27,7 +27,8 @@ MAX_NAME_LENGTH = 255
 class FileIndex:
     """One file: its name within its directory, size in bytes, XXH3-128 of its content, where that is.
 
-    Exactly one of ``inline`` and ``parts`` is set; parts are in order and their sizes add up to ``size``.
+    Exactly one of ``inline`` and ``parts`` is set; parts are in order and their sizes add up to ``size``. ``frames``:
+    the bytes of the zstandard frame that each part's blob holds, 0 where it holds the part itself; empty: no frames.
     """
 
     name: str
@@ -35,6 +36,16 @@ class FileIndex:
     hash: bytes
     inline: bytes | None = None
     parts: tuple[BlobRef, ...] = ()
+    frames: tuple[int, ...] = ()
+
+    def frame_of(self, part: int) -> int:
+        """The bytes of the frame that holds a part, 0 for none."""
+        return self.frames[part] if self.frames else 0
+
+    def stored(self) -> Iterator[tuple[BlobRef, int]]:
+        """Every part and how many bytes it has in its blob."""
+        for number, part in enumerate(self.parts):
+            yield part, self.frame_of(number) or part.size
 
     @property
     def identity(self) -> tuple[int, bytes]:
@@ -174,7 +185,12 @@ def _file_problem(file: FileIndex, job_name: str, job_id: str) -> str | None:
         return None
     if any(part.size < 0 for part in file.parts) or sum(part.size for part in file.parts) != file.size:
         return "has parts that do not add up to its size"
-    for part in file.parts:
+    if file.frames and len(file.frames) != len(file.parts):
+        return "has not as many frames as parts"
+    for number, part in enumerate(file.parts):
+        frame = file.frame_of(number)
+        if frame and (not 0 < frame < part.size or part.offset is not None):
+            return f"has an impossible frame of {frame} bytes for the blob {part.blob_id!r}"
         if len(part.hash) != 16:
             return f"has no 16-byte hash for the blob {part.blob_id!r}"
         if problem := blob_id_problem(part.blob_id, job_name, job_id):

@@ -197,7 +197,10 @@ class RestoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a restore manager did: hashes of the files (None: to be read), bytes fetched, bytes reused, records."""
+    """What a restore manager did: hashes of the files (None: to be read), bytes fetched, bytes reused, records.
+
+    Bytes are those of the content: what is compressed in the blob store counts as what it is here.
+    """
 
     files: Mapping[str, tuple[int, bytes]] | None
     bytes_fetched: int = 0

@@ -229,7 +229,7 @@ def test_a_server_that_is_not_there(settings: dict[str, object], store: Retrying
 def test_removing_the_ttl_fails_while_writing_works(store: RetryingBlobStore, proxy: S3Proxy) -> None:
     """FAULTS 34: a REMOVE_TTL that is refused is told for its blob; the blob keeps its TTL until one succeeds."""
     transfer = make_transfer(store)
-    transfer.put_bytes("a/b", b"data")
+    transfer.put("a/b", b"data")
     proxy.faults = [Fault("DELETE", answer=(403, "AccessDenied"))]
     failed = transfer.remove_ttl_all(["a/b"])
     assert isinstance(failed["a/b"], AccessDenied)

@@ -74,7 +74,7 @@ records = st.builds(
 )
 keys = st.builds(CheckpointKey, texts, texts, ints, texts, ints)
 
-files = st.builds(FileIndex, names, counts, hashes, inline=st.none() | contents, parts=few(blobs))
+files = st.builds(FileIndex, names, counts, hashes, inline=st.none() | contents, parts=few(blobs), frames=few(counts))
 directories = st.recursive(
     st.builds(DirIndex, names, few(files)),
     lambda inner: st.builds(DirIndex, names, few(files), few(inner)),

@@ -414,12 +414,12 @@ def test_an_unreachable_store_fails_the_clean_up(snapshots: Snapshots, blobs: Fa
 def test_clean_up_stays_below_its_own_prefix(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
     """Invariant 3: blobs that another task owns are referenced perhaps, and never deleted."""
     marker = snapshots.commit({"own.sst": big(1)})
-    foreign = snapshots.transfer.put_bytes("orders/1/Partition_7/totals/x/f.0", big(2))
+    foreign = snapshots.transfer.put("orders/1/Partition_7/totals/x/f.0", big(2))
     index = snapshots.index(marker)
     shared = FileIndex("shared.sst", foreign.size, foreign.hash, parts=(foreign,))
     root = DirIndex("", (*index.root.files, shared))
     name = "orders/1/Partition_0/totals/shared/index"
-    ref = snapshots.transfer.put_bytes(name, encode_index(replace(index, root=root, attempt="shared")))
+    ref = snapshots.transfer.put(name, encode_index(replace(index, root=root, attempt="shared")))
     snapshots.clean_up([IndexMarker(ref)], [])
     assert snapshots.names() >= {foreign.blob_id}
     assert name not in snapshots.names()
@@ -521,7 +521,7 @@ def hostile_index(snapshots: Snapshots, change: Callable[[SnapshotIndex], Snapsh
     """An index blob that someone altered, its hash in the marker right."""
     marker = snapshots.commit(TREE)
     data = encode_index(change(snapshots.index(marker)))
-    return IndexMarker(snapshots.transfer.put_bytes(f"{marker.index.blob_id}-altered", data))
+    return IndexMarker(snapshots.transfer.put(f"{marker.index.blob_id}-altered", data))
 
 
 def with_file(index: SnapshotIndex, file: FileIndex) -> SnapshotIndex:

@@ -43,6 +43,15 @@ INDEX_V1 = (
     "0c0d0e0f0204780a00000e6a6f75726e616c00020a656d70747900000102030405060708090a0b0c0d0e0f02000000066f6c"
     "640200027a000000"
 )
+INDEX_V1_1 = (
+    "c30180bb19a1b2f8bcb90c6f7264657273023116506172746974696f6e20300c746f74616c731c313730302d61622d746f74"
+    "616c730e313730302d616280a0abfef96202526f72646572732f312f506172746974696f6e5f302f746f74616c732f313730"
+    "302d61622f696e646578e807000102030405060708090a0b0c0d0e0f0008000104143030303031322e737374060001020304"
+    "05060708090a0b0c0d0e0f0002606f72646572732f312f506172746974696f6e5f302f746f74616c732f313730302d61622f"
+    "3030303031322e7373742e3006000102030405060708090a0b0c0d0e0f00000e43555252454e540400010203040506070809"
+    "0a0b0c0d0e0f0204780a00000e6a6f75726e616c00020a656d70747900000102030405060708090a0b0c0d0e0f0200000006"
+    "6f6c640200027a000000"
+)
 
 
 def test_single_object_encoding() -> None:
@@ -61,11 +70,12 @@ def test_single_object_encoding() -> None:
 
 
 def test_what_older_revisions_wrote_is_read() -> None:
-    """A record and an index of before the first revision of their schemas: nothing in them lay at an offset."""
+    """A record and indexes of earlier revisions: nothing in them lay at an offset, or was compressed."""
     chains = {f: m for f, m in sample.CHECKPOINT.state_checkpoint_markers.items() if f != "blob-changelog"}
     before = replace(sample.RECORD, checkpoints=(replace(sample.CHECKPOINT, state_checkpoint_markers=chains),))
     assert codec.decode_record(KEY, bytes.fromhex(RECORD_V2)) == before
     assert codec.decode_index(bytes.fromhex(INDEX_V1)) == sample.INDEX
+    assert codec.decode_index(bytes.fromhex(INDEX_V1_1)) == sample.INDEX
 
 
 def test_key_bytes_are_frozen() -> None:

@@ -27,6 +27,7 @@ FROZEN = {
     "segment_chain.v1": "71496a2d41276dea",
     "snapshot_index.v1": "fb4802326423176c",
     "snapshot_index.v1.1": "80bb19a1b2f8bcb9",
+    "snapshot_index.v1.2": "818290aa7c5c980c",
 }
 NAMES = list(FROZEN)
 

@@ -91,6 +91,8 @@ def test_duplicate_names_are_refused(root: DirIndex) -> None:
         FileIndex("a", 2, sample.HASH, parts=(sample.BLOB, replace(sample.BLOB, size=-1))),
         FileIndex("a", 3, b"short", parts=(sample.BLOB,)),
         in_blob(sample.BLOB.blob_id, content_hash=b"short"),
+        *(FileIndex("a", 3, sample.HASH, parts=(sample.BLOB,), frames=frames) for frames in [(-1,), (3,), (1, 1)]),
+        FileIndex("a", 3, sample.HASH, parts=(replace(sample.BLOB, offset=0),), frames=(1,)),
     ],
 )
 def test_absurd_sizes_and_hashes_are_refused(file: FileIndex) -> None:

@@ -300,7 +300,7 @@ def test_a_full_disk_is_said_to_be(transfer: Transfer, tmp_path: Path) -> None:
 
 def test_single_blobs(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path) -> None:
     """Bytes and files as single blobs, verified when they are read; one that is too large is not read at all."""
-    ref = transfer.put_bytes("j/1/index", b"index")
+    ref = transfer.put("j/1/index", b"index")
     assert ref == BlobRef("j/1/index", 5, content_hash(b"index"))
     assert transfer.get_bytes(ref, 5) == b"index"
     with pytest.raises(CorruptBlob, match="refused"):
@@ -321,7 +321,7 @@ def test_single_blobs(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path
 def test_failures_of_many_blobs_are_told_one_by_one(transfer: Transfer, blobs: FaultyBlobStore) -> None:
     """A30, FAULTS 34: the calls that fail are returned with their reason, all others are done."""
     for n in range(20):
-        transfer.put_bytes(f"j/{n}", b"x")
+        transfer.put(f"j/{n}", b"x")
     blobs.faults["remove_ttl"] = [AccessDenied("403")]
     failed = transfer.remove_ttl_all([*(f"j/{n}" for n in range(20)), "j/none", "j/0"])
     assert sorted(type(error).__name__ for error in failed.values()) == ["AccessDenied", "MissingBlob"]

@@ -1,0 +1,180 @@
+"""Parts of files as zstandard frames: what is compressed, what comes back, and what is wrong with a frame."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from statemgr.backends.transfer import Transfer
+from statemgr.backends.transfer_plan import Fetch, Upload
+from statemgr.errors import CorruptBlob, DiskFull
+from statemgr.model.hashing import content_hash
+from statemgr.model.snapshot import FileIndex
+from tests.blob_faults import FaultyBlobStore, read
+
+PART = 100_000
+
+
+@pytest.fixture
+def blobs() -> FaultyBlobStore:
+    """A store that fails as told."""
+    return FaultyBlobStore()
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    """Where frames are made."""
+    path = tmp_path / "scratch"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def transfer(blobs: FaultyBlobStore, scratch: Path) -> Iterator[Transfer]:
+    """An engine that compresses."""
+    engine = Transfer(blobs, parallelism=4, part_size=PART, ttl_days=30, compress_in=lambda: scratch)
+    yield engine
+    engine.close()
+
+
+def upload(transfer: Transfer, tmp_path: Path, data: bytes) -> FileIndex:
+    """Upload a file of this content."""
+    path = tmp_path / "f.sst"
+    path.write_bytes(data)
+    [file] = transfer.upload_files([Upload(path, len(data), content_hash(data), "j/1/Partition_0/s/a/f.sst")])
+    return file
+
+
+def words(size: int) -> bytes:
+    """Bytes that get much smaller."""
+    return (b"a line of a log, and another one; " * (size // 34 + 1))[:size]
+
+
+def noise(size: int) -> bytes:
+    """Bytes that do not."""
+    return random.Random(1).randbytes(size)
+
+
+def test_each_part_is_compressed_where_that_is_worth_it(
+    transfer: Transfer, blobs: FaultyBlobStore, scratch: Path, tmp_path: Path
+) -> None:
+    """Issue 4, A.6: a part that gets smaller is one frame that says its size, the others are stored as they are."""
+    data = words(PART) + noise(PART) + words(PART // 2) + noise(PART // 2) + b"!" * 7
+    file = upload(transfer, tmp_path, data)
+    assert [bool(frame) for frame in file.frames] == [True, False, True]
+    offset = 0
+    for (part, stored), frame in zip(file.stored(), file.frames, strict=True):
+        blob, content = read(blobs, part.blob_id), data[offset : offset + part.size]
+        assert len(blob) == stored
+        if frame:
+            assert zstandard.get_frame_parameters(blob).content_size == part.size
+            assert stored <= 0.9 * part.size
+            blob = zstandard.decompress(blob)
+        assert blob == content
+        offset += part.size
+    assert all(info.expires_ms is not None for info in blobs.list("")), "uploads bear the TTL"
+    assert list(scratch.iterdir()) == []
+    transfer.fetch_files([Fetch(file, tmp_path / "back")])
+    assert (tmp_path / "back").read_bytes() == data
+
+
+@pytest.mark.parametrize("data", [b"", b"x", noise(3 * PART), noise(200) + words(100)], ids=len)
+def test_what_is_not_worth_it_is_stored_as_it_is(
+    transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path, data: bytes
+) -> None:
+    """Nothing says that a file is compressed where nothing of it is."""
+    file = upload(transfer, tmp_path, data)
+    if file.frames:
+        assert sum(stored for _, stored in file.stored()) < len(data)
+    else:
+        assert b"".join(read(blobs, part.blob_id) for part in file.parts) == data
+    transfer.fetch_files([Fetch(file, tmp_path / "back")])
+    assert (tmp_path / "back").read_bytes() == data
+
+
+def test_a_sample_that_deceives_costs_no_room(blobs: FaultyBlobStore, tmp_path: Path) -> None:
+    """A part that begins with words and goes on with noise is stored as it is: the whole counts."""
+    big = Transfer(blobs, parallelism=1, part_size=1 << 30, ttl_days=1, compress_in=lambda: tmp_path)
+    assert upload(big, tmp_path, words(1 << 20) + noise(15 << 20)).frames == ()
+    big.close()
+
+
+def other(data: bytes) -> bytes:
+    """A right frame of other content of the same size."""
+    return zstandard.compress(b"?" * len(zstandard.decompress(data)))
+
+
+def bomb(data: bytes) -> bytes:
+    """A frame of far more content."""
+    return zstandard.compress(b"\0" * (64 << 20))
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [lambda d: d[:-1], lambda d: b"", lambda d: b"x" * len(d), lambda d: d[:50] + b"xxxx" + d[54:], other, bomb],
+    ids=["cut", "empty", "no frame", "altered", "other content", "bomb"],
+)
+def test_a_wrong_frame_is_found_and_named(
+    transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path, alter: Callable[[bytes], bytes]
+) -> None:
+    """FAULTS 11 and 12: one more try, then CorruptBlob naming the blob; a frame never brings more than it should."""
+    file = upload(transfer, tmp_path, words(3 * PART))
+    bad = file.parts[1].blob_id
+    blobs.altered[bad] = alter
+    with pytest.raises(CorruptBlob, match=bad):
+        transfer.fetch_files([Fetch(file, tmp_path / "back")])
+    assert blobs.calls.count(("get", bad)) == 2
+
+
+def test_a_frame_that_is_whole_at_the_second_try(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path) -> None:
+    """FAULTS 12: a damaged frame is fetched once more, and the file is right then."""
+    data = words(3 * PART)
+    file = upload(transfer, tmp_path, data)
+    tries: list[int] = []
+
+    def once(content: bytes) -> bytes:
+        tries.append(1)
+        return content[: len(content) // 2] if len(tries) == 1 else content
+
+    blobs.altered[file.parts[1].blob_id] = once
+    transfer.fetch_files([Fetch(file, tmp_path / "back")])
+    assert (tmp_path / "back").read_bytes() == data
+    assert len(tries) == 2
+
+
+def test_an_interrupted_fetch_goes_on(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path) -> None:
+    """B.2: parts that are here already are hashed as content, and not fetched."""
+    data = words(3 * PART)
+    file = upload(transfer, tmp_path, data)
+    (tmp_path / "back").write_bytes(data[: 2 * PART] + b"\0" * PART)
+    blobs.calls.clear()
+    assert transfer.fetch_files([Fetch(file, tmp_path / "back", continued=True)]) == 2 * PART
+    assert (tmp_path / "back").read_bytes() == data
+    assert [blob for method, blob in blobs.calls if method == "get"] == [file.parts[2].blob_id]
+
+
+def test_frames_of_another_file_are_found(transfer: Transfer, tmp_path: Path) -> None:
+    """A28: an index that calls a stored part a frame, or a frame a part, restores nothing."""
+    file = upload(transfer, tmp_path, words(PART) + noise(PART))
+    for frames in [(), file.frames[::-1], (file.frames[0] - 1, 0)]:
+        with pytest.raises(CorruptBlob):
+            transfer.fetch_files([Fetch(replace(file, frames=frames), tmp_path / f"back{frames}")])
+
+
+def test_a_full_disk_is_said_to_be(
+    transfer: Transfer, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULTS 15: no room for a frame is DiskFull, and nothing stays of it."""
+
+    def full(fd: int, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("statemgr.backends.compression._write", full)
+    with pytest.raises(DiskFull):
+        upload(transfer, tmp_path, words(PART))
+    assert list(scratch.iterdir()) == []
