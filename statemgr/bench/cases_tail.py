@@ -24,7 +24,7 @@ from statemgr.local.clock import SystemClock
 _WRITERS = 100
 _ROUNDS = 400
 _WARM_UP = 3
-_FASTER = 8
+_FASTER = 4
 _LEAST_DELAY_S = 0.05
 #: Attempts that run at a time: all writers, and what is hedged.
 _THREADS = 3 * _WRITERS
