@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from statemgr import JobConfig, StateManager
@@ -17,10 +18,12 @@ from statemgr.engine import (
     prepared_from_bytes,
     prepared_to_bytes,
 )
+from statemgr.errors import UnavailableError
 from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_id
 from statemgr.local.clock import SystemClock
 from statemgr.model import codec
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
+from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader
 from statemgr.runtime import Runtime
 from statemgr.task import Task
@@ -29,6 +32,16 @@ from tests.jobs import with_changes
 TASK = "Partition 0"
 #: Key → value, None deletes.
 Items = Mapping[bytes, bytes | None]
+
+
+def failing(*phases: Phase) -> AbstractContextManager[None]:
+    """A block in which each of these steps fails, as when a server is away."""
+
+    def fail(phase: Phase, subject: str) -> None:
+        if phase in phases:
+            raise UnavailableError(f"told to, {subject}")
+
+    return observed(fail)
 
 
 def write(task: Task, items: Items, stores: Collection[str] = ("totals",)) -> None:

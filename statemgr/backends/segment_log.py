@@ -88,11 +88,9 @@ class SegmentLog:
     def usable(self, chain: SegmentChain, now_ms: int) -> Materialized | None:
         """The snapshot that waits, unless the published chain stands on another one by now, or it waited too long."""
         waiting = self.waiting
-        return (
-            waiting
-            if waiting and waiting.base == chain.snapshot.index and _is_young(waiting.stored_ms, now_ms)
-            else None
-        )
+        if waiting is None or waiting.base != chain.snapshot.index or not _is_young(waiting.stored_ms, now_ms):
+            return None
+        return waiting
 
     def snapshot_for(self, changes: NumberedChanges, now_ms: int) -> tuple[ChainSnapshot, tuple[str, ...]] | None:
         """The snapshot that a commit of these changes takes up, and its blobs; None when the published one stays."""

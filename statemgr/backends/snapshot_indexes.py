@@ -9,7 +9,7 @@ from statemgr.backends.transfer import Transfer
 from statemgr.errors import CorruptBlob, MissingState
 from statemgr.model.checkpoint import BlobRef, IndexMarker, Marker
 from statemgr.model.codec import decode_index
-from statemgr.model.snapshot import MAX_INDEX_SIZE, SnapshotIndex, validate
+from statemgr.model.snapshot import MAX_INDEX_SIZE, SnapshotIndex, blob_id_problem, validate
 from statemgr.ports import StoreIdentity
 
 #: Indexes that are remembered whatever their size, and bytes of all of them as encoded.
@@ -80,6 +80,6 @@ def index_of(identity: StoreIdentity, marker: Marker) -> BlobRef:
             **where,
         )
     blob_id = marker.index.blob_id
-    if not blob_id.startswith(f"{identity.job_name}/{identity.job_id}/") or ".." in blob_id.split("/"):
-        raise CorruptBlob("the marker names an index blob that is not one of this job's", blob=blob_id, **where)
+    if problem := blob_id_problem(blob_id, identity.job_name, identity.job_id):
+        raise CorruptBlob(f"the marker {problem}", blob=blob_id, **where)
     return marker.index

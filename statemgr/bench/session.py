@@ -72,7 +72,7 @@ class Session:
 
     def bytes(self, full: int, least: int = MEBIBYTE) -> int:
         """A number of bytes of the table, scaled."""
-        return max(min(full, least), int(full * min(self.plan.scale, 1)))
+        return self.count(full, least)
 
     def count(self, full: int, least: int = 100) -> int:
         """A number of records, files or rounds of the table, scaled."""

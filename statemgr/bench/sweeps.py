@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from statemgr.bench import records
 from statemgr.bench.backups import backup_of
@@ -118,8 +119,7 @@ def _commit(
         for number in range(-_WARM_UP, 3 * session.rounds):
             if count:
                 task.store(STORE).put_many(records.updates(count, of=state.records, seed=number + 1000))
-            commit: Callable[[], object] = lambda: task.commit({})  # noqa: E731
-            times.append(seconds(commit))
+            times.append(seconds(partial(task.commit, {})))
     shutil.rmtree(config.state_dir)
     return statistics.median(times[_WARM_UP:])
 

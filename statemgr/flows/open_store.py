@@ -4,7 +4,7 @@ from. Held by a task or an attempt; the commit flow freezes it."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,12 +103,7 @@ class OpenStore:
         staging = None
         if snapshot:
             self.local.flush()
-            staging = self.directories.staging()
-            try:
-                self.local.checkpoint(staging)
-            except BaseException:
-                self.directories.discard(staging)
-                raise
+            staging = self._staged(self.local.checkpoint)
         return FrozenStore(state_id, staging, changes, self.local.sequence_number)
 
     def freeze_changes(self) -> FrozenChanges:
@@ -128,13 +123,17 @@ class OpenStore:
         """
         assert self._buffer is not None
         end = self._buffer.seal()
+        return self._staged(self.local.checkpoint_beside), self._buffer.mark(end)
+
+    def _staged(self, make: Callable[[Path], None]) -> Path:
+        """A directory that ``make`` has made; nothing stays of it when that fails."""
         staging = self.directories.staging()
         try:
-            self.local.checkpoint_beside(staging)
+            make(staging)
         except BaseException:
             self.directories.discard(staging)
             raise
-        return staging, self._buffer.mark(end)
+        return staging
 
     def adopt(self, staging: Path, state_id: str) -> CommittedDirectory:
         """Keep a checkpoint directory as the local copy of a state."""
@@ -166,9 +165,8 @@ class OpenStore:
         if self.state_id is None or self.changed or self.state_id in self.copies or not self.config.backup_factories:
             return
         self.local.flush()
-        staging = self.directories.staging()
+        staging = self._staged(self.local.checkpoint)
         try:
-            self.local.checkpoint(staging)
             self.adopt(staging, self.state_id)
             self.copies = [self.state_id]
             self.tidy()

@@ -17,7 +17,7 @@ from statemgr import JobConfig, StateManager, Task
 from statemgr.errors import ClosedError, RetryableError, UnavailableError
 from statemgr.loop import ConsumerLoop
 from statemgr.phases import Phase, observed
-from tests.commits import TASK, current, totals, write
+from tests.commits import TASK, current, failing, totals, write
 from tests.integration.test_loop import count, make_topic, produce
 from tests.jobs import DUAL, job_mapping
 from tests.kafka_jobs import wait_until
@@ -137,12 +137,8 @@ def test_metrics_of_a_commit_by_phase(kafka: KafkaServer, tmp_path: Path, factor
                 grown = sample(manager, "statemgr_segments_bytes", task=TASK, store="totals")
                 assert len(large) < grown < len(large) + 1000
 
-            def fail(phase: Phase, subject: str) -> None:
-                if phase in (Phase.UPLOAD, Phase.PUT_SEGMENTS):
-                    raise UnavailableError("told to")
-
             write(task, {b"1": large})
-            with observed(fail), pytest.raises(UnavailableError):
+            with failing(Phase.UPLOAD, Phase.PUT_SEGMENTS), pytest.raises(UnavailableError):
                 task.commit({"orders-0": 3})
         assert sample(manager, "statemgr_commits_total", outcome="published") == 2
         assert sample(manager, "statemgr_commits_total", outcome="failed") == 1
@@ -155,15 +151,10 @@ def test_an_error_that_nobody_was_told_is_logged_at_the_close(
 ) -> None:
     """A38: the last commit has no next one that could raise its error."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
-
-    def fail(phase: Phase, subject: str) -> None:
-        if phase is Phase.UPLOAD:
-            raise UnavailableError("told to")
-
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
         write(task, {b"a": b"1"})
-        with observed(fail), caplog.at_level(logging.ERROR, "statemgr"):
+        with failing(Phase.UPLOAD), caplog.at_level(logging.ERROR, "statemgr"):
             task.commit_async({"orders-0": 1})
             task.close()
         assert "told to" in caplog.text
@@ -337,15 +328,10 @@ def test_a_failed_last_commit_is_raised_by_the_loop(
 ) -> None:
     """A38: at a stop the first task's error is raised, and every other one's is logged."""
     config, topic = loop_job(kafka, tmp_path, **{"task.commit.ms": 600_000})
-
-    def fail(phase: Phase, subject: str) -> None:
-        if phase is Phase.UPLOAD:
-            raise UnavailableError(f"told to, {subject}")
-
     running = Running(kafka, config, topic)
     produce(kafka, topic, 2, range(100))
     wait_until(lambda: running.has_processed(50, 50))
-    with observed(fail), caplog.at_level(logging.ERROR, "statemgr"):
+    with failing(Phase.UPLOAD), caplog.at_level(logging.ERROR, "statemgr"):
         running.stop()
     assert isinstance(running.error, UnavailableError)
     assert "Partition 0" in str(running.error)

@@ -20,7 +20,7 @@ from statemgr.ports import SegmentBackupManager
 from statemgr.reader import JobReader
 from statemgr.runtime import Runtime
 from statemgr.task import Task
-from tests.commits import TASK, blob_files, commit, referenced
+from tests.commits import TASK, blob_files, commit, failing, referenced
 from tests.jobs import elsewhere, job_mapping, with_changes
 from tests.servers import KafkaServer
 
@@ -222,16 +222,11 @@ def test_all_stores_of_a_task_share_one_blob(kafka: KafkaServer, tmp_path: Path)
 def test_a_stored_segment_is_used_by_the_next_commit(kafka: KafkaServer, tmp_path: Path) -> None:
     """C2, invariant 4: a commit that failed after its upload leaves a segment that the next one does not repeat."""
     config = config_of(kafka, tmp_path)
-
-    def fail(phase: Phase, _: str) -> None:
-        if phase is Phase.BEGIN:
-            raise RetryableError("the publish fails")
-
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
         task.commit({})
         task.store("totals").put(b"a", BIG)
-        with observed(fail), pytest.raises(RetryableError):
+        with failing(Phase.BEGIN), pytest.raises(RetryableError):
             task.commit({"orders-0": 1})
         stored = {blob for blob in blob_files(tmp_path) if "/_segments/" in blob}
         assert len(stored) == 1
@@ -247,16 +242,11 @@ def test_a_stored_segment_is_used_by_the_next_commit(kafka: KafkaServer, tmp_pat
 def test_a_failed_upload_is_repeated(kafka: KafkaServer, tmp_path: Path) -> None:
     """C2, C3: the changes of a commit whose upload failed are in the next one's segment."""
     config = config_of(kafka, tmp_path)
-
-    def fail(phase: Phase, _: str) -> None:
-        if phase is Phase.PUT_SEGMENTS:
-            raise RetryableError("the store is away")
-
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
         task.commit({})
         task.store("totals").put(b"a", BIG)
-        with observed(fail), pytest.raises(RetryableError):
+        with failing(Phase.PUT_SEGMENTS), pytest.raises(RetryableError):
             task.commit({"orders-0": 1})
         task.store("totals").put(b"a", BIG[::-1])
         assert ranges(chain_of(config, task.commit({"orders-0": 2}))) == [(0, 2)]

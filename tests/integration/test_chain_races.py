@@ -24,7 +24,7 @@ from statemgr.local.rocksdb import RocksDbStore
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader
-from tests.commits import TASK, blob_files, commit, current, referenced
+from tests.commits import TASK, blob_files, commit, current, failing, referenced
 from tests.integration.test_blob_changelog import (
     BIG,
     FACTORY,
@@ -47,12 +47,6 @@ class Held:
         if phase is self.phase and threading.current_thread().name == "materialisation":
             self.there.set()
             assert self.go_on.wait(30)
-
-
-def fail_at_begin(phase: Phase, _: str) -> None:
-    """Let a commit fail after its uploads."""
-    if phase is Phase.BEGIN:
-        raise RetryableError("the publish fails")
 
 
 def test_directory_of_a_snapshot_under_way(kafka: KafkaServer, tmp_path: Path) -> None:
@@ -81,18 +75,23 @@ def test_directory_of_a_snapshot_under_way(kafka: KafkaServer, tmp_path: Path) -
     assert errors == []
 
 
-def test_a_reused_segment_that_the_snapshot_covers(kafka: KafkaServer, tmp_path: Path) -> None:
-    """What a commit does not refer to keeps its TTL."""
-    config = config_of(kafka, tmp_path)
+def reuse_a_covered_segment(config: JobConfig) -> None:
+    """A commit fails after its upload, a snapshot covers what it stored, and the next commit has both."""
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
         task.commit({})
         task.store("totals").put(b"a", BIG)
-        with observed(fail_at_begin), pytest.raises(RetryableError):
+        with failing(Phase.BEGIN), pytest.raises(RetryableError):
             task.commit({"orders-0": 1})
         snapshot_now(task)
         task.store("totals").put(b"b", BIG)
         task.commit({"orders-0": 2})
+
+
+def test_a_reused_segment_that_the_snapshot_covers(kafka: KafkaServer, tmp_path: Path) -> None:
+    """What a commit does not refer to keeps its TTL."""
+    config = config_of(kafka, tmp_path)
+    reuse_a_covered_segment(config)
     garbage = blob_files(tmp_path) - referenced(config)
     assert garbage == garbage & blob_files(tmp_path, expiring=True)
 
@@ -100,15 +99,7 @@ def test_a_reused_segment_that_the_snapshot_covers(kafka: KafkaServer, tmp_path:
 def test_its_collection_is_no_loss(kafka: KafkaServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """When a collection takes that blob, the next start must not fill everything anew."""
     config = config_of(kafka, tmp_path)
-    with StateManager(config) as manager:
-        task = manager.open_task(TASK)
-        task.commit({})
-        task.store("totals").put(b"a", BIG)
-        with observed(fail_at_begin), pytest.raises(RetryableError):
-            task.commit({"orders-0": 1})
-        snapshot_now(task)
-        task.store("totals").put(b"b", BIG)
-        task.commit({"orders-0": 2})
+    reuse_a_covered_segment(config)
     for blob in blob_files(tmp_path) - referenced(config):
         (tmp_path / "blobs" / blob).unlink()
     with StateManager(config) as manager:

@@ -25,10 +25,10 @@ from statemgr.errors import (
 )
 from statemgr.kafka.publisher import TransactionalPublisher, _State
 from statemgr.model.checkpoint import BlobRef, Layout, Marker
-from statemgr.phases import Phase, observed
+from statemgr.phases import Phase
 from statemgr.ports import SegmentBackupManager
 from statemgr.runtime import Runtime
-from tests.commits import TASK, attempt, blob_files, commit, current, published, referenced, totals
+from tests.commits import TASK, attempt, blob_files, commit, current, failing, published, referenced, totals
 from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import committed, state_of
 from tests.servers import KafkaServer
@@ -326,11 +326,7 @@ def test_a_producer_that_broke_is_replaced(
     def broken(self: TransactionalPublisher, deadline: float | None = None) -> None:
         self._state = _State.UNUSABLE
 
-    def fail(phase: Phase, subject: str) -> None:
-        if phase is Phase.SEND_CHECKPOINT:
-            raise RetryableError("told to")
-
-    with monkeypatch.context() as patch, observed(fail):
+    with monkeypatch.context() as patch, failing(Phase.SEND_CHECKPOINT):
         patch.setattr(TransactionalPublisher, "_abort", broken)
         with pytest.raises(RetryableError, match="told to"):
             driver.publish(prepared)

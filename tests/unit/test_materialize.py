@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.errors import UnavailableError
 from statemgr.phases import Phase, observed
 from statemgr.runtime import Runtime
 from tests.blob_faults import ManualClock
+from tests.commits import failing
 from tests.segment_tasks import SegmentTask, Told, config_of
 
 Open = Callable[..., Sequence[SegmentTask]]
@@ -73,13 +73,9 @@ def test_what_is_told_of_snapshots(open_tasks: Open, clock: ManualClock) -> None
         if phase is Phase.MATERIALIZE:
             clock.now += 7
 
-    def fail(phase: Phase, _: str) -> None:
-        if phase is Phase.MATERIALIZE:
-            raise UnavailableError("told to")
-
     task.commit()
     assert task.told == Told([(0, 0)])
-    with observed(fail):
+    with failing(Phase.MATERIALIZE):
         task.commit()
     with observed(slow):
         task.commit()
