@@ -47,7 +47,7 @@ class Runtime:
         self._to_close: list[tuple[str, Callable[[], None]]] = []
         #: IDs of the attempts that are open in this process.
         self.attempts: set[str] = set()
-        self.scratch = Scratch(self._job_directory() / "scratch", self.clock)
+        self.scratch = Scratch(self._job_directory() / "scratch", self.clock, self.ids)
         context = BackendContext(
             config=config,
             clock=self.clock,
@@ -82,9 +82,10 @@ class Runtime:
 
     def transfer(self) -> Transfer:
         config = self.config
-        return self._once(
-            "transfer",
-            lambda: Transfer(
+
+        def make() -> Transfer:
+            self.scratch.tidy()  # also where nothing of what follows needs it
+            return Transfer(
                 self.blobs(),
                 parallelism=config.parallelism,
                 part_size=config.part_size,
@@ -93,9 +94,9 @@ class Runtime:
                 compress_in=self.scratch if config.compresses else None,
                 # what is on this machine has no slow moments that a second request would be spared
                 hedge_by=self.clock if (config.blob_uri or "").startswith("s3:") else None,
-            ),
-            Transfer.close,
-        )
+            )
+
+        return self._once("transfer", make, Transfer.close)
 
     def changelog(self) -> Changelog:
         return self._once("changelog", lambda: ChangelogTopics(self.config, self.clock), ChangelogTopics.close)
@@ -111,6 +112,7 @@ class Runtime:
             while self._to_close:
                 self._to_close.pop()[1]()
             self._made.clear()
+        self.scratch.close()
 
     def _once(self, name: str, make: Callable[[], T], close: Callable[[Any], None] | None = None) -> T:
         with self._lock:

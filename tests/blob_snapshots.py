@@ -12,6 +12,7 @@ from statemgr.backends.scratch import Scratch
 from statemgr.backends.transfer import Transfer, no_progress
 from statemgr.config import JobConfig
 from statemgr.ids import IdSource
+from statemgr.local.clock import system_ids
 from statemgr.model.checkpoint import IndexMarker, Marker
 from statemgr.model.codec import decode_index
 from statemgr.model.commit import ChangeList
@@ -83,7 +84,7 @@ class Snapshots:
             config=JobConfig.from_mapping({"job.name": self.identity.job_name}),
             clock=self._clock,
             ids=IdSource(self._clock.time_ns, lambda: "0" * 32),
-            scratch=Scratch(self.tmp_path / "scratch", self._clock),
+            scratch=Scratch(self.tmp_path / "scratch", self._clock, system_ids()),
             blobs=lambda: self.blobs,
             transfer=lambda: self.transfer,
             task_directory=lambda task: self._tmp_path / task,

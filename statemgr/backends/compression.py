@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, cast
 
@@ -32,61 +32,52 @@ class DamagedFrame(Exception):
 
 
 @contextmanager
-def compressed(part: FileSlice, scratch: Path, buffer: memoryview) -> Iterator[FileSlice | None]:
+def compressed(
+    part: FileSlice, scratch: Path, buffer: memoryview, check: Callable[[], None]
+) -> Iterator[FileSlice | None]:
     """The part as one frame in a new file in ``scratch``, which is removed at the end; None where that is not worth it.
+
+    Args:
+        buffer: to read into.
+        check: called between pieces; what it raises ends the work.
 
     Raises: CorruptError (the file is shorter than the part), DiskFull.
     """
-    path = _write_frame(part, scratch, buffer)
-    if path is None:
-        yield None
-        return
-    try:
-        size = path.stat().st_size
-        yield FileSlice(path, 0, size) if size <= part.length * _WORTH else None
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _write_frame(part: FileSlice, scratch: Path, buffer: memoryview) -> Path | None:
     compressor = zstandard.ZstdCompressor(level=_LEVEL)
     with SourceFile(part.path) as source:
         for sample in source.pieces(part.offset, min(part.length, len(buffer)), buffer):
             if len(compressor.compress(sample)) > len(sample) * _WORTH:
-                return None
+                yield None
+                return
         with disk_errors(scratch):
             descriptor, name = tempfile.mkstemp(dir=scratch, prefix="frame-")
-            path = Path(name)
+        path = Path(name)
         try:
-            frame = compressor.compressobj(size=part.length)
+            frame, size = compressor.compressobj(size=part.length), 0
             with disk_errors(path), os.fdopen(descriptor, "wb", buffering=0) as sink:
                 for piece in source.pieces(part.offset, part.length, buffer):
-                    _write(sink.fileno(), frame.compress(piece))
-                _write(sink.fileno(), frame.flush())
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-    return path
+                    check()
+                    size += _write(sink.fileno(), frame.compress(piece))
+                size += _write(sink.fileno(), frame.flush())
+            yield FileSlice(path, 0, size) if size <= part.length * _WORTH else None
+        finally:
+            with suppress(OSError):
+                path.unlink()
 
 
-def _write(fd: int, data: bytes) -> None:
+def _write(fd: int, data: bytes) -> int:
     left = memoryview(data)
     while left:
         left = left[os.write(fd, left) :]
+    return len(data)
 
 
 class FrameReader:
     """The content of a frame that a GET brings, as a GET of its own."""
 
     def __init__(self, reader: BlobReader) -> None:
-        self._reader = reader
-        self._buffer = memoryview(bytearray(_PIECE))
         decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
-        self._content = decompressor.stream_reader(cast(IO[bytes], self), read_size=_PIECE)
-
-    def read(self, size: int) -> bytes:
-        """For the decompressor: what arrives next."""
-        return bytes(self._buffer[: self._reader.readinto(self._buffer[:size])])
+        self._content = decompressor.stream_reader(cast(IO[bytes], _Source(reader)), read_size=_PIECE)
 
     def readinto(self, buffer: memoryview) -> int:
         """As of a GET, of the content. Raises: DamagedFrame."""
@@ -98,3 +89,15 @@ class FrameReader:
     def copy_to(self, fd: int, offset: int, size: int) -> int | None:
         """Not from here."""
         return None
+
+
+class _Source:
+    """What the decompressor reads from. It must not know who holds that: no collector finds a cycle through it."""
+
+    def __init__(self, reader: BlobReader) -> None:
+        self._reader = reader
+        self._buffer = memoryview(bytearray(_PIECE))
+
+    def read(self, size: int) -> bytes:
+        """What arrives next."""
+        return bytes(self._buffer[: self._reader.readinto(self._buffer[:size])])

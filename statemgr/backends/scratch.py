@@ -1,40 +1,75 @@
-"""A directory for files that no process needs after its own end. Touches that directory only."""
+"""A directory for files that no process needs after its own end. Touches what is below its path only.
+
+::
+
+    <path>/<token>/            one process's files
+    <path>/owners/<token>      locked as long as that process lives
+    <path>/lock                held while a process begins, or removes what dead ones left
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import threading
 from contextlib import suppress
 from pathlib import Path
 
 from statemgr.backends.files import disk_errors
+from statemgr.ids import IdSource
+from statemgr.local.owners import Owner, exclusive, is_alive
 from statemgr.ports import Clock
 
-_LIFE_NS = 24 * 3600 * 10**9
+_OWNERS, _LOCK = "owners", "lock"
 
 
 class Scratch:
-    """Called, it makes the directory and returns it. What a dead process left there goes after a day."""
+    """Called, it makes this process's directory and returns it; first it removes those of dead processes."""
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock, ids: IdSource) -> None:
         self._path = path
         self._clock = clock
-        self._tidied = False
+        self._ids = ids
+        self._lock = threading.Lock()
+        self._owner: Owner | None = None
 
     def __call__(self) -> Path:
-        """Raises: DiskFull."""
-        with disk_errors(self._path):
-            self._path.mkdir(parents=True, exist_ok=True)
-        if not self._tidied:
-            self._tidied = True
-            self._tidy()
-        return self._path
+        """Raises: DiskFull, UnavailableError (another process holds the lock)."""
+        with self._lock, disk_errors(self._path):
+            # what is local is a cache: it may be removed while a process runs
+            if self._owner is None or not (self._path / self._owner.token).is_dir():
+                self._begin()
+            assert self._owner is not None
+            return self._path / self._owner.token
 
-    def _tidy(self) -> None:
+    def tidy(self) -> None:
+        """Remove what dead processes left, if there is anything. Raises: UnavailableError."""
+        if self._path.is_dir():
+            with disk_errors(self._path), exclusive(self._path / _LOCK, self._clock):
+                self._remove_dead()
+
+    def close(self) -> None:
+        """Remove this process's directory. Repeating it is no error; another call makes another one."""
+        with self._lock:
+            owner, self._owner = self._owner, None
+            if owner is not None:
+                shutil.rmtree(self._path / owner.token, ignore_errors=True)
+                owner.close()
+
+    def _begin(self) -> None:
+        owners = self._path / _OWNERS
+        owners.mkdir(parents=True, exist_ok=True)
+        with exclusive(self._path / _LOCK, self._clock):
+            self._remove_dead()
+            self._owner = Owner(owners, self._ids.token()[:16])
+            (self._path / self._owner.token).mkdir()
+
+    def _remove_dead(self) -> None:
         for entry in self._path.iterdir():
-            with suppress(OSError):
-                if self._clock.time_ns() - entry.lstat().st_mtime_ns < _LIFE_NS:
-                    continue
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                else:
-                    entry.unlink()
+            if entry.name in (_OWNERS, _LOCK) or is_alive(self._path / _OWNERS, entry.name):
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    os.unlink(entry)

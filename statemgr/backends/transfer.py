@@ -105,7 +105,7 @@ class Transfer:
                 ref = BlobRef(f"{upload.blob_prefix}.{number}", length, part.digest())
                 parts.append(ref)
                 body = FileSlice(upload.path, offset, length)
-                batch.submit(partial(self._put_part, ref.blob_id, body, frames, number, done), length)
+                batch.submit(partial(self._put_part, batch, ref.blob_id, body, frames, number, done), length)
             size = source.size
         if size != upload.size or whole.digest() != upload.hash:
             raise CorruptError(
@@ -115,11 +115,13 @@ class Transfer:
             )
         return tuple(parts), frames
 
-    def _put_part(self, blob_id: str, body: FileSlice, frames: list[int], number: int, done: Counter) -> None:
+    def _put_part(
+        self, batch: Batch, blob_id: str, body: FileSlice, frames: list[int], number: int, done: Counter
+    ) -> None:
         with ExitStack() as stack:
             frame = None
             if self._compress_in is not None:
-                frame = stack.enter_context(compressed(body, self._compress_in(), self._buffer()))
+                frame = stack.enter_context(compressed(body, self._compress_in(), self._buffer(), batch.check))
             self._blobs.put(blob_id, frame or body, ttl_days=self._ttl_days)
             frames[number] = frame.length if frame else 0
         done.add(body.length)

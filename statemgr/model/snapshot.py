@@ -179,14 +179,14 @@ def _file_problem(file: FileIndex, job_name: str, job_id: str) -> str | None:
         return f"has an absurd size of {file.size}"
     if len(file.hash) != 16:
         return "has no 16-byte hash"
+    if file.frames and len(file.frames) != len(file.parts):
+        return "has not as many frames as parts"
     if file.inline is not None:
         if file.parts or len(file.inline) != file.size:
             return "has inline content that does not match its size"
         return None
     if any(part.size < 0 for part in file.parts) or sum(part.size for part in file.parts) != file.size:
         return "has parts that do not add up to its size"
-    if file.frames and len(file.frames) != len(file.parts):
-        return "has not as many frames as parts"
     for number, part in enumerate(file.parts):
         frame = file.frame_of(number)
         if frame and (not 0 < frame < part.size or part.offset is not None):

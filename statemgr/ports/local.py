@@ -92,7 +92,7 @@ class LocalDirectories(Protocol):
         link in a committed directory, read otherwise. State ID empty. Files that are no state are left out."""
 
     def adopt(self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes]] | None) -> CommittedDirectory:
-        """Make a finished directory the one for ``state_id``: sync, record what it holds, swap it in by rename."""
+        """Make a finished directory the one for ``state_id``: record what it holds, swap it in by rename."""
 
     def clone(self, committed: CommittedDirectory | None) -> Path:
         """A private live directory to open a store in: hard links to immutable files, copies of the others.

@@ -162,7 +162,7 @@ def _context(config: JobConfig, directory: Path) -> Iterator[BackendContext]:
         config=config,
         clock=clock,
         ids=system_ids(),
-        scratch=Scratch(directory / "scratch", clock),
+        scratch=Scratch(directory / "scratch", clock, system_ids()),
         blobs=lambda: blobs,
         transfer=lambda: transfer,
         task_directory=lambda task: directory / task,

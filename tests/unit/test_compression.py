@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,15 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from statemgr.backends.compression import FrameReader
 from statemgr.backends.transfer import Transfer
 from statemgr.backends.transfer_plan import Fetch, Upload
-from statemgr.errors import CorruptBlob, DiskFull
+from statemgr.blobs.retrying import RetryingBlobStore
+from statemgr.config.retry import RetryPolicy
+from statemgr.errors import CorruptBlob, DiskFull, UnavailableError
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import FileIndex
-from tests.blob_faults import FaultyBlobStore, read
+from tests.blob_faults import FaultyBlobStore, ManualClock, read
 
 PART = 100_000
 
@@ -97,10 +101,11 @@ def test_what_is_not_worth_it_is_stored_as_it_is(
     assert (tmp_path / "back").read_bytes() == data
 
 
-def test_a_sample_that_deceives_costs_no_room(blobs: FaultyBlobStore, tmp_path: Path) -> None:
-    """A part that begins with words and goes on with noise is stored as it is: the whole counts."""
-    big = Transfer(blobs, parallelism=1, part_size=1 << 30, ttl_days=1, compress_in=lambda: tmp_path)
+def test_a_sample_that_deceives_costs_no_room(blobs: FaultyBlobStore, scratch: Path, tmp_path: Path) -> None:
+    """A part that begins with words and goes on with noise is stored as it is, and its frame is gone."""
+    big = Transfer(blobs, parallelism=1, part_size=1 << 30, ttl_days=1, compress_in=lambda: scratch)
     assert upload(big, tmp_path, words(1 << 20) + noise(15 << 20)).frames == ()
+    assert list(scratch.iterdir()) == []
     big.close()
 
 
@@ -114,10 +119,25 @@ def bomb(data: bytes) -> bytes:
     return zstandard.compress(b"\0" * (64 << 20))
 
 
+def wide(data: bytes) -> bytes:
+    """A frame of the right content whose reader would need 16 MiB of memory."""
+    parameters = zstandard.ZstdCompressionParameters(window_log=24, write_content_size=0)
+    frame = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return frame.compress(zstandard.decompress(data)) + frame.flush()
+
+
 @pytest.mark.parametrize(
     "alter",
-    [lambda d: d[:-1], lambda d: b"", lambda d: b"x" * len(d), lambda d: d[:50] + b"xxxx" + d[54:], other, bomb],
-    ids=["cut", "empty", "no frame", "altered", "other content", "bomb"],
+    [
+        lambda d: d[:-1],
+        lambda d: b"",
+        lambda d: b"x" * len(d),
+        lambda d: d[:50] + b"xxxx" + d[54:],
+        other,
+        bomb,
+        wide,
+    ],
+    ids=["cut", "empty", "no frame", "altered", "other content", "bomb", "wide window"],
 )
 def test_a_wrong_frame_is_found_and_named(
     transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path, alter: Callable[[bytes], bytes]
@@ -169,7 +189,7 @@ def test_frames_of_another_file_are_found(transfer: Transfer, tmp_path: Path) ->
 def test_a_full_disk_is_said_to_be(
     transfer: Transfer, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULTS 15: no room for a frame is DiskFull, and nothing stays of it."""
+    """FAULTS 24: no room for a frame is DiskFull, and nothing stays of it."""
 
     def full(fd: int, data: bytes) -> None:
         raise OSError(28, "No space left on device")
@@ -177,4 +197,42 @@ def test_a_full_disk_is_said_to_be(
     monkeypatch.setattr("statemgr.backends.compression._write", full)
     with pytest.raises(DiskFull):
         upload(transfer, tmp_path, words(PART))
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_reader_is_gone_when_it_was_read(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path) -> None:
+    """Invariant 13: a window of memory for each part that is being fetched, and none afterwards."""
+    file = upload(transfer, tmp_path, words(PART))
+    with blobs.get(file.parts[0].blob_id) as blob:
+        made = FrameReader(blob)
+        assert made.readinto(memoryview(bytearray(PART))) == PART
+        kept = weakref.ref(made)
+        del made
+    assert kept() is None
+
+
+def test_a_get_that_breaks_off_is_taken_up(blobs: FaultyBlobStore, scratch: Path, tmp_path: Path) -> None:
+    """FAULTS 9: the GET goes on where the frame broke off, and the content is right."""
+    clock = ManualClock()
+    engine = Transfer(
+        RetryingBlobStore(blobs, RetryPolicy(), clock), parallelism=1, part_size=PART, ttl_days=30,
+        compress_in=lambda: scratch,
+    )  # fmt: skip
+    data = b"".join(b"%d" % (number * number) for number in range(20_000))
+    file = upload(engine, tmp_path, data)
+    assert all(file.frames)
+    blobs.breaks = [1_000, 5_000, None]
+    engine.fetch_files([Fetch(file, tmp_path / "back")])
+    engine.close()
+    assert (tmp_path / "back").read_bytes() == data
+    assert blobs.breaks == []
+
+
+def test_a_failed_upload_leaves_no_frame(
+    transfer: Transfer, blobs: FaultyBlobStore, scratch: Path, tmp_path: Path
+) -> None:
+    """Whatever ends an upload, its frames go."""
+    blobs.faults["put"] = [None, UnavailableError("away")]
+    with pytest.raises(UnavailableError, match="away"):
+        upload(transfer, tmp_path, words(5 * PART))
     assert list(scratch.iterdir()) == []

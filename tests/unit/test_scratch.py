@@ -3,31 +3,105 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from statemgr.backends.scratch import Scratch
-from statemgr.local.clock import SystemClock
+from statemgr.local.clock import SystemClock, system_ids
+
+#: A process that writes to its scratch directory, says so, and waits.
+_OTHER = """
+import sys
+from pathlib import Path
+from statemgr.backends.scratch import Scratch
+from statemgr.local.clock import SystemClock, system_ids
+scratch = Scratch(Path(sys.argv[1]), SystemClock(), system_ids())
+own = scratch()
+(own / "frame").write_bytes(b"x")
+print(own, flush=True)
+sys.stdin.read()
+"""
 
 
-def test_what_dead_processes_left_goes_after_a_day(tmp_path: Path) -> None:
-    """Invariant 13: old entries go when it is first used; young ones may be in use; links are not followed."""
-    path, outside = tmp_path / "scratch", tmp_path / "outside"
-    for directory in (path / "attempt-old", path / "attempt-young", outside):
-        directory.mkdir(parents=True)
-        (directory / "rows").write_bytes(b"x")
-    (path / "staged-old").write_bytes(b"x")
+def scratch_of(path: Path) -> Scratch:
+    """A process's scratch directory."""
+    return Scratch(path, SystemClock(), system_ids())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where those of all processes are."""
+    return tmp_path / "state" / "scratch"
+
+
+@pytest.fixture
+def other(path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Another process, and its directory, which has a file."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _OTHER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    yield process, Path(process.stdout.readline().strip())
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("how", ["call", "tidy"])
+def test_what_a_killed_process_left_goes_at_once(
+    path: Path, tmp_path: Path, other: tuple[subprocess.Popen[str], Path], how: str
+) -> None:
+    """Invariant 13: the next process removes it, and nothing of one that lives; links are not followed."""
+    process, theirs = other
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "rows").write_bytes(b"x")
     (path / "link").symlink_to(outside)
-    two_days_ago = SystemClock().time_ns() - 2 * 24 * 3600 * 10**9
-    for name in ("attempt-old", "staged-old", "link"):
-        os.utime(path / name, ns=(two_days_ago, two_days_ago), follow_symlinks=False)
-    scratch = Scratch(path, SystemClock())
-    assert scratch() == path
-    assert [entry.name for entry in path.iterdir()] == ["attempt-young"]
+    mine = scratch_of(path)
+    if how == "call":
+        (mine() / "mine").write_bytes(b"x")
+    else:
+        mine.tidy()
+    assert (theirs / "frame").exists()
+    assert not os.path.lexists(path / "link")
     assert (outside / "rows").exists()
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    scratch_of(path).tidy()
+    assert not theirs.exists()
+    assert how == "tidy" or (mine() / "mine").exists()
 
 
-def test_it_is_made_again_when_it_was_removed(tmp_path: Path) -> None:
-    """What is local is a cache, also while a process runs."""
-    scratch = Scratch(tmp_path / "state" / "scratch", SystemClock())
-    scratch().rmdir()
+def test_nothing_is_made_before_it_is_needed(path: Path) -> None:
+    """Tidying makes no directory."""
+    scratch_of(path).tidy()
+    assert not path.exists()
+
+
+def test_a_close_leaves_nothing(path: Path) -> None:
+    """What a process made goes when it ends in order; it may begin again."""
+    scratch = scratch_of(path)
+    (scratch() / "spill").write_bytes(b"x")
+    scratch.close()
+    scratch.close()
+    assert sorted(entry.name for entry in path.iterdir()) == ["lock", "owners"]
+    assert list((path / "owners").iterdir()) == []
     assert scratch().is_dir()
+    scratch.close()
+
+
+def test_it_is_made_again_when_it_was_removed(path: Path) -> None:
+    """What is local is a cache, also while a process runs."""
+    scratch = scratch_of(path)
+    first = scratch()
+    shutil.rmtree(path.parent)
+    second = scratch()
+    assert second.is_dir()
+    assert second != first
+    scratch_of(path).tidy()
+    assert second.is_dir(), "its owner lives"

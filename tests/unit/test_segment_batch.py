@@ -71,7 +71,7 @@ def context(store: BlobStore, directory: Path) -> BackendContext:
         config=JobConfig.from_mapping({"job.name": "j", "task.commit.timeout.ms": 20_000}),
         clock=clock,
         ids=system_ids(),
-        scratch=Scratch(directory / "scratch", clock),
+        scratch=Scratch(directory / "scratch", clock, system_ids()),
         blobs=lambda: store,
         transfer=nothing,  # type: ignore[arg-type]
         task_directory=lambda task: directory / task,
@@ -193,4 +193,4 @@ def test_large_blobs_are_made_on_disk(
     for number, (ref, stored) in enumerate(found):  # type: ignore[misc]
         assert data[ref.offset : ref.offset + ref.size] == b"%d" % number * 80
         assert not isinstance(stored.body, bytes)
-    assert not list((tmp_path / "scratch").iterdir())
+    assert not list((tmp_path / "scratch").rglob("segments-*"))

@@ -93,6 +93,7 @@ def test_duplicate_names_are_refused(root: DirIndex) -> None:
         in_blob(sample.BLOB.blob_id, content_hash=b"short"),
         *(FileIndex("a", 3, sample.HASH, parts=(sample.BLOB,), frames=frames) for frames in [(-1,), (3,), (1, 1)]),
         FileIndex("a", 3, sample.HASH, parts=(replace(sample.BLOB, offset=0),), frames=(1,)),
+        FileIndex("a", 3, sample.HASH, inline=b"123", frames=(1,)),
     ],
 )
 def test_absurd_sizes_and_hashes_are_refused(file: FileIndex) -> None:
