@@ -6,11 +6,12 @@ There is no write-ahead log: what is committed is in a checkpoint directory, and
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rocksdict import Checkpoint, CompactOptions, Options, Rdict
@@ -176,10 +177,13 @@ class RocksDbStore:
             raise InvalidError("the directory of a checkpoint exists already", path=directory)
         with self._writing("cannot make a checkpoint of the store"):
             Checkpoint(self._db).create_checkpoint(str(directory))
-        self._drop_logs(directory)
+        self._finish(directory)
 
-    def _drop_logs(self, directory: Path) -> None:
+    def _finish(self, directory: Path) -> None:
+        """Leave out what a checkpoint needs not, and add what its next opening else writes and syncs anew."""
         with os_translated("cannot make a checkpoint of the store", directory):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(self._directory / "IDENTITY", directory / "IDENTITY")
             for log in directory.glob("*.log"):
                 if log.stat().st_size:
                     raise CorruptError("a checkpoint has a write-ahead log with content", path=log)
@@ -198,7 +202,7 @@ class RocksDbStore:
                 database.flush()  # most of the work; nobody is held up by it
                 Checkpoint(database).create_checkpoint(str(directory))
             del database
-        self._drop_logs(directory)
+        self._finish(directory)
 
     def close(self) -> None:
         """Close; what was not flushed is gone. Open scans end. Repeating it is no error."""

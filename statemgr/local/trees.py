@@ -19,7 +19,7 @@ from statemgr.model.snapshot import MAX_DEPTH, MAX_FILES
 from statemgr.ports import CommittedDirectory
 
 #: Files in a store's directory that are no part of its state: locks, logs, leftovers, input offsets of older software.
-_NO_STATE = re.compile(r"(LOCK|IDENTITY|LOG(\.old\.\d+)?|OFFSET.*|.*\.(log|tmp|dbtmp))\Z")
+_NO_STATE = re.compile(r"(LOCK|LOG(\.old\.\d+)?|OFFSET.*|.*\.(log|tmp|dbtmp))\Z")
 
 #: Files up to this size (bytes) are hashed whenever they are verified, instead of being synced when they are made.
 SMALL = 64 * 1024

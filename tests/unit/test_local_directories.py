@@ -132,7 +132,6 @@ def test_files_that_are_no_state_are_left_out(directories: StoreDirectories) -> 
         "000004.log": b"",
         "a.tmp": b"x",
         "OFFSET-v2": b"1",
-        "IDENTITY": b"id",
         "000007.dbtmp": b"x",
     }
     staging = fill(directories.staging(), {**FILES, **extra})

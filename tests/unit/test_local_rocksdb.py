@@ -227,7 +227,8 @@ def test_checkpoint_has_state_files_only(open_at: Callable[..., RocksDbStore], t
     store.flush()
     store.checkpoint(tmp_path / "checkpoint")
     names = {path.name.split("-")[0] for path in (tmp_path / "checkpoint").iterdir()}
-    assert names == {"CURRENT", "MANIFEST", "OPTIONS", "rocksdict", "000008.sst"}
+    assert names == {"CURRENT", "IDENTITY", "MANIFEST", "OPTIONS", "rocksdict", "000008.sst"}
+    assert (tmp_path / "checkpoint" / "IDENTITY").read_bytes() == (tmp_path / "live" / "IDENTITY").read_bytes()
     assert (tmp_path / "checkpoint" / "000008.sst").stat().st_nlink == 2
 
 
