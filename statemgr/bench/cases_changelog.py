@@ -11,13 +11,14 @@ from collections.abc import Iterator
 
 from statemgr.bench import records
 from statemgr.bench.backups import upload
-from statemgr.bench.changelogs import FilledChangelog, elsewhere, filled_changelog
+from statemgr.bench.changelogs import FilledChangelog, filled_changelog
 from statemgr.bench.fresh import in_fresh_process
 from statemgr.bench.jobs import publish
 from statemgr.bench.measure import Sample, Series, Variant, interleaved
+from statemgr.bench.memory import fresh_place
 from statemgr.bench.registry import case
 from statemgr.bench.result import Line, Target, alone, compared
-from statemgr.bench.session import Session
+from statemgr.bench.session import Session, changed
 from statemgr.bench.states import state_of
 from statemgr.config import JobConfig
 
@@ -56,8 +57,8 @@ def blob_vs_changelog(session: Session) -> Iterator[Line]:
     publish(config, backup.checkpoint)
     found = interleaved(
         {
-            "blobs": lambda number: _restored(session, config, changelog),
-            "changelog": lambda number: _restored(session, changelog.config, changelog),
+            "blobs": lambda number: _restored(session, config, changelog, state.bytes),
+            "changelog": lambda number: _restored(session, changelog.config, changelog, state.bytes),
         },
         session.rounds,
         session.report,
@@ -95,14 +96,13 @@ def commit_changelog(session: Session) -> Iterator[Line]:
     )
 
 
-def _restored(session: Session, config: JobConfig, changelog: FilledChangelog) -> Sample:
-    here = elsewhere(session, config)
-    try:
+def _restored(session: Session, config: JobConfig, changelog: FilledChangelog, held_bytes: int = 0) -> Sample:
+    """One restore on an empty machine, in a new process."""
+    with fresh_place(session, "elsewhere", held_bytes) as (place, held):
         found = in_fresh_process(
-            "statemgr.bench.kafka_operations:open_task", config=here.to_mapping(), count=changelog.count
-        )
-    finally:
-        shutil.rmtree(here.state_dir)
+            "statemgr.bench.kafka_operations:open_task",
+            config=changed(config, state__dir=str(place)).to_mapping(), count=changelog.count, held=str(held),
+        )  # fmt: skip
     rate = changelog.count / found["alive"]
     return {"seconds": found["seconds"], "rate": rate, "peak": found["peak_bytes"]}
 

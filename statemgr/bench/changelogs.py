@@ -11,7 +11,7 @@ from statemgr.bench import records
 from statemgr.bench.jobs import publish
 from statemgr.bench.kafka_operations import fill
 from statemgr.bench.seed import STORE
-from statemgr.bench.session import Session, changed
+from statemgr.bench.session import Session
 from statemgr.config import JobConfig
 from statemgr.ids import CheckpointId
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs
@@ -69,11 +69,6 @@ def make_topic(config: JobConfig, topic: str) -> None:
     """A topic with one partition and the broker's settings."""
     admin = AdminClient(config.kafka_client("admin"))
     admin.create_topics([NewTopic(topic, 1)])[topic].result(_TIMEOUT_S)
-
-
-def elsewhere(session: Session, config: JobConfig) -> JobConfig:
-    """The same job on an empty machine."""
-    return changed(config, state__dir=str(session.fresh("elsewhere")))
 
 
 def _checkpoint(marker: ChangelogMarker) -> Checkpoint:

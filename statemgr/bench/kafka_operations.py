@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from statemgr import StateManager
 from statemgr.bench import records
 from statemgr.bench.fresh import seconds_alive
+from statemgr.bench.memory import let_go
 from statemgr.bench.records import Pair
 from statemgr.bench.seed import STORE, TASK
 from statemgr.config import JobConfig
@@ -24,9 +25,10 @@ _COMMIT_BATCH = 1000
 _TIMEOUT_S = 60.0
 
 
-def open_task(config: dict[str, Any], count: int) -> dict[str, Any]:
+def open_task(config: dict[str, Any], count: int, held: str) -> dict[str, Any]:
     """Open task 0, whatever it is restored from, until its first keys were read."""
     parsed = JobConfig.from_mapping(config)
+    let_go(held)
     start = time.perf_counter()
     with StateManager(parsed) as manager, manager.open_task(TASK) as task:
         store = task.store(STORE)
