@@ -61,6 +61,14 @@ _UNREACHABLE = {
     KafkaError.BROKER_NOT_AVAILABLE,
     KafkaError.NETWORK_EXCEPTION,
 }
+#: What a broker answers that leads the partition no more, or not yet.
+_LEADERLESS = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+}
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE}
 _INVALID = {
     KafkaError.INVALID_CONFIG,
@@ -228,6 +236,11 @@ def unmasked() -> Iterator[None]:
 def is_unreachable(error: KafkaError) -> bool:
     """Whether waiting may help: no broker was reached, or it did not answer yet."""
     return error.code() in _UNREACHABLE or bool(error.retriable())
+
+
+def may_pass(error: KafkaError) -> bool:
+    """Whether a question may be put again: no broker was reached, or the partition's leader is moving."""
+    return is_unreachable(error) or error.code() in _LEADERLESS
 
 
 def is_fenced(error: KafkaError) -> bool:

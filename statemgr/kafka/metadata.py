@@ -16,7 +16,7 @@ from confluent_kafka.admin._topic import TopicDescription
 
 from statemgr.config import JobConfig
 from statemgr.errors import MissingState, UnavailableError
-from statemgr.kafka.clients import ClientErrors, admin, is_missing, is_unreachable, translate
+from statemgr.kafka.clients import ClientErrors, admin, is_missing, may_pass, translate
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -128,7 +128,7 @@ class TopicMetadata:
                 reason = error.args[0]
                 self.client.poll(0)
                 late = time.monotonic() >= deadline
-                if late or not is_unreachable(reason) or self.errors.refused():
+                if late or not may_pass(reason) or self.errors.refused():
                     raise translate(reason, doing, reported=self.errors, **where) from error
             time.sleep(_PAUSE_S)
 

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 
 from statemgr.config import JobConfig
 from statemgr.errors import UnavailableError
-from statemgr.kafka.clients import ClientErrors, consumer, is_unreachable, translate
+from statemgr.kafka.clients import ClientErrors, consumer, may_pass, translate
 from statemgr.ports import Clock
 
 #: Records taken at once. Few enough to stay in the processor's caches and below the garbage collector's notice:
@@ -84,7 +84,7 @@ def _after_event(event: Message, topic: str, partition: int, errors: ClientError
     assert error is not None
     if error.code() == KafkaError._PARTITION_EOF:
         return event.offset() or 0
-    if is_unreachable(error):
+    if may_pass(error):
         errors(error)
         return 0
     raise translate(error, "reading a topic", reported=errors, topic=topic, partition=partition)

@@ -187,6 +187,8 @@ def test_unfinished_multipart_uploads_are_aborted(
     kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FAULT 2: those below the job's own prefix, after the grace period."""
+    if s3.server == "moto":
+        pytest.skip("to moto every upload was begun in 2010")
     mapping = job_mapping(kafka, tmp_path, s3=s3, backup=("blob-store",))
     config = JobConfig.from_mapping(mapping | {"blob.store.s3.path.style": True})
     commit(config, {b"a": b"1"}, 1)

@@ -18,7 +18,7 @@ from statemgr.errors import (
     StatemgrError,
     UnavailableError,
 )
-from statemgr.kafka.clients import ClientErrors, consumer, producer, translate, translated, unmasked
+from statemgr.kafka.clients import ClientErrors, consumer, may_pass, producer, translate, translated, unmasked
 
 _SECRET = "correct-horse-battery"
 
@@ -51,6 +51,22 @@ def test_each_error_is_of_the_kind_that_says_what_to_do(code: int, kind: type[St
     assert type(error) is kind
     assert error.message.startswith("reading a topic: ")
     assert error.where == {"topic": "orders", "partition": 3}
+
+
+@pytest.mark.parametrize(
+    ("code", "passes"),
+    [
+        (KafkaError.NOT_LEADER_FOR_PARTITION, True),
+        (KafkaError.LEADER_NOT_AVAILABLE, True),
+        (KafkaError.FENCED_LEADER_EPOCH, True),
+        (KafkaError._TRANSPORT, True),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, False),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, False),
+    ],
+)
+def test_a_question_to_a_leader_that_moves_is_put_again(code: int, passes: bool) -> None:
+    """FAULT 15: a new or moved partition has no leader for a moment; no job must fail by that."""
+    assert may_pass(KafkaError(code)) is passes
 
 
 def test_a_time_out_after_a_refusal_is_a_refusal() -> None:
