@@ -50,10 +50,11 @@ def make_topics(config: JobConfig) -> None:
 
 
 def make_topic(config: JobConfig, topic: str, partitions: int = 1, **settings: str) -> None:
-    """A topic with any settings (``__`` for ``.``)."""
+    """A topic with any settings (``__`` for ``.``); the broker tells of it when this returns."""
     new = NewTopic(topic, partitions, 1, config={k.replace("__", "."): v for k, v in settings.items()})
     admin = client(config)
     admin.create_topics([new])[topic].result(30)
+    wait_until(lambda: topic in admin.list_topics(timeout=10).topics)
 
 
 def recreate(config: JobConfig, topic: str) -> None:
