@@ -54,22 +54,15 @@ def compressed(
         path = Path(name)
         try:
             frame, size = compressor.compressobj(size=part.length), 0
-            with disk_errors(path), os.fdopen(descriptor, "wb", buffering=0) as sink:
+            with disk_errors(path), os.fdopen(descriptor, "wb") as sink:
                 for piece in source.pieces(part.offset, part.length, buffer):
                     check()
-                    size += _write(sink.fileno(), frame.compress(piece))
-                size += _write(sink.fileno(), frame.flush())
+                    size += sink.write(frame.compress(piece))
+                size += sink.write(frame.flush())
             yield FileSlice(path, 0, size) if size <= part.length * _WORTH else None
         finally:
             with suppress(OSError):
                 path.unlink()
-
-
-def _write(fd: int, data: bytes) -> int:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
-    return len(data)
 
 
 class FrameReader:

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from statemgr.backends.files import disk_errors
 from statemgr.ids import IdSource
+from statemgr.local import durable
 from statemgr.local.owners import Owner, exclusive, is_alive
 from statemgr.ports import Clock
 
@@ -68,8 +68,5 @@ class Scratch:
         for entry in self._path.iterdir():
             if entry.name in (_OWNERS, _LOCK) or is_alive(self._path / _OWNERS, entry.name):
                 continue
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                with suppress(OSError):
-                    os.unlink(entry)
+            with suppress(OSError):
+                durable.remove(entry)

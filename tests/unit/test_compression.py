@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import resource
+import signal
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -186,17 +188,20 @@ def test_frames_of_another_file_are_found(transfer: Transfer, tmp_path: Path) ->
             transfer.fetch_files([Fetch(replace(file, frames=frames), tmp_path / f"back{frames}")])
 
 
-def test_a_full_disk_is_said_to_be(
-    transfer: Transfer, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FAULTS 24: no room for a frame is DiskFull, and nothing stays of it."""
-
-    def full(fd: int, data: bytes) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("statemgr.backends.compression._write", full)
-    with pytest.raises(DiskFull):
-        upload(transfer, tmp_path, words(PART))
+def test_a_full_disk_is_said_to_be(transfer: Transfer, tmp_path: Path, scratch: Path) -> None:
+    """FAULTS 24: no room for a frame is DiskFull (here: the process's limit of a file's size), and nothing stays."""
+    path = tmp_path / "f.sst"
+    path.write_bytes(words(PART))
+    whole = Upload(path, PART, content_hash(words(PART)), "j/1/Partition_0/s/a/f.sst")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(DiskFull):
+            transfer.upload_files([whole])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
     assert list(scratch.iterdir()) == []
 
 
