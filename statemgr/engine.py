@@ -28,12 +28,12 @@ from statemgr.errors import ClosedError, ConfigError, CorruptBlob, InvalidError
 from statemgr.flows.commit import CommitBase, Refill, freeze, prepare
 from statemgr.flows.materialize import due_stores
 from statemgr.flows.open_store import OpenStore
-from statemgr.flows.restore import StoreRestore, no_progress, restore_task
+from statemgr.flows.restore import StoreRestore, restore_task
 from statemgr.ids import NAME, task_path
 from statemgr.model import codec
 from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, MicroBatch
 from statemgr.model.commit import PreparedCommit
-from statemgr.ports import FileSlice, Progress
+from statemgr.ports import FileSlice, Progress, no_progress
 from statemgr.runtime import Runtime, shared_runtime
 from statemgr.serdes import key_serde, value_serde
 from statemgr.store import Store

@@ -12,7 +12,7 @@ from statemgr.engine import Epoch
 from statemgr.errors import ClosedError, InvalidError
 from statemgr.flows.opening import fence, fence_ids, prepare_topics, read_records, tails
 from statemgr.flows.publish import Published
-from statemgr.flows.restore import no_progress, restore_task
+from statemgr.flows.restore import restore_task
 from statemgr.ids import task_index, task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
@@ -20,7 +20,7 @@ from statemgr.loop import ConsumerLoop
 from statemgr.metrics import Metrics
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout, MicroBatch
 from statemgr.model.commit import PreparedCommit
-from statemgr.ports import Progress
+from statemgr.ports import Progress, no_progress
 from statemgr.runtime import Runtime
 from statemgr.task import Task
 from statemgr.whole_job import WholeJob

@@ -14,7 +14,7 @@ from statemgr.backends.chains import Chains
 from statemgr.backends.snapshot_indexes import SnapshotIndexes, index_of
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, InvalidError, MissingState
-from statemgr.flows.restore import StoreRestore, no_progress, restore_store
+from statemgr.flows.restore import StoreRestore, restore_store
 from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import open_snapshot
@@ -23,7 +23,7 @@ from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import ChainMarker, Checkpoint, CheckpointRecord, IndexMarker, Marker
 from statemgr.model.plan import StorePlan, plan_stores
 from statemgr.model.snapshot import SnapshotIndex
-from statemgr.ports import BlobInfo, LocalStore, Progress
+from statemgr.ports import BlobInfo, LocalStore, Progress, no_progress
 from statemgr.runtime import Runtime
 
 #: The backends that have snapshots in the blob store.

@@ -11,11 +11,10 @@ from prometheus_client import Counter, Gauge
 
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, StatemgrError
-from statemgr.flows.restore import no_progress
 from statemgr.flows.standby import Followed, Follower
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.metrics import Metrics
-from statemgr.ports import Progress
+from statemgr.ports import Progress, no_progress
 from statemgr.runtime import Runtime
 
 _MOST_BACKOFF_S = 60.0

@@ -9,13 +9,12 @@ from pathlib import Path
 from statemgr.backends.blob_store import BlobStoreBackend
 from statemgr.backends.context import BackendContext
 from statemgr.backends.scratch import Scratch
-from statemgr.backends.transfer import Transfer, no_progress
+from statemgr.backends.transfer import Transfer
 from statemgr.config import JobConfig
 from statemgr.ids import IdSource
 from statemgr.local.clock import system_ids
 from statemgr.model.checkpoint import IndexMarker, Marker
 from statemgr.model.codec import decode_index
-from statemgr.model.commit import ChangeList
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import (
@@ -29,7 +28,9 @@ from statemgr.ports import (
     RestoreRequest,
     StoreIdentity,
     StoreSnapshot,
+    no_progress,
 )
+from tests.change_lists import ChangeList
 
 IDENTITY = StoreIdentity("orders", "1", "Partition 0", "totals")
 #: A directory as it may be: path → content; a path that ends in "/" is an empty directory.

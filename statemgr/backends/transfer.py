@@ -24,15 +24,11 @@ from statemgr.errors import CorruptBlob, CorruptError, StatemgrError
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher, read_buffer
 from statemgr.model.snapshot import FileIndex
-from statemgr.ports import BlobReader, BlobStore, Body, Clock, FileSlice, Progress
+from statemgr.ports import BlobReader, BlobStore, Body, Clock, FileSlice, Progress, no_progress
 
 T = TypeVar("T")
 #: Bytes that are read, hashed and written at once, or copied by the system and then looked at.
 _BUFFER = 1024 * 1024
-
-
-def no_progress(what: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""
 
 
 class Transfer:
@@ -160,7 +156,7 @@ class Transfer:
                 write_new(fetch.target, content)
                 done.add(len(content))
             else:  # once more by itself, which tells what is wrong
-                self._fetch_part(batch, fetch, NewFile(fetch.target, fetch.file.size, 1), 0, 0, done)
+                self._fetch_part(batch, fetch, NewFile(fetch.target, fetch.file.size, 1), 0, 0, done, Counter())
 
     def _fetch(self, batch: Batch, fetch: Fetch, done: Counter, kept: Counter) -> None:
         if not fetch.file.parts:
@@ -179,10 +175,10 @@ class Transfer:
         number: int,
         offset: int,
         done: Counter,
-        kept: Counter | None = None,
+        kept: Counter,
     ) -> None:
         file, part = fetch.file, fetch.file.parts[number]
-        if fetch.continued and kept is not None and self._hash_of(fetch.target, offset, part.size) == part.hash:
+        if fetch.continued and self._hash_of(fetch.target, offset, part.size) == part.hash:
             kept.add(part.size)
             done.add(part.size)
         else:

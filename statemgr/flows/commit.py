@@ -17,7 +17,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from statemgr.config import StoreConfig
 from statemgr.errors import RetryableError
 from statemgr.flows.open_store import NO_CHANGES, FrozenStore, OpenStore, WholeState
 from statemgr.flows.parts import Parts
@@ -220,7 +219,6 @@ def _snapshot(
     parts: Parts, store: OpenStore, frozen: FrozenCommit, part: FrozenStore, materialize: bool
 ) -> StoreSnapshot:
     """Step 2: the local copy of this state, under its own ID."""
-    config: StoreConfig = store.config
     made = _local_copy(store, part) if part.staging is not None or part.state_id == store.state_id else None
     return StoreSnapshot(
         identity=store.identity,
@@ -228,7 +226,7 @@ def _snapshot(
         attempt=frozen.attempt,
         made=made,
         changes=part.changes if part.changes is not None else NO_CHANGES,
-        whole=WholeState(parts, store.directories, config, made) if made is not None else NO_CHANGES,
+        whole=WholeState(parts, store.directories, store.config, made) if made is not None else NO_CHANGES,
         materialize=materialize,
     )
 

@@ -26,7 +26,7 @@ from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.plan import StorePlan, plan_stores
 from statemgr.phases import Phase, announce
-from statemgr.ports import CommittedDirectory, Progress, RestoreRequest
+from statemgr.ports import CommittedDirectory, Progress, RestoreRequest, no_progress
 
 log = logging.getLogger(__name__)
 _STORES_AT_ONCE = 8
@@ -46,10 +46,6 @@ class StoreRestore:
     records: int = 0
     seconds: float = 0.0
     reasons: Mapping[str, str] = field(default_factory=dict)
-
-
-def no_progress(what: str, done: int, total: int) -> None:
-    """A progress callback that shows nothing."""
 
 
 def restore_task(

@@ -61,26 +61,6 @@ class NumberedChanges(ChangeSet, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeList:
-    """A change set in memory."""
-
-    changes: tuple[Change, ...] = ()
-
-    @property
-    def count(self) -> int:
-        """How many changes."""
-        return len(self.changes)
-
-    @property
-    def size(self) -> int:
-        """Bytes of all keys and values."""
-        return sum(len(key) + len(value or b"") for key, value in self.changes)
-
-    def __iter__(self) -> Iterator[Change]:
-        return iter(self.changes)
-
-
-@dataclass(frozen=True, slots=True)
 class PreparedChanges:
     """What a commit sends to a changelog. Exactly one of ``local``, ``inline`` and ``blob`` is set.
 

@@ -18,6 +18,7 @@ from statemgr.ports.backends import (
     StateBackend,
     StoreIdentity,
     StoreSnapshot,
+    no_progress,
 )
 from statemgr.ports.blobs import (
     BlobInfo,
@@ -76,4 +77,5 @@ __all__ = [
     "TopicInfo",
     "Transaction",
     "UnfinishedUpload",
+    "no_progress",
 ]

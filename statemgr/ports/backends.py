@@ -18,6 +18,10 @@ Progress = Callable[[str, int, int], None]
 """Called as ``progress(what, done_bytes_or_records, total_or_0)``."""
 
 
+def no_progress(what: str, done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
     """Whose state it is."""

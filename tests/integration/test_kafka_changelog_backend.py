@@ -25,7 +25,7 @@ from statemgr.local import open_store
 from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.checkpoint import ChangelogMarker, IndexMarker, Marker
-from statemgr.model.commit import Change, ChangeList, PreparedChanges
+from statemgr.model.commit import Change, PreparedChanges
 from statemgr.model.plan import OlderState
 from statemgr.phases import Phase, observed
 from statemgr.ports import (
@@ -37,6 +37,7 @@ from statemgr.ports import (
     StoreIdentity,
     StoreSnapshot,
 )
+from tests.change_lists import ChangeList
 from tests.kafka_jobs import (
     EAGER,
     client,

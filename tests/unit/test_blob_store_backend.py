@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from statemgr.backends.transfer import no_progress
 from statemgr.blobs.file import FileBlobStore
 from statemgr.errors import (
     CorruptBlob,
@@ -29,7 +28,7 @@ from statemgr.model.checkpoint import ChangelogMarker, IndexMarker, OpaqueMarker
 from statemgr.model.codec import encode_index
 from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex
 from statemgr.phases import Phase, observed
-from statemgr.ports import RestoreRequest, StoreIdentity
+from statemgr.ports import RestoreRequest, StoreIdentity, no_progress
 from tests.blob_faults import FaultyBlobStore, ManualClock
 from tests.blob_snapshots import IDENTITY, Snapshots, committed
 

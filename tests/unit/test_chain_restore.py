@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.backends.transfer import no_progress
 from statemgr.errors import CorruptBlob
 from statemgr.local import open_store
 from statemgr.model.checkpoint import ChainMarker
-from statemgr.ports import RestoreRequest
+from statemgr.ports import RestoreRequest, no_progress
 from statemgr.runtime import Runtime
 from tests.jobs import with_changes
 from tests.segment_tasks import FACTORY, STORE, SegmentTask, config_of

@@ -12,10 +12,11 @@ from statemgr.model import codec, codec_index
 from statemgr.model.checkpoint import Attachment, BlobRef, ChangelogMarker, IndexMarker, OpaqueMarker
 from statemgr.model.codec_checkpoint import encode as encode_checkpoint_schema
 from statemgr.model.codec_index import encode as encode_index_schema
-from statemgr.model.commit import ChangeList, PreparedChanges, PreparedStore
+from statemgr.model.commit import PreparedChanges, PreparedStore
 from statemgr.model.hashing import content_hash, hasher
 from statemgr.model.schemas import shipped_schemas
 from tests import model_samples as sample
+from tests.change_lists import ChangeList
 
 KEY = sample.RECORD.key()
 PLACE = {"topic": "__checkpoints", "partition": 0, "offset": 41}

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.backends.transfer import no_progress
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.config import JobConfig
 from statemgr.errors import (
@@ -40,7 +39,7 @@ from statemgr.model.checkpoint import (
     OutstandingTtl,
 )
 from statemgr.model.commit import PreparedCommit
-from statemgr.ports import StoreIdentity
+from statemgr.ports import StoreIdentity, no_progress
 from statemgr.runtime import Runtime
 from tests.blob_faults import ManualClock
 from tests.blob_snapshots import IDENTITY, Snapshots, Tree
