@@ -46,6 +46,7 @@ class BlobBackup:
 
     needs_changes = False
     needs_directory = True
+    fills_from_changes = False
 
     def __init__(self, transfer: Callable[[], Transfer], clock: Clock, indexes: SnapshotIndexes) -> None:
         self._transfer = transfer

@@ -75,6 +75,7 @@ class ChainBackup:
 
     needs_changes = True
     needs_directory = False
+    fills_from_changes = False
 
     def __init__(
         self, context: BackendContext, snapshots: BlobBackup, chains: Chains, batches: Callable[[], SegmentBatches]

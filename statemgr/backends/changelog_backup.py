@@ -43,6 +43,7 @@ class ChangelogBackup:
 
     needs_changes = True
     needs_directory = False
+    fills_from_changes = True
     #: Seconds between local copies. Without one, a restart on the same machine replays the changelog; with one at every
     #: commit, quick commits of many changes would wait for the disk.
     local_copy_interval_s = 10.0
@@ -54,12 +55,10 @@ class ChangelogBackup:
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
         """See the port. A base that the changelog does not continue means a fill with the whole state.
 
-        Raises: also DirectoryNeeded, when that has to be read from a directory and there is none.
+        Raises: also DirectoryNeeded, when that can be read from nowhere.
         """
         fill = base is None or not self._continues(snapshot.identity, base, ask=not portable)
-        if fill:
-            snapshot.directory  # noqa: B018 - raises where there is none to fill from
-        changes = snapshot.whole if fill else snapshot.changes
+        changes = snapshot.content if fill else snapshot.changes
         if not portable:
             return PreparedBackup(changes=PreparedChanges(fill, local=changes))
         return PreparedBackup(changes=self._portable(snapshot, changes, fill))

@@ -126,7 +126,7 @@ def backup_file(config: dict[str, Any], path: str) -> dict[str, Any]:
     files = {file.name: hash_file(file)}
     snapshot = StoreSnapshot(
         runtime.parts.identity(TASK, STORE), "one-file", runtime.ids.attempt_id(),
-        CommittedDirectory("one-file", file.parent, files), NO_CHANGES, NO_CHANGES,
+        CommittedDirectory("one-file", file.parent, files), NO_CHANGES, None,
     )  # fmt: skip
     start = time.perf_counter()
     prepared = runtime.parts.backup_manager("blob-store").prepare(snapshot, None, portable=False)

@@ -82,6 +82,7 @@ class _NoBackup:
 
     needs_changes = False
     needs_directory = True
+    fills_from_changes = False
 
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
         raise InvalidError("a seed is for restoring only", task=snapshot.identity.task)

@@ -32,7 +32,7 @@ class StoreConfig:
     key_serde: str = "bytes"
     value_serde: str = "bytes"
     value_schemas: list[str] | str | None = None
-    write_batch_size: int = 1000
+    write_batch_size: int = 5000
     rocksdb: Mapping[str, Value] = field(default_factory=rocksdb_defaults)
 
     @property

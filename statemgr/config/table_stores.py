@@ -66,7 +66,7 @@ _OF_STORES = (
     Key(
         pattern="stores.<name>.write.batch.size",
         kind=integer(1, 1_000_000),
-        default=1000,
+        default=5000,
         doc="Changes gathered in memory (at most 4 MiB) and written in one batch; reads see them at once.",
     ),
 )

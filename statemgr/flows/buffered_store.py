@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
+from types import UnionType
 
 from statemgr.errors import ClosedError, InvalidError
 from statemgr.local.change_buffer import ChangeBuffer
-from statemgr.model.commit import Change
+from statemgr.model.commit import Change, size_of
 from statemgr.ports import Items, LocalStore, StoreIdentity
 
 #: Bytes of keys and values that are gathered at most.
@@ -76,20 +77,14 @@ class BufferedStore:
 
     def write(self, changes: Iterable[Change]) -> None:
         """Apply changes in order, all or none of them. Raises: as :meth:`put`."""
-        changes = list(changes)
-        if len(changes) >= self._batch_size:
-            # a batch of its own; the local store checks it as it takes it
+        newest = dict(changes)
+        if not (_are_all(bytes, newest) and _are_all(bytes | None, newest.values())):
+            raise self._not_bytes()
+        if len(newest) >= self._batch_size:  # a batch of its own
             self.flush()
-            self._apply(changes)
-            return
-        newest: dict[bytes, bytes | None] = {}
-        size = 0
-        for key, value in changes:
-            if not isinstance(key, bytes) or not isinstance(value, bytes | None):
-                raise self._not_bytes()
-            newest[key] = value
-            size += len(key) + len(value or b"")
-        self._gather(newest, size)
+            self._apply(newest)
+        else:
+            self._gather(newest, size_of(newest))
 
     def delete_range(self, start: bytes | None, end: bytes | None) -> None:
         """Delete all keys with ``start`` ≤ key < ``end``; None is an open end.
@@ -104,7 +99,7 @@ class BufferedStore:
             return
         found = self._local.scan(start, end)
         try:
-            while batch := [(key, None) for key, _ in islice(found, _RANGE_BATCH)]:
+            while batch := dict.fromkeys(key for key, _ in islice(found, _RANGE_BATCH)):
                 self._apply(batch)
         finally:
             found.close()
@@ -119,7 +114,7 @@ class BufferedStore:
         if self._closed:
             raise ClosedError("the store is closed", **self._where)
         if self._pending:
-            self._apply(list(self._pending.items()))
+            self._apply(self._pending)
 
     def close(self) -> None:
         """Forget what is gathered: it was not committed. Repeating it is no error."""
@@ -138,18 +133,18 @@ class BufferedStore:
         ):
             self.flush()
         if self._batch_size == 1 or size > BATCH_BYTES:
-            self._apply(list(changes.items()))
+            self._apply(changes)
         else:
             self._pending.update(changes)
             self._pending_bytes += size
 
-    def _apply(self, changes: Sequence[Change]) -> None:
+    def _apply(self, changes: Mapping[bytes, bytes | None]) -> None:
         """One batch. Nothing is pending before it but, perhaps, these changes themselves."""
-        self._local.write(changes)
+        self._local.write(changes.items())
         self._pending = {}
         self._pending_bytes = 0
         if self._changes is not None:
-            self._changes.extend(changes)
+            self._changes.extend(changes.items())
             if self._on_much is not None and self._changes.has_unfrozen(self._much):
                 self._on_much()
 
@@ -157,3 +152,7 @@ class BufferedStore:
         return InvalidError(
             "cannot write a key or value that is not bytes", hint="a serde makes bytes of other types", **self._where
         )
+
+
+def _are_all(kind: type | UnionType, found: Iterable[object]) -> bool:
+    return all(issubclass(of, kind) for of in set(map(type, found)))

@@ -21,7 +21,7 @@ from statemgr.errors import RetryableError
 from statemgr.flows.open_store import NO_CHANGES, FrozenStore, OpenStore, WholeState
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, Marker
-from statemgr.model.commit import PreparedChanges, PreparedCommit, PreparedStore, ProducedRecord
+from statemgr.model.commit import ChangeSet, PreparedChanges, PreparedCommit, PreparedStore, ProducedRecord
 from statemgr.phases import Phase, announce
 from statemgr.ports import (
     BackupManager,
@@ -103,17 +103,19 @@ def freeze(
 
 def _needs_snapshot(parts: Parts, store: OpenStore, base: CommitBase, local_copy: bool) -> bool:
     """Whether the commit needs a directory of the store: to keep it, to diff it, or to fill a backend from it."""
-    factories = store.config.backup_factories
-    if store.directory_needed or any(base.marker(factory, store.identity.store) is None for factory in factories):
+    managers = {factory: parts.backup_manager(factory) for factory in store.config.backup_factories}
+    # a backend from outside may be older than these questions
+    filled = [manager for factory, manager in managers.items() if base.marker(factory, store.identity.store) is None]
+    if store.changes_are_whole:
+        filled = [manager for manager in filled if not getattr(manager, "fills_from_changes", False)]
+    if store.directory_needed or filled:
         return True
     if local_copy and not store.changed:
         return store.state_id not in store.copies
-    managers = [parts.backup_manager(factory) for factory in factories]
-    # a backend from outside may be older than these questions
-    if local_copy or any(getattr(manager, "needs_directory", True) for manager in managers):
+    if local_copy or any(getattr(manager, "needs_directory", True) for manager in managers.values()):
         return store.changed
     # one that names no interval has another way to a quick restart on this machine
-    interval_s = max(getattr(manager, "local_copy_interval_s", math.inf) for manager in managers)
+    interval_s = max(getattr(manager, "local_copy_interval_s", math.inf) for manager in managers.values())
     return store.changed and store.copy_age_s > interval_s
 
 
@@ -226,9 +228,16 @@ def _snapshot(
         attempt=frozen.attempt,
         made=made,
         changes=part.changes if part.changes is not None else NO_CHANGES,
-        whole=WholeState(parts, store.directories, store.config, made) if made is not None else NO_CHANGES,
+        whole=_whole(parts, store, part, made),
         materialize=materialize,
     )
+
+
+def _whole(parts: Parts, store: OpenStore, part: FrozenStore, made: CommittedDirectory | None) -> ChangeSet | None:
+    """All that the store has, wherever it can be read."""
+    if store.changes_are_whole:
+        return part.changes
+    return WholeState(parts, store.directories, store.config, made) if made is not None else None
 
 
 def _back_up(

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from statemgr.errors import ClosedError, CorruptError, MissingError, RetryableError, StatemgrError
-from statemgr.flows.open_store import NO_CHANGES, OpenStore
+from statemgr.flows.open_store import OpenStore
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.model.hashing import content_hash
@@ -170,7 +170,7 @@ def materialize(
         staging, covered = store.snapshot_beside()
     try:
         with store.kept(staging, f"{attempt}-{identity.store}") as made:
-            snapshot = StoreSnapshot(identity, made.state_id, attempt, made, covered, NO_CHANGES, check=go_on)
+            snapshot = StoreSnapshot(identity, made.state_id, attempt, made, covered, None, check=go_on)
             manager.materialize(snapshot, marker)
     finally:
         store.directories.discard(staging)

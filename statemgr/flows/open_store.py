@@ -42,6 +42,8 @@ class OpenStore:
         content: reads and writes go through it.
         local: the database below it, without what is still gathered.
         copies: states that local directories are kept of: the current one's, or those that it is rebuilt from.
+        changes_are_whole: whether the unacknowledged changes are all that the store has: it began empty, and nothing
+            of it was acknowledged yet.
         directory_needed: whether the next commit must make a directory, since a backend has to be filled from it.
     """
 
@@ -73,6 +75,7 @@ class OpenStore:
         self._tidying = threading.Lock()
         self._committed_at = self.local.sequence_number
         self._buffer = ChangeBuffer(self.directories.staging(), CHANGE_BUDGET) if track_changes else None
+        self.changes_are_whole = track_changes and committed is None
         self.content = BufferedStore(identity, self.local, self._buffer, config.write_batch_size)
         self._closed = False
 
@@ -176,7 +179,7 @@ class OpenStore:
     def acknowledged(self, frozen: FrozenStore, state_id: str) -> None:
         """The commit of ``frozen`` was published as ``state_id``: later commits continue it."""
         self.state_id = state_id
-        self.directory_needed = False
+        self.directory_needed = self.changes_are_whole = False
         if frozen.staging is not None:
             with self._tidying:
                 self.copies = [state_id]

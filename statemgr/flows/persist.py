@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 from statemgr.errors import RetryableError, StatemgrError
 from statemgr.flows.commit import CommitBase
-from statemgr.flows.open_store import NO_CHANGES, OpenStore
+from statemgr.flows.open_store import OpenStore
 from statemgr.flows.parts import Parts
 from statemgr.local.change_buffer import FrozenChanges
 from statemgr.ports import StoreSnapshot
@@ -95,5 +95,5 @@ def persist(parts: Parts, store: OpenStore, changes: FrozenChanges, base: Commit
         marker = base.marker(factory, identity.store)
         if marker is not None:
             state_id = f"{attempt}-{identity.store}"
-            snapshot = StoreSnapshot(identity, state_id, attempt, None, changes, NO_CHANGES)
+            snapshot = StoreSnapshot(identity, state_id, attempt, None, changes, None)
             manager.prepare(snapshot, marker, portable=False)

@@ -6,19 +6,16 @@ fail, and an idempotent producer keeps the order of a partition, so the last rec
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, Message, Producer
 
 from statemgr.errors import ClosedError, RetryableError
 from statemgr.kafka.clients import SLICE_S, ClientErrors, translate, unmasked
 from statemgr.model.commit import Change
 from statemgr.ports import Clock
 
-_CHUNK = 5000
 #: Seconds to wait for room when the queue is full.
 _BACK_PRESSURE_S = 0.02
 
@@ -60,13 +57,22 @@ class KafkaTransaction:
 
     def send_changes(self, topic: str, partition: int, changes: Iterable[Change]) -> None:
         """See :meth:`statemgr.ports.Transaction.send_changes`."""
-        iterator = iter(changes)
+        self._check()
+        produce = self._producer.produce
         # one is held back, since only the very last is sent with a callback
-        last = list(islice(iterator, 1))
-        while chunk := list(islice(iterator, _CHUNK)):
-            self._send_batch(topic, partition, [*last, *chunk[:-1]])
-            last = chunk[-1:]
-        for key, value in last:
+        last: Change | None = None
+        for change in changes:
+            if last is not None:
+                key, value = last
+                while True:
+                    try:
+                        produce(topic, value, key, partition)
+                        break
+                    except BufferError:
+                        self._wait_for_room()
+            last = change
+        if last is not None:
+            key, value = last
             self.send(topic, key, value, partition=partition)
 
     def flush(self) -> Mapping[tuple[str, int], int]:
@@ -86,20 +92,6 @@ class KafkaTransaction:
     def close(self) -> None:
         """No more records."""
         self._closed = True
-
-    def _send_batch(self, topic: str, partition: int, changes: Sequence[Change]) -> None:
-        self._check()
-        waiting: list[dict[str, Any]] = [{"key": key, "value": value} for key, value in changes]
-        while waiting:
-            with contextlib.suppress(BufferError):  # the rejected ones are marked
-                self._producer.produce_batch(topic, waiting, partition)
-            waiting = [message for message in waiting if "_error" in message]
-            for message in waiting:
-                error = message.pop("_error")
-                if error.code() != KafkaError._QUEUE_FULL:
-                    raise KafkaException(error)
-            if waiting:
-                self._wait_for_room()
 
     def _wait_for_room(self) -> None:
         with unmasked():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from statemgr.local import durable
 from statemgr.local.os_errors import translated
-from statemgr.model.commit import Change
+from statemgr.model.commit import Change, size_of
 from statemgr.model.segment import read_segment, write_segment
 
 #: What an entry costs in memory beside its bytes, roughly.
@@ -46,7 +46,7 @@ class _Generation:
         """Bytes of keys and values."""
         entries = self._entries  # another thread may spill it meanwhile
         if self._at_most > self._size and entries is not None:
-            self._size = self._at_most = _size(entries)
+            self._size = self._at_most = size_of(entries)
         return self._size
 
     @property
@@ -64,7 +64,7 @@ class _Generation:
         assert self._entries is not None
         self._entries.update(changes)
         self.count = len(self._entries)
-        size = _size(changes)
+        size = size_of(changes)
         self._at_most += size
         return size
 
@@ -99,10 +99,6 @@ class _Generation:
             durable.open_file(self._path) as file,
         ):
             yield from read_segment(file, os.fspath(self._path))
-
-
-def _size(changes: Mapping[bytes, bytes | None]) -> int:
-    return sum(map(len, changes)) + sum(map(len, filter(None, changes.values())))
 
 
 class _Origin:

@@ -24,6 +24,7 @@ from statemgr.local.rocksdb_handle import (
     Scan,
     batch_of,
     close_database,
+    in_key_order,
     open_database,
     probe_space,
     range_deletion,
@@ -113,7 +114,7 @@ class RocksDbStore:
     def write(self, changes: Iterable[Change]) -> None:
         """As the port says. Raises: DiskFull (nothing of this call was applied), InvalidError, ClosedError."""
         with self._writing("cannot write"):
-            batch = batch_of(changes)
+            batch = batch_of(in_key_order(changes))
             if batch.len():
                 self._db.write(batch, self._write_options)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rocksdict import AccessType, Options, Rdict, RdictIter, ReadOptions, WriteBatch
 
-from statemgr.errors import ClosedError
+from statemgr.errors import ClosedError, InvalidError
 from statemgr.local.rocksdb_errors import translate, translated
 from statemgr.model.commit import Change
 
@@ -56,6 +56,19 @@ def batch_of(changes: Iterable[Change]) -> WriteBatch:
         else:
             put(key, value)
     return batch
+
+
+def in_key_order(changes: Iterable[Change]) -> Iterator[Change]:
+    """The newest change of each key, in the keys' order: a memtable takes neighbours faster than it sorts by itself.
+
+    Raises: InvalidError when a key is not bytes.
+    """
+    newest = dict(changes)
+    try:
+        keys = sorted(newest)
+    except TypeError as error:
+        raise InvalidError("cannot write a key that is not bytes") from error
+    return zip(keys, map(newest.__getitem__, keys), strict=True)
 
 
 class Scan(Iterator[tuple[bytes, bytes]]):

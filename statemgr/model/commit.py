@@ -16,6 +16,11 @@ from statemgr.model.checkpoint import Attachment, BlobRef, Layout, Marker
 Change = tuple[bytes, bytes | None]
 
 
+def size_of(changes: Mapping[bytes, bytes | None]) -> int:
+    """Bytes of keys and values."""
+    return sum(map(len, changes)) + sum(map(len, filter(None, changes.values())))
+
+
 class ChangeSet(Protocol):
     """Changes in the order in which they are to be applied; can be iterated any number of times.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from statemgr.errors import RetryableError
 from statemgr.model.checkpoint import CheckpointRecord, Marker
@@ -13,6 +13,8 @@ from statemgr.model.commit import ChangeSet, NumberedChanges, PreparedChanges
 from statemgr.model.plan import OlderState
 from statemgr.ports.kafka import Transaction
 from statemgr.ports.local import CommittedDirectory
+
+T = TypeVar("T")
 
 Progress = Callable[[str, int, int], None]
 """Called as ``progress(what, done_bytes_or_records, total_or_0)``."""
@@ -43,9 +45,10 @@ class DirectoryNeeded(RetryableError):
 @dataclass(frozen=True)
 class StoreSnapshot:
     """What a backup manager gets: a finished local directory, its hashes, and the changes since the last
-    acknowledged commit. ``whole`` iterates over the complete state (for a fill).
+    acknowledged commit.
 
-    ``made`` is None in a commit for which no backend needs a directory: then ``whole`` is of no use either.
+    ``made`` is None in a commit for which no backend needs a directory. ``whole`` iterates over the complete
+    where there is neither a directory, nor are the changes all that there is.
     ``materialize``: store the directory as a snapshot even where the changes would do. ``check`` is called between
     pieces of long work; what it raises gives the work up.
     """
@@ -55,21 +58,29 @@ class StoreSnapshot:
     attempt: str
     made: CommittedDirectory | None
     changes: NumberedChanges
-    whole: ChangeSet
+    whole: ChangeSet | None
     materialize: bool = False
     check: Callable[[], None] = _go_on
 
     @property
     def directory(self) -> CommittedDirectory:
         """The local directory. Raises: DirectoryNeeded when none was made."""
-        if self.made is None:
+        return self._needed(self.made)
+
+    @property
+    def content(self) -> ChangeSet:
+        """The complete state, for a fill. Raises: DirectoryNeeded when there is nothing to read it from."""
+        return self._needed(self.whole)
+
+    def _needed(self, found: T | None) -> T:
+        if found is None:
             raise DirectoryNeeded(
                 "a backend has to be filled, and no local directory of the store was made",
                 hint="the next commit makes one",
                 task=self.identity.task,
                 store=self.identity.store,
             )
-        return self.made
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,8 @@ class BackupManager(Protocol):
     needs_changes: bool
     #: True when it needs a finished local directory for each commit, and not only where it is filled.
     needs_directory: bool
+    #: True when a store's very first changes fill it as well as a directory would.
+    fills_from_changes: bool
 
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
         """Make a snapshot durable. ``base`` is the marker in the acknowledged checkpoint (None: fill from nothing).

@@ -9,9 +9,11 @@ import pytest
 
 from statemgr import JobConfig, StateManager
 from statemgr.backends.changelog_backup import ChangelogBackup
-from statemgr.errors import FencedError, LayoutMismatch, MissingError, MissingState, PermissionNeeded
+from statemgr.errors import FencedError, LayoutMismatch, MissingError, MissingState, PermissionNeeded, RetryableError
 from statemgr.phases import Phase, observed
+from tests.commits import failing, published
 from tests.jobs import DUAL, contents, elsewhere, job_mapping, with_changes
+from tests.kafka_jobs import make_topics, plain_producer, recreate
 from tests.servers import KafkaServer, S3Server
 
 BACKENDS = ["kafka-changelog", "blob-store"]
@@ -315,7 +317,7 @@ def test_a_task_that_comes_back_replays_only_what_it_missed(kafka: KafkaServer, 
         assert restored.bytes_reused > 0
 
 
-@pytest.mark.parametrize(("interval_s", "copies"), [(3600.0, 1), (-1.0, 3)])
+@pytest.mark.parametrize(("interval_s", "copies"), [(3600.0, 0), (-1.0, 3)])
 def test_quick_commits_to_a_changelog_wait_for_no_local_copy(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval_s: float, copies: int
 ) -> None:
@@ -333,5 +335,35 @@ def test_quick_commits_to_a_changelog_wait_for_no_local_copy(
         with StateManager(config) as second, second.open_task("Partition 0") as task:
             assert dict(task.store("totals").range()) == {b"k2": b"v"}
             (restored,) = task.restored
-            assert (restored.factory, restored.records) == (("local", 0) if copies == 3 else ("kafka-changelog", 4))
-            assert restored.bytes_reused > 0
+            assert (restored.factory, restored.records) == (("local", 0) if copies == 3 else ("kafka-changelog", 6))
+            assert (restored.bytes_reused > 0) == (copies == 3)
+
+
+def test_the_first_changes_of_a_store_fill_a_changelog_by_themselves(kafka: KafkaServer, tmp_path: Path) -> None:
+    """What an empty store was given until a commit succeeds is its whole state: no directory is needed to read it."""
+    config = config_of(kafka, tmp_path, backup=["kafka-changelog"])
+    make_topics(config)
+    producer = plain_producer(config)
+    for key in (b"stale", b"a"):
+        producer.produce(config.stores["totals"].changelog_topic, b"of before", key, partition=0)
+    assert producer.flush(10) == 0
+    made: list[str] = []
+    with StateManager(config) as manager, observed(lambda phase, _: made.append(phase)):
+        task = manager.open_task("Partition 0", allow_empty_start=True)
+        task.store("totals").put_many({b"a": b"1", b"b": b"1", b"c": b"1"})
+        with failing(Phase.SEND_CHECKPOINT), pytest.raises(RetryableError):
+            task.commit({"orders-0": 1})
+        task.store("totals").put_many({b"b": b"2", b"d": b"2"})
+        task.store("totals").delete(b"c")
+        task.commit({"orders-0": 2})
+        assert Phase.CHECKPOINT_DIR not in made
+        state = {b"a": b"1", b"b": b"2", b"d": b"2"}
+        assert published(config, "kafka-changelog")["Partition 0"]["totals"] == state
+        # from here on changes are no more than changes
+        task.store("totals").put(b"e", b"3")
+        task.commit({"orders-0": 3})
+        recreate(config, config.stores["totals"].changelog_topic)
+    with StateManager(config) as manager, manager.open_task("Partition 0") as task:
+        assert dict(task.store("totals").range()) == state | {b"e": b"3"}
+        task.commit({"orders-0": 4})
+    assert published(config, "kafka-changelog")["Partition 0"]["totals"] == state | {b"e": b"3"}
