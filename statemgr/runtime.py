@@ -136,8 +136,8 @@ class Runtime:
         )
 
 
-def _open_store(store: StoreConfig, directory: Path) -> LocalStore:
-    return open_store(store.type, directory, store.rocksdb)
+def _open_store(store: StoreConfig, directory: Path, read_first: bool) -> LocalStore:
+    return open_store(store.type, directory, store.rocksdb, read_first=read_first)
 
 
 def _load(factory: str) -> Callable[[BackendContext], StateBackend]:

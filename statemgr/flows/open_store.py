@@ -37,6 +37,7 @@ class OpenStore:
         committed: the directory it is cloned from, None when it starts empty.
         state_id: the published state it continues, None when it has never been published.
         track_changes: whether a backend needs the changes of each commit.
+        read_first: put off until the first write what only writing needs, and what waits for a busy disk.
 
     Attributes:
         content: reads and writes go through it.
@@ -56,13 +57,14 @@ class OpenStore:
         state_id: str | None,
         *,
         track_changes: bool,
+        read_first: bool = False,
     ) -> None:
         self.identity = identity
         self.config = config
         self.directories: LocalDirectories = parts.directories(identity.task, identity.store)
         self.live = self.directories.clone(committed)
         try:
-            self.local: LocalStore = parts.open_store(config, self.live)
+            self.local: LocalStore = parts.open_store(config, self.live, read_first)
         except BaseException:
             self.directories.discard(self.live)
             raise
@@ -225,7 +227,7 @@ class WholeState:
     def __iter__(self) -> Iterator[Change]:
         live = self._directories.clone(self._committed)
         try:
-            store = self._parts.open_store(self._config, live)
+            store = self._parts.open_store(self._config, live, True)
             try:
                 items: Iterable[tuple[bytes, bytes]] = store.scan(None, None)
                 yield from items

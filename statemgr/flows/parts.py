@@ -38,7 +38,7 @@ class Parts:
     backup_manager: Callable[[str], BackupManager]
     restore_manager: Callable[[str], RestoreManager]
     directories: Callable[[str, str], LocalDirectories]
-    open_store: Callable[[StoreConfig, Path], LocalStore]
+    open_store: Callable[[StoreConfig, Path, bool], LocalStore]
     task_directory: Callable[[str], Path]
 
     def identity(self, task: str, store: str) -> StoreIdentity:

@@ -30,6 +30,8 @@ from statemgr.ports import CommittedDirectory, Progress, RestoreRequest, no_prog
 
 log = logging.getLogger(__name__)
 _STORES_AT_ONCE = 8
+#: Bytes fetched from which on the disk is taken to be busy with them when the store is opened.
+_MUCH = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def _restore_and_open(parts: Parts, task: str, plan: StorePlan, progress: Progre
     committed, restored = restore_store(parts, task, plan, progress)
     announce(Phase.OPEN, f"{task}/{plan.store}")
     try:
-        opened = _open(parts, task, plan, committed)
+        opened = _open(parts, task, plan, committed, restored)
     except (CorruptError, MissingError) as error:
         if restored.factory != "local":
             raise
@@ -101,7 +103,7 @@ def _restore_and_open(parts: Parts, task: str, plan: StorePlan, progress: Progre
         assert plan.state_id is not None
         parts.directories(task, plan.store).remove(plan.state_id)
         committed, restored = restore_store(parts, task, plan, progress)
-        opened = _open(parts, task, plan, committed)
+        opened = _open(parts, task, plan, committed, restored)
     log.info(
         "task %s store %s restored from %s in %.3f s (%d bytes fetched, %d reused, %d records)%s",
         task,
@@ -176,7 +178,9 @@ def restore_store(
     raise _none_could(failure, reasons, parts.config.job_name, task, plan.store)
 
 
-def _open(parts: Parts, task: str, plan: StorePlan, committed: CommittedDirectory | None) -> OpenStore:
+def _open(
+    parts: Parts, task: str, plan: StorePlan, committed: CommittedDirectory | None, restored: StoreRestore
+) -> OpenStore:
     config = parts.config.stores[plan.store]
     needs_changes = any(parts.backup_manager(factory).needs_changes for factory in config.backup_factories)
     return OpenStore(
@@ -186,6 +190,7 @@ def _open(parts: Parts, task: str, plan: StorePlan, committed: CommittedDirector
         committed,
         plan.state_id if committed is not None else None,
         track_changes=needs_changes,
+        read_first=restored.bytes_fetched >= _MUCH,
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from rocksdict import Checkpoint, CompactOptions, Options, Rdict
 
 from statemgr.errors import ClosedError, CorruptError, DiskFull, InvalidError
-from statemgr.local import rocksdb_options, rocksdb_statistics
+from statemgr.local import rocksdb_options, rocksdb_statistics, trees
 from statemgr.local.os_errors import translated as os_translated
 from statemgr.local.rocksdb_errors import translate, translated
 from statemgr.local.rocksdb_handle import (
@@ -39,7 +39,15 @@ _COMPACTION_DEADLINE_SECONDS = 60.0
 class RocksDbStore:
     """Implements ``ports.LocalStore``. One owner; reads and checkpoints may come from other threads than writes."""
 
-    def __init__(self, directory: Path, values: Mapping[str, object], options: Options, database: Rdict) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        values: Mapping[str, object],
+        options: Options,
+        database: Rdict,
+        *,
+        reads_only: bool = False,
+    ) -> None:
         self._directory = directory
         self._values = values
         self._options = options
@@ -47,6 +55,8 @@ class RocksDbStore:
         self._write_options = rocksdb_options.without_wal()
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
         self._stuck = False
+        #: Opened for reading so far: the directory is as it was, and the first write opens it for writing.
+        self._reads_only = reads_only
         #: Held where the database is closed and opened again, and by who uses it beside the owner.
         self._maintenance = threading.Lock()
         #: What a reopening after a full disk has yet to write; None when there is nothing.
@@ -54,11 +64,12 @@ class RocksDbStore:
         self._numbers_skipped = 0
 
     @classmethod
-    def open(cls, directory: Path, options: Mapping[str, object]) -> RocksDbStore:
+    def open(cls, directory: Path, options: Mapping[str, object], *, read_first: bool = False) -> RocksDbStore:
         """Open a store; an empty or missing directory becomes a new one.
 
         Args:
             options: names after ``stores.<name>.rocksdb.``; one that is missing has its default.
+            read_first: put the opening for writing, which syncs five small files, off until the first write.
 
         Raises: CorruptError (also for a directory with files but no database: nothing is recreated silently),
         InvalidError (open elsewhere), DiskFull, AccessDenied.
@@ -73,7 +84,9 @@ class RocksDbStore:
                     path=directory,
                 )
         normal = rocksdb_options.normal(options, create=new)
-        return cls(directory, options, normal, open_database(directory, normal))
+        reads_only = read_first and not new
+        database = open_database(directory, normal, read_only=reads_only)
+        return cls(directory, options, normal, database, reads_only=reads_only)
 
     @classmethod
     def open_snapshot(cls, directory: Path, options: Mapping[str, object]) -> RocksDbStore:
@@ -84,7 +97,8 @@ class RocksDbStore:
         if not (directory / "CURRENT").is_file():
             raise CorruptError("the directory holds no RocksDB database", path=directory)
         normal = rocksdb_options.normal(options, create=False)
-        return cls(directory, options, normal, open_database(directory, normal, read_only=True))
+        database = open_database(directory, normal, read_only=True)
+        return cls(directory, options, normal, database, reads_only=True)
 
     @property
     def _db(self) -> Rdict:
@@ -94,6 +108,18 @@ class RocksDbStore:
             self._recover()
         assert self._database is not None
         return self._database
+
+    @property
+    def _writable(self) -> Rdict:
+        """The database, open for writing. The owner's thread alone asks for it."""
+        if self._reads_only:
+            with self._maintenance:
+                database = open_database(self._directory, self._options)
+                for scan in list(self._scans):
+                    scan.move_to(database)
+                # the other one is not closed: another thread may be reading from it
+                self._database, self._reads_only = database, False
+        return self._db
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key, or None. Raises: CorruptError, ClosedError."""
@@ -116,14 +142,14 @@ class RocksDbStore:
         with self._writing("cannot write"):
             batch = batch_of(in_key_order(changes))
             if batch.len():
-                self._db.write(batch, self._write_options)
+                self._writable.write(batch, self._write_options)
 
     def delete_range(self, start: bytes | None, end: bytes | None) -> None:
         """As the port says; one tombstone, whatever the number of keys. Raises: DiskFull, ClosedError."""
         with self._writing("cannot delete a range"):
             batch = range_deletion(self._db, start, end)
             if batch.len():
-                self._db.write(batch, self._write_options)
+                self._writable.write(batch, self._write_options)
 
     def scan(self, start: bytes | None, end: bytes | None) -> Scan:
         """As the port says, lazily. Raises: CorruptError; ClosedError when the store is closed meanwhile."""
@@ -140,7 +166,8 @@ class RocksDbStore:
     def flush(self) -> None:
         """As the port says. After DiskFull nothing is lost: call it again when there is space."""
         with self._writing("cannot flush the store"):
-            self._db.flush()
+            if not self._reads_only:
+                self._db.flush()
 
     def statistics(self) -> Mapping[str, float]:
         """RocksDB's properties by their names (bytes, counts); with the option ``statistics``, its tickers and
@@ -159,6 +186,7 @@ class RocksDbStore:
         """
         if self._number("rocksdb.num-files-at-level0") < limit:
             return False
+        _ = self._writable
         deadline = time.monotonic() + _COMPACTION_DEADLINE_SECONDS
         while time.monotonic() < deadline and not self._number("rocksdb.background-errors"):
             pending = self._number("rocksdb.compaction-pending")
@@ -170,15 +198,24 @@ class RocksDbStore:
     def compact(self) -> None:
         """Merge everything into the last level. Raises: DiskFull, CorruptError."""
         with self._writing("cannot compact the store"):
-            self._db.compact_range(None, None, CompactOptions())
+            self._writable.compact_range(None, None, CompactOptions())
 
     def checkpoint(self, directory: Path) -> None:
         """As the port says. Raises: DiskFull, InvalidError when the directory exists."""
         if os.path.lexists(directory):
             raise InvalidError("the directory of a checkpoint exists already", path=directory)
         with self._writing("cannot make a checkpoint of the store"):
-            Checkpoint(self._db).create_checkpoint(str(directory))
+            if self._reads_only:
+                self._link_files(directory)
+            else:
+                Checkpoint(self._db).create_checkpoint(str(directory))
         self._finish(directory)
+
+    def _link_files(self, directory: Path) -> None:
+        """A checkpoint of a store that was not opened for writing: its files as they are."""
+        with os_translated("cannot make a checkpoint of the store", directory):
+            directory.mkdir()
+            trees.link_files(self._directory, directory, trees.state_files(self._directory))
 
     def _finish(self, directory: Path) -> None:
         """Leave out what a checkpoint needs not, and add what its next opening else writes and syncs anew."""
@@ -199,9 +236,12 @@ class RocksDbStore:
             if self._stuck or database is None:
                 kind = DiskFull if self._stuck else ClosedError
                 raise kind("the store is closed, or its disk was full", path=self._directory)
-            with translated("cannot make a checkpoint of the store", self._directory):
-                database.flush()  # most of the work; nobody is held up by it
-                Checkpoint(database).create_checkpoint(str(directory))
+            if self._reads_only:
+                self._link_files(directory)
+            else:
+                with translated("cannot make a checkpoint of the store", self._directory):
+                    database.flush()  # most of the work; nobody is held up by it
+                    Checkpoint(database).create_checkpoint(str(directory))
             del database
         self._finish(directory)
 
@@ -229,7 +269,7 @@ class RocksDbStore:
             with translated(what, self._directory):
                 yield
         except DiskFull:
-            self._stuck = True
+            self._stuck = not self._reads_only
             raise
 
     def _recover(self) -> None:
@@ -260,5 +300,5 @@ class RocksDbStore:
         reopened = open_database(directory, options)
         with translated("cannot write again", directory):
             reopened.write(batch_of(self._rescued), self._write_options)
-        self._database, self._options = reopened, options
+        self._database, self._options, self._reads_only = reopened, options, False
         self._rescued, self._stuck = None, False

@@ -108,6 +108,13 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         self._items = None
         raise StopIteration
 
+    def move_to(self, database: Rdict) -> None:
+        """Go on over another database, of the same content."""
+        if self._items is not None and self._items.valid():
+            items = database.iter(self._options)
+            items.seek(self._items.key())
+            self._items = items
+
     def close(self) -> None:
         """End the scan before its end: a later step of it raises ClosedError."""
         if self._items is not None:

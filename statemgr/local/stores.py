@@ -22,16 +22,17 @@ class ChangeWriter(Protocol):
     def write(self, changes: Iterable[Change]) -> None: ...
 
 
-def open_store(kind: str, directory: Path, options: Mapping[str, object]) -> LocalStore:
+def open_store(kind: str, directory: Path, options: Mapping[str, object], *, read_first: bool = False) -> LocalStore:
     """Open a store of a kind (``rocksdb``, ``memory``); an empty or missing directory becomes a new one.
 
     Args:
         options: names after ``stores.<name>.rocksdb.``.
+        read_first: what only writing needs, and what waits for a busy disk, is put off until the first write.
 
     Raises: CorruptError, InvalidError (open elsewhere), DiskFull, AccessDenied, ConfigError (unknown kind).
     """
     if kind == "rocksdb":
-        return RocksDbStore.open(directory, options)
+        return RocksDbStore.open(directory, options, read_first=read_first)
     if kind == "memory":
         return MemoryStore.open(directory)
     raise _unknown(kind)

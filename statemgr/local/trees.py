@@ -147,6 +147,14 @@ def clone_tree(source: Path, target: Path, files: Mapping[str, object]) -> None:
     tree = scan(source)
     if tree.files.keys() != files.keys():
         raise MissingState("the local copy is not what it was", hint="restore it", path=source)
+    link_files(source, target, tree)
+
+
+def link_files(source: Path, target: Path, tree: Tree) -> None:
+    """Fill an empty directory with the files of a tree below ``source``: links to immutable ones, copies of the others.
+
+    Raises: OSError.
+    """
     for path in tree.dirs:
         os.mkdir(target / path)
     for path in tree.files:

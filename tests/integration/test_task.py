@@ -303,6 +303,27 @@ def test_on_s3_a_commit_comes_back(kafka: KafkaServer, s3: S3Server, tmp_path: P
     assert offsets == {"orders-0": 2}
 
 
+def test_a_large_restore_is_opened_for_writing_with_its_first_write(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening for writing waits for the disk, which a large restore has just given much to do."""
+    config = config_of(kafka, tmp_path, backup=["blob-store"])
+    state = {b"%03d" % n: b"1" for n in range(500)}
+    put_and_commit(config, dict(state), 1)
+    monkeypatch.setattr("statemgr.flows.restore._MUCH", 1)
+    there = elsewhere(config, tmp_path / "there", "blob-store")
+    with StateManager(there) as manager, manager.open_task("Partition 0") as task:
+        store = task.store("totals")
+        assert dict(store.range()) == state
+        assert not list((tmp_path / "there").rglob("LOCK"))
+        task.commit({"orders-0": 2})
+        assert not list((tmp_path / "there").rglob("LOCK"))
+        store.put(b"000", b"2")
+        task.commit({"orders-0": 3})
+        assert list((tmp_path / "there").rglob("LOCK"))
+    assert contents(elsewhere(config, tmp_path / "again", "blob-store"))[0]["totals"] == state | {b"000": b"2"}
+
+
 def test_a_task_that_comes_back_replays_only_what_it_missed(kafka: KafkaServer, tmp_path: Path) -> None:
     """A machine that had the task before continues its local directory with the changelog's newer part."""
     here = config_of(kafka, tmp_path, backup=["kafka-changelog"])

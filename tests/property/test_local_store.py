@@ -39,9 +39,9 @@ class StoreHistory(RuleBasedStateMachine):
         self.content: Content = {}
         self._open(None)
 
-    def _open(self, committed: CommittedDirectory | None) -> None:
+    def _open(self, committed: CommittedDirectory | None, read_first: bool = False) -> None:
         self.live = self.directories.clone(committed)
-        self.store: LocalStore = open_store(self.kind, self.live, {})
+        self.store: LocalStore = open_store(self.kind, self.live, {}, read_first=read_first)
 
     def _write(self, content: Content, changes: list[tuple[bytes, bytes | None]]) -> None:
         for key, value in changes:
@@ -72,12 +72,12 @@ class StoreHistory(RuleBasedStateMachine):
         assert self.directories.adopt(staging, state_id, hashed.files).files == hashed.files
         self.states[state_id] = dict(self.content)
 
-    @rule()
-    def reopen(self) -> None:
+    @rule(read_first=st.booleans())
+    def reopen(self, read_first: bool) -> None:
         """Close and open the same directory: flushed content is there; what was not may be gone."""
         self.store.flush()
         self.store.close()
-        self.store = open_store(self.kind, self.live, {})
+        self.store = open_store(self.kind, self.live, {}, read_first=read_first)
 
     @precondition(lambda self: self.states)
     @rule(data=st.data())
@@ -89,7 +89,7 @@ class StoreHistory(RuleBasedStateMachine):
         found = self.directories.find(state_id)
         assert found is not None
         self.content = dict(self.states[state_id])
-        self._open(found)
+        self._open(found, data.draw(st.booleans()))
 
     @precondition(lambda self: self.states)
     @rule(data=st.data())
@@ -104,7 +104,7 @@ class StoreHistory(RuleBasedStateMachine):
         assert not self.live.exists()
         self.states = {state_id: self.states[state_id]}
         self.content = dict(self.states[state_id])
-        self._open(self.directories.find(state_id))
+        self._open(self.directories.find(state_id), data.draw(st.booleans()))
 
     @rule(start=st.none() | KEYS, end=st.none() | KEYS)
     def scan(self, start: bytes | None, end: bytes | None) -> None:

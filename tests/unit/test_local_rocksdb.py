@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from statemgr.errors import CorruptError, DiskFull, InvalidError
 from statemgr.local import rocksdb_memory, rocksdb_options
 from statemgr.local.rocksdb import RocksDbStore
 from statemgr.local.rocksdb_bulk import bulk_load
+from statemgr.local.trees import is_state
 
 NO_COMPRESSION = {"compression": "none"}
 
@@ -250,6 +252,48 @@ def test_compaction_catches_up_across_micro_batches(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_store_opened_for_reading_first(tmp_path: Path) -> None:
+    """Until the first write its directory stays as it is; what was begun before that write goes on after it."""
+    filled(tmp_path / "live")
+
+    def state(directory: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in directory.iterdir() if is_state(path.name)}
+
+    before = state(tmp_path / "live")
+    store = RocksDbStore.open(tmp_path / "live", NO_COMPRESSION, read_first=True)
+    number = store.sequence_number
+    going, ended = store.scan(b"00000010", b"00000020"), store.scan(b"00000010", b"00000011")
+    assert [next(going)[0], *(key for key, _ in ended)] == [b"00000010", b"00000010"]
+    store.flush()
+    store.checkpoint(tmp_path / "checkpoint")
+    store.checkpoint_beside(tmp_path / "beside")
+    assert state(tmp_path / "live") == before
+    assert all(path.stat().st_nlink == 3 for path in table_files(tmp_path / "live"))
+    assert state(tmp_path / "checkpoint").keys() == state(tmp_path / "beside").keys() == before.keys()
+
+    assert store.sequence_number == number
+    store.write([(b"00000011a", b"new"), (b"00000012", None)])
+    assert store.sequence_number == number + 2
+    assert state(tmp_path / "live") != before
+    assert [key for key, _ in going] == [b"%08d" % n for n in range(11, 20)]
+    assert list(ended) == []
+    assert [store.get(key) for key in (b"00000011a", b"00000012")] == [b"new", None]
+    with pytest.raises(InvalidError, match="open"):
+        RocksDbStore.open(tmp_path / "live", NO_COMPRESSION)
+    store.close()
+    for directory in ("checkpoint", "beside"):
+        copy = RocksDbStore.open(tmp_path / directory, NO_COMPRESSION)
+        assert (copy.get(b"00000011a"), len(list(copy.scan(None, None)))) == (None, 50_000)
+        copy.close()
+
+
+def fill_up(ballast: Path) -> None:
+    """Write a file until the disk takes no more."""
+    with open(ballast, "wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
 def check_recovery(store: RocksDbStore, fill: Callable[[], None], free: Callable[[], None], target: Path) -> None:
     """Write, meet the full disk at every writing call, free it, and find everything that was written."""
     store.write([(b"before", b"1"), (b"deleted", b"1")])
@@ -283,16 +327,23 @@ def test_full_disk_loses_nothing(small_disk: Path, open_at: Callable[..., RocksD
     """Fault 24: DiskFull while there is no space, and when it returns the store goes on with all that it had."""
     ballast = small_disk / "ballast"
 
-    def fill() -> None:
-        with open(ballast, "wb", buffering=0) as file:
-            while True:
-                try:
-                    if not file.write(bytes(4096)):
-                        return
-                except OSError:
-                    return
+    check_recovery(open_at(small_disk / "live"), lambda: fill_up(ballast), ballast.unlink, small_disk)
 
-    check_recovery(open_at(small_disk / "live"), fill, ballast.unlink, small_disk)
+
+def test_the_first_write_of_a_store_opened_for_reading_meets_a_full_disk(small_disk: Path) -> None:
+    """Fault 24 for an opening that was put off: it is tried again, and reads go on meanwhile."""
+    filled(small_disk / "live", keys=100)
+    store = RocksDbStore.open(small_disk / "live", NO_COMPRESSION, read_first=True)
+    ballast = small_disk / "ballast"
+    fill_up(ballast)
+    for _ in range(2):
+        with pytest.raises(DiskFull, match="free space"):
+            store.write([(b"later", b"1")])
+        assert store.get(b"00000007") is not None
+    ballast.unlink()
+    store.write([(b"later", b"1")])
+    assert len(list(store.scan(None, None))) == 101
+    store.close()
 
 
 LIMITED = """

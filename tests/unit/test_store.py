@@ -200,7 +200,7 @@ def test_a_deleted_range_needs_bounded_memory(open_one: Open, monkeypatch: pytes
         return size
 
     monkeypatch.setattr(_Generation, "extend", measuring)
-    job = open_one()
+    job = open_one(write_batch_size=500)
     for start in range(0, 20_000, 500):
         job.store.put_many({b"%06d" % i: os.urandom(10) for i in range(start, start + 500)})
     job.publish(job.freeze())
