@@ -77,7 +77,10 @@ class BufferedStore:
 
     def write(self, changes: Iterable[Change]) -> None:
         """Apply changes in order, all or none of them. Raises: as :meth:`put`."""
-        newest = dict(changes)
+        try:
+            newest = dict(changes)
+        except TypeError:  # of no hash
+            raise self._not_bytes() from None
         if not (_are_all(bytes, newest) and _are_all(bytes | None, newest.values())):
             raise self._not_bytes()
         if len(newest) >= self._batch_size:  # a batch of its own

@@ -123,7 +123,7 @@ class MemoryStore:
             self._write_file()
 
     def _write_file(self) -> None:
-        number = self._sequence_number
+        number = self.sequence_number
         if number == self._flushed_at:
             return
         content = self._items.copy()  # at once, whoever writes beside

@@ -249,6 +249,7 @@ class RocksDbStore:
         """Close; what was not flushed is gone. Open scans end. Repeating it is no error."""
         with self._maintenance:
             database, self._database, self._rescued = self._database, None, None
+            self._reads_only = False
             if database is not None:
                 self._end_scans()
                 close_database(database, self._directory)

@@ -237,8 +237,14 @@ def test_close_ends_scans_and_frees_the_directory(open_at: Open, tmp_path: Path)
     assert open_at(tmp_path / "live").get(b"b") == b"2"
 
 
-def test_closed_store_refuses(store: LocalStore) -> None:
+@pytest.mark.parametrize("read_first", [False, True])
+def test_closed_store_refuses(kind: str, store: LocalStore, tmp_path: Path, read_first: bool) -> None:
     """Every use after close is a ClosedError; a second close is none."""
+    if read_first:
+        store.flush()
+        store.checkpoint(tmp_path / "copy")
+        store.close()
+        store = open_store(kind, tmp_path / "copy", {}, read_first=True)
     store.close()
     store.close()
     for use in (
@@ -248,6 +254,8 @@ def test_closed_store_refuses(store: LocalStore) -> None:
         lambda: store.scan(None, None),
         lambda: store.sequence_number,
         store.flush,
+        lambda: store.checkpoint(tmp_path / "checkpoint"),
+        lambda: store.checkpoint_beside(tmp_path / "checkpoint"),
         store.statistics,
         lambda: store.delete_range(b"a", None),
     ):

@@ -120,7 +120,9 @@ def test_a_batch_with_something_wrong_is_not_gathered(open_one: Open) -> None:
     with pytest.raises(InvalidError, match="not bytes"):
         job.store.put("key", b"1")
     with pytest.raises(InvalidError, match="bytes"):
-        job.store.put_many([(b"b", b"2")] * 2_000 + [(b"c", 3)])
+        job.store.put_many([(b"%d" % n, b"2") for n in range(8_000)] + [(b"c", 3)])
+    with pytest.raises(InvalidError, match="bytes"):
+        job.store.put_many([(bytearray(b"b"), b"2")])
     with pytest.raises(TypeError, match="delete"):
         job.store.put(b"a", None)
     with pytest.raises(TypeError, match="delete_many"):
