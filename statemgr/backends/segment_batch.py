@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 from statemgr.backends.blob_names import segments_blob, shared_segments_blob
@@ -117,16 +117,17 @@ class SegmentBatches:
 
     def _run(self, batch: _Batch) -> None:
         try:
-            with self._changed:
-                self._changed.wait_for(lambda: batch.writers == 0 and self._coming == 0, LINGER_S)
-                if self._open is batch:
-                    self._open = None
-                self._changed.wait_for(lambda: batch.writers == 0)
-            batch.done.set_result(self._stored(batch))
+            with closing(batch.blob):
+                with self._changed:
+                    self._changed.wait_for(lambda: batch.writers == 0 and self._coming == 0, LINGER_S)
+                    if self._open is batch:
+                        self._open = None
+                    self._changed.wait_for(lambda: batch.writers == 0)
+                stored = self._stored(batch)
         except BaseException as error:
             batch.done.set_exception(error)
-        finally:
-            batch.blob.close()
+        else:
+            batch.done.set_result(stored)
 
     def _stored(self, batch: _Batch) -> Stored:
         body = batch.blob.body()
