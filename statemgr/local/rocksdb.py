@@ -205,14 +205,14 @@ class RocksDbStore:
         if os.path.lexists(directory):
             raise InvalidError("the directory of a checkpoint exists already", path=directory)
         with self._writing("cannot make a checkpoint of the store"):
-            if self._reads_only:
-                self._link_files(directory)
-            else:
-                Checkpoint(self._db).create_checkpoint(str(directory))
+            self._link_files(self._db, directory)
         self._finish(directory)
 
-    def _link_files(self, directory: Path) -> None:
-        """A checkpoint of a store that was not opened for writing: its files as they are."""
+    def _link_files(self, database: Rdict, directory: Path) -> None:
+        if not self._reads_only:
+            Checkpoint(database).create_checkpoint(str(directory))
+            return
+        # it has only files, as they were when it was opened
         with os_translated("cannot make a checkpoint of the store", directory):
             directory.mkdir()
             trees.link_files(self._directory, directory, trees.state_files(self._directory))
@@ -236,12 +236,10 @@ class RocksDbStore:
             if self._stuck or database is None:
                 kind = DiskFull if self._stuck else ClosedError
                 raise kind("the store is closed, or its disk was full", path=self._directory)
-            if self._reads_only:
-                self._link_files(directory)
-            else:
-                with translated("cannot make a checkpoint of the store", self._directory):
+            with translated("cannot make a checkpoint of the store", self._directory):
+                if not self._reads_only:
                     database.flush()  # most of the work; nobody is held up by it
-                    Checkpoint(database).create_checkpoint(str(directory))
+                self._link_files(database, directory)
             del database
         self._finish(directory)
 
