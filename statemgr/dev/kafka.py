@@ -109,14 +109,17 @@ class KafkaBroker:
             return False
         client = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
         try:
-            return len(client.list_topics(timeout=2.0).brokers) == 1
+            return any(broker.port == self.port for broker in client.list_topics(timeout=2.0).brokers.values())
         except KafkaException:
             return False
 
+    def new_cluster_id(self) -> str:
+        """The ID of the cluster that an empty data directory is formatted for."""
+        return secrets.token_urlsafe(16).replace("-", "A")
+
     def _format(self, command: list[str], properties: Path) -> None:
-        cluster_id = secrets.token_urlsafe(16).replace("-", "A")
         run = subprocess.run(
-            [*command, cluster_id, "--config", str(properties)],
+            [*command, self.new_cluster_id(), "--config", str(properties)],
             capture_output=True,
             text=True,
             check=False,

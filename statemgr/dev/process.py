@@ -68,16 +68,27 @@ class ServerProcess:
             process.wait(10.0)
 
     def suspend(self) -> None:
-        """Stop its threads (SIGSTOP), as a long pause of the machine would."""
+        """Stop its threads (SIGSTOP), as a long pause of the machine would; returns when all of them stand still."""
         process = self.process()
         if process is not None:
             process.suspend()
+            while process.is_running() and not _stands_still(process):
+                time.sleep(_POLL_S / 10)
 
     def resume(self) -> None:
         """Let it go on (SIGCONT)."""
         process = self.process()
         if process is not None:
             process.resume()
+
+
+def _stands_still(process: psutil.Process) -> bool:
+    """Whether no thread runs any more: a signal reaches one after the other."""
+    if not psutil.LINUX:
+        return process.status() == psutil.STATUS_STOPPED
+    states = Path(f"/proc/{process.pid}/task").glob("*/stat")
+    # the state follows the name, which is in parentheses and may have any character
+    return all(state.read_text().rpartition(")")[2].split()[0] in "TXZ" for state in states)
 
 
 def spawn(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
@@ -83,20 +84,72 @@ class TopicMetadata:
 
         Raises: MissingState, UnavailableError, AccessDenied.
         """
+        return self._offset(topic, partition, OffsetSpec.earliest()), self._end(topic, partition)  # type: ignore[no-untyped-call]
+
+    def await_stable(self, partitions: Iterable[tuple[str, int]], wait_s: float) -> None:
+        """Return when every transaction that is open in one of the partitions now has ended there, or is gone with it.
+
+        Raises: UnavailableError when one has not after ``wait_s`` seconds; AccessDenied.
+        """
+        deadline = time.monotonic() + wait_s
+        for topic, partition in partitions:
+            with suppress(MissingState):
+                self._await_stable(topic, partition, deadline)
+
+    def _await_stable(self, topic: str, partition: int, deadline: float) -> None:
+        end = self._end(topic, partition)
+        while (stable := self._end(topic, partition, IsolationLevel.READ_COMMITTED)) < end:
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    "an aborted transaction is still open: its records would be committed with the next one's",
+                    hint="a broker may forget to end one where a partition has no leader (KAFKA-20734): "
+                    "`kafka-transactions.sh find-hanging` finds it, and `abort` ends it",
+                    topic=topic,
+                    partition=partition,
+                    offset=stable,
+                )
+            time.sleep(_PAUSE_S)
+
+    def _end(self, topic: str, partition: int, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED) -> int:
+        return self._offset(topic, partition, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
+
+    def _offset(
+        self,
+        topic: str,
+        partition: int,
+        spec: OffsetSpec,
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    ) -> int:
         place = TopicPartition(topic, partition)
+        doing = "asking for a topic's offsets"
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                answers = self.ask(
+                    doing,
+                    lambda: self.client.list_offsets(
+                        {place: spec}, isolation_level=isolation, request_timeout=_REQUEST_S
+                    ),
+                    topic=topic,
+                    partition=partition,
+                )
+                return int(answers[place].offset)
+            except MissingState as error:
+                # the client says the same of a partition that has no leader just then
+                if not self._exists(topic, partition):
+                    raise
+                if time.monotonic() > deadline:
+                    raise UnavailableError(
+                        f"{doing}: the partition has no leader",
+                        hint="are the brokers up that have it?",
+                        topic=topic,
+                        partition=partition,
+                    ) from error
+            time.sleep(_PAUSE_S)
 
-        def offset(spec: OffsetSpec) -> int:
-            answers = self.ask(
-                "asking for a topic's offsets",
-                lambda: self.client.list_offsets(
-                    {place: spec}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_REQUEST_S
-                ),
-                topic=topic,
-                partition=partition,
-            )
-            return int(answers[place].offset)
-
-        return offset(OffsetSpec.earliest()), offset(OffsetSpec.latest())  # type: ignore[no-untyped-call]
+    def _exists(self, topic: str, partition: int) -> bool:
+        found = self.describe([topic]).get(topic)
+        return found is not None and any(there.id == partition for there in found.partitions)
 
     def ask(
         self,

@@ -2,7 +2,9 @@
 
 What each failure means for the transaction is decided here:
 
-- before the commit is asked for, everything that fails is surely not published: abort, RetryableError
+- before the commit is asked for, everything that fails is surely not published: abort, RetryableError. The next
+  transaction waits until the aborted one has ended in every partition: where one has no leader at that moment,
+  Kafka 4.3.1 forgets it (KAFKA-20734), and would commit what is open there with the next transaction's records
 - once it was asked for and no answer came, the outcome is unknown: the same producer is asked again, which
   both learns the outcome and notices a newer owner; only when it is beyond use, a new one of the ID is made
 - fenced is fenced: no new producer is ever made then, since it would fence the newer owner in turn
@@ -35,6 +37,7 @@ from statemgr.kafka.clients import (
     translate,
     unmasked,
 )
+from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.transaction import KafkaTransaction
 from statemgr.ports import Clock
 
@@ -83,6 +86,8 @@ class TransactionalPublisher:
         self._errors = ClientErrors()
         self._producer: Producer | None = None
         self._state = _State.NEW
+        #: Partitions with records of the last transaction, until it is known to be committed.
+        self._written: set[tuple[str, int]] = set()
 
     # --- the port ---------------------------------------------------------------------------------------
 
@@ -107,6 +112,7 @@ class TransactionalPublisher:
         deadline = self._clock.monotonic() + self._timeout_s
         current = self._begin(deadline)
         transaction = KafkaTransaction(current, self._clock, deadline, self._errors)
+        self._written = transaction.written
         try:
             yield transaction
             transaction.flush()
@@ -129,7 +135,7 @@ class TransactionalPublisher:
             deadline = self._clock.monotonic() + self._timeout_s
             try:
                 self._until(self._producer, self._producer.commit_transaction, deadline)
-                self._state = _State.READY
+                self._state, self._written = _State.READY, set()
             except KafkaException as error:
                 self._after_failed_commit(error)
                 if self._state is _State.UNKNOWN:
@@ -185,6 +191,7 @@ class TransactionalPublisher:
                 else UnavailableError("the last transaction could not be aborted yet", transactional_id=self._id)
             )
         assert self._producer is not None
+        self._await_aborted(deadline)
         try:
             self._producer.begin_transaction()
         except KafkaException as error:
@@ -192,6 +199,14 @@ class TransactionalPublisher:
             raise self._failure(error, "beginning a transaction") from error
         self._state = _State.OPEN
         return self._producer
+
+    def _await_aborted(self, deadline: float) -> None:
+        """After an abort: no partition has the transaction open any more. Raises: UnavailableError, while one has."""
+        if not self._written:
+            return
+        with contextlib.closing(TopicMetadata(self._config)) as metadata:
+            metadata.await_stable(self._written, deadline - self._clock.monotonic())
+        self._written = set()
 
     def _commit(self, current: Producer, deadline: float) -> None:
         self._state = _State.UNKNOWN
@@ -210,7 +225,7 @@ class TransactionalPublisher:
                 transactional_id=self._id,
                 hint="settle it, then read the topic",
             ) from error
-        self._state = _State.READY
+        self._state, self._written = _State.READY, set()
         self._errors.clear()
 
     def _after_failed_commit(self, error: KafkaException) -> None:

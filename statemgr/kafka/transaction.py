@@ -21,13 +21,18 @@ _BACK_PRESSURE_S = 0.02
 
 
 class KafkaTransaction:
-    """Implements :class:`statemgr.ports.Transaction`. Made by the publisher; of no use after its block."""
+    """Implements :class:`statemgr.ports.Transaction`. Made by the publisher; of no use after its block.
+
+    Attributes:
+        written: topics and partitions that have records of it, or may have.
+    """
 
     def __init__(self, producer: Producer, clock: Clock, deadline: float, errors: ClientErrors) -> None:
         self._producer = producer
         self._clock = clock
         self._deadline = deadline
         self._errors = errors
+        self.written: set[tuple[str, int]] = set()
         self._delivered: dict[tuple[str, int], int] = {}
         self._failed: KafkaError | None = None
         self._closed = False
@@ -46,30 +51,25 @@ class KafkaTransaction:
         options: dict[str, Any] = {"on_delivery": self._on_delivery}
         if partition is not None:
             options["partition"] = partition
+            self.written.add((topic, partition))
         if headers:
             options["headers"] = list(headers)
-        while True:
-            try:
-                self._producer.produce(topic, value, key, **options)
-                return
-            except BufferError:
-                self._wait_for_room()
+        self._produce(topic, key, value, options)
 
     def send_changes(self, topic: str, partition: int, changes: Iterable[Change]) -> None:
         """See :meth:`statemgr.ports.Transaction.send_changes`."""
         self._check()
+        self.written.add((topic, partition))
         produce = self._producer.produce
         # one is held back, since only the very last is sent with a callback
         last: Change | None = None
         for change in changes:
             if last is not None:
                 key, value = last
-                while True:
-                    try:
-                        produce(topic, value, key, partition)
-                        break
-                    except BufferError:
-                        self._wait_for_room()
+                try:
+                    produce(topic, value, key, partition)
+                except BufferError:
+                    self._produce(topic, key, value, {"partition": partition})
             last = change
         if last is not None:
             key, value = last
@@ -92,6 +92,14 @@ class KafkaTransaction:
     def close(self) -> None:
         """No more records."""
         self._closed = True
+
+    def _produce(self, topic: str, key: bytes | None, value: bytes | None, options: Mapping[str, Any]) -> None:
+        while True:
+            try:
+                self._producer.produce(topic, value, key, **options)
+                return
+            except BufferError:
+                self._wait_for_room()
 
     def _wait_for_room(self) -> None:
         with unmasked():
@@ -124,4 +132,5 @@ class KafkaTransaction:
         assert topic is not None
         assert partition is not None
         assert offset is not None
+        self.written.add((topic, partition))
         self._delivered[topic, partition] = max(self._delivered.get((topic, partition), 0), offset + 1)

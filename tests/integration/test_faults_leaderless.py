@@ -1,0 +1,87 @@
+# ruff: noqa: PT012 (what raises is the end of a transaction's block)
+"""Partitions that have no leader for a while, since the only broker that has them is down (fault 15)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from statemgr.config import JobConfig
+from statemgr.dev.kafka import KafkaBroker
+from statemgr.errors import MissingState, UnavailableError
+from statemgr.kafka.metadata import TopicMetadata
+from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id
+from statemgr.local.clock import SystemClock
+from statemgr.model.commit import Change
+from tests.kafka_jobs import committed, job, wait_until
+from tests.second_broker import SecondBroker
+
+_TOPIC = "elsewhere"
+
+
+@pytest.fixture
+def second(own_kafka: Callable[..., KafkaBroker], tmp_path: Path) -> Iterator[SecondBroker]:
+    """A second broker, which alone has a topic; the first one coordinates transactions."""
+    first = own_kafka()
+    config = job(first)
+    with closing(TransactionalPublisher(config, "makes the topic of transactions", SystemClock())) as publisher:
+        publisher.fence()
+    broker = SecondBroker(directory=tmp_path / "second", first=first)
+    broker.start()
+    broker.make_topic(_TOPIC)
+    yield broker
+    broker.delete()
+
+
+def _lose(broker: SecondBroker) -> None:
+    broker.kill()
+    admin = AdminClient({"bootstrap.servers": broker.first.bootstrap_servers})
+    wait_until(lambda: admin.list_topics(_TOPIC, timeout=10).topics[_TOPIC].partitions[0].leader == -1)
+
+
+def _job(broker: SecondBroker) -> JobConfig:
+    return job(broker.first, task__commit__timeout__ms=4000)
+
+
+def test_a_partition_without_a_leader_is_not_missing(second: SecondBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its offsets are waited for; one that does not exist is MissingState at once."""
+    with closing(TopicMetadata(_job(second))) as metadata:
+        _lose(second)
+        with monkeypatch.context() as patched:
+            patched.setattr("statemgr.kafka.metadata.DEADLINE_S", 1.0)
+            with pytest.raises(UnavailableError, match="no leader"):
+                metadata.bounds(_TOPIC, 0)
+            for place in ((_TOPIC, 1), ("nowhere", 0)):
+                with pytest.raises(MissingState):
+                    metadata.bounds(*place)
+        second.start()
+        assert metadata.bounds(_TOPIC, 0) == (0, 0)
+
+
+def test_what_was_aborted_without_a_leader_is_never_committed(second: SecondBroker) -> None:
+    """Kafka 4.3.1 forgets to end the transaction there (KAFKA-20734), and would commit it with the next one."""
+    config = _job(second)
+    publisher = TransactionalPublisher(config, job_transactional_id(config), SystemClock())
+    publisher.fence()
+    with pytest.raises(ZeroDivisionError), publisher.transaction() as transaction:
+        transaction.send_changes(_TOPIC, 0, [(b"lost", b"v")])
+        transaction.flush()
+        _lose(second)
+        raise ZeroDivisionError
+    second.start()
+    published = [after for _ in range(2) if _published(publisher, after := (b"after", b"v"))]
+    assert committed(config, _TOPIC) == published
+
+
+def _published(publisher: TransactionalPublisher, change: Change) -> bool:
+    """False where the broker forgot: refused."""
+    try:
+        with publisher.transaction() as transaction:
+            transaction.send_changes(_TOPIC, 0, [change])
+    except UnavailableError:
+        return False
+    return True
