@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import Protocol
 
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -11,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from statemgr.config import JobConfig
 from statemgr.ids import CheckpointId
+from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
 from tests.servers import KafkaServer
@@ -92,7 +94,12 @@ def send(
 
 
 def committed(config: JobConfig, topic: str, partition: int = 0) -> list[tuple[bytes | None, bytes | None]]:
-    """Every committed record of a partition, read by the vendor's consumer with its defaults."""
+    """Every committed record of a partition, read by the vendor's consumer with its defaults.
+
+    A commit is answered before its partitions are told: it is waited for that no transaction is open.
+    """
+    with closing(TopicMetadata(config)) as metadata:
+        metadata.await_stable([(topic, partition)], 30.0)
     reader = Consumer(
         {
             "bootstrap.servers": config.get("kafka.bootstrap.servers"),
