@@ -22,6 +22,7 @@ from statemgr.ports import (
     Changelog,
     Clock,
     CommittedDirectory,
+    FinishedDirectory,
     PreparedBackup,
     Progress,
     Restored,
@@ -49,6 +50,11 @@ def committed(root: Path, tree: Tree, state_id: str = "state") -> CommittedDirec
             target.write_bytes(data)
     files = {path: (len(data), content_hash(data)) for path, data in tree.items() if not path.endswith("/")}
     return CommittedDirectory(state_id, root, files)
+
+
+def finished(directory: CommittedDirectory) -> FinishedDirectory:
+    """A directory whose files have all been hashed."""
+    return FinishedDirectory(directory.path, dict(directory.files))
 
 
 def read_tree(root: Path) -> dict[str, bytes]:
@@ -99,13 +105,16 @@ class Snapshots:
         """One commit's upload."""
         number = next(self._numbers)
         directory = committed(self.tmp_path / f"local-{number}", tree, f"state-{number}")
-        return self.prepare_directory(directory, base, attempt or f"attempt-{number}")
+        made = FinishedDirectory(directory.path, {path: (size, None) for path, (size, _) in directory.files.items()})
+        prepared = self.prepare_directory(made, base, f"state-{number}", attempt or f"attempt-{number}")
+        assert made.files == directory.files, "who reads a file notes its hash"
+        return prepared
 
     def prepare_directory(
-        self, directory: CommittedDirectory, base: Marker | None = None, attempt: str = "attempt"
+        self, made: FinishedDirectory, base: Marker | None = None, state_id: str = "state", attempt: str = "attempt"
     ) -> PreparedBackup:
         """One commit's upload of a directory that is there."""
-        snapshot = StoreSnapshot(self.identity, directory.state_id, attempt, directory, ChangeList(), ChangeList())
+        snapshot = StoreSnapshot(self.identity, state_id, attempt, made, ChangeList(), ChangeList())
         return self.backup.prepare(snapshot, base, portable=False)
 
     def commit(self, tree: Tree, base: Marker | None = None) -> IndexMarker:

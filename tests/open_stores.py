@@ -62,8 +62,8 @@ class CommittedStore:
         """The rest of it, published and acknowledged."""
         directories = self.opened.directories
         assert frozen.staging is not None
-        hashed = directories.hash_files(frozen.staging)
-        self._committed = directories.adopt(frozen.staging, frozen.state_id, hashed.files)
+        made = directories.finished(frozen.staging)
+        self._committed = directories.adopt(frozen.staging, frozen.state_id, made.files)
         for key, value in frozen.changes or ():
             if value is None:
                 self.changelog.pop(key, None)

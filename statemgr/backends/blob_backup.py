@@ -2,8 +2,9 @@
 
 Steps of :meth:`BlobBackup.prepare`:
 
-1. diff the directory against the acknowledged index, by content
-2. upload what is new (small files go inside the index or into packs)
+1. diff the directory against the acknowledged index, by content; what nobody has hashed is read for that only where
+   another file has its size
+2. upload what is new, and hash it in the same pass (small files go inside the index or into packs)
 3. put the index blob, which is the marker
 
 All I/O goes through the transfer engine and reads of the snapshot's own directory.
@@ -27,16 +28,17 @@ from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
 from statemgr.model.checkpoint import IndexMarker, Marker
 from statemgr.model.codec import encode_index
 from statemgr.model.commit import PreparedChanges
-from statemgr.model.diff import LocalFile, LocalTree, assemble, diff
+from statemgr.model.diff import LocalFile, LocalTree, assemble, comparable, diff
 from statemgr.model.snapshot import (
     INLINE_LIMIT,
     INLINE_TOTAL_LIMIT,
     MAX_INDEX_SIZE,
+    DirIndex,
     FileIndex,
     SnapshotIndex,
 )
 from statemgr.phases import Phase, announce
-from statemgr.ports import Clock, PreparedBackup, StagedChanges, StoreIdentity, StoreSnapshot
+from statemgr.ports import Clock, FinishedDirectory, PreparedBackup, StagedChanges, StoreIdentity, StoreSnapshot
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ class BlobBackup:
         subject = f"{identity.task}/{identity.store}"
         announce(Phase.DIFF, subject)
         base_index = self._base(identity, base)
-        tree = _tree(snapshot)
+        tree = self._tree(snapshot.directory, base_index.root if base_index else None)
         difference = diff(tree, base_index.root if base_index else None)
 
         announce(Phase.UPLOAD, subject)
@@ -72,6 +74,7 @@ class BlobBackup:
         files.update({file.path: _inline(snapshot.directory.path, file) for file in inline})
         uploaded = self._upload(snapshot, large)
         files.update(uploaded)
+        snapshot.directory.files.update((path, file.identity) for path, file in files.items())
 
         announce(Phase.PUT_INDEX, subject)
         index = SnapshotIndex(
@@ -127,24 +130,31 @@ class BlobBackup:
             )  # fmt: skip
             return None
 
+    def _tree(self, directory: FinishedDirectory, base: DirIndex | None) -> LocalTree:
+        """What the diff sees. Hashes that it needs, and that nobody knows, are noted in the directory."""
+        for path in comparable({path: size for path, (size, _) in directory.files.items()}, base):
+            size, known = directory.files[path]
+            directory.files[path] = size, known or self._transfer().hash_of(directory.path / path, 0, size)
+        files = (LocalFile(path, size, known) for path, (size, known) in sorted(directory.files.items()))
+        return LocalTree(tuple(files), _dirs(directory.path))
+
     def _upload(self, snapshot: StoreSnapshot, files: Sequence[LocalFile]) -> dict[str, FileIndex]:
-        # files of the same content are uploaded once
+        # files of the same content are uploaded once; no other one has the size of a file without a hash
         first = {(file.size, file.hash): file for file in reversed(files)}
         transfer, root, identity = self._transfer(), snapshot.directory.path, snapshot.identity
         limit = min(PACK_LIMIT, transfer.part_size)
         small = [file for file in first.values() if 0 < file.size <= limit]
         if len(small) == 1:
             small = []
-        packed = upload_packs(transfer, root, small, lambda number: pack_blob(identity, snapshot.attempt, number))
-        done = {file.identity: file for file in packed.values()}
+        done = upload_packs(transfer, root, small, lambda number: pack_blob(identity, snapshot.attempt, number))
+        others = [file for file in first.values() if file.path not in done]
         uploads = [
             Upload(root / file.path, file.size, file.hash, file_prefix(identity, snapshot.attempt, file.path))
-            for content, file in first.items()
-            if content not in done
+            for file in others
         ]
         uploaded = transfer.upload_files(uploads, lambda *_: snapshot.check())
-        done |= {file.identity: file for file in uploaded}
-        return {file.path: done[file.size, file.hash] for file in files}
+        done |= {file.path: found for file, found in zip(others, uploaded, strict=True)}
+        return {file.path: done[first[file.size, file.hash].path] for file in files}
 
     def _put_index(self, identity: StoreIdentity, index: SnapshotIndex) -> IndexMarker:
         blob_id = index_blob(identity, index.attempt)
@@ -161,16 +171,14 @@ class BlobBackup:
         return IndexMarker(ref)
 
 
-def _tree(snapshot: StoreSnapshot) -> LocalTree:
-    files = [LocalFile(path, size, digest) for path, (size, digest) in sorted(snapshot.directory.files.items())]
-    root = snapshot.directory.path
+def _dirs(root: Path) -> tuple[str, ...]:
     dirs: list[str] = []
     with disk_errors(root):
         for found, below, _ in os.walk(root, onerror=_raise):
             # os.walk lists links to directories here, and does not follow them
             inner = [name for name in below if not Path(found, name).is_symlink()]
             dirs += [Path(found, name).relative_to(root).as_posix() for name in inner]
-    return LocalTree(tuple(files), tuple(sorted(dirs)))
+    return tuple(sorted(dirs))
 
 
 def _raise(error: OSError) -> None:
@@ -192,4 +200,5 @@ def _split(added: Sequence[LocalFile], kept: Mapping[str, FileIndex]) -> tuple[l
 
 
 def _inline(root: Path, file: LocalFile) -> FileIndex:
-    return FileIndex(file.path.rpartition("/")[2], file.size, file.hash, inline=read_file(root, file))
+    data, digest = read_file(root, file)
+    return FileIndex(file.path.rpartition("/")[2], file.size, digest, inline=data)

@@ -24,15 +24,16 @@ PACK_LIMIT = 1024 * 1024
 PACK_SIZE = 4 * 1024 * 1024
 
 
-def read_file(root: Path, file: LocalFile) -> bytes:
-    """The content of a small local file. Raises: CorruptError when it is not what was committed."""
+def read_file(root: Path, file: LocalFile) -> tuple[bytes, bytes]:
+    """The content of a small local file, and its hash. Raises: CorruptError when it is not what was committed."""
     with SourceFile(root / file.path) as source:
         data = bytearray(file.size)
         for _ in source.pieces(0, file.size, memoryview(data)):
             pass
-    if source.size != file.size or content_hash(data) != file.hash:
+    digest = content_hash(data)
+    if source.size != file.size or file.hash not in (None, digest):
         raise CorruptError("a local file is not what it was when it was committed", path=root / file.path)
-    return bytes(data)
+    return bytes(data), digest
 
 
 def upload_packs(
@@ -51,11 +52,11 @@ def _upload_pack(
     transfer: Transfer, root: Path, group: Sequence[LocalFile], blob_id: str, found: dict[str, FileIndex]
 ) -> None:
     content = [read_file(root, file) for file in group]
-    transfer.put(blob_id, b"".join(content))
+    transfer.put(blob_id, b"".join(data for data, _ in content))
     offset = 0
-    for file in group:
-        part = BlobRef(blob_id, file.size, file.hash, offset)
-        found[file.path] = FileIndex(file.path.rpartition("/")[2], file.size, file.hash, parts=(part,))
+    for file, (_, digest) in zip(group, content, strict=True):
+        part = BlobRef(blob_id, file.size, digest, offset)
+        found[file.path] = FileIndex(file.path.rpartition("/")[2], file.size, digest, parts=(part,))
         offset += file.size
 
 

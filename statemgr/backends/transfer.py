@@ -74,19 +74,19 @@ class Transfer:
     def upload_files(self, uploads: Sequence[Upload], progress: Progress = no_progress) -> list[FileIndex]:
         """Upload files in parts; returns them in order, named by their path's last part.
 
-        One pass over each file hashes the parts and checks the whole against what was committed.
+        One pass over each file hashes the parts and the whole, and checks that against what is known of it.
         Raises: UnavailableError, AccessDenied, DiskFull, CorruptError (a local file is not what it was).
         """
         done, total = Counter(), sum(upload.size for upload in uploads)
         with self._pool.batch(lambda: progress("upload", done.value, total)) as batch:
             sent = [self._upload(batch, upload, done) for upload in uploads]
         return [
-            FileIndex(upload.path.name, upload.size, upload.hash, None, parts, tuple(frames) if any(frames) else ())
-            for upload, (parts, frames) in zip(uploads, sent, strict=True)
+            FileIndex(upload.path.name, upload.size, digest, None, parts, tuple(frames) if any(frames) else ())
+            for upload, (digest, parts, frames) in zip(uploads, sent, strict=True)
         ]
 
-    def _upload(self, batch: Batch, upload: Upload, done: Counter) -> tuple[tuple[BlobRef, ...], list[int]]:
-        """Returns: the parts, and the sizes of their frames, which are known when the batch is done."""
+    def _upload(self, batch: Batch, upload: Upload, done: Counter) -> tuple[bytes, tuple[BlobRef, ...], list[int]]:
+        """Returns: the file's hash, its parts, and the sizes of their frames, known when the batch is done."""
         parts: list[BlobRef] = []
         whole = hasher()
         pieces = list(cut(upload.size, self.part_size))
@@ -103,13 +103,14 @@ class Transfer:
                 body = FileSlice(upload.path, offset, length)
                 batch.submit(partial(self._put_part, batch, ref.blob_id, body, frames, number, done), length)
             size = source.size
-        if size != upload.size or whole.digest() != upload.hash:
+        digest = whole.digest()
+        if size != upload.size or upload.hash not in (None, digest):
             raise CorruptError(
                 "a local file is not what it was when it was committed",
                 hint="delete the local state directory and open the task again",
                 path=upload.path,
             )
-        return tuple(parts), frames
+        return digest, tuple(parts), frames
 
     def _put_part(
         self, batch: Batch, blob_id: str, body: FileSlice, frames: list[int], number: int, done: Counter
@@ -178,7 +179,7 @@ class Transfer:
         kept: Counter,
     ) -> None:
         file, part = fetch.file, fetch.file.parts[number]
-        if fetch.continued and self._hash_of(fetch.target, offset, part.size) == part.hash:
+        if fetch.continued and self.hash_of(fetch.target, offset, part.size) == part.hash:
             kept.add(part.size)
             done.add(part.size)
         else:
@@ -190,7 +191,7 @@ class Transfer:
             self._verify_whole(file, target.path)
 
     def _verify_whole(self, file: FileIndex, path: Path) -> None:
-        if self._hash_of(path, 0, file.size) != file.hash:
+        if self.hash_of(path, 0, file.size) != file.hash:
             raise CorruptBlob(
                 "the parts of a file are right one by one, but together they are not the file",
                 blob=file.parts[0].blob_id,
@@ -198,7 +199,8 @@ class Transfer:
                 hint="restore from another factory, or roll back to an older checkpoint",
             )
 
-    def _hash_of(self, path: Path, offset: int, length: int) -> bytes:
+    def hash_of(self, path: Path, offset: int, length: int) -> bytes:
+        """XXH3-128 of a part of a local file. Raises: CorruptError: it is shorter."""
         there = hasher()
         with SourceFile(path) as source:
             for piece in source.pieces(offset, length, self._buffer()):
@@ -212,7 +214,7 @@ class Transfer:
         if isinstance(body, bytes):
             ref = BlobRef(blob_id, len(body), content_hash(body))
         else:
-            ref = BlobRef(blob_id, body.length, self._hash_of(body.path, body.offset, body.length))
+            ref = BlobRef(blob_id, body.length, self.hash_of(body.path, body.offset, body.length))
         self._blobs.put(blob_id, body, ttl_days=self._ttl_days)
         return ref
 

@@ -14,11 +14,14 @@ RUN_SIZE = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A local file to upload: its path, its size and XXH3-128, and the name before its parts' numbers."""
+    """A local file to upload: its path, its size and XXH3-128, and the name before its parts' numbers.
+
+    Without a hash, it is what it is found to be.
+    """
 
     path: Path
     size: int
-    hash: bytes
+    hash: bytes | None
     blob_prefix: str
 
 

@@ -24,7 +24,7 @@ from statemgr.flows.open_store import NO_CHANGES
 from statemgr.ids import CheckpointId
 from statemgr.local.durable import hash_file
 from statemgr.model.checkpoint import BlobRef, Checkpoint, IndexMarker, Layout
-from statemgr.ports import CommittedDirectory, RestoreRequest, StoreSnapshot
+from statemgr.ports import FinishedDirectory, RestoreRequest, StoreSnapshot
 from statemgr.runtime import Runtime, shared_runtime
 
 _THREADS = 8
@@ -123,10 +123,9 @@ def backup_file(config: dict[str, Any], path: str) -> dict[str, Any]:
     """Back up a directory that holds one file, of any size."""
     runtime = Runtime(JobConfig.from_mapping(config))
     file = Path(path)
-    files = {file.name: hash_file(file)}
     snapshot = StoreSnapshot(
         runtime.parts.identity(TASK, STORE), "one-file", runtime.ids.attempt_id(),
-        CommittedDirectory("one-file", file.parent, files), NO_CHANGES, None,
+        FinishedDirectory(file.parent, {file.name: (file.stat().st_size, None)}), NO_CHANGES, None,
     )  # fmt: skip
     start = time.perf_counter()
     prepared = runtime.parts.backup_manager("blob-store").prepare(snapshot, None, portable=False)

@@ -13,6 +13,7 @@ from statemgr.bench.session import GIBIBYTE, MEBIBYTE, Session
 from statemgr.local import bulk_writer, rocksdb_options
 from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
+from statemgr.local.durable import hash_file
 from statemgr.local.rocksdb import RocksDbStore
 from statemgr.model.checkpoint import Checkpoint
 
@@ -101,6 +102,6 @@ def _generate_files(session: Session, count: int) -> State:
 def register(directory: Path, count: int, value_size: int) -> State:
     """Take a finished directory as a state: hash its files, so that tasks can be started from it."""
     directories = StoreDirectories(directory.with_name("unused"), SystemClock(), system_ids())
-    files = directories.hash_files(directory).files
+    files = {path: hash_file(directory / path) for path in directories.finished(directory).files}
     write_hashes(directory, files)
     return State(directory=directory, records=count, value_size=value_size, files=files)

@@ -4,8 +4,9 @@ Steps:
 
 1. flush and, where a backend needs it, make a checkpoint directory per changed store (``freeze``: the only pause of
    the task)
-2. hash what is new, and keep the directory as the local copy of this state
-3. per backend: diff against the acknowledged marker, upload, put the index; or collect the changes, to send or store
+2. per backend: diff against the acknowledged marker, upload and hash what is new, put the index; or collect the
+   changes, to send or store
+3. keep the directory as the local copy of this state
 4. hand over a prepared commit (``publish`` is the next flow)
 
 Nothing here changes what is current: a prepared commit that is never published leaves only blobs that expire.
@@ -25,8 +26,8 @@ from statemgr.model.commit import ChangeSet, PreparedChanges, PreparedCommit, Pr
 from statemgr.phases import Phase, announce
 from statemgr.ports import (
     BackupManager,
-    CommittedDirectory,
     DirectoryNeeded,
+    FinishedDirectory,
     PreparedBackup,
     SegmentBackupManager,
     StoreIdentity,
@@ -156,6 +157,9 @@ def prepare(
             if found.pending
         }
         backups = _back_up(parts, frozen, pending, snapshots, portable)
+        for name, snapshot in snapshots.items():
+            if frozen.stores[name].staging is not None:
+                stores[name].adopt(snapshot.directory, snapshot.state_id)
     except BaseException as error:
         if isinstance(error, DirectoryNeeded):
             for store in stores.values():
@@ -220,8 +224,7 @@ def _has_segments(manager: BackupManager, identity: StoreIdentity, base: Marker)
 def _snapshot(
     parts: Parts, store: OpenStore, frozen: FrozenCommit, part: FrozenStore, materialize: bool
 ) -> StoreSnapshot:
-    """Step 2: the local copy of this state, under its own ID."""
-    made = _local_copy(store, part) if part.staging is not None or part.state_id == store.state_id else None
+    made = _finished(store, part) if part.staging is not None or part.state_id == store.state_id else None
     return StoreSnapshot(
         identity=store.identity,
         state_id=part.state_id,
@@ -233,7 +236,7 @@ def _snapshot(
     )
 
 
-def _whole(parts: Parts, store: OpenStore, part: FrozenStore, made: CommittedDirectory | None) -> ChangeSet | None:
+def _whole(parts: Parts, store: OpenStore, part: FrozenStore, made: FinishedDirectory | None) -> ChangeSet | None:
     """All that the store has, wherever it can be read."""
     if store.changes_are_whole:
         return part.changes
@@ -247,7 +250,7 @@ def _back_up(
     snapshots: Mapping[str, StoreSnapshot],
     portable: bool,
 ) -> list[PreparedBackup]:
-    """Step 3, backend by backend."""
+    """Step 2, backend by backend."""
     done: list[PreparedBackup] = []
     for factory in dict.fromkeys(factory for store in pending.values() for factory in store.pending):
         names = [name for name, store in pending.items() if factory in store.pending]
@@ -266,7 +269,8 @@ def _back_up(
     return done
 
 
-def _local_copy(store: OpenStore, part: FrozenStore) -> CommittedDirectory:
+def _finished(store: OpenStore, part: FrozenStore) -> FinishedDirectory:
+    """The directory that was made, or the local copy of an unchanged store."""
     if part.staging is None:
         here = store.directories.find(part.state_id)
         if here is None:
@@ -277,5 +281,5 @@ def _local_copy(store: OpenStore, part: FrozenStore) -> CommittedDirectory:
                 task=store.identity.task,
                 store=store.identity.store,
             )
-        return here
-    return store.adopt(part.staging, part.state_id)
+        return FinishedDirectory(here.path, dict(here.files))
+    return store.directories.finished(part.staging)

@@ -169,9 +169,9 @@ def materialize(
         go_on()
         staging, covered = store.snapshot_beside()
     try:
-        with store.kept(staging, f"{attempt}-{identity.store}") as made:
-            snapshot = StoreSnapshot(identity, made.state_id, attempt, made, covered, None, check=go_on)
-            manager.materialize(snapshot, marker)
+        made, state_id = store.directories.finished(staging), f"{attempt}-{identity.store}"
+        manager.materialize(StoreSnapshot(identity, state_id, attempt, made, covered, None, check=go_on), marker)
+        store.keep_beside(made, state_id)
     finally:
         store.directories.discard(staging)
     announce(Phase.MATERIALIZED, subject)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from statemgr.flows.buffered_store import BufferedStore
 from statemgr.flows.parts import Parts
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
 from statemgr.model.commit import Change
-from statemgr.ports import CommittedDirectory, LocalDirectories, LocalStore, StoreIdentity
+from statemgr.ports import CommittedDirectory, FinishedDirectory, LocalDirectories, LocalStore, StoreIdentity
 
 #: Bytes of changes that one store keeps in memory before they go to a local segment.
 CHANGE_BUDGET = 32 * 1024 * 1024
@@ -73,7 +72,6 @@ class OpenStore:
         self.copies = [state_id] if state_id else []
         self._clock = parts.clock
         self._copied_s = self._clock.monotonic()
-        self._in_use: set[str] = set()
         self._tidying = threading.Lock()
         self._committed_at = self.local.sequence_number
         self._buffer = ChangeBuffer(self.directories.staging(), CHANGE_BUDGET) if track_changes else None
@@ -140,30 +138,22 @@ class OpenStore:
             raise
         return staging
 
-    def adopt(self, staging: Path, state_id: str) -> CommittedDirectory:
-        """Keep a checkpoint directory as the local copy of a state."""
-        hashed = self.directories.hash_files(staging)
-        return self.directories.adopt(staging, state_id, hashed.files)
+    def adopt(self, made: FinishedDirectory, state_id: str) -> None:
+        """Keep a checkpoint directory as the local copy of a state. What nobody has hashed is read for that."""
+        adopted = self.directories.adopt(made.path, state_id, made.files)
+        # an earlier copy of the same state is kept instead, if there is one: other files of the same content
+        made.path, made.files = adopted.path, dict(adopted.files)
 
-    @contextmanager
-    def kept(self, staging: Path, state_id: str) -> Iterator[CommittedDirectory]:
-        """As :meth:`adopt`, of a snapshot beside the commits: :meth:`tidy` leaves it alone inside the block, and after
-        it too, unless the block raises.
-        """
+    def keep_beside(self, made: FinishedDirectory, state_id: str) -> None:
+        """As :meth:`adopt`, of a snapshot beside the commits."""
         with self._tidying:
-            self._in_use.add(state_id)
-        try:
-            yield self.adopt(staging, state_id)
-            with self._tidying:
-                self.copies = [*self.copies[-1:], state_id]
-        finally:
-            with self._tidying:
-                self._in_use.discard(state_id)
+            self.adopt(made, state_id)
+            self.copies = [*self.copies[-1:], state_id]
 
     def tidy(self) -> None:
-        """Remove local directories that nobody uses, and no restart on this machine would begin with."""
+        """Remove local directories that no restart on this machine would begin with."""
         with self._tidying:
-            self.directories.keep_only({*self.copies, *self._in_use})
+            self.directories.keep_only(self.copies)
 
     def leave_copy(self) -> None:
         """Before closing: a local copy of the published state, so that the next start on this machine is quick."""
@@ -172,7 +162,7 @@ class OpenStore:
         self.local.flush()
         staging = self._staged(self.local.checkpoint)
         try:
-            self.adopt(staging, self.state_id)
+            self.adopt(self.directories.finished(staging), self.state_id)
             self.copies = [self.state_id]
             self.tidy()
         finally:
@@ -208,12 +198,12 @@ NO_CHANGES = FrozenChanges(None, 0, 0, ())
 
 
 class WholeState:
-    """The complete content of a committed directory as a change set, read when it is iterated."""
+    """The complete content of a finished directory as a change set, read when it is iterated."""
 
     def __init__(
-        self, parts: Parts, directories: LocalDirectories, config: StoreConfig, committed: CommittedDirectory
+        self, parts: Parts, directories: LocalDirectories, config: StoreConfig, made: FinishedDirectory
     ) -> None:
-        self._parts, self._directories, self._config, self._committed = parts, directories, config, committed
+        self._parts, self._directories, self._config, self._made = parts, directories, config, made
 
     @property
     def count(self) -> int:
@@ -222,10 +212,10 @@ class WholeState:
     @property
     def size(self) -> int:
         """Bytes on disk: an estimate of the bytes of keys and values."""
-        return sum(size for size, _ in self._committed.files.values())
+        return sum(size for size, _ in self._made.files.values())
 
     def __iter__(self) -> Iterator[Change]:
-        live = self._directories.clone(self._committed)
+        live = self._directories.clone(self._made)
         try:
             store = self._parts.open_store(self._config, live, True)
             try:

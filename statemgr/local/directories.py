@@ -32,7 +32,7 @@ from statemgr.local.os_errors import translated
 from statemgr.local.owners import Owner, exclusive, is_alive
 from statemgr.local.trees import Tree
 from statemgr.model.snapshot import name_problem
-from statemgr.ports import Clock, CommittedDirectory
+from statemgr.ports import Clock, CommittedDirectory, FinishedDirectory
 
 log = logging.getLogger(__name__)
 
@@ -97,13 +97,15 @@ class StoreDirectories:
             dead = {token for token in {name.rpartition(".")[2] for name in names} if not is_alive(signs, token)}
             return [staging / name for name in names if name.rpartition(".")[2] in dead]
 
-    def hash_files(self, directory: Path) -> CommittedDirectory:
+    def finished(self, directory: Path) -> FinishedDirectory:
         """As the port says. Raises: InvalidError (not flushed), CorruptError (a link in it), MissingState."""
         with translated("cannot read a local directory", directory):
-            tree = trees.state_files(directory)
-            return CommittedDirectory("", directory, self._hashes(directory, tree, self._held()))
+            tree = trees.only_state(directory)
+            return FinishedDirectory(directory, _known(tree, self._held()))
 
-    def adopt(self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes]] | None) -> CommittedDirectory:
+    def adopt(
+        self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes | None]] | None
+    ) -> CommittedDirectory:
         """As the port says. One that is there for this state already, and verifies, is kept instead.
 
         Raises: CorruptError when the directory does not hold exactly ``files``; DiskFull, MissingState.
@@ -115,11 +117,12 @@ class StoreDirectories:
             tree = trees.only_state(staging)
             held = self._held()
             if files is None:
-                files = self._hashes(staging, tree, held)
+                files = _known(tree, held)
             trees.check_files(staging, tree, files)
+            hashed = {p: (size, known or durable.hash_file(staging / p)[1]) for p, (size, known) in files.items()}
             if not boot:
                 trees.sync_tree(staging, tree, held)
-            recorded = {p: RecordedFile(s.st_size, s.st_mtime_ns, files[p][1]) for p, s in tree.files.items()}
+            recorded = {p: RecordedFile(s.st_size, s.st_mtime_ns, hashed[p][1]) for p, s in tree.files.items()}
             adopted_ms = self._clock.time_ns() // 1_000_000
             made = Manifest(state_id, adopted_ms, owner.token, recorded, tree.dirs, boot)
         with self._changing("cannot adopt a local directory"):
@@ -133,9 +136,9 @@ class StoreDirectories:
             durable.write_file(_manifest_path(target), manifest.encode(made), synced=not boot)
             if not boot:
                 durable.sync(self._committed)
-        return CommittedDirectory(state_id, target, dict(files))
+        return CommittedDirectory(state_id, target, hashed)
 
-    def clone(self, committed: CommittedDirectory | None) -> Path:
+    def clone(self, committed: CommittedDirectory | FinishedDirectory | None) -> Path:
         """As the port says. Raises: MissingState when the directory was removed meanwhile; DiskFull."""
         live = self._new("live")
         with self._changing("cannot clone a local directory"):
@@ -300,17 +303,16 @@ class StoreDirectories:
                     held[status.st_dev, status.st_ino] = file
         return held
 
-    def _hashes(
-        self, directory: Path, tree: Tree, held: Mapping[tuple[int, int], RecordedFile]
-    ) -> dict[str, tuple[int, bytes]]:
-        hashes: dict[str, tuple[int, bytes]] = {}
-        for path, status in tree.files.items():
-            known = held.get((status.st_dev, status.st_ino))
-            if known is not None and _is_as_recorded(status, known):
-                hashes[path] = known.size, known.hash
-            else:
-                hashes[path] = durable.hash_file(directory / path)
-        return hashes
+
+def _known(tree: Tree, held: Mapping[tuple[int, int], RecordedFile]) -> dict[str, tuple[int, bytes | None]]:
+    """The sizes of a tree's files, and the hashes of those that are held."""
+    files: dict[str, tuple[int, bytes | None]] = {}
+    for path, status in tree.files.items():
+        known = held.get((status.st_dev, status.st_ino))
+        if known is not None and not _is_as_recorded(status, known):
+            known = None
+        files[path] = status.st_size, known.hash if known is not None else None
+    return files
 
 
 def _is_as_recorded(status: os.stat_result, file: RecordedFile) -> bool:

@@ -92,7 +92,7 @@ def only_state(staging: Path) -> Tree:
     return tree
 
 
-def check_files(staging: Path, tree: Tree, files: Mapping[str, tuple[int, bytes]]) -> None:
+def check_files(staging: Path, tree: Tree, files: Mapping[str, tuple[int, bytes | None]]) -> None:
     """Raises: CorruptError unless the directory holds exactly ``files`` (path → size and hash), by name and size."""
     if tree.files.keys() != files.keys():
         names = sorted(tree.files.keys() ^ files.keys())

@@ -1,11 +1,13 @@
 """The dir diff: what a commit uploads, keeps and removes. Pure.
 
 Identity is content (size and hash). Names mean nothing: RocksDB reissues file numbers, so the same name and
-size may be another file.
+size may be another file. But a size that occurs nowhere else makes a file new for certain, so it need not be read for
+the diff: it is hashed while it is uploaded.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -14,11 +16,14 @@ from statemgr.model.snapshot import DirIndex, FileIndex
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file of a local directory: path relative to its root, size in bytes, XXH3-128 of its content."""
+    """A file of a local directory: path relative to its root, size in bytes, XXH3-128 of its content.
+
+    Its hash may be None only where :func:`comparable` says that it is not needed.
+    """
 
     path: str
     size: int
-    hash: bytes
+    hash: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +44,16 @@ class DirDiff:
     removed: tuple[FileIndex, ...]
 
 
+def comparable(sizes: Mapping[str, int], base: DirIndex | None) -> set[str]:
+    """The paths whose files may have the content of another local file, or of one in the base: those of its size."""
+    count = Counter(sizes.values())
+    count.update({file.size for _, file in base.walk()} if base else ())
+    return {path for path, size in sizes.items() if count[size] > 1}
+
+
 def diff(local: LocalTree, base: DirIndex | None) -> DirDiff:
     """Compare a local directory with the last acknowledged index (None: everything is new)."""
-    known = {file.identity: file for _, file in base.walk()} if base else {}
+    known: dict[tuple[int, bytes | None], FileIndex] = {f.identity: f for _, f in base.walk()} if base else {}
     added: list[LocalFile] = []
     kept: dict[str, FileIndex] = {}
     for file in local.files:

@@ -40,6 +40,7 @@ from statemgr.ports.kafka import (
 )
 from statemgr.ports.local import (
     CommittedDirectory,
+    FinishedDirectory,
     Items,
     LocalDirectories,
     LocalStore,
@@ -60,6 +61,7 @@ __all__ = [
     "CommittedDirectory",
     "DirectoryNeeded",
     "FileSlice",
+    "FinishedDirectory",
     "Items",
     "LocalDirectories",
     "LocalStore",

@@ -12,7 +12,7 @@ from statemgr.model.checkpoint import CheckpointRecord, Marker
 from statemgr.model.commit import ChangeSet, NumberedChanges, PreparedChanges
 from statemgr.model.plan import OlderState
 from statemgr.ports.kafka import Transaction
-from statemgr.ports.local import CommittedDirectory
+from statemgr.ports.local import CommittedDirectory, FinishedDirectory
 
 T = TypeVar("T")
 
@@ -44,8 +44,7 @@ class DirectoryNeeded(RetryableError):
 
 @dataclass(frozen=True)
 class StoreSnapshot:
-    """What a backup manager gets: a finished local directory, its hashes, and the changes since the last
-    acknowledged commit.
+    """What a backup manager gets: a finished local directory, and the changes since the last acknowledged commit.
 
     ``made`` is None in a commit for which no backend needs a directory. ``whole`` iterates over the complete
     where there is neither a directory, nor are the changes all that there is.
@@ -56,14 +55,14 @@ class StoreSnapshot:
     identity: StoreIdentity
     state_id: str
     attempt: str
-    made: CommittedDirectory | None
+    made: FinishedDirectory | None
     changes: NumberedChanges
     whole: ChangeSet | None
     materialize: bool = False
     check: Callable[[], None] = _go_on
 
     @property
-    def directory(self) -> CommittedDirectory:
+    def directory(self) -> FinishedDirectory:
         """The local directory. Raises: DirectoryNeeded when none was made."""
         return self._needed(self.made)
 

@@ -67,6 +67,19 @@ class CommittedDirectory:
     files: Mapping[str, tuple[int, bytes]]
 
 
+@dataclass(slots=True)
+class FinishedDirectory:
+    """A directory that nobody writes to any more, and what is known of its files.
+
+    Attributes:
+        path: where it is; after it was adopted, the committed directory.
+        files: path → size, and XXH3-128 or None for a file that nobody has read yet. Who reads one whole notes it.
+    """
+
+    path: Path
+    files: dict[str, tuple[int, bytes | None]]
+
+
 class LocalDirectories(Protocol):
     """The local directories of one store of one task. Everything in them is a cache."""
 
@@ -87,14 +100,17 @@ class LocalDirectories(Protocol):
         """Staging directories that were abandoned, or whose owners are dead, and committed ones that did not verify:
         nobody else uses them."""
 
-    def hash_files(self, directory: Path) -> CommittedDirectory:
-        """The content hashes of a finished directory, taken from remembered ones where the inode is held by a hard
-        link in a committed directory, read otherwise. State ID empty. Files that are no state are left out."""
+    def finished(self, directory: Path) -> FinishedDirectory:
+        """A directory, with the content hashes of the files whose inodes a committed directory holds by a hard link.
+        Files that are no state are removed."""
 
-    def adopt(self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes]] | None) -> CommittedDirectory:
-        """Make a finished directory the one for ``state_id``: record what it holds, swap it in by rename."""
+    def adopt(
+        self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes | None]] | None
+    ) -> CommittedDirectory:
+        """Make a finished directory the one for ``state_id``: record what it holds, swap it in by rename. Files
+        without a hash are read; ``files`` None: all of them."""
 
-    def clone(self, committed: CommittedDirectory | None) -> Path:
+    def clone(self, committed: CommittedDirectory | FinishedDirectory | None) -> Path:
         """A private live directory to open a store in: hard links to immutable files, copies of the others.
         None gives a new empty one."""
 

@@ -30,7 +30,7 @@ from statemgr.model.plan import OlderState
 from statemgr.phases import Phase, observed
 from statemgr.ports import (
     Clock,
-    CommittedDirectory,
+    FinishedDirectory,
     PreparedBackup,
     Restored,
     RestoreRequest,
@@ -77,7 +77,7 @@ class _Job:
         return KafkaChangelogBackend(context or self.context)
 
     def snapshot(self, changes: tuple[Change, ...], whole: Mapping[bytes, bytes]) -> StoreSnapshot:
-        directory = CommittedDirectory("state", self.directory, {})
+        directory = FinishedDirectory(self.directory, {})
         return StoreSnapshot(
             self.identity,
             "state",
@@ -140,7 +140,7 @@ class _Job:
 class _Local:
     """A local directory of an older checkpoint."""
 
-    directory: CommittedDirectory
+    directory: FinishedDirectory
     marker: Marker
     checkpoint_ms: int
 

@@ -15,7 +15,7 @@ from statemgr.local.directories import StoreDirectories
 from statemgr.local.stores import open_store
 from statemgr.model.checkpoint import IndexMarker
 from statemgr.ports import BlobStore, CommittedDirectory, LocalStore
-from tests.blob_snapshots import Snapshots
+from tests.blob_snapshots import Snapshots, finished
 
 
 @pytest.fixture(params=["memory", "file", "s3"])
@@ -52,7 +52,7 @@ def checkpoint(store: LocalStore, directories: StoreDirectories, state_id: str) 
     staging = directories.staging()
     store.flush()
     store.checkpoint(staging)
-    return directories.adopt(staging, state_id, directories.hash_files(staging).files)
+    return directories.adopt(staging, state_id, directories.finished(staging).files)
 
 
 def change(store: LocalStore, model: dict[bytes, bytes], chance: random.Random) -> None:
@@ -83,7 +83,7 @@ def test_every_commit_comes_back(snapshots: Snapshots, tmp_path: Path, kind: str
         change(store, model, chance)
         directory = checkpoint(store, directories, f"state-{number}")
         base = commits[-1][0] if commits else None
-        prepared = snapshots.prepare_directory(directory, base, f"attempt-{number}")
+        prepared = snapshots.prepare_directory(finished(directory), base, attempt=f"attempt-{number}")
         assert isinstance(prepared.marker, IndexMarker)
         assert snapshots.transfer.remove_ttl_all(prepared.added_blobs) == {}
         commits.append((prepared.marker, dict(model)))
@@ -112,9 +112,9 @@ def test_unchanged_files_are_not_uploaded_again(snapshots: Snapshots, tmp_path: 
     store = open_store("rocksdb", directories.clone(None), {})
     chance = random.Random(3)
     store.write([(b"%06d" % n, chance.randbytes(100)) for n in range(20_000)])
-    first = snapshots.prepare_directory(checkpoint(store, directories, "s1"), None, "a1")
+    first = snapshots.prepare_directory(finished(checkpoint(store, directories, "s1")), attempt="a1")
     store.write([(b"000001", b"changed")])
-    second = snapshots.prepare_directory(checkpoint(store, directories, "s2"), first.marker, "a2")
+    second = snapshots.prepare_directory(finished(checkpoint(store, directories, "s2")), first.marker, attempt="a2")
     sizes = {info.blob_id: info.size for info in snapshots.blobs.list("")}
     assert sum(sizes[name] for name in first.added_blobs) > 2_000_000
     assert sum(sizes[name] for name in second.added_blobs) < 100_000

@@ -30,7 +30,7 @@ from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex
 from statemgr.phases import Phase, observed
 from statemgr.ports import RestoreRequest, StoreIdentity, no_progress
 from tests.blob_faults import FaultyBlobStore, ManualClock
-from tests.blob_snapshots import IDENTITY, Snapshots, committed
+from tests.blob_snapshots import IDENTITY, Snapshots, committed, finished
 
 
 def big(seed: int, size: int = 50_000) -> bytes:
@@ -204,9 +204,37 @@ def test_planted_links_are_not_followed_by_a_backup(snapshots: Snapshots, tmp_pa
     (tmp_path / "outside" / "inner").mkdir()
     directory = committed(tmp_path / "local", {"a.sst": big(1)})
     (directory.path / "link").symlink_to(tmp_path / "outside")
-    prepared = snapshots.prepare_directory(directory)
+    prepared = snapshots.prepare_directory(finished(directory))
     assert isinstance(prepared.marker, IndexMarker)
     assert snapshots.restore(prepared.marker)[0] == {"a.sst": big(1)}
+
+
+def test_a_file_is_read_before_its_upload_only_where_the_diff_needs_it(
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 5, one pass: a size of its own makes a file new for certain; its upload hashes it."""
+    compared: list[str] = []
+    hash_of = snapshots.transfer.hash_of
+    monkeypatch.setattr(
+        snapshots.transfer, "hash_of", lambda path, *where: compared.append(path.name) or hash_of(path, *where)
+    )
+    first = snapshots.commit({"a.sst": big(1), "b.sst": big(2) + b"b", "CURRENT": b"1"})
+    assert compared == []
+    tree = {
+        "a2.sst": big(1),
+        "b2.sst": big(3) + b"b",
+        "c.sst": big(4) + b"cc",
+        "d.sst": big(5) + b"ddd",
+        "CURRENT": b"12",
+    }
+    tree["e.sst"] = tree["d.sst"]
+    prepared = snapshots.prepare(tree, first)
+    assert sorted(compared) == ["a2.sst", "b2.sst", "d.sst", "e.sst"]
+    assert isinstance(prepared.marker, IndexMarker)
+    assert snapshots.restore(prepared.marker)[0] == tree
+    files = dict(snapshots.index(prepared.marker).root.walk())
+    assert files["a2.sst"].parts == dict(snapshots.index(first).root.walk())["a.sst"].parts
+    assert files["d.sst"].parts == files["e.sst"].parts
 
 
 def test_a_small_file_that_changed_since_is_refused(snapshots: Snapshots, tmp_path: Path) -> None:
@@ -214,7 +242,7 @@ def test_a_small_file_that_changed_since_is_refused(snapshots: Snapshots, tmp_pa
     directory = committed(tmp_path / "local", {"CURRENT": b"MANIFEST-1"})
     (directory.path / "CURRENT").write_bytes(b"MANIFEST-2")
     with pytest.raises(CorruptError):
-        snapshots.prepare_directory(directory)
+        snapshots.prepare_directory(finished(directory))
     assert snapshots.names() == set()
 
 

@@ -135,10 +135,10 @@ def test_files_that_are_no_state_are_left_out(directories: StoreDirectories) -> 
         "000007.dbtmp": b"x",
     }
     staging = fill(directories.staging(), {**FILES, **extra})
-    hashed = directories.hash_files(staging)
-    assert hashed.state_id == ""
-    assert dict(hashed.files) == expected()
-    adopted = directories.adopt(staging, "s1", hashed.files)
+    made = directories.finished(staging)
+    assert made.files == {path: (size, None) for path, (size, _) in expected().items()}
+    adopted = directories.adopt(staging, "s1", made.files)
+    assert adopted.files == expected()
     assert set(names(adopted.path)) & set(extra) == set()
     assert directories.find("s1") == adopted
 
@@ -147,7 +147,7 @@ def test_unflushed_log_is_refused(directories: StoreDirectories) -> None:
     """A write-ahead log with content means that the table files are not the whole state."""
     staging = fill(directories.staging(), {**FILES, "000004.log": b"records"})
     with pytest.raises(InvalidError, match="flush"):
-        directories.hash_files(staging)
+        directories.finished(staging)
     with pytest.raises(InvalidError, match="flush"):
         directories.adopt(staging, "s1", expected())
     assert directories.find("s1") is None
@@ -330,7 +330,9 @@ def test_what_was_made_before_a_reboot_is_hashed(
     again = directories_at(root)
     assert (again.find("s1") is None) == altered
     if not altered:
-        assert directories.hash_files(again.clone(again.find("s1"))).files == expected(large)
+        staging = directories.staging()
+        again.clone(again.find("s1")).rename(staging)
+        assert directories.adopt(staging, "s2", None).files == expected(large)
     again.close()
 
 
@@ -362,8 +364,10 @@ def test_hashes_are_remembered_by_a_held_inode(directories: StoreDirectories, mo
     read: list[str] = []
     hash_file = durable.hash_file
     monkeypatch.setattr(durable, "hash_file", lambda path: read.append(path.name) or hash_file(path))
-    hashed = directories.hash_files(staging)
-    assert dict(hashed.files) == expected({"new.sst": b"new", "000077.sst": FILES["000008.sst"]})
+    made = directories.finished(staging)
+    assert made.files["new.sst"] == (3, None)
+    adopted = directories.adopt(staging, "s2", made.files)
+    assert adopted.files == expected({"new.sst": b"new", "000077.sst": FILES["000008.sst"]})
     assert read == ["new.sst"]
 
 
@@ -387,7 +391,8 @@ def test_a_reused_inode_is_hashed_again(how: str, directories: StoreDirectories)
         if how == "replaced":
             table.write_bytes(b"LBTAE" * 1000)
             os.utime(table, ns=(recorded.st_atime_ns, recorded.st_mtime_ns))
-    assert directories.hash_files(staging).files["000008.sst"] == (5000, content_hash(other))
+    assert directories.finished(staging).files["000008.sst"] == (5000, None)
+    assert directories.adopt(staging, "s2", None).files["000008.sst"] == (5000, content_hash(other))
 
 
 def test_clone_links_tables_and_copies_the_rest(directories: StoreDirectories, root: Path) -> None:
@@ -601,7 +606,7 @@ def test_link_in_a_staging_directory_is_refused(directories: StoreDirectories) -
     staging = fill(directories.staging())
     (staging / "passwd.sst").symlink_to("/etc/passwd")
     with pytest.raises(CorruptError):
-        directories.hash_files(staging)
+        directories.finished(staging)
     with pytest.raises(CorruptError):
         directories.adopt(staging, "s1", None)
 
