@@ -93,13 +93,16 @@ def send(
     assert made.flush(30) == 0
 
 
-def committed(config: JobConfig, topic: str, partition: int = 0) -> list[tuple[bytes | None, bytes | None]]:
+def committed(
+    config: JobConfig, topic: str, partition: int = 0, *, settled: bool = True
+) -> list[tuple[bytes | None, bytes | None]]:
     """Every committed record of a partition, read by the vendor's consumer with its defaults.
 
-    A commit is answered before its partitions are told: it is waited for that no transaction is open.
+    A commit is answered before its partitions are told: if ``settled``, it is waited for that no transaction is open.
     """
-    with closing(TopicMetadata(config)) as metadata:
-        metadata.await_stable([(topic, partition)], 30.0)
+    if settled:
+        with closing(TopicMetadata(config)) as metadata:
+            metadata.await_stable([(topic, partition)], 30.0)
     reader = Consumer(
         {
             "bootstrap.servers": config.get("kafka.bootstrap.servers"),
