@@ -19,15 +19,17 @@ import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from statemgr.backends.files import disk_errors
 from statemgr.config import JobConfig
 from statemgr.errors import ClosedError, ConfigError, CorruptBlob, InvalidError
-from statemgr.flows.commit import CommitBase, Refill, freeze, prepare
-from statemgr.flows.materialize import due_stores
+from statemgr.flows.commit import CommitBase, Refill, discard, freeze, prepare
+from statemgr.flows.offers import overdue_stores
 from statemgr.flows.open_store import OpenStore
+from statemgr.flows.persist import AHEAD_BYTES, PersistAhead, is_useful
 from statemgr.flows.restore import StoreRestore, restore_task
 from statemgr.ids import NAME, task_path
 from statemgr.model import codec
@@ -100,6 +102,10 @@ class Attempt:
         self._directory: Path | None = None
         self._base = base
         self._open = stores
+        self._ahead = PersistAhead(runtime.parts, base.task, portable=True)
+        for opened in stores.values():
+            if is_useful(runtime.parts, opened):
+                opened.content.watch(AHEAD_BYTES, partial(self._ahead.start, opened, base))
         self._attachments: list[Attachment] = []
         self._attached_blobs: list[str] = []
         self._closed = False
@@ -160,15 +166,23 @@ class Attempt:
         self._prepared = True
         for opened in self._open.values():
             opened.local.compact_if_needed(_LEVEL0_LIMIT)
-        due = due_stores(self._parts, self._open, self._base.checkpoint)
+        overdue = overdue_stores(self._parts, self._open, self._base.checkpoint)
         # the next batch's attempt begins with the copy that this one leaves
-        frozen = freeze(self._parts, self._open, self._base, input_offsets, attempt=self.attempt_id, local_copy=True)
+        with self._ahead.held():
+            frozen = freeze(
+                self._parts, self._open, self._base, input_offsets, attempt=self.attempt_id, local_copy=True
+            )
+        try:
+            self._ahead.wait()
+        except BaseException:
+            discard(self._open, frozen.stores)
+            raise
         return prepare(
             self._parts,
             self._open,
             frozen,
             portable=True,
-            materialize=due,
+            materialize=overdue,
             attachments=self._attachments,
             attached_blobs=self._attached_blobs,
         )
@@ -183,6 +197,7 @@ class Attempt:
                     closing.callback(shutil.rmtree, self._directory, ignore_errors=True)
                 for opened in self._open.values():
                     closing.callback(opened.close)
+                closing.callback(self._ahead.close)
 
     def __enter__(self) -> Attempt:
         return self
@@ -218,6 +233,7 @@ def open_attempt(
             if store in stores:  # what attempts that have ended made for other states is not needed any more
                 others = {f"{attempt}-{store}" for attempt in tuple(runtime.attempts)}
                 stores[store].directories.keep_only({state_id, *others})
+        runtime.offers.start(stores, checkpoint)
     base = CommitBase(task, epoch.layout, epoch.number, checkpoint, epoch.refill.get(task, frozenset()))
     return Attempt(runtime, base, stores, restored)
 

@@ -17,6 +17,7 @@ from statemgr.backends.transfer import Transfer
 from statemgr.blobs import open_blob_store
 from statemgr.config import JobConfig, StoreConfig
 from statemgr.errors import ConfigError
+from statemgr.flows.offers import SnapshotOffers
 from statemgr.flows.parts import Parts
 from statemgr.ids import IdSource, task_path
 from statemgr.kafka.changelog_topic import ChangelogTopics
@@ -77,6 +78,8 @@ class Runtime:
             task_directory=self._task_directory,
         )
 
+        self.offers = SnapshotOffers(self.parts)
+
     def blobs(self) -> BlobStore:
         return self._once("blobs", lambda: open_blob_store(self.config, self.clock), BlobStore.close)
 
@@ -107,6 +110,7 @@ class Runtime:
 
     def close(self) -> None:
         """Close everything, newest first, but backends before what they use."""
+        self.offers.close()
         with self._lock:
             self._to_close.sort(key=lambda item: item[0].startswith(_BACKEND))
             while self._to_close:

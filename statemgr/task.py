@@ -68,7 +68,7 @@ class Task:
         self._output = Output(name)
         self._in_flight = InFlight(name, parts.config, parts.clock, metrics)
         self._materializer = Materializer(parts, name, stores, metrics)
-        self._ahead = PersistAhead(parts, name)
+        self._ahead = PersistAhead(parts, name, portable=False)
         for store in stores.values():
             if is_useful(parts, store):
                 store.content.watch(AHEAD_BYTES, partial(self._persist_ahead, store))

@@ -25,7 +25,7 @@ from statemgr.backends.snapshot_indexes import SnapshotIndexes, index_of, valida
 from statemgr.backends.transfer import Transfer
 from statemgr.backends.transfer_plan import Upload
 from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
-from statemgr.model.checkpoint import IndexMarker, Marker
+from statemgr.model.checkpoint import BlobRef, IndexMarker, Marker
 from statemgr.model.codec import encode_index
 from statemgr.model.commit import PreparedChanges
 from statemgr.model.diff import LocalFile, LocalTree, assemble, comparable, diff
@@ -117,6 +117,10 @@ class BlobBackup:
         ref = index_of(identity, marker)
         index = self._indexes.get(self._transfer(), identity, ref)
         return dict.fromkeys([ref.blob_id, *(blob.blob_id for blob in index.blobs())])
+
+    def made_ms(self, identity: StoreIdentity, index: BlobRef) -> int:
+        """When a snapshot was made, in epoch milliseconds. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        return self._indexes.get(self._transfer(), identity, index).created_ms
 
     def _base(self, identity: StoreIdentity, base: Marker | None) -> SnapshotIndex | None:
         if not isinstance(base, IndexMarker):

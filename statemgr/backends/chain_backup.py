@@ -28,6 +28,7 @@ from statemgr.backends.segment_batch import SegmentBatches, Stored
 from statemgr.backends.segment_cache import SegmentCache
 from statemgr.backends.segment_log import Materialized, SegmentLog
 from statemgr.backends.shared_segments import Read, SharedSegments
+from statemgr.backends.snapshot_offers import Offer, Offers, history_of
 from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobRef, ChainMarker, IndexMarker, Marker
@@ -85,6 +86,7 @@ class ChainBackup:
         self._chains = chains
         self._batches = batches
         self._shared = SharedSegments(context.clock.monotonic)
+        self._offers = Offers(context)
         #: task → blobs of segments that it does not need and that could not be deleted yet
         self._undeleted: dict[StoreIdentity, set[str]] = {}
         self._lock = threading.Lock()
@@ -140,6 +142,8 @@ class ChainBackup:
         if snapshot.materialize:
             return self._filled(snapshot, segments, published.snapshot, segments.number_of(changes.end))
         pending, first = segments.unpersisted(changes)
+        if segments.waiting is None:
+            self._take_offer(identity, segments, published)
         taken = segments.snapshot_for(changes, self._now_ms())
         newest, blobs = taken if taken is not None else (published.snapshot, ())
         stored = segments.stored_after(newest.end)
@@ -149,6 +153,18 @@ class ChainBackup:
         added = (*reused, newest.index.blob_id) if taken is not None else reused
         chain = self._chain(snapshot, newest, stored, added)
         return _Draft(snapshot, segments, chain, pending, first, (*reused, *blobs))
+
+    def _take_offer(self, identity: StoreIdentity, segments: SegmentLog, published: SegmentChain) -> None:
+        """Begin with the snapshot that is offered on this machine, if its index is still there."""
+        offer = self._offers.find(identity, published, self._now_ms())
+        if offer is None:
+            return
+        try:
+            self._snapshots.made_ms(identity, offer.snapshot.index)
+        except (MissingBlob, CorruptBlob) as error:
+            log.warning("%s/%s: a snapshot that was offered is not taken: %s", identity.task, identity.store, error)
+            return
+        segments.begin_with(offer.snapshot, offer.base, offer.blobs, offer.stored_ms)
 
     def _filled(self, snapshot: StoreSnapshot, segments: SegmentLog, base: ChainSnapshot | None, end: int) -> _Draft:
         """The state as a snapshot that is stored now, without segments."""
@@ -235,8 +251,17 @@ class ChainBackup:
     def backlog(self, identity: StoreIdentity, marker: Marker, origin: object | None = None) -> Backlog:
         """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
         chain = self._chains.get(self._context.transfer(), identity, marker)
-        waiting = origin is not None and self._log(origin).usable(chain, self._now_ms()) is not None
-        return Backlog(len(chain.segments), sum(segment.size for segment in chain.segments), waiting)
+        now_ms = self._now_ms()
+        if origin is None:
+            found: object = self._offers.find(identity, chain, now_ms)
+        else:
+            found = self._log(origin).usable(chain, now_ms)
+        return Backlog(len(chain.segments), sum(segment.size for segment in chain.segments), found is not None)
+
+    def snapshot_made_ms(self, identity: StoreIdentity, marker: Marker) -> int:
+        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        chain = self._chains.get(self._context.transfer(), identity, marker)
+        return self._snapshots.made_ms(identity, chain.snapshot.index)
 
     def materialize(self, snapshot: StoreSnapshot, base: Marker) -> None:
         """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
@@ -246,6 +271,15 @@ class ChainBackup:
         self._log(changes.origin).waiting = Materialized(
             index, snapshot.state_id, changes.end, changes.moment, before, stored.added_blobs, began_ms
         )
+
+    def offer(self, snapshot: StoreSnapshot, marker: Marker) -> None:
+        """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
+        published, began_ms = self._chains.get(self._context.transfer(), snapshot.identity, marker), self._now_ms()
+        base = published.snapshot.index
+        index, stored = self._store_snapshot(snapshot, base)
+        made = ChainSnapshot(index, snapshot.state_id, published.end)
+        offer = Offer(made, base, history_of(published.segments), tuple(stored.added_blobs), began_ms)
+        self._offers.make(snapshot.identity, offer)
 
     def _store_snapshot(self, snapshot: StoreSnapshot, base: BlobRef | None) -> tuple[BlobRef, PreparedBackup]:
         """Upload what the base lacks, under an attempt of its own: other backends may use the commit's."""

@@ -59,7 +59,7 @@ class SegmentLog:
         self.chain = chain
         self._offset = chain.end - changes.first
         kept = [(s, at) for s, at in self.durable if s.first >= chain.end]
-        self.durable = kept if all(_is_young(at, now_ms) for _, at in kept) else []
+        self.durable = kept if all(is_young(at, now_ms) for _, at in kept) else []
 
     def start_anew(self) -> None:
         """The next commit fills the backend: nothing of what was stored before counts."""
@@ -88,9 +88,14 @@ class SegmentLog:
     def usable(self, chain: SegmentChain, now_ms: int) -> Materialized | None:
         """The snapshot that waits, unless the published chain stands on another one by now, or it waited too long."""
         waiting = self.waiting
-        if waiting is None or waiting.base != chain.snapshot.index or not _is_young(waiting.stored_ms, now_ms):
+        if waiting is None or waiting.base != chain.snapshot.index or not is_young(waiting.stored_ms, now_ms):
             return None
         return waiting
+
+    def begin_with(self, snapshot: ChainSnapshot, base: BlobRef, blobs: tuple[str, ...], stored_ms: int) -> None:
+        """The next commit takes a snapshot up of a state that is in the published chain."""
+        end = snapshot.end - self._offset
+        self.waiting = Materialized(snapshot.index, snapshot.state_id, end, -1, base, blobs, stored_ms)
 
     def snapshot_for(self, changes: NumberedChanges, now_ms: int) -> tuple[ChainSnapshot, tuple[str, ...]] | None:
         """The snapshot that a commit of these changes takes up, and its blobs; None when the published one stays."""
@@ -106,5 +111,6 @@ class SegmentLog:
         return truncated((*self.chain.segments, *(segment for segment, _ in self.durable)), number)
 
 
-def _is_young(stored_ms: int, now_ms: int) -> bool:
+def is_young(stored_ms: int, now_ms: int) -> bool:
+    """Whether what was stored may still be published."""
     return abs(now_ms - stored_ms) < REUSE_MS

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from statemgr.errors import ClosedError, CorruptError, MissingError, RetryableError, StatemgrError
+from statemgr.errors import ClosedError, RetryableError, StatemgrError
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, Marker
@@ -52,7 +52,7 @@ class Materializer:
         self._metrics = metrics
         now, interval = parts.clock.monotonic(), parts.config.snapshot_interval.seconds or 0
         #: store → when its last snapshot was begun; the first interval is cut short
-        self._last = {name: now - interval * (1 - _share_of_interval(store.identity)) for name, store in stores.items()}
+        self._last = {name: now - interval * (1 - share_of_interval(store.identity)) for name, store in stores.items()}
         self._pool: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
         self._closing = threading.Event()
@@ -115,7 +115,7 @@ class Materializer:
             if not backlog.segments or backlog.waiting:
                 continue
             seconds = self._parts.clock.monotonic() - self._last[name]
-            share = _share_of_interval(store.identity)
+            share = share_of_interval(store.identity)
             if self._parts.config.snapshot_interval.is_over(backlog.segments, backlog.size, seconds, share=share):
                 return manager, marker
         return None
@@ -177,29 +177,7 @@ def materialize(
     announce(Phase.MATERIALIZED, subject)
 
 
-def due_stores(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkpoint | None) -> list[str]:
-    """The stores of an attempt that are better stored as snapshots than as segments, by commits and bytes.
-
-    Raises: UnavailableError, AccessDenied.
-    """
-    if checkpoint is None:
-        return []
-    found = []
-    for name, store in stores.items():
-        for factory, manager in parts.segment_backends(store.config):
-            marker = checkpoint.marker(factory, name)
-            if marker is None:
-                continue
-            try:
-                backlog, share = manager.backlog(store.identity, marker), _share_of_interval(store.identity)
-            except (MissingError, CorruptError):
-                continue  # the commit finds that, too, and fills the backend anew
-            if parts.config.snapshot_interval.is_over(backlog.segments, backlog.size, share=share):
-                found.append(name)
-    return found
-
-
-def _share_of_interval(identity: StoreIdentity) -> float:
+def share_of_interval(identity: StoreIdentity) -> float:
     """From 1/2 to 1, spread evenly over tasks and stores: those that begin together do not go on together."""
     digest = content_hash(f"{identity.job_name}/{identity.job_id}/{identity.task}/{identity.store}".encode())
     return 0.5 + int.from_bytes(digest[:4], "big") / 2**33

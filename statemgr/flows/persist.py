@@ -30,11 +30,16 @@ AHEAD_BYTES = 8 * 1024 * 1024
 
 
 class PersistAhead:
-    """The segments that are stored ahead of one task's commits. Started on the task's thread; the work has its own."""
+    """The segments that are stored ahead of one task's commits. Started on the task's thread; the work has its own.
 
-    def __init__(self, parts: Parts, task: str) -> None:
+    Args:
+        portable: the commits are published by another process.
+    """
+
+    def __init__(self, parts: Parts, task: str, *, portable: bool) -> None:
         self._parts = parts
         self._task = task
+        self._portable = portable
         self._pool: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
         self._held = False
@@ -75,7 +80,7 @@ class PersistAhead:
 
     def _tried(self, store: OpenStore, changes: FrozenChanges, base: CommitBase) -> None:
         try:
-            persist(self._parts, store, changes, base)
+            persist(self._parts, store, changes, base, portable=self._portable)
         except Exception as error:
             log.warning(
                 "task %s: nothing of %s is stored ahead: %s",
@@ -88,7 +93,7 @@ def is_useful(parts: Parts, store: OpenStore) -> bool:
     return any(parts.segment_backends(store.config))
 
 
-def persist(parts: Parts, store: OpenStore, changes: FrozenChanges, base: CommitBase) -> None:
+def persist(parts: Parts, store: OpenStore, changes: FrozenChanges, base: CommitBase, *, portable: bool) -> None:
     """Store changes in every backend of segments that has the store already. Raises: as its ``prepare``."""
     identity, attempt = store.identity, parts.ids.attempt_id()
     for factory, manager in parts.segment_backends(store.config):
@@ -96,4 +101,4 @@ def persist(parts: Parts, store: OpenStore, changes: FrozenChanges, base: Commit
         if marker is not None:
             state_id = f"{attempt}-{identity.store}"
             snapshot = StoreSnapshot(identity, state_id, attempt, None, changes, None)
-            manager.prepare(snapshot, marker, portable=False)
+            manager.prepare(snapshot, marker, portable=portable)

@@ -182,14 +182,22 @@ class SegmentBackupManager(BackupManager, Protocol):
     def backlog(self, identity: StoreIdentity, marker: Marker, origin: object | None = None) -> Backlog:
         """What a restore from a marker would have to apply; ``origin`` is that of the open store's changes.
 
-        Raises: MissingBlob, CorruptBlob, UnavailableError.
+        Without it, what waits is what :meth:`offer` has left. Raises: MissingBlob, CorruptBlob, UnavailableError.
         """
+
+    def snapshot_made_ms(self, identity: StoreIdentity, marker: Marker) -> int:
+        """When the snapshot of a marker was made, in epoch milliseconds. Raises: as :meth:`backlog`."""
 
     def materialize(self, snapshot: StoreSnapshot, base: Marker) -> None:
         """Upload a snapshot that has every change below ``snapshot.changes.end``, and perhaps later ones, so that the
         next commit that is frozen begins with it and leaves out the segments that it covers.
 
         ``base`` is the marker in the acknowledged checkpoint. Raises: as :meth:`BackupManager.prepare`.
+        """
+
+    def offer(self, snapshot: StoreSnapshot, marker: Marker) -> None:
+        """Upload a snapshot of exactly the published state of ``marker``, so that a later commit on this machine, of
+        whichever process, begins with it. Raises: as :meth:`BackupManager.prepare`.
         """
 
 

@@ -18,6 +18,7 @@ from statemgr.backends.segment_log import SegmentLog
 from statemgr.backends.transfer import Transfer
 from statemgr.engine import open_attempt
 from statemgr.errors import DiskFull, RetryableError, StatemgrError
+from statemgr.flows.offers import SnapshotOffers
 from statemgr.local import hash_file
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
 from statemgr.local.rocksdb import RocksDbStore
@@ -314,8 +315,10 @@ def test_bytes_of_a_fill_are_counted(kafka: KafkaServer, tmp_path: Path) -> None
     assert uploaded[0] > 0
 
 
-def test_attempts_in_one_process(kafka: KafkaServer, tmp_path: Path) -> None:
+def test_attempts_in_one_process(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt that opens does not take away what another one of the process uploads from."""
+    monkeypatch.setattr("statemgr.flows.offers._OVERDUE", 1)
+    monkeypatch.setattr(SnapshotOffers, "start", lambda *_: None)  # so that the attempt itself has to
     config = config_of(kafka, tmp_path, task__commit__snapshot__interval=["1 commits"])
     with StateManager(config) as manager:
         epoch = manager.acquire()

@@ -1,0 +1,72 @@
+"""snapshot_offers: what is offered on this machine is taken by exactly the histories that it fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from statemgr.backends.segment_log import REUSE_MS
+from statemgr.backends.snapshot_offers import Offer, Offers, history_of
+from statemgr.config import JobConfig
+from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
+from statemgr.model.checkpoint import BlobRef
+from statemgr.model.hashing import content_hash
+from statemgr.ports import StoreIdentity
+from statemgr.runtime import Runtime
+
+BASE, MADE = BlobRef("j/1/a/index", 1, bytes(16)), BlobRef("j/1/b/index", 2, b"1" * 16, 7)
+SEGMENTS = tuple(
+    ChainSegment(first, first + 10, BlobRef(f"j/1/{first}", 1, content_hash(b"%d" % first), 5))
+    for first in (100, 110, 120)
+)
+CHAIN = SegmentChain("j", "1", "Partition 0", "s", "id", "a", 0, ChainSnapshot(BASE, "snap", 100), SEGMENTS)
+OFFER = Offer(ChainSnapshot(MADE, "newer", 120), BASE, history_of(SEGMENTS[:2]), ("j/1/b/x", "j/1/b/index"), 1000)
+IDENTITY = StoreIdentity("j", "1", "Partition 0", "s")
+
+
+def test_an_offer_fits_every_chain_that_has_what_it_has() -> None:
+    """What came after it does not matter, nor where its segments are stored."""
+    assert OFFER.fits(CHAIN, 1000)
+    assert OFFER.fits(replace(CHAIN, segments=SEGMENTS[:2]), 1000 + REUSE_MS - 1)
+    inline = replace(SEGMENTS[0], blob=None, inline=b"100")
+    assert OFFER.fits(replace(CHAIN, segments=(inline, *SEGMENTS[1:])), 1000)
+
+
+@pytest.mark.parametrize(
+    ("chain", "now_ms"),
+    [
+        (CHAIN, 1000 + REUSE_MS),
+        (replace(CHAIN, snapshot=ChainSnapshot(MADE, "newer", 120)), 1000),
+        (replace(CHAIN, segments=SEGMENTS[:1]), 1000),
+        (replace(CHAIN, segments=()), 1000),
+        (replace(CHAIN, segments=(SEGMENTS[0], replace(SEGMENTS[1], blob=BlobRef("j/1/110", 1, bytes(16), 5)))), 1000),
+        (replace(CHAIN, segments=(SEGMENTS[0], ChainSegment(110, 115, SEGMENTS[1].blob))), 1000),
+    ],
+    ids=["too old", "another snapshot", "older", "nothing", "other content", "other numbers"],
+)
+def test_an_offer_of_another_history_is_not_taken(chain: SegmentChain, now_ms: int) -> None:
+    """After a rollback the same numbers may name other changes."""
+    assert not OFFER.fits(chain, now_ms)
+
+
+def test_offers_are_found_by_every_process_and_damaged_ones_by_none(tmp_path: Path) -> None:
+    """It is a file: another process reads it, the newest wins, and a damaged one counts as none."""
+    config = {
+        "job.name": "j",
+        "state.dir": str(tmp_path),
+        "kafka.bootstrap.servers": "none:1",
+        "stores.s.type": "memory",
+    }
+    offers, others = (Offers(Runtime(JobConfig.from_mapping(config))._context) for _ in range(2))
+    assert others.find(IDENTITY, CHAIN, 1000) is None
+    offers.make(IDENTITY, replace(OFFER, base=MADE))
+    offers.make(IDENTITY, OFFER)
+    assert others.find(IDENTITY, CHAIN, 1000) == OFFER
+    assert others.find(replace(IDENTITY, store="t"), CHAIN, 1000) is None
+    [path] = tmp_path.rglob("snapshot.offer*")
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:-1], whole.replace(b"120", b"110"), whole[40:], b"{}", b"\n{}"):
+        path.write_bytes(damaged)
+        assert others.find(IDENTITY, CHAIN, 1000) is None
