@@ -258,7 +258,7 @@ class Driver:
     def _publish(self, prepared: list[PreparedCommit], batch: MicroBatch) -> None:
         for left in reversed(range(SETTLE_ATTEMPTS)):
             try:
-                checkpoints: Mapping[str, Checkpoint] = self._manager.publish(prepared, batch)
+                checkpoints: Mapping[str, Checkpoint] = self._manager.publish(prepared, batch, wait=False)
             except OutcomeUnknownError:
                 if not left:
                     raise

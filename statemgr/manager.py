@@ -171,7 +171,7 @@ class StateManager:
         """
         self._check_open()
         if self._job is not None:
-            self._job.publisher.close()
+            self._job.close()
             self._job = None
         self._prepare_topics(allow_empty_start)
         names = [task_name(index) for index in range(self.config.tasks)]
@@ -198,9 +198,12 @@ class StateManager:
         )
 
     def publish(
-        self, prepared_commits: Sequence[PreparedCommit], batch: MicroBatch | None = None
+        self, prepared_commits: Sequence[PreparedCommit], batch: MicroBatch | None = None, *, wait: bool = True
     ) -> Mapping[str, Checkpoint]:
         """Publish prepared commits of this epoch, one per task, in one transaction; then clean up.
+
+        Args:
+            wait: for the clean-up. Otherwise it goes on in the background, until the next publish or :meth:`close`.
 
         Returns: task → the checkpoint just published.
         Raises: FencedError; RetryableError; OutcomeUnknownError (call again with the same commits); InvalidError.
@@ -208,7 +211,7 @@ class StateManager:
         self._check_open()
         if self._job is None:
             raise InvalidError("publish needs acquire() first", job=self.config.job_name)
-        return self._job.publish(prepared_commits, batch)
+        return self._job.publish(prepared_commits, batch, wait=wait)
 
     # --- end -----------------------------------------------------------------------------------------------------
 
@@ -222,7 +225,7 @@ class StateManager:
             closing.callback(self._log.close)
             closing.callback(self.metrics.close)
             if self._job is not None:
-                closing.callback(self._job.publisher.close)
+                closing.callback(self._job.close)
             for task in self._tasks.values():
                 if task is not None:
                     closing.callback(task.close)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from statemgr.errors import FencedError
 from statemgr.flows.clean_up import CleanUp
@@ -21,7 +21,10 @@ _PARALLELISM = 8
 
 
 class WholeJob:
-    """The job's publisher, and what is published of all its tasks. One thread at a time."""
+    """The job's publisher, and what is published of all its tasks. One thread at a time.
+
+    After a publish, all tasks are cleaned up after on threads of its own: the next publish waits for that.
+    """
 
     def __init__(self, parts: Parts, checkpoint_log: CheckpointLog, publisher: Publisher, published: Published) -> None:
         self.publisher = publisher
@@ -30,6 +33,8 @@ class WholeJob:
         self._log = checkpoint_log
         self._fenced: FencedError | None = None
         self._unsettled: tuple[Sequence[PreparedCommit], Mapping[str, CheckpointRecord | None]] | None = None
+        self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="statemgr-clean-up")
+        self._cleaning: Future[None] | None = None
         self._clean_ups = {task: CleanUp(parts, task, checkpoint_log) for task in published.records}
         with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-open") as pool:
             list(pool.map(lambda item: self._clean_ups[item[0]].at_open(item[1]), published.records.items()))
@@ -39,12 +44,18 @@ class WholeJob:
         """Task → backends and stores whose published snapshots have lost blobs, as far as the opening has found."""
         return {task: frozenset(clean_up.lost) for task, clean_up in self._clean_ups.items()}
 
-    def publish(self, commits: Sequence[PreparedCommit], batch: MicroBatch | None) -> Mapping[str, Checkpoint]:
+    def publish(
+        self, commits: Sequence[PreparedCommit], batch: MicroBatch | None, *, wait: bool
+    ) -> Mapping[str, Checkpoint]:
         """Publish one commit per task, then clean up. See :meth:`statemgr.StateManager.publish`."""
         if self._fenced is not None:
             raise self._fenced
+        self._cleaned_up()
         try:
-            return self._publish(commits, batch)
+            published = self._publish(commits, batch)
+            if wait:
+                self._cleaned_up()
+            return published
         except FencedError as error:
             if all(commit.epoch == self.published.epoch for commit in commits):  # else they are stale, not the owner
                 self._fenced = error
@@ -79,14 +90,34 @@ class WholeJob:
         return was_published and {c.attempt for c in sent} == {c.attempt for c in commits}
 
     def _after(self, commits: Sequence[PreparedCommit], before: Mapping[str, CheckpointRecord | None]) -> None:
-        for commit in commits:
-            record = self.published.records[commit.task]
+        """Begin to clean up after a publish."""
+        records = dict(self.published.records)
+
+        def clean_up(commit: PreparedCommit) -> None:
+            record = records[commit.task]
             assert record is not None
             self._clean_ups[commit.task].after_publish(before[commit.task], record, commit)
             try:
                 remember_published(self._parts, commit.task)
             except OSError as error:
                 log.warning("task %s: cannot note its publish on this machine: %s", commit.task, error)
+
+        def clean_up_all() -> None:
+            with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-clean-up") as pool:
+                list(pool.map(clean_up, commits))
+
+        self._cleaning = self._cleaner.submit(clean_up_all)
+
+    def _cleaned_up(self) -> None:
+        """Return when the last publish has been cleaned up after."""
+        cleaning, self._cleaning = self._cleaning, None
+        if cleaning is not None:
+            cleaning.result()
+
+    def close(self) -> None:
+        """Finish the clean-up, and let the publisher go."""
+        self._cleaner.shutdown()
+        self.publisher.close()
 
     def _checkpoints(self) -> Mapping[str, Checkpoint]:
         return {task: record.current for task, record in self.published.records.items() if record is not None}

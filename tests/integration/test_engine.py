@@ -191,6 +191,38 @@ def test_a_snapshot_is_made_beside_the_attempts(kafka: KafkaServer, tmp_path: Pa
     assert max(backlogs) <= 4
 
 
+def test_the_clean_up_goes_on_beside_the_next_batch(driver: StateManager, tmp_path: Path) -> None:
+    """Published at once, cleaned up after in the background; the next publish waits for that, and so does the end."""
+    config, epoch, there = driver.config, driver.acquire(), executor(driver, tmp_path)
+    go_on, waited = threading.Event(), list[str]()
+
+    def hold(phase: Phase, subject: str) -> None:
+        if phase is Phase.REMOVE_TTL:
+            assert go_on.wait(60)
+            waited.append(subject)
+
+    checkpoints = epoch.checkpoints
+    with observed(hold):
+        for batch in range(2):
+            prepared = [
+                attempt(there, epoch, task, {b"%d" % batch: b"x" * 50_000}, batch, checkpoints=checkpoints)
+                for task in TASKS
+            ]
+            if batch:
+                threading.Timer(0.5, go_on.set).start()
+            checkpoints = driver.publish(prepared, wait=False)
+            if not batch:
+                assert waited == []
+                assert current(config) is not None
+                assert {blob for commit in prepared for blob in commit.added_blobs} <= blob_files(
+                    tmp_path, expiring=True
+                )
+        assert sorted(waited[:2]) == sorted(TASKS)
+        driver.close()
+    assert sorted(waited) == sorted(TASKS * 2)
+    assert blob_files(tmp_path, expiring=False) == referenced(config, TASKS[0]) | referenced(config, TASKS[1])
+
+
 def test_much_is_stored_ahead_of_an_attempts_commit(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
