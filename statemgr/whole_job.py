@@ -87,6 +87,7 @@ class WholeJob:
         (sent, before), self._unsettled = self._unsettled, None
         if was_published:
             self._after(sent, before)
+            self._cleaned_up()
         return was_published and {c.attempt for c in sent} == {c.attempt for c in commits}
 
     def _after(self, commits: Sequence[PreparedCommit], before: Mapping[str, CheckpointRecord | None]) -> None:

@@ -155,14 +155,15 @@ class ChainBackup:
         return _Draft(snapshot, segments, chain, pending, first, (*reused, *blobs))
 
     def _take_offer(self, identity: StoreIdentity, segments: SegmentLog, published: SegmentChain) -> None:
-        """Begin with the snapshot that is offered on this machine, if its index is still there."""
+        """Begin with the snapshot that is offered on this machine, if all its blobs are still there."""
         offer = self._offers.find(identity, published, self._now_ms())
         if offer is None:
             return
-        try:
-            self._snapshots.made_ms(identity, offer.snapshot.index)
-        except (MissingBlob, CorruptBlob) as error:
-            log.warning("%s/%s: a snapshot that was offered is not taken: %s", identity.task, identity.store, error)
+        for blob, error in self._context.transfer().absent(offer.blobs).items():
+            if not isinstance(error, MissingBlob):
+                raise error
+            log.warning("%s/%s: an offered snapshot has lost %s", identity.task, identity.store, blob)
+            self._offers.take_back(identity)
             return
         segments.begin_with(offer.snapshot, offer.base, offer.blobs, offer.stored_ms)
 
@@ -274,12 +275,16 @@ class ChainBackup:
 
     def offer(self, snapshot: StoreSnapshot, marker: Marker) -> None:
         """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
-        published, began_ms = self._chains.get(self._context.transfer(), snapshot.identity, marker), self._now_ms()
-        base = published.snapshot.index
-        index, stored = self._store_snapshot(snapshot, base)
-        made = ChainSnapshot(index, snapshot.state_id, published.end)
-        offer = Offer(made, base, history_of(published.segments), tuple(stored.added_blobs), began_ms)
-        self._offers.make(snapshot.identity, offer)
+        identity, began_ms = snapshot.identity, self._now_ms()
+        published = self._chains.get(self._context.transfer(), identity, marker)
+        with self._offers.making(identity) as is_free:
+            if not is_free or self._offers.find(identity, published, began_ms) is not None:
+                return
+            base = published.snapshot.index
+            index, stored = self._store_snapshot(snapshot, base)
+            made = ChainSnapshot(index, snapshot.state_id, published.end)
+            offer = Offer(made, base, history_of(published.segments), tuple(stored.added_blobs), began_ms)
+            self._offers.make(identity, offer)
 
     def _store_snapshot(self, snapshot: StoreSnapshot, base: BlobRef | None) -> tuple[BlobRef, PreparedBackup]:
         """Upload what the base lacks, under an attempt of its own: other backends may use the commit's."""

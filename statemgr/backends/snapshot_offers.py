@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from statemgr.backends.context import BackendContext
+from statemgr.backends.files import disk_errors
 from statemgr.backends.segment_log import is_young
+from statemgr.local.owners import exclusive_if_free
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
@@ -70,12 +73,20 @@ class Offers:
     def __init__(self, context: BackendContext) -> None:
         self._context = context
 
+    @contextmanager
+    def making(self, identity: StoreIdentity) -> Iterator[bool]:
+        """While an offer of a store is made: whether no other process here is at it. Raises: DiskFull."""
+        path = self._path(identity)
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive_if_free(path.with_name(f"{path.name}.lock")) as is_free:
+            yield is_free
+
     def make(self, identity: StoreIdentity, offer: Offer) -> None:
         """Leave an offer in place of an older one. Failing is no error: its blobs expire."""
         text = json.dumps(_to_json(offer)).encode()
         path = self._path(identity)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f"{path.name}.{self._context.ids.token()}")
             temporary.write_bytes(content_hash(text).hex().encode() + b"\n" + text)
             os.replace(temporary, path)
@@ -92,6 +103,10 @@ class Offers:
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return offer if offer.fits(chain, now_ms) else None
+
+    def take_back(self, identity: StoreIdentity) -> None:
+        """An offer turned out to be of no use."""
+        self._path(identity).unlink(missing_ok=True)
 
     def _path(self, identity: StoreIdentity) -> Path:
         return self._context.task_directory(identity.task) / identity.store / _FILE

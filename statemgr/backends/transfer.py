@@ -296,6 +296,14 @@ class Transfer:
 
     # --- many blobs --------------------
 
+    def absent(self, blob_ids: Iterable[str]) -> Mapping[str, StatemgrError]:
+        """Ask for blobs, in parallel. Returns those that could not be seen, and why (MissingBlob: gone)."""
+
+        def look(blob_id: str) -> None:
+            self._blobs.stat(blob_id)
+
+        return self.for_each(blob_ids, look)
+
     def remove_ttl_all(self, blob_ids: Iterable[str]) -> Mapping[str, StatemgrError]:
         """Keep blobs for ever, in parallel. Returns those it failed for, and why (MissingBlob: gone)."""
         return self.for_each(blob_ids, self._blobs.remove_ttl)

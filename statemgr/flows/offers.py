@@ -14,6 +14,7 @@ much as makes a snapshot due makes it itself (:func:`overdue_stores`).
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Iterator, Mapping
 
@@ -28,6 +29,8 @@ from statemgr.ports import SegmentBackupManager, StoreSnapshot
 log = logging.getLogger(__name__)
 #: How many intervals an attempt lets pass before it makes the snapshot itself.
 _OVERDUE = 2
+#: A store that was opened at a published state: that state's ID, a backend, and what it has published of the state.
+_Published = tuple[OpenStore, str, SegmentBackupManager, Marker]
 
 
 class SnapshotOffers:
@@ -46,12 +49,14 @@ class SnapshotOffers:
         try:
             if self._closing.is_set() or (self._running is not None and self._running.is_alive()):
                 return
-            due = next(_due(self._parts, stores, checkpoint, 1), None)
-            if due is not None:
-                # a daemon: a process that ends does not wait for it
-                self._running = threading.Thread(target=self._tried, args=due, name="statemgr-snapshot", daemon=True)
+            overdue = overdue_stores(self._parts, stores, checkpoint)  # the attempt makes these itself
+            due = (found for found in _due(self._parts, stores, checkpoint) if found[0].identity.store not in overdue)
+            first = next(due, None)
+            if first is not None:
+                # a daemon: a process that ends waits at most for the parts that are on their way
+                self._running = threading.Thread(target=self._tried, args=first, name="statemgr-snapshot", daemon=True)
                 self._running.start()
-        except StatemgrError as error:
+        except Exception as error:  # no attempt fails by it
             log.warning("no snapshot is made beside this attempt: %s", error)
         finally:
             self._lock.release()
@@ -97,40 +102,53 @@ class SnapshotOffers:
 
 
 def overdue_stores(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkpoint | None) -> list[str]:
-    """The stores that an attempt had better store as snapshots than as segments, since nobody else has.
+    """The stores that an attempt had better store as snapshots than as segments, since nobody else has: by commits and
+    bytes, so that a job that seldom commits still has its snapshots made in the background.
 
     Raises: UnavailableError, AccessDenied.
     """
     if checkpoint is None:
         return []
-    return [store.identity.store for store, *_ in _due(parts, stores, checkpoint, _OVERDUE)]
+    interval, found = parts.config.snapshot_interval, []
+    for store, _, manager, marker in _with_segments(parts, stores, checkpoint):
+        backlog = manager.backlog(store.identity, marker)
+        commits, size = backlog.segments // _OVERDUE, backlog.size // _OVERDUE
+        if not backlog.waiting and interval.is_over(commits, size, share=share_of_interval(store.identity)):
+            found.append(store.identity.store)
+    return found
 
 
-def _due(
-    parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkpoint, intervals: int
-) -> Iterator[tuple[OpenStore, str, SegmentBackupManager, Marker]]:
-    """The stores whose last snapshot is so many intervals old, with their published states."""
+def _due(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkpoint) -> Iterator[_Published]:
+    """The stores whose last snapshot has an interval behind it."""
     interval = parts.config.snapshot_interval
+    for published in _with_segments(parts, stores, checkpoint):
+        store, _, manager, marker = published
+        backlog, share = manager.backlog(store.identity, marker), share_of_interval(store.identity)
+        if backlog.waiting:
+            continue
+        if interval.is_over(backlog.segments, backlog.size, share=share) or (
+            interval.seconds is not None and _age_s(parts, store, manager, marker) >= interval.seconds * share
+        ):
+            yield published
+
+
+def _with_segments(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkpoint) -> Iterator[_Published]:
     for name, store in stores.items():
         for factory, manager in parts.segment_backends(store.config):
             marker = checkpoint.marker(factory, name)
             if marker is None:
                 continue
             try:
-                backlog = manager.backlog(store.identity, marker)
-                seconds = 0.0
-                if interval.seconds is not None and backlog.segments:
-                    seconds = parts.clock.time_ns() / 1e9 - manager.snapshot_made_ms(store.identity, marker) / 1e3
+                has_segments = manager.backlog(store.identity, marker).segments > 0
             except (MissingError, CorruptError):
                 continue  # the commit finds that, too, and fills the backend anew
-            if (
-                backlog.segments
-                and not backlog.waiting
-                and interval.is_over(
-                    backlog.segments // intervals,
-                    backlog.size // intervals,
-                    seconds / intervals,
-                    share=share_of_interval(store.identity),
-                )
-            ):
+            if has_segments:
                 yield store, checkpoint.stores[name], manager, marker
+
+
+def _age_s(parts: Parts, store: OpenStore, manager: SegmentBackupManager, marker: Marker) -> float:
+    """Seconds since the last snapshot was made; one that is lost is as old as can be."""
+    try:
+        return parts.clock.time_ns() / 1e9 - manager.snapshot_made_ms(store.identity, marker) / 1e3
+    except (MissingError, CorruptError):
+        return math.inf

@@ -125,12 +125,13 @@ class KafkaTransaction:
             raise translate(self._failed, "sending to Kafka", reported=self._errors)
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        assert topic is not None
+        if partition is not None and partition >= 0:
+            self.written.add((topic, partition))  # whatever the error: it may have arrived
         if error is not None:
             self._failed = self._failed or error
             return
-        topic, partition, offset = message.topic(), message.partition(), message.offset()
-        assert topic is not None
         assert partition is not None
         assert offset is not None
-        self.written.add((topic, partition))
         self._delivered[topic, partition] = max(self._delivered.get((topic, partition), 0), offset + 1)

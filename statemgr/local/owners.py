@@ -69,6 +69,21 @@ def is_alive(directory: Path, token: str) -> bool:
 
 
 @contextmanager
+def exclusive_if_free(lock: Path) -> Iterator[bool]:
+    """Hold a lock file against all other threads and processes, unless one has it; tells whether it is held."""
+    descriptor = os.open(lock, _FLAGS, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def exclusive(lock: Path, clock: Clock) -> Iterator[None]:
     """Hold a lock file against all other threads and processes.
 

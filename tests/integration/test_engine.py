@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import random
 import threading
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from statemgr import JobConfig, StateManager
+from statemgr.backends.snapshot_offers import Offers
 from statemgr.engine import MicroBatch, open_attempt, read_attachment
 from statemgr.errors import (
     FencedError,
@@ -29,7 +32,7 @@ from statemgr.kafka.publisher import TransactionalPublisher, _State
 from statemgr.model.checkpoint import BlobRef, Layout, Marker
 from statemgr.phases import Phase, observed
 from statemgr.ports import SegmentBackupManager
-from statemgr.runtime import Runtime, shared_runtime
+from statemgr.runtime import Runtime, _shared, shared_runtime
 from tests.commits import TASK, attempt, blob_files, commit, current, failing, published, referenced, totals
 from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import committed, state_of, wait_until
@@ -189,6 +192,57 @@ def test_a_snapshot_is_made_beside_the_attempts(kafka: KafkaServer, tmp_path: Pa
     assert backlogs[0] == 0
     assert any(after < before for before, after in itertools.pairwise(backlogs))
     assert max(backlogs) <= 4
+
+
+def test_an_offer_that_has_lost_a_blob_is_not_taken(kafka: KafkaServer, tmp_path: Path) -> None:
+    """What is offered is looked at before a commit begins with it; who finds it gone takes the offer back. While
+    another process makes one, nobody else does."""
+    config = job(kafka, tmp_path, backup=(SEGMENTS,), tasks=1, task__commit__snapshot__interval=["2 commits"])
+    there, model = elsewhere(config, tmp_path / "executor", SEGMENTS), dict[bytes, bytes]()
+    offers, identity = shared_runtime(there).offers, shared_runtime(there).parts.identity(TASK, "totals")
+    offered = tmp_path / "executor" / config.job_name / config.job_id / "Partition_0" / "totals" / "snapshot.offer"
+    with StateManager(config) as driver:
+        epoch = driver.acquire()
+        checkpoints = epoch.checkpoints
+        for batch in range(6):
+            items = {b"%d" % batch: random.Random(batch).randbytes(30_000)}
+            making = contextlib.nullcontext() if batch != 2 else Offers(shared_runtime(there)._context).making(identity)
+            with making:
+                prepared = attempt(there, epoch, TASK, items, batch, checkpoints=checkpoints)
+                if offers._running is not None:
+                    offers._running.join()
+            checkpoints = driver.publish([prepared])
+            model |= items
+            assert totals(config, SEGMENTS) == {TASK: model}
+            if batch == 2:
+                assert not offered.exists()
+            if batch == 3:
+                [*_, blob] = json.loads(offered.read_bytes().partition(b"\n")[2])["blobs"]
+                assert blob in blob_files(tmp_path, expiring=True)
+                (tmp_path / "blobs" / blob).unlink()
+    assert not offered.exists()
+
+
+def test_a_snapshot_whose_index_is_lost_is_made_anew(kafka: KafkaServer, tmp_path: Path) -> None:
+    """An interval in minutes asks the index when it was made: one that is gone is as old as can be."""
+    config = job(kafka, tmp_path, backup=(SEGMENTS,), tasks=1, task__commit__snapshot__interval=["100 min"])
+    there, model = elsewhere(config, tmp_path / "executor", SEGMENTS), dict[bytes, bytes]()
+    with StateManager(config) as driver:
+        epoch = driver.acquire()
+        checkpoints = epoch.checkpoints
+        for batch in range(5):
+            items = {b"%d" % batch: random.Random(batch).randbytes(30_000)}
+            checkpoints = driver.publish([attempt(there, epoch, TASK, items, batch, checkpoints=checkpoints)])
+            model |= items
+            if batch == 1:
+                for name in blob_files(tmp_path):
+                    if name.endswith("/index"):
+                        (tmp_path / "blobs" / name).unlink()
+                _shared.cache_clear()  # another process remembers nothing of it
+            running = shared_runtime(there).offers._running
+            if running is not None:
+                running.join()
+    assert totals(config, SEGMENTS) == {TASK: model}
 
 
 def test_the_clean_up_goes_on_beside_the_next_batch(driver: StateManager, tmp_path: Path) -> None:
