@@ -52,7 +52,7 @@ def test_an_offer_of_another_history_is_not_taken(chain: SegmentChain, now_ms: i
 
 
 def test_offers_are_found_by_every_process_and_damaged_ones_by_none(tmp_path: Path) -> None:
-    """It is a file: another process reads it, the newest wins, and a damaged one counts as none."""
+    """It is a file: one process at a time makes it, another reads it, the newest wins, a damaged one counts as none."""
     config = {
         "job.name": "j",
         "state.dir": str(tmp_path),
@@ -61,11 +61,13 @@ def test_offers_are_found_by_every_process_and_damaged_ones_by_none(tmp_path: Pa
     }
     offers, others = (Offers(Runtime(JobConfig.from_mapping(config))._context) for _ in range(2))
     assert others.find(IDENTITY, CHAIN, 1000) is None
-    offers.make(IDENTITY, replace(OFFER, base=MADE))
-    offers.make(IDENTITY, OFFER)
+    with offers.making(IDENTITY) as is_free, others.making(IDENTITY) as is_free_too:
+        assert (is_free, is_free_too) == (True, False)
+        offers.make(IDENTITY, replace(OFFER, base=MADE))
+        offers.make(IDENTITY, OFFER)
     assert others.find(IDENTITY, CHAIN, 1000) == OFFER
     assert others.find(replace(IDENTITY, store="t"), CHAIN, 1000) is None
-    [path] = tmp_path.rglob("snapshot.offer*")
+    [path] = (p for p in tmp_path.rglob("snapshot.offer*") if p.suffix == ".offer")
     whole = path.read_bytes()
     for damaged in (b"", whole[:-1], whole.replace(b"120", b"110"), whole[40:], b"{}", b"\n{}"):
         path.write_bytes(damaged)
