@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from typing import Any
 from statemgr.backends.context import BackendContext
 from statemgr.backends.files import disk_errors
 from statemgr.backends.segment_log import is_young
+from statemgr.local import durable
 from statemgr.local.owners import exclusive_if_free
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobRef
@@ -83,13 +83,10 @@ class Offers:
             yield is_free
 
     def make(self, identity: StoreIdentity, offer: Offer) -> None:
-        """Leave an offer in place of an older one. Failing is no error: its blobs expire."""
+        """Leave an offer in place of an older one, while :meth:`making` one. Failing is no error: its blobs expire."""
         text = json.dumps(_to_json(offer)).encode()
-        path = self._path(identity)
         try:
-            temporary = path.with_name(f"{path.name}.{self._context.ids.token()}")
-            temporary.write_bytes(content_hash(text).hex().encode() + b"\n" + text)
-            os.replace(temporary, path)
+            durable.write_file(self._path(identity), content_hash(text).hex().encode() + b"\n" + text, synced=False)
         except OSError as error:
             log.warning("a snapshot is not offered on this machine: %s", error)
 

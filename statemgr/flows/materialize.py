@@ -3,8 +3,8 @@
 Steps, for one store at a time, while its task goes on:
 
 1. decide whether one is due: by commits, bytes or time since the last, spread over the tasks of a job
-2. make a checkpoint directory, and keep it as the local copy that a restart on this machine begins with
-3. upload what the last snapshot lacks
+2. make a checkpoint directory
+3. upload what the last snapshot lacks, and keep the directory as the local copy that a restart here begins with
 4. the next commit begins with it and leaves out the segments that it covers
 
 Nothing here changes what is current. Failures are tolerated up to a limit: the segments keep everything meanwhile.

@@ -14,23 +14,51 @@ much as makes a snapshot due makes it itself (:func:`overdue_stores`).
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+from statemgr.config.interval import SnapshotInterval
 from statemgr.errors import ClosedError, CorruptError, MissingError, StatemgrError
 from statemgr.flows.materialize import share_of_interval
 from statemgr.flows.open_store import NO_CHANGES, OpenStore
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.phases import Phase, announce
-from statemgr.ports import SegmentBackupManager, StoreSnapshot
+from statemgr.ports import Backlog, SegmentBackupManager, StoreSnapshot
 
 log = logging.getLogger(__name__)
 #: How many intervals an attempt lets pass before it makes the snapshot itself.
 _OVERDUE = 2
-#: A store that was opened at a published state: that state's ID, a backend, and what it has published of the state.
-_Published = tuple[OpenStore, str, SegmentBackupManager, Marker]
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """A store that was opened at a published state: that state's ID, a backend, and what it has published of it."""
+
+    store: OpenStore
+    state_id: str
+    manager: SegmentBackupManager
+    marker: Marker
+    backlog: Backlog
+    interval: SnapshotInterval
+
+    def is_over(self, intervals: int) -> bool:
+        """Whether so many intervals lie behind the last snapshot, by commits or bytes."""
+        commits, size = self.backlog.segments // intervals, self.backlog.size // intervals
+        return self.interval.is_over(commits, size, share=share_of_interval(self.store.identity))
+
+    def is_due(self, parts: Parts) -> bool:
+        """Whether one interval does, by commits, bytes or time. A snapshot that is lost is as old as can be."""
+        if self.is_over(1):
+            return True
+        if self.interval.seconds is None:
+            return False
+        try:
+            age_s = parts.clock.time_ns() / 1e9 - self.manager.snapshot_made_ms(self.store.identity, self.marker) / 1e3
+        except (MissingError, CorruptError):
+            return True
+        return age_s >= self.interval.seconds * share_of_interval(self.store.identity)
 
 
 class SnapshotOffers:
@@ -49,12 +77,16 @@ class SnapshotOffers:
         try:
             if self._closing.is_set() or (self._running is not None and self._running.is_alive()):
                 return
-            overdue = overdue_stores(self._parts, stores, checkpoint)  # the attempt makes these itself
-            due = (found for found in _due(self._parts, stores, checkpoint) if found[0].identity.store not in overdue)
+            found = list(_published(self._parts, stores, checkpoint))
+            # the attempt makes these itself
+            overdue = {one.store.identity.store for one in found if one.is_over(_OVERDUE)}
+            due = (one for one in found if one.store.identity.store not in overdue and one.is_due(self._parts))
             first = next(due, None)
             if first is not None:
                 # a daemon: a process that ends waits at most for the parts that are on their way
-                self._running = threading.Thread(target=self._tried, args=first, name="statemgr-snapshot", daemon=True)
+                self._running = threading.Thread(
+                    target=self._tried, args=(first,), name="statemgr-snapshot", daemon=True
+                )
                 self._running.start()
         except Exception as error:  # no attempt fails by it
             log.warning("no snapshot is made beside this attempt: %s", error)
@@ -68,10 +100,10 @@ class SnapshotOffers:
             if self._running is not None:
                 self._running.join()
 
-    def _tried(self, store: OpenStore, state_id: str, manager: SegmentBackupManager, marker: Marker) -> None:
-        identity = store.identity
+    def _tried(self, found: _Published) -> None:
+        identity = found.store.identity
         try:
-            self._offer(store, state_id, manager, marker)
+            self._offer(found)
         except Exception as error:
             if not self._closing.is_set():
                 log.warning(
@@ -79,19 +111,19 @@ class SnapshotOffers:
                     identity.task, identity.store, error, exc_info=not isinstance(error, StatemgrError),
                 )  # fmt: skip
 
-    def _offer(self, store: OpenStore, state_id: str, manager: SegmentBackupManager, marker: Marker) -> None:
+    def _offer(self, found: _Published) -> None:
         """Steps 2 and 3."""
-        identity, directories = store.identity, store.directories
+        identity, directories = found.store.identity, found.store.directories
         subject = f"{identity.task}/{identity.store}"
         announce(Phase.MATERIALIZE, subject)
-        copy = directories.find(state_id)
+        copy = directories.find(found.state_id)
         if copy is None:
             return  # a later attempt has tidied it away
         own = directories.clone(copy)
         try:
-            made = directories.finished(own)
-            attempt = self._parts.ids.attempt_id()
-            manager.offer(StoreSnapshot(identity, state_id, attempt, made, NO_CHANGES, None, check=self._go_on), marker)
+            made, attempt = directories.finished(own), self._parts.ids.attempt_id()
+            snapshot = StoreSnapshot(identity, found.state_id, attempt, made, NO_CHANGES, None, check=self._go_on)
+            found.manager.offer(snapshot, found.marker)
         finally:
             directories.discard(own)
         announce(Phase.MATERIALIZED, subject)
@@ -109,46 +141,20 @@ def overdue_stores(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Ch
     """
     if checkpoint is None:
         return []
-    interval, found = parts.config.snapshot_interval, []
-    for store, _, manager, marker in _with_segments(parts, stores, checkpoint):
-        backlog = manager.backlog(store.identity, marker)
-        commits, size = backlog.segments // _OVERDUE, backlog.size // _OVERDUE
-        if not backlog.waiting and interval.is_over(commits, size, share=share_of_interval(store.identity)):
-            found.append(store.identity.store)
-    return found
+    return [one.store.identity.store for one in _published(parts, stores, checkpoint) if one.is_over(_OVERDUE)]
 
 
-def _due(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkpoint) -> Iterator[_Published]:
-    """The stores whose last snapshot has an interval behind it."""
-    interval = parts.config.snapshot_interval
-    for published in _with_segments(parts, stores, checkpoint):
-        store, _, manager, marker = published
-        backlog, share = manager.backlog(store.identity, marker), share_of_interval(store.identity)
-        if backlog.waiting:
-            continue
-        if interval.is_over(backlog.segments, backlog.size, share=share) or (
-            interval.seconds is not None and _age_s(parts, store, manager, marker) >= interval.seconds * share
-        ):
-            yield published
-
-
-def _with_segments(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkpoint) -> Iterator[_Published]:
+def _published(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkpoint) -> Iterator[_Published]:
+    """What is published on top of a snapshot, where no newer one is offered."""
     for name, store in stores.items():
         for factory, manager in parts.segment_backends(store.config):
             marker = checkpoint.marker(factory, name)
             if marker is None:
                 continue
             try:
-                has_segments = manager.backlog(store.identity, marker).segments > 0
+                backlog = manager.backlog(store.identity, marker)
             except (MissingError, CorruptError):
                 continue  # the commit finds that, too, and fills the backend anew
-            if has_segments:
-                yield store, checkpoint.stores[name], manager, marker
-
-
-def _age_s(parts: Parts, store: OpenStore, manager: SegmentBackupManager, marker: Marker) -> float:
-    """Seconds since the last snapshot was made; one that is lost is as old as can be."""
-    try:
-        return parts.clock.time_ns() / 1e9 - manager.snapshot_made_ms(store.identity, marker) / 1e3
-    except (MissingError, CorruptError):
-        return math.inf
+            if backlog.segments and not backlog.waiting:
+                interval = parts.config.snapshot_interval
+                yield _Published(store, checkpoint.stores[name], manager, marker, backlog, interval)

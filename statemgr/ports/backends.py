@@ -47,7 +47,7 @@ class StoreSnapshot:
     """What a backup manager gets: a finished local directory, and the changes since the last acknowledged commit.
 
     ``made`` is None in a commit for which no backend needs a directory. ``whole`` iterates over the complete
-    where there is neither a directory, nor are the changes all that there is.
+    state; it is None where there is no directory to read it from, and the changes are not all that there is.
     ``materialize``: store the directory as a snapshot even where the changes would do. ``check`` is called between
     pieces of long work; what it raises gives the work up.
     """

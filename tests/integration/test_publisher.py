@@ -43,6 +43,14 @@ def _publish(publisher: TransactionalPublisher, topic: str, *keys: bytes) -> Non
         transaction.send_changes(topic, 0, [(key, b"v") for key in keys])
 
 
+def _abort(publisher: TransactionalPublisher, topic: str) -> None:
+    """A record is delivered, then the block raises: its own error comes through."""
+    with pytest.raises(ZeroDivisionError), publisher.transaction() as transaction:
+        transaction.send_changes(topic, 0, [(b"lost", b"v")])
+        transaction.flush()
+        raise ZeroDivisionError
+
+
 def test_ids_tell_jobs_tasks_and_owners_apart(kafka: KafkaServer) -> None:
     """One ID per task and one per job, from the names alone."""
     config = job(kafka, "orders", job__id="7")
@@ -74,10 +82,7 @@ def test_a_transaction_without_records_is_committed(kafka: KafkaServer) -> None:
 def test_a_block_that_raises_publishes_nothing(kafka: KafkaServer) -> None:
     """The transaction is aborted, the caller's own error comes through, the next one is unharmed."""
     config, topic, publisher = _ready(kafka)
-    with pytest.raises(ZeroDivisionError), publisher.transaction() as transaction:
-        transaction.send_changes(topic, 0, [(b"lost", b"v")])
-        transaction.flush()
-        raise ZeroDivisionError
+    _abort(publisher, topic)
     _publish(publisher, topic, b"kept")
     assert committed(config, topic) == [(b"kept", b"v")]
 
@@ -256,10 +261,7 @@ def test_nothing_begins_where_an_aborted_transaction_is_still_open(kafka: KafkaS
         transaction = open_until.enter_context(other.transaction())
         transaction.send_changes(topic, 0, [(b"open", b"v")])
         transaction.flush()
-        with pytest.raises(ZeroDivisionError), publisher.transaction() as aborted:
-            aborted.send_changes(topic, 0, [(b"lost", b"v")])
-            aborted.flush()
-            raise ZeroDivisionError
+        _abort(publisher, topic)
         for _ in range(2):
             with pytest.raises(UnavailableError, match="still open") as refused:
                 _publish(publisher, topic, b"too early")
@@ -271,10 +273,7 @@ def test_nothing_begins_where_an_aborted_transaction_is_still_open(kafka: KafkaS
 def test_an_aborted_transaction_in_a_topic_that_is_gone_hinders_nobody(kafka: KafkaServer) -> None:
     """What was deleted holds nothing open."""
     _, topic, publisher = _ready(kafka)
-    with pytest.raises(ZeroDivisionError), publisher.transaction() as aborted:
-        aborted.send_changes(topic, 0, [(b"lost", b"v")])
-        aborted.flush()
-        raise ZeroDivisionError
+    _abort(publisher, topic)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.delete_topics([topic])[topic].result(30)
     other = job(kafka)
