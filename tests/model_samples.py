@@ -44,9 +44,11 @@ CHECKPOINT = Checkpoint(
     },
     backup_factories={"totals": ("kafka-changelog", "blob-store"), "seen": ()},
     restore_factories={"totals": ("blob-store",), "seen": ()},
-    batch=MicroBatch("query", 3, '{"orders":{"0":0}}', '{"orders":{"0":1234}}'),
+    batch=MicroBatch("query", 3, '{"orders":{"0":0}}', '{"orders":{"0":1234}}', watermark_ms=1_699_999_000_000),
     attachments=(Attachment("rows", inline=b"row"), Attachment("more", blob=BLOB)),
     outstanding_ttl=(OutstandingTtl(BLOB.blob_id, 1_700_000_000_000),),
+    input_topic_ids={"orders": "b3JkZXJzLWlucHV0LWlk"},
+    serdes={"totals": ("string v1", "json v1")},
 )
 RECORD = CheckpointRecord("orders", "1", TASK, LAYOUT, (CHECKPOINT,))
 
@@ -103,4 +105,5 @@ PREPARED = PreparedCommit(
     added_blobs=(BLOB.blob_id,),
     attachments=(Attachment("rows", inline=b""),),
     produced=(ProducedRecord("totals-out", b"k", None, 2, (("h", None), ("i", b""))),),
+    input_topic_ids={"orders": "b3JkZXJzLWlucHV0LWlk"},
 )

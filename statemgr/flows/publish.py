@@ -283,6 +283,7 @@ def _checkpoint(
         batch=batch,
         attachments=commit.attachments,
         outstanding_ttl=outstanding,
+        input_topic_ids=dict(commit.input_topic_ids),
     )
 
 

@@ -78,12 +78,16 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What a Spark micro-batch is known by: query, number, source offsets (Spark's JSON, normalised)."""
+    """What a Spark micro-batch is known by: query, number, source offsets (Spark's JSON, normalised).
+
+    ``watermark_ms`` is the watermark that it ran with, in epoch milliseconds; None: the query has none.
+    """
 
     query_id: str
     batch_id: int
     start_offsets: str
     end_offsets: str
+    watermark_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +111,10 @@ class Layout:
 class Checkpoint:
     """One published state of one task.
 
-    ``input_offsets``: source partition (``orders-0``) → next offset to read. ``stores``: every store of the
-    job → its state ID, unique per attempt that made this content. ``state_checkpoint_markers``: factory →
-    store → marker. ``sequence`` counts publishes and is never used twice.
+    ``input_offsets``: source partition (``orders-0``) → next offset to read. ``input_topic_ids``: input topic →
+    Kafka's ID of it as text. ``stores``: every store of the job → its state ID, unique per attempt that made this
+    content. ``serdes``: store → its key and value serde, each with its version. ``state_checkpoint_markers``:
+    factory → store → marker. ``sequence`` counts publishes and is never used twice.
     """
 
     checkpoint_id: CheckpointId
@@ -124,6 +129,8 @@ class Checkpoint:
     attachments: tuple[Attachment, ...] = ()
     outstanding_ttl: tuple[OutstandingTtl, ...] = ()
     record_version: int = 2
+    input_topic_ids: Mapping[str, str] = field(default_factory=dict)
+    serdes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def marker(self, factory: str, store: str) -> Marker | None:
         """The marker of a backend for a store, or None where the backend has none."""

@@ -175,12 +175,14 @@ def _checkpoint_to_avro(checkpoint: Checkpoint) -> Avro:
         "sequence": checkpoint.sequence,
         "epoch": checkpoint.epoch,
         "input_offsets": each(checkpoint.input_offsets, int),
+        "input_topic_ids": each(checkpoint.input_topic_ids, str),
         "stores": each(checkpoint.stores, str),
         "state_checkpoint_markers": each(
             checkpoint.state_checkpoint_markers, lambda stores: each(stores, marker_to_avro)
         ),
         "backup_factories": each(checkpoint.backup_factories, list),
         "restore_factories": each(checkpoint.restore_factories, list),
+        "serdes": each(checkpoint.serdes, lambda names: {"key": names[0], "value": names[1]}),
         "batch": None
         if batch is None
         else {
@@ -188,6 +190,7 @@ def _checkpoint_to_avro(checkpoint: Checkpoint) -> Avro:
             "batch_id": batch.batch_id,
             "start_offsets": batch.start_offsets,
             "end_offsets": batch.end_offsets,
+            "watermark_ms": batch.watermark_ms,
         },
         "attachments": [attachment_to_avro(attachment) for attachment in checkpoint.attachments],
         "outstanding_ttl": [{"blob_id": ttl.blob_id, "since_ms": ttl.since_ms} for ttl in checkpoint.outstanding_ttl],
@@ -213,6 +216,8 @@ def _checkpoint_from_avro(value: Avro) -> Checkpoint:
         attachments=tuple(attachment_from_avro(attachment) for attachment in value["attachments"]),
         outstanding_ttl=tuple(OutstandingTtl(**ttl) for ttl in value["outstanding_ttl"]),
         record_version=value["record_version"],
+        input_topic_ids=value["input_topic_ids"],
+        serdes={store: (names["key"], names["value"]) for store, names in value["serdes"].items()},
     )
 
 

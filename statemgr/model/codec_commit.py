@@ -36,6 +36,7 @@ def encode_prepared(prepared: PreparedCommit) -> bytes:
             "attempt": prepared.attempt,
             "base_checkpoint_id": prepared.base_checkpoint_id,
             "input_offsets": each(prepared.input_offsets, int),
+            "input_topic_ids": each(prepared.input_topic_ids, str),
             "stores": each(prepared.stores, _store_to_avro),
             "added_blobs": list(prepared.added_blobs),
             "attachments": [attachment_to_avro(attachment) for attachment in prepared.attachments],
@@ -68,6 +69,7 @@ def decode_prepared(data: bytes) -> PreparedCommit:
             added_blobs=tuple(value["added_blobs"]),
             attachments=tuple(attachment_from_avro(attachment) for attachment in value["attachments"]),
             produced=tuple(_produced_from_avro(record) for record in value["produced"]),
+            input_topic_ids=value["input_topic_ids"],
         )
     except ValueError as error:
         raise refuse(str(error)) from error

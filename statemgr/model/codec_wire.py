@@ -24,12 +24,11 @@ Refuse = Callable[[str], CorruptError]
 
 
 def encode(schema: str, value: dict[str, Any], schemas: Schemas | None = None) -> bytes:
-    """Encode a record with the newest revision of the named schema.
+    """Encode a record with the named schema.
 
     Raises: InvalidError when the value does not fit the schema.
     """
     known = schemas or shipped_schemas()
-    schema = known.newest(schema)
     sink = io.BytesIO()
     sink.write(MARK)
     sink.write(known.fingerprint(schema))
@@ -48,7 +47,6 @@ def decode(reader: str, data: bytes, refuse: Refuse, schemas: Schemas | None = N
     Raises: what ``refuse`` makes, for anything that is not exactly one such record.
     """
     known = schemas or shipped_schemas()
-    reader = known.newest(reader)
     if len(data) < HEADER_SIZE or not data.startswith(MARK):
         raise refuse("it is not an Avro single object")
     writer = known.writer_of(data[len(MARK) : HEADER_SIZE], reader)

@@ -106,7 +106,8 @@ class PreparedCommit:
     """One task's prepared commit. ``base_checkpoint_id``: the checkpoint it continues (None: the first).
 
     ``added_blobs``: everything this commit uploaded, whose TTL goes when it is published. ``added_bytes``: their size,
-    for the metrics of the process that uploaded them (not in the encoded form).
+    for the metrics of the process that uploaded them (not in the encoded form). ``input_topic_ids``: input topic →
+    Kafka's ID of it as text, where the preparer knows it.
     """
 
     job_name: str
@@ -122,3 +123,4 @@ class PreparedCommit:
     attachments: tuple[Attachment, ...] = ()
     produced: tuple[ProducedRecord, ...] = ()
     added_bytes: int = field(default=0, compare=False)
+    input_topic_ids: Mapping[str, str] = field(default_factory=dict)

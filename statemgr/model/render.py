@@ -50,6 +50,7 @@ def to_json_dict(record: CheckpointRecord, checkpoint: Checkpoint | None = None)
             "partitioner": record.layout.partitioner,
         },
         "input_offsets": dict(sorted(shown.input_offsets.items())),
+        "input_topic_ids": dict(sorted(shown.input_topic_ids.items())),
         "stores": dict(sorted(shown.stores.items())),
         "state_checkpoint_markers": {
             factory: {store: _marker(marker) for store, marker in sorted(stores.items())}
@@ -57,6 +58,7 @@ def to_json_dict(record: CheckpointRecord, checkpoint: Checkpoint | None = None)
         },
         "backup_factories": {store: list(names) for store, names in sorted(shown.backup_factories.items())},
         "restore_factories": {store: list(names) for store, names in sorted(shown.restore_factories.items())},
+        "serdes": {store: {"key": key, "value": value} for store, (key, value) in sorted(shown.serdes.items())},
         "batch": None
         if batch is None
         else {
@@ -64,6 +66,7 @@ def to_json_dict(record: CheckpointRecord, checkpoint: Checkpoint | None = None)
             "batch_id": batch.batch_id,
             "start_offsets": batch.start_offsets,
             "end_offsets": batch.end_offsets,
+            "watermark_ms": batch.watermark_ms,
         },
         "attachments": [_attachment(attachment) for attachment in shown.attachments],
         "outstanding_ttl": [{"blob_id": ttl.blob_id, "since_ms": ttl.since_ms} for ttl in shown.outstanding_ttl],

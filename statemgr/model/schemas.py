@@ -1,8 +1,5 @@
 """The Avro schemas of everything that is stored or sent, one file per record and version.
 
-A version that only adds to one before it is a revision of its own: ``checkpoint.v2.1`` is the first of
-``checkpoint.v2``. What is written is of the newest one; older ones stay, so that what they wrote is read.
-
 They lie inside the installed package (``statemgr/_schemas``) or, in a source tree, beside it (``schemas``).
 They are read once; nothing else is.
 """
@@ -64,13 +61,6 @@ class Schemas:
         self._parsed: dict[str, Any] = {name: fastavro.parse_schema(json.loads(data)) for name, data in files.items()}
         self._fingerprints = {name: schema_fingerprint(json.loads(data)) for name, data in files.items()}
         self._names = {value: name for name, value in self._fingerprints.items()}
-        self._newest: dict[str, str] = {}
-        for name in sorted(files, key=_revision):
-            self._newest[name] = self._newest[_version(name)] = name
-
-    def newest(self, name: str) -> str:
-        """The newest revision of a version (``checkpoint.v2``); of a revision, itself."""
-        return self._newest[name]
 
     def parsed(self, name: str) -> Any:
         """The schema in fastavro's parsed form."""
@@ -89,15 +79,6 @@ class Schemas:
         if name is None or self._parsed[name]["name"] != self._parsed[reader]["name"]:
             return None
         return name
-
-
-def _version(name: str) -> str:
-    record, version, *_ = name.split(".")
-    return f"{record}.{version}"
-
-
-def _revision(name: str) -> int:
-    return int((name.split(".") + ["0"])[2])
 
 
 @cache

@@ -64,10 +64,12 @@ checkpoints = st.builds(
     state_checkpoint_markers=maps(maps(markers), st.just("kafka-changelog") | texts),
     backup_factories=maps(few(texts)),
     restore_factories=maps(few(texts)),
-    batch=st.none() | st.builds(MicroBatch, texts, longs, texts, texts),
+    batch=st.none() | st.builds(MicroBatch, texts, longs, texts, texts, st.none() | longs),
     attachments=few(attachments),
     outstanding_ttl=few(st.builds(OutstandingTtl, texts, counts)),
     record_version=st.integers(1, 2),
+    input_topic_ids=maps(texts),
+    serdes=maps(st.tuples(texts, texts)),
 )
 records = st.builds(
     CheckpointRecord, texts, texts, texts, layouts, st.lists(checkpoints, min_size=1, max_size=3).map(tuple)
@@ -116,5 +118,6 @@ prepared_commits = st.builds(
     few(texts),
     few(attachments),
     few(produced),
+    input_topic_ids=maps(texts),
 )
 histories: st.SearchStrategy[list[Change]] = st.lists(st.tuples(contents, st.none() | contents), max_size=40)
