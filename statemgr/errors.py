@@ -20,6 +20,7 @@
     │   ├── PermissionNeeded    refused without a one-shot permission
     │   ├── BatchMismatch       a micro-batch that does not continue the checkpoint
     │   └── ClosedError
+    │       └── OpeningCancelled    the task was taken away while it was being opened
     ├── AccessDenied            credentials or rights: a retry cannot help
     ├── DiskFull                free space, then call again: the old state is untouched
     └── PrerequisiteMissing     a program that must be installed is not
@@ -157,6 +158,10 @@ class BatchMismatch(InvalidError):
 
 class ClosedError(InvalidError):
     """The object was closed, or its owner lost the task."""
+
+
+class OpeningCancelled(ClosedError):
+    """The task was taken away, or the process stops, while the task was being opened. Nothing was changed."""
 
 
 class AccessDenied(StatemgrError):

@@ -19,7 +19,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 from typing import Any
 
@@ -63,6 +63,7 @@ class ConsumerLoop:
         process: Callable[[Task, Message], None],
         topics: Sequence[str],
         permissions: Mapping[str, Any],
+        fence_tasks: Callable[..., None] = lambda tasks, **_: None,
     ) -> None:
         if not topics:
             raise ConfigError(
@@ -70,15 +71,13 @@ class ConsumerLoop:
             )
         self._config = config
         self._open_task = open_task
+        self._fence_tasks = fence_tasks
         self._consumer = consumer
         self._process = process
         self._topics = list(topics)
         self._permissions = dict(permissions)
         self._opened: set[str] = set()
         self._owned: dict[int, OwnedTask] = {}
-        #: Restores of tasks that were taken away meanwhile: each is closed when it ends, and waited for before the
-        #: task is opened again.
-        self._leaving: dict[int, Future[Task]] = {}
         self._to_pause: list[TopicPartition] = []
         self._stop = threading.Event()
         self._openers = ThreadPoolExecutor(_OPENERS, thread_name_prefix="statemgr-restore")
@@ -157,13 +156,18 @@ class ConsumerLoop:
             consumer.assign(at_start)
         except KafkaException:  # a strategy that rebalances step by step
             consumer.incremental_assign(at_start)
+        lost = {partition.partition: threading.Event() for partition in partitions}
+        opening = [index for index in lost if index not in self._owned]
+        fencing = self._openers.submit(self._fence, {task_name(index): lost[index] for index in opening})
+        for index in opening:
+            self._owned[index] = OwnedTask(
+                self._openers.submit(self._open, index, fencing, lost[index]),
+                self._config.commit_max_delay_ms / 1000,
+                self._config.commit_timeout_ms / 1000,
+                lost=lost[index],
+            )
         for partition in partitions:
-            owned = self._owned.get(partition.partition)
-            if owned is None:
-                opening = self._openers.submit(self._open, partition.partition)
-                owned = self._owned[partition.partition] = OwnedTask(
-                    opening, self._config.commit_max_delay_ms / 1000, self._config.commit_timeout_ms / 1000
-                )
+            owned = self._owned[partition.partition]
             owned.partitions.append(partition)
             owned.waiting.append(partition)
             self._to_pause.append(partition)
@@ -182,13 +186,17 @@ class ConsumerLoop:
                     hint="set the consumer's partition.assignment.strategy to range",
                 )
 
-    def _open(self, index: int) -> Task:
+    def _fence(self, lost: Mapping[str, threading.Event]) -> None:
+        """On a thread of the openers, before any of these tasks reads the checkpoint topic."""
+        empty = self._permissions.get("allow_empty_start", False) and not self._opened & lost.keys()
+        self._fence_tasks(list(lost), still_owned=lambda task: not lost[task].is_set(), allow_empty_start=empty)
+
+    def _open(self, index: int, fencing: Future[None], lost: threading.Event) -> Task:
         """On a thread of the openers. Permissions are for the first opening of a task alone."""
-        leaving = self._leaving.get(index)
-        if leaving is not None:
-            wait([leaving])
+        fencing.result()
         name = task_name(index)
-        task = self._open_task(name, **({} if name in self._opened else self._permissions))
+        permissions = {} if name in self._opened else self._permissions
+        task = self._open_task(name, still_owned=lambda: not lost.is_set(), **permissions)
         self._opened.add(name)
         return task
 
@@ -252,16 +260,16 @@ class ConsumerLoop:
             raise errors[0]
 
     def _close(self, tasks: set[int]) -> None:
-        """Let tasks go without a commit. A restore that is under way is not waited for."""
+        """Let tasks go without a commit. A restore that is under way is cancelled, and not waited for."""
         for index in tasks:
             owned = self._owned.pop(index, None)
             if owned is None:
                 continue
+            owned.lost.set()
             self._to_pause = [p for p in self._to_pause if p.partition != index]
             if owned.task is not None:
                 owned.task.close()
             elif not owned.opening.cancel():
-                self._leaving[index] = owned.opening
                 owned.opening.add_done_callback(_close_opened)
 
     def _install_signals(self) -> dict[int, Any]:

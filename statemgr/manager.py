@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from statemgr.config import JobConfig
 from statemgr.engine import Epoch
 from statemgr.errors import ClosedError, InvalidError
-from statemgr.flows.opening import fence, fence_ids, prepare_topics, read_records, tails
+from statemgr.flows.opening import fence, fence_ids, in_parallel, prepare_topics, read_records, tails
 from statemgr.flows.publish import Published
 from statemgr.flows.restore import restore_task
 from statemgr.ids import task_index, task_name
@@ -20,6 +20,8 @@ from statemgr.loop import ConsumerLoop
 from statemgr.metrics import Metrics
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout, MicroBatch
 from statemgr.model.commit import PreparedCommit
+from statemgr.open_tasks import Assignment, OpenTasks, always
+from statemgr.phases import Phase, announce
 from statemgr.ports import Progress, no_progress
 from statemgr.runtime import Runtime
 from statemgr.task import Task
@@ -47,12 +49,51 @@ class StateManager:
         self.metrics = Metrics(config.job_name, config.metrics_port, self._runtime.clock)
         self._lock = threading.Lock()
         self._topics_ready = False
-        #: None while a task is being opened.
-        self._tasks: dict[str, Task | None] = {}
+        self._tasks = OpenTasks(self._runtime.clock, config.commit_timeout_ms / 1000)
         self._job: WholeJob | None = None
         self._closed = False
 
     # --- a consumer loop -----------------------------------------------------------------------------------------
+
+    def fence_tasks(
+        self,
+        tasks: Sequence[str],
+        *,
+        still_owned: Callable[[str], bool] = lambda task: True,
+        allow_empty_start: bool = False,
+    ) -> None:
+        """Take over the transactional IDs of tasks that :meth:`open_task` opens next.
+
+        Who opens several tasks calls this first: an opening waits for the transactions that a dead owner left open on
+        the checkpoint topic, and its fence ends only that of its own task.
+
+        Args:
+            tasks: names of tasks.
+            still_owned: whether the caller still has a task; asked just before its ID is taken over. A task that it
+                does not have any more is left alone.
+            allow_empty_start: as in :meth:`open_task`.
+
+        Raises: PermissionNeeded, TopicMisconfigured, AccessDenied, UnavailableError.
+        """
+        self._check_open()
+        for task in tasks:
+            self._check_task(task)
+        self._prepare_topics(allow_empty_start)
+
+        def fence_one(task: str) -> None:
+            self._tasks.put_fenced(task, None)
+            if not still_owned(task):
+                return
+            publisher = self._publisher(task_transactional_id(self.config, task))
+            try:
+                publisher.fence()
+            except BaseException:
+                publisher.close()
+                raise
+            self._tasks.put_fenced(task, publisher)
+
+        announce(Phase.FENCE, self.config.job_name)
+        in_parallel(fence_one, tasks)
 
     def open_task(
         self,
@@ -61,42 +102,47 @@ class StateManager:
         allow_empty_start: bool = False,
         allow_new_stores: bool = False,
         allow_removed_stores: bool = False,
+        still_owned: Callable[[], bool] = always,
         progress: Progress = no_progress,
     ) -> Task:
         """Take a task over: fence older owners, read the checkpoint topic, restore every store.
+
+        If the same task is being closed in this process, or was taken away from who opened it, this waits for that.
 
         Args:
             task: ``Partition <i>`` with i below ``job.tasks``.
             allow_empty_start: one-shot permission to start empty where state existed.
             allow_new_stores: one-shot permission to start stores empty that the checkpoint does not list.
             allow_removed_stores: one-shot permission to drop stores that the checkpoint lists.
+            still_owned: whether the caller still has the task. It is asked just before older owners are fenced and
+                while the stores are restored, on other threads; the opening ends with OpeningCancelled on False.
             progress: called while a store is restored.
 
-        Raises: PermissionNeeded, LayoutMismatch, TopicMisconfigured, MissingState, CorruptError, UnavailableError.
+        Raises: OpeningCancelled, PermissionNeeded, LayoutMismatch, TopicMisconfigured, MissingState, CorruptError,
+        UnavailableError.
         """
         self._check_open()
         self._check_task(task)
-        with self._lock:
-            if task in self._tasks:
-                raise InvalidError("the task is open in this process already", task=task)
-            self._tasks[task] = None
+        assignment = Assignment(task, still_owned)
+        self._tasks.claim(assignment)
         try:
-            opened = self._open_task(task, allow_empty_start, allow_new_stores, allow_removed_stores, progress)
+            opened = self._open_task(assignment, allow_empty_start, allow_new_stores, allow_removed_stores, progress)
         except BaseException:
-            self._forget(task)
+            self._tasks.forget(task)
             raise
-        self._tasks[task] = opened
+        self._tasks.opened(task, opened)
         return opened
 
     def _open_task(
-        self, task: str, allow_empty_start: bool, allow_new: bool, allow_removed: bool, progress: Progress
+        self, assignment: Assignment, allow_empty_start: bool, allow_new: bool, allow_removed: bool, progress: Progress
     ) -> Task:
         self._prepare_topics(allow_empty_start)
+        task = assignment.task
         others = [job_transactional_id(self.config)]
         with ExitStack() as undo:
-            publisher = self._publisher(task_transactional_id(self.config, task))
-            undo.callback(publisher.close)
-            fence(self._parts, publisher, others)
+            publisher = self._fenced(assignment, undo)
+            fence_ids(self._parts, others)
+            assignment.check()
             records, layout = read_records(
                 self._parts, self._log, self.layout, [task], allow_empty_start=allow_empty_start
             )
@@ -109,7 +155,7 @@ class StateManager:
                 allow_new_stores=allow_new,
                 allow_removed_stores=allow_removed,
                 older=published.older(task),
-                progress=progress,
+                progress=assignment.checked(progress),
             )
             for store in stores.values():
                 undo.callback(store.close)
@@ -123,9 +169,10 @@ class StateManager:
                 restored,
                 refill,
                 self.metrics.commits.of(task),
-                on_close=lambda: self._forget(task),
+                on_close=lambda: self._tasks.forget(task),
             )
             undo.callback(opened.close)
+            assignment.check()
             for restore in restored:
                 self.metrics.restored(restore)
             if refill:
@@ -152,7 +199,9 @@ class StateManager:
 
         Raises: what ``process`` and commits raise; MissingState when the input no longer has the checkpoint's offset.
         """
-        loop = ConsumerLoop(self.config, self.open_task, consumer, process, topics or self.config.inputs, permissions)
+        loop = ConsumerLoop(
+            self.config, self.open_task, consumer, process, topics or self.config.inputs, permissions, self.fence_tasks
+        )
         loop.run()
 
     # --- a whole job ---------------------------------------------------------------------------------------------
@@ -226,9 +275,7 @@ class StateManager:
             closing.callback(self.metrics.close)
             if self._job is not None:
                 closing.callback(self._job.close)
-            for task in self._tasks.values():
-                if task is not None:
-                    closing.callback(task.close)
+            closing.callback(self._tasks.close)
 
     def __enter__(self) -> StateManager:
         return self
@@ -242,6 +289,20 @@ class StateManager:
                 prepare_topics(self._parts, allow_empty_start=allow_empty_start)
                 self._topics_ready = True
 
+    def _fenced(self, assignment: Assignment, undo: ExitStack) -> TransactionalPublisher:
+        """The task's publisher, its ID taken over by :meth:`fence_tasks` or now. Raises: OpeningCancelled."""
+        publisher = self._tasks.take_fenced(assignment.task)
+        if publisher is not None:
+            undo.callback(publisher.close)
+            assignment.check()
+            return publisher
+        assignment.check()
+        publisher = self._publisher(task_transactional_id(self.config, assignment.task))
+        undo.callback(publisher.close)
+        announce(Phase.FENCE, self.config.job_name)
+        publisher.fence()
+        return publisher
+
     def _publisher(self, transactional_id: str) -> TransactionalPublisher:
         return TransactionalPublisher(self.config, transactional_id, self._runtime.clock)
 
@@ -252,9 +313,6 @@ class StateManager:
         newest = max((record.current.epoch for record in records.values() if record), default=0)
         epoch = max(newest + 1, self._runtime.clock.time_ns() // 1_000_000)
         return Published(records, epoch, layout, fence_others=lambda: fence_ids(self._parts, others))
-
-    def _forget(self, task: str) -> None:
-        self._tasks.pop(task, None)
 
     def _check_open(self) -> None:
         if self._closed:

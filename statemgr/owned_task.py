@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import monotonic
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 class OwnedTask:
     """One task of this member. Used on the loop's thread alone.
 
+    ``lost`` is set when the task was taken away: an opening in progress ends then.
     ``waiting``: partitions that are paused until the task is restored and they are at its input offsets.
     ``offsets``: source partition → next offset to process. ``dirty``: whether something was processed since the last
     commit began. ``held``: its partitions are paused until the commit on its way ends.
@@ -34,6 +36,7 @@ class OwnedTask:
     offsets: dict[str, int] = field(default_factory=dict)
     dirty: bool = False
     held: bool = False
+    lost: threading.Event = field(default_factory=threading.Event)
     _commit: Future[Checkpoint] | None = None
     _commit_started: float = 0.0
     _failing_since: float | None = None

@@ -239,6 +239,11 @@ class Task:
         if self._fenced is not None:
             raise self._fenced
 
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called; it may not have ended yet."""
+        return self._closed
+
     # --- end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ Steps (DESIGN of the protocol: fence, then read):
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -59,8 +59,13 @@ def fence_ids(parts: Parts, transactional_ids: Sequence[str]) -> None:
         finally:
             other.close()
 
+    in_parallel(fence_one, transactional_ids)
+
+
+def in_parallel(fence_one: Callable[[str], None], names: Sequence[str]) -> None:
+    """Fence several owners at once. Raises: the first error, when all have ended."""
     with ThreadPoolExecutor(_FENCE_PARALLELISM, thread_name_prefix="statemgr-fence") as pool:
-        list(pool.map(fence_one, transactional_ids))
+        list(pool.map(fence_one, names))
 
 
 def read_records(

@@ -20,7 +20,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from statemgr.errors import CorruptError, MissingError, MissingState, RetryableError, StatemgrError
+from statemgr.errors import (
+    CorruptError,
+    MissingError,
+    MissingState,
+    OpeningCancelled,
+    RetryableError,
+    StatemgrError,
+)
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint
@@ -155,6 +162,9 @@ def restore_store(
             )
             announce(Phase.SWAP, f"{task}/{plan.store}")
             committed = directories.adopt(staging, plan.state_id, restored.files)
+        except OpeningCancelled:
+            directories.abandon(staging)
+            raise
         except (MissingError, CorruptError, RetryableError) as error:
             reasons[factory] = str(error)
             failure = error.with_where(task=task, store=plan.store)
