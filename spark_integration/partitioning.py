@@ -110,7 +110,7 @@ def too_many_partitions(number: int, tasks: int) -> LayoutMismatch:
     """The error for a Kafka partition beyond the job's tasks."""
     return LayoutMismatch(
         f"the input has a row of Kafka partition {number}, but the job has {tasks} tasks (0 to {tasks - 1})",
-        hint="a topic with more partitions than tasks needs key_by, or a rescale to more tasks",
+        hint="use key_by when the topic has more partitions than the job has tasks",
         partition=number,
         tasks=tasks,
     )

@@ -33,6 +33,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+#: Hint where one copy of a state is no use.
+ANOTHER_COPY = (
+    "name another factory in task.restore.factories; "
+    "`statemgr restore --checkpoint ID --into DIR` reads an older checkpoint"
+)
+
 
 class StatemgrError(Exception):
     """Root of all errors of statemgr.

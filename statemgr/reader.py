@@ -89,7 +89,7 @@ class JobReader:
                 job=self.config.job_name,
                 task=task,
                 topic=self.config.checkpoint_topic,
-                hint="statemgr checkpoints list",
+                hint="`statemgr checkpoints list` shows what there is",
             )
         found = _find(record, checkpoint_id)
         if found is not None:

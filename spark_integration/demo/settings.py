@@ -75,7 +75,7 @@ def own_directory(path: Path) -> Path:
         if path.is_symlink() or not path.is_dir() or any(path.iterdir()):
             raise InvalidError(
                 "something that no demo has written stands where the demo writes",
-                hint="give another --directory, or move it away",
+                hint="`statemgr demo --directory` takes another, or move it away",
                 path=str(path),
             )
     elif path.exists():

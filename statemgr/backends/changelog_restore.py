@@ -24,7 +24,10 @@ from statemgr.phases import Phase, announce
 from statemgr.ports import Restored, RestoreRequest, TopicInfo
 
 log = logging.getLogger(__name__)
-_BLOB_INSTEAD = "restore from blob-store, or roll back to an older checkpoint"
+_BLOB_INSTEAD = (
+    "put blob-store in front in task.restore.factories; "
+    "`statemgr restore --checkpoint ID --into DIR` reads an older checkpoint"
+)
 _LAG = "min.compaction.lag.ms"
 
 

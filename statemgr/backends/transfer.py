@@ -20,7 +20,7 @@ from statemgr.backends.hedging import Hedger
 from statemgr.backends.pool import Batch, Counter, Pool
 from statemgr.backends.sinks import IntoFile, IntoMemory, Sink
 from statemgr.backends.transfer_plan import Fetch, Run, Upload, cut, runs
-from statemgr.errors import CorruptBlob, CorruptError, StatemgrError
+from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptError, StatemgrError
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher, read_buffer
 from statemgr.model.snapshot import FileIndex
@@ -196,7 +196,7 @@ class Transfer:
                 "the parts of a file are right one by one, but together they are not the file",
                 blob=file.parts[0].blob_id,
                 file=file.name,
-                hint="restore from another factory, or roll back to an older checkpoint",
+                hint=ANOTHER_COPY,
             )
 
     def hash_of(self, path: Path, offset: int, length: int) -> bytes:
@@ -256,7 +256,7 @@ class Transfer:
                 raise CorruptBlob(
                     f"the blob has {problem} where {ref.size} bytes of a known hash were written",
                     blob=ref.blob_id,
-                    hint="restore from another factory, or roll back to an older checkpoint",
+                    hint=ANOTHER_COPY,
                 )
 
     def _read_once(self, reader: BlobReader, ref: BlobRef, sink: Sink) -> tuple[int, str | None]:

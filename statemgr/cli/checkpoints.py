@@ -85,7 +85,9 @@ def _chosen(records: Iterable[CheckpointRecord], tasks: tuple[str, ...]) -> list
     missing = set(tasks) - {record.task for record in found}
     if missing:
         names = ", ".join(sorted(missing))
-        raise MissingState(f"the topic has no checkpoint of {names}", hint="statemgr checkpoints list")
+        raise MissingState(
+            f"the topic has no checkpoint of {names}", hint="`statemgr checkpoints list` shows what there is"
+        )
     return [record for record in found if not tasks or record.task in tasks]
 
 

@@ -17,7 +17,10 @@ from statemgr.flows.parts import Parts
 from statemgr.ids import task_index, task_name
 from statemgr.ports import CheckpointLog
 
-_PERMISSION = "to start empty knowingly, open once with --allow-empty-start (allow_empty_start=True)"
+_PERMISSION = (
+    "to start empty on purpose, open the job once with allow_empty_start=True; "
+    "`statemgr topics create --allow-empty-start` makes a lost checkpoint topic"
+)
 _PUBLISHED = "PUBLISHED"
 #: Blobs of unpublished attempts that are looked past, at most.
 _MOST_BLOBS = 1000

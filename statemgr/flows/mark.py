@@ -99,7 +99,7 @@ def _read(parts: Parts, log: CheckpointLog, allow_no_checkpoints: bool) -> Mappi
         raise PermissionNeeded(
             "the job has no checkpoint: everything it has in the blob store would be garbage",
             hint="check kafka.bootstrap.servers, task.checkpoint.topic, job.name and job.id; "
-            "to collect a job that is given up, --allow-no-checkpoints",
+            "`statemgr gc --allow-no-checkpoints` collects a job that is given up",
             job=parts.config.job_name,
             topic=parts.config.checkpoint_topic,
         )

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from statemgr.errors import (
+    ANOTHER_COPY,
     CorruptError,
     MissingError,
     MissingState,
@@ -213,7 +214,7 @@ def _none_could(
         return failure
     return MissingState(
         "no restore factory could supply the store: " + "; ".join(f"{f}: {why}" for f, why in reasons.items()),
-        hint="nothing local was changed; mend one of them, or roll back to an older checkpoint",
+        hint=f"nothing local was changed. Fix one of them, or: {ANOTHER_COPY}",
         job=job,
         task=task,
         store=store,

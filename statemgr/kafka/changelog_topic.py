@@ -10,12 +10,10 @@ from collections.abc import Iterator, Sequence
 from confluent_kafka import Message
 
 from statemgr.config import JobConfig
-from statemgr.errors import CorruptRecord, MissingState
+from statemgr.errors import ANOTHER_COPY, CorruptRecord, MissingState
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.ports import ChangelogBatch, ChangelogRecord, Clock, TopicInfo
-
-_ELSEWHERE = "restore from another factory, or roll back to an older checkpoint"
 
 
 class ChangelogTopics:
@@ -33,7 +31,7 @@ class ChangelogTopics:
         """See :meth:`statemgr.ports.Changelog.describe`. Also raises: UnavailableError, AccessDenied."""
         found = self._metadata.describe([topic]).get(topic)
         if found is None:
-            raise MissingState("the changelog topic does not exist", hint=_ELSEWHERE, topic=topic)
+            raise MissingState("the changelog topic does not exist", hint=ANOTHER_COPY, topic=topic)
         config = self._metadata.settings([topic])[topic]
         return TopicInfo(topic, str(found.topic_id), len(found.partitions), config)
 
@@ -71,7 +69,7 @@ class ChangelogTopics:
         if start < low or end > high:
             raise MissingState(
                 f"the changelog has offsets {low} to {high}, but {start} to {end} are wanted",
-                hint=_ELSEWHERE,
+                hint=ANOTHER_COPY,
                 topic=topic,
                 partition=partition,
             )
@@ -80,7 +78,7 @@ class ChangelogTopics:
     def _keyless(self, topic: str, partition: int, offset: int) -> CorruptRecord:
         return CorruptRecord(
             "a changelog record has no key",
-            hint=f"nobody but the job may write to its changelog. {_ELSEWHERE.capitalize()}",
+            hint=f"nobody but the job may write to its changelog. {ANOTHER_COPY.capitalize()}",
             topic=topic,
             partition=partition,
             offset=offset,

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from statemgr.config import JobConfig
 from statemgr.errors import (
+    ANOTHER_COPY,
     AccessDenied,
     ConfigError,
     FencedError,
@@ -177,7 +178,7 @@ def translate(
     if code in _MISSING:
         return MissingState(f"{doing}: the topic or partition does not exist", hint=_CREATE, **where)
     if code in _OUT_OF_RANGE:
-        return MissingState(f"{doing}: the records wanted are no longer on the topic", hint=_RESTORE_OTHER, **where)
+        return MissingState(f"{doing}: these records are no longer on the topic", hint=ANOTHER_COPY, **where)
     if code in _TOO_LARGE:
         return InvalidError(
             f"{doing}: a record is larger than the broker allows",
@@ -202,8 +203,10 @@ def translate(
     return RetryableError(text).with_where(**where)
 
 
-_CREATE = "`statemgr topics create` makes what is missing; a topic that had state must be brought back instead"
-_RESTORE_OTHER = "restore from another factory, or roll back to an older checkpoint"
+_CREATE = (
+    "`statemgr topics create` makes the checkpoint topic and the changelogs of a new job; create any other topic with "
+    "Kafka's tools. A topic that had state must be brought back"
+)
 
 
 @contextlib.contextmanager

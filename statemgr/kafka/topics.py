@@ -129,7 +129,7 @@ class TopicAdmin:
         problems: list[TopicProblem] = []
         for spec in specs:
             if spec.name not in found:
-                problems.append(TopicProblem(spec.name, "does not exist", "statemgr topics create"))
+                problems.append(TopicProblem(spec.name, "does not exist", "`statemgr topics create`"))
                 continue
             problems += self._shape_problems(spec, found[spec.name])
             problems += self._setting_problems(spec, settings[spec.name])

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from statemgr.errors import CorruptBlob
+from statemgr.errors import ANOTHER_COPY, CorruptBlob
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.snapshot import blob_id_problem, name_problem
 
@@ -115,7 +115,7 @@ def validate_chain(chain: SegmentChain, where: str, *, job_name: str, job_id: st
             job=job_name,
             task=task,
             store=store,
-            hint="restore from another factory, or roll back to an older checkpoint",
+            hint=ANOTHER_COPY,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statemgr.errors import CorruptBlob, InvalidError
+from statemgr.errors import ANOTHER_COPY, CorruptBlob, InvalidError
 from statemgr.model.chain import MAX_CHAIN_SIZE, ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.codec_parts import (
     Avro,
@@ -50,7 +50,7 @@ def decode_chain(data: bytes, blob_id: str | None = None) -> SegmentChain:
         return CorruptBlob(
             f"segment chain refused: {why}",
             blob=blob_id or "inline",
-            hint="restore from another factory, or roll back to an older checkpoint",
+            hint=ANOTHER_COPY,
         )
 
     if len(data) > MAX_CHAIN_SIZE:

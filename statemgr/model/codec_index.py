@@ -5,7 +5,7 @@ The directory tree is written flat, parents first, so that hostile bytes cannot 
 
 from __future__ import annotations
 
-from statemgr.errors import CorruptBlob, InvalidError
+from statemgr.errors import ANOTHER_COPY, CorruptBlob, InvalidError
 from statemgr.model.codec_parts import (
     Avro,
     blob_from_avro,
@@ -48,7 +48,7 @@ def decode_index(data: bytes, blob_id: str | None = None) -> SnapshotIndex:
         return CorruptBlob(
             f"index blob refused: {why}",
             blob=blob_id,
-            hint="restore from another factory, or roll back to an older checkpoint",
+            hint=ANOTHER_COPY,
         )
 
     if len(data) > MAX_INDEX_SIZE:

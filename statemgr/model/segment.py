@@ -26,7 +26,7 @@ from typing import BinaryIO
 import xxhash
 import zstandard
 
-from statemgr.errors import CorruptBlob, InvalidError
+from statemgr.errors import ANOTHER_COPY, CorruptBlob, InvalidError
 from statemgr.model.commit import Change
 from statemgr.model.hashing import HASH_SIZE, hasher
 
@@ -235,5 +235,5 @@ def _corrupt(why: str, blob_id: str | None) -> CorruptBlob:
     return CorruptBlob(
         f"change segment refused: {why}",
         blob=blob_id,
-        hint="restore from another factory, or roll back to an older checkpoint",
+        hint=ANOTHER_COPY,
     )

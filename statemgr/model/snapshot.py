@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from statemgr.errors import CorruptBlob
+from statemgr.errors import ANOTHER_COPY, CorruptBlob
 from statemgr.model.checkpoint import BlobRef
 
 #: Files up to this size are stored inside the index blob.
@@ -120,7 +120,7 @@ def validate(index: SnapshotIndex, blob_id: str, *, job_name: str, job_id: str, 
             job=job_name,
             task=task,
             store=store,
-            hint="restore from another factory, or roll back to an older checkpoint",
+            hint=ANOTHER_COPY,
         )
 
     owner = (index.job_name, index.job_id, index.task, index.store)

@@ -215,3 +215,16 @@ def test_a_poison_record_stops_the_start(kafka: KafkaServer, tmp_path: Path) -> 
     # after the checkpoint's record and its control record
     assert place == {"topic": config.checkpoint_topic, "partition": 0, "offset": 2}
     refused(elsewhere(config, tmp_path / "x", "kafka-changelog"), CorruptRecord)
+
+
+def test_output_to_a_topic_that_does_not_exist(kafka: KafkaServer, tmp_path: Path) -> None:
+    """A18: the hint does not send the user to a command that makes other topics; the next commit goes on."""
+    config = job(kafka, tmp_path, kafka__producer__topic__metadata__propagation__max__ms=500)
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        task.store("totals").put(b"a", b"1")
+        missing = f"{config.job_name}-out"
+        task.produce(missing, b"k", b"v")
+        with pytest.raises(MissingState) as caught:
+            task.commit({"orders-0": 1})
+        assert caught.value.hint
+        assert "create any other topic with Kafka's tools" in caught.value.hint

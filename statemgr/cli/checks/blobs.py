@@ -103,7 +103,7 @@ def _probe(store: BlobStore, findings: list[Finding]) -> None:
     for text in store.probe():
         note = text.removeprefix("note:").strip()
         status = Status.NOTE if text.startswith("note:") else Status.PROBLEM
-        fix = None if status is Status.NOTE else "statemgr doctor --fix"
+        fix = None if status is Status.NOTE else "`statemgr doctor --fix`"
         findings.append(Finding(check="blob store", status=status, detail=note, fix=fix))
 
 
