@@ -17,7 +17,7 @@ _MEANINGS = {
     Fate.KEPT: "a retained checkpoint needs them",
     Fate.YOUNG: "unneeded, younger than the grace period",
     Fate.ORPHAN: "unneeded and old: garbage",
-    Fate.UNKNOWN: "of tasks without a checkpoint: left alone",
+    Fate.UNKNOWN: "of tasks whose checkpoint is not known: left alone",
     Fate.FOREIGN: "names that statemgr never gives: left alone",
 }
 

@@ -3,7 +3,7 @@
 Steps of :func:`collect`:
 
 1. ask the blob store for its time, read the checkpoint topic and mark what any retained checkpoint of any task needs;
-   an index that cannot be read ends it here
+   a lost index ends it here; one that was evicted meanwhile is not needed (the proof: :mod:`statemgr.flows.mark`)
 2. LIST what is below the job's prefix, page by page, and tell apart: marked, unmarked and young, unmarked and older
    than the grace period (orphans); marked blobs that still have a TTL although their checkpoint is old would expire
 3. read the topic again and mark again: from here on only what is unmarked both times counts
@@ -51,6 +51,10 @@ def collect(parts: Parts, log: CheckpointLog, request: Request, progress: Progre
     unseen = _survey(parts, first, cut_ms, found, progress)  # 2
     second = mark(parts, log, allow_no_checkpoints=request.allow_no_checkpoints)  # 3
     found.expiring = [blob_id for blob_id in found.expiring if blob_id in second.needed]
+    found.notes += [
+        f"{task} publishes faster than its indexes can be read: its blobs are left alone this time"
+        for task in dict.fromkeys((*first.busy, *second.busy))
+    ]
     found.missing = _lost(parts, log, request, unseen & second.needed.keys())  # 4
     if request.mend and found.expiring:  # 5
         found.failed |= parts.transfer().remove_ttl_all(found.expiring)

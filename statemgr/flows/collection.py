@@ -21,7 +21,7 @@ class Fate(StrEnum):
     YOUNG = "young"
     #: needed by none and old: garbage
     ORPHAN = "orphans"
-    #: old, of a task that the layout has and the topic has no checkpoint of: left alone
+    #: old, of a task whose checkpoint is not on the topic, or could not be read in time: left alone
     UNKNOWN = "unknown"
     #: a name that statemgr never gives: left alone
     FOREIGN = "foreign"

@@ -253,6 +253,60 @@ def test_a_collection_beside_a_long_commit_leaves_it_alone(
     assert blob_files(tmp_path) == referenced(config)
 
 
+class LiveJob:
+    """A publisher at full speed on a thread of its own, that retains one checkpoint and deletes the one before."""
+
+    def __init__(self, config: JobConfig) -> None:
+        self.config = config
+        self.commits = 0
+        self.failures: list[BaseException] = []
+        self._stop = threading.Event()
+        self._worker = threading.Thread(target=self._work)
+
+    def _work(self) -> None:
+        try:
+            with StateManager(self.config) as manager, manager.open_task(TASK) as task:
+                while not self._stop.is_set():
+                    number = self.commits + 1
+                    write(task, {b"%d" % (number % 7): random.Random(number).randbytes(20_000)})
+                    task.commit({"orders-0": number})
+                    self.commits = number
+        except BaseException as error:
+            self.failures.append(error)
+
+    def expected(self) -> dict[bytes, bytes]:
+        """The state after its commits."""
+        return {b"%d" % (n % 7): random.Random(n).randbytes(20_000) for n in range(1, self.commits + 1)}
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still publishes."""
+        return self._worker.is_alive()
+
+    def __enter__(self) -> LiveJob:
+        self._worker.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._worker.join(60)
+
+
+def plant_orphan(directory: Path, config: JobConfig, name: str) -> Path:
+    """An old index that nothing refers to."""
+    orphan = directory / "blobs" / config.job_name / "1" / "Partition_0" / "totals" / name / "index"
+    orphan.parent.mkdir(parents=True)
+    orphan.write_bytes(b"x")
+    os.utime(orphan, (1_700_000_000, 1_700_000_000))
+    return orphan
+
+
+def live_config(kafka: KafkaServer, directory: Path, factory: str) -> JobConfig:
+    """A job whose only retained checkpoint is gone with the next commit."""
+    mapping = job_mapping(kafka, directory, backup=(factory,), task__checkpoint__retained=1)
+    return JobConfig.from_mapping(mapping | {"task.commit.snapshot.interval": ["4 commits"]})
+
+
 @pytest.mark.parametrize("factory", ["blob-store", "blob-changelog"])
 def test_a_live_job_loses_nothing(
     kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, factory: str
@@ -262,46 +316,58 @@ def test_a_live_job_loses_nothing(
 
     The stores' clock is ahead, so that what is older than a minute counts as old.
     """
-    mapping = job_mapping(kafka, tmp_path, backup=(factory,), task__checkpoint__retained=1)
-    config = JobConfig.from_mapping(mapping | {"task.commit.snapshot.interval": ["4 commits"]})
+    config = live_config(kafka, tmp_path, factory)
     commit(config, {b"start": b"1"}, 0)
     time_passes(monkeypatch, DAY_MS - 60_000)
-    stop, commits, failures = threading.Event(), [0], list[BaseException]()
-
-    def work() -> None:
-        try:
-            with StateManager(config) as manager, manager.open_task(TASK) as task:
-                while not stop.is_set():
-                    number = commits[0] + 1
-                    write(task, {b"%d" % (number % 7): random.Random(number).randbytes(20_000)})
-                    task.commit({"orders-0": number})
-                    commits[0] = number
-        except BaseException as error:
-            failures.append(error)
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    try:
+    with LiveJob(config) as live:
         planted = deleted = 0
-        while (planted < 6 or commits[0] < 20) and worker.is_alive():
-            orphan = (
-                tmp_path / "blobs" / config.job_name / "1" / "Partition_0" / "totals" / f"killed-{planted}" / "index"
-            )
-            orphan.parent.mkdir(parents=True)
-            orphan.write_bytes(b"x")
-            os.utime(orphan, (1_700_000_000, 1_700_000_000))
+        while (planted < 6 or live.commits < 20) and live.is_alive:
+            orphan = plant_orphan(tmp_path, config, f"killed-{planted}")
             done = run(config, "--json")
             assert done.exit_code == 0, done.output
             planted += 1
             deleted += json.loads(done.stdout)["deleted"]["blobs"]
-            assert not orphan.exists()
-        assert deleted == planted
-    finally:
-        stop.set()
-        worker.join(60)
-    assert failures == []
-    assert commits[0] >= 20
-    last = {b"%d" % (n % 7): random.Random(n).randbytes(20_000) for n in range(1, commits[0] + 1)}
-    assert totals(config, factory)[TASK] == last | {b"start": b"1"}
+            # it stays only where the job was too fast, which is said
+            assert not orphan.exists() or json.loads(done.stdout)["notes"]
+    deleted += json.loads(run(config, "--json").stdout)["deleted"]["blobs"]
+    assert deleted == planted
+    assert live.failures == []
+    assert live.commits >= 20
+    assert totals(config, factory)[TASK] == live.expected() | {b"start": b"1"}
     # a snapshot that no commit has taken up expires
+    assert blob_files(tmp_path, expiring=False) == referenced(config)
+
+
+@pytest.mark.parametrize("factory", ["blob-store", "blob-changelog"])
+def test_a_job_that_publishes_faster_than_it_can_be_read_stops_no_collection(
+    kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, factory: str
+) -> None:
+    """FAULT 38, invariants 3 and 11: reads of the blob store take longer than a commit, so the index that the topic
+    names is nearly always evicted before it is read: every collection ends, and takes nothing that is needed."""
+    config = live_config(kafka, tmp_path, factory)
+    # a blob that every later checkpoint carries on, and that is old
+    commit(config, {b"start": random.Random(0).randbytes(100_000)}, 0)
+    for blob in blob_files(tmp_path):
+        os.utime(tmp_path / "blobs" / blob, (1_700_000_000, 1_700_000_000))
+    time_passes(monkeypatch, DAY_MS - 60_000)
+    get = FileBlobStore.get
+
+    def slow(self: FileBlobStore, *arguments: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(0.05)
+        return get(self, *arguments)
+
+    monkeypatch.setattr(FileBlobStore, "get", slow)
+    with LiveJob(config) as live:
+        ended = 0
+        while (ended < 2 or live.commits < 20) and live.is_alive:
+            plant_orphan(tmp_path, config, f"killed-{ended}")
+            done = run(config, "--json")
+            assert done.exit_code == 0, done.output
+            ended += 1
+    assert live.failures == []
+    monkeypatch.setattr(FileBlobStore, "get", get)
+    assert totals(config, factory)[TASK] == live.expected() | {b"start": random.Random(0).randbytes(100_000)}
+    assert run(config, "--json").exit_code == 0
+    assert not [name for name in blob_files(tmp_path) if "/killed-" in name], "garbage goes when it is quiet"
     assert blob_files(tmp_path, expiring=False) == referenced(config)

@@ -369,6 +369,57 @@ def test_an_index_that_was_evicted_meanwhile_is_no_loss(job: Job) -> None:
     assert job.names() == job.needed(second)
 
 
+def test_a_job_that_always_publishes_first_is_left_alone(job: Job) -> None:
+    """FAULT 38: every index is gone before it is read: the collection ends, says so, and takes nothing of the task."""
+    checkpoint = first = job.commit(0)
+    job.publish(first)
+    job.store().commit({"killed.sst": b"garbage" * 10_000})
+    before: list[Checkpoint] = [first]
+
+    def publish_and_evict() -> None:
+        nonlocal checkpoint
+        new = job.commit(len(before), checkpoint.marker("blob-store", "totals"))
+        job.publish(new)
+        before.append(new)
+        checkpoint = new
+
+    def published_meanwhile(tasks: Collection[str] | None = None) -> Mapping[str, CheckpointRecord]:
+        records = Topic.read(job.topic, tasks)
+        last = checkpoint
+        publish_and_evict()
+        job.evict(last, checkpoint)
+        return records
+
+    job.later()
+    job.topic.read = published_meanwhile  # type: ignore[method-assign]
+    found = job.collect()
+    assert len(before) > 30
+    assert found.missing == []
+    assert found.deleted.blobs == 0
+    assert found.piles[Fate.UNKNOWN].blobs >= 1
+    assert any("left alone" in note for note in found.notes)
+    assert job.names() >= job.needed(checkpoint)
+    # when it is quiet again, the garbage goes
+    del job.topic.read
+    job.later()
+    assert job.collect().deleted.blobs >= 1
+    assert job.names() == job.needed(checkpoint)
+
+
+def test_an_evicted_index_does_not_make_its_old_blobs_garbage(job: Job) -> None:
+    """FAULT 38: the newest index is evicted while it is read; what its successor carries on is old, and stays."""
+    first = job.commit(1)
+    job.publish(first)
+    job.later()
+    second = job.commit(2, first.marker("blob-store", "totals"))
+    job.topic.meanwhile = [lambda: job.evict(first, second), lambda: job.publish(second)]
+    found = job.collect()
+    assert (found.missing, found.notes) == ([], [])
+    shared = [name for name in job.needed(second) if "shared" in name]
+    assert shared
+    assert job.names() == job.needed(second)
+
+
 @pytest.mark.parametrize("seen_at", [2, 3])
 def test_a_part_that_was_evicted_meanwhile_is_no_loss(job: Job, monkeypatch: pytest.MonkeyPatch, seen_at: int) -> None:
     """Marked, then evicted and deleted by its owner before the listing came to it: not missing, by a later look."""
