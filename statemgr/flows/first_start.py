@@ -4,17 +4,15 @@ Evidence, each enough to refuse without the one-shot permission:
 
 1. for a job that the checkpoint topic knows nothing of (or that has no topic): a published blob under its prefix (one
    that does not expire: what a crashed first commit left behind does), or a published state on this machine
-2. for a task without a record: a truncated topic, a published state of it on this machine, committed records in one
-   of its changelogs
+2. for a task without a record: a truncated topic, a published state of it on this machine, a published blob under its
+   prefix, committed records in one of its changelogs
 """
 
 from __future__ import annotations
 
-from itertools import islice
-
 from statemgr.errors import MissingBlob, MissingState, PermissionNeeded
 from statemgr.flows.parts import Parts
-from statemgr.ids import task_index, task_name
+from statemgr.ids import task_index, task_name, task_path
 from statemgr.ports import CheckpointLog
 
 _PERMISSION = (
@@ -22,7 +20,7 @@ _PERMISSION = (
     "`statemgr topics create --allow-empty-start` makes a lost checkpoint topic"
 )
 _PUBLISHED = "PUBLISHED"
-#: Blobs of unpublished attempts that are looked past, at most.
+#: Blobs of unpublished attempts that are looked past, at most: more than that count as evidence.
 _MOST_BLOBS = 1000
 
 
@@ -38,9 +36,13 @@ def refuse_lost_job(parts: Parts) -> None:
         )
 
 
-def refuse_lost_checkpoint(parts: Parts, checkpoint_log: CheckpointLog, task: str) -> None:
-    """When the topic has no record of ``task``. Raises: PermissionNeeded when the task had state."""
-    evidence = _state_of_task(parts, checkpoint_log, task)
+def refuse_lost_checkpoint(parts: Parts, checkpoint_log: CheckpointLog, task: str, *, look_at_blobs: bool) -> None:
+    """When the topic has no record of ``task``. Raises: PermissionNeeded when the task had state.
+
+    Args:
+        look_at_blobs: False where :func:`refuse_lost_job` has already looked at the blobs of all tasks.
+    """
+    evidence = _state_of_task(parts, checkpoint_log, task, look_at_blobs)
     if evidence is not None:
         raise PermissionNeeded(
             f"the checkpoint topic has no checkpoint of the task, but {evidence}",
@@ -64,23 +66,35 @@ def _state_of_job(parts: Parts) -> str | None:
     for index in range(config.tasks):
         if _published_here(parts, task_name(index)):
             return f"this machine holds a published state of {task_name(index)}"
-    if config.blob_uri is None:
+    return _published_blob(parts, f"{config.job_name}/{config.job_id}/")
+
+
+def _published_blob(parts: Parts, prefix: str) -> str | None:
+    """Whether a blob below a prefix was published. Lists, at first starts alone, and looks at a bounded number."""
+    if parts.config.blob_uri is None:
         return None
-    for blob in islice(parts.blobs().list(f"{config.job_name}/{config.job_id}/"), _MOST_BLOBS):
+    store = parts.blobs()
+    for number, blob in enumerate(store.list(prefix)):
+        if number == _MOST_BLOBS:
+            return f"the blob store holds more than {_MOST_BLOBS:,} blobs below {prefix}"
         try:
-            if parts.blobs().stat(blob.blob_id).expires_ms is None:
-                return f"the blob store holds the published blob {blob.blob_id}"
+            found = blob if store.listing_tells_ttl else store.stat(blob.blob_id)
         except MissingBlob:
             continue
+        if found.expires_ms is None:
+            return f"the blob store holds the published blob {blob.blob_id}"
     return None
 
 
-def _state_of_task(parts: Parts, checkpoint_log: CheckpointLog, task: str) -> str | None:
+def _state_of_task(parts: Parts, checkpoint_log: CheckpointLog, task: str, look_at_blobs: bool) -> str | None:
     if checkpoint_log.was_truncated():
         return "records were deleted from the topic"
     if _published_here(parts, task):
         return "this machine holds a published state of it"
     partition = task_index(task)
+    prefix = f"{parts.config.job_name}/{parts.config.job_id}/{task_path(task)}/"
+    if look_at_blobs and (blob := _published_blob(parts, prefix)) is not None:
+        return blob
     for store in parts.config.stores.values():
         if "kafka-changelog" not in (*store.backup_factories, *store.restore_factories):
             continue

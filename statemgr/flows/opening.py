@@ -86,7 +86,7 @@ def read_records(
             refuse_lost_job(parts)
         for task, record in records.items():
             if record is None:
-                refuse_lost_checkpoint(parts, log, task)
+                refuse_lost_checkpoint(parts, log, task, look_at_blobs=bool(found))
     generations = {record.layout.generation for record in found.values()}
     return records, replace(layout, generation=max(generations, default=layout.generation))
 

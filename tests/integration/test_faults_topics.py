@@ -22,12 +22,14 @@ from statemgr.errors import (
     PermissionNeeded,
     StatemgrError,
     TopicMisconfigured,
+    UnavailableError,
 )
 from statemgr.model.checkpoint import ChangelogMarker
-from tests.commits import TASK, commit, current, totals
+from statemgr.phases import Phase
+from tests.commits import TASK, commit, current, failing, totals
 from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import client, committed, make_topic, recreate, send, state_of, wait_until
-from tests.servers import KafkaServer
+from tests.servers import KafkaServer, S3Server
 
 
 def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
@@ -84,6 +86,37 @@ def test_a_deleted_checkpoint_topic_is_no_empty_start(kafka: KafkaServer, tmp_pa
     assert totals(config, backup[0])[TASK] == {b"b": b"2"}
     if backup == ["kafka-changelog"]:
         assert state_of(committed(config, config.stores["totals"].changelog_topic)) == {b"b": b"2"}
+
+
+@pytest.mark.parametrize("backend", ["blob-store", "blob-changelog"])
+@pytest.mark.parametrize("where", ["file", "s3"])
+def test_a_lost_record_of_one_task_is_no_empty_start(
+    kafka: KafkaServer, s3: S3Server, tmp_path: Path, where: str, backend: str
+) -> None:
+    """FAULT 50, invariant 8: the topic was recreated and another task committed; the task's blobs say it had state."""
+    config = job(kafka, tmp_path, backup=[backend], tasks=2, s3=s3 if where == "s3" else None)
+    both = ("Partition 0", "Partition 1")
+    for number, task in enumerate(both):
+        commit(config, {b"key": task.encode()}, {f"orders-{number}": 10}, task)
+    recreate(config, config.checkpoint_topic)
+    first, second = (elsewhere(config, tmp_path / name, backend) for name in ("first", "second"))
+    commit(first, {b"key": b"again"}, {"orders-0": 11}, both[0], allow_empty_start=True)
+
+    with StateManager(second) as manager, pytest.raises(PermissionNeeded, match="published blob") as caught:
+        manager.open_task(both[1])
+    assert caught.value.where["task"] == both[1]
+    with StateManager(second) as manager, pytest.raises(PermissionNeeded, match="published blob"):
+        manager.acquire()
+    # blobs of the other task, or those that only an unpublished attempt left, say nothing
+    new = with_changes(second, job__name=f"{config.job_name}-new")
+    with failing(Phase.SEND_CHECKPOINT), pytest.raises(UnavailableError):
+        commit(new, {b"key": b"1"}, {"orders-1": 1}, both[1])
+    commit(new, {b"key": b"1"}, {"orders-0": 1}, both[0])
+    commit(new, {b"key": b"2"}, {"orders-1": 1}, both[1])
+    assert totals(new, backend) == {both[0]: {b"key": b"1"}, both[1]: {b"key": b"2"}}
+    # and with the permission it starts empty
+    commit(second, {b"other": b"1"}, {"orders-1": 1}, both[1], allow_empty_start=True)
+    assert totals(second, backend)[both[1]] == {b"other": b"1"}
 
 
 def test_a_truncated_checkpoint_topic_is_no_empty_start(kafka: KafkaServer, tmp_path: Path) -> None:
