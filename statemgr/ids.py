@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import total_ordering
 
@@ -11,6 +11,8 @@ from statemgr.errors import InvalidError
 
 _CHECKPOINT_ID = re.compile(r"(\d{1,19})-(\d{6})\Z")
 _TASK = re.compile(r"Partition (0|[1-9]\d{0,5})\Z")
+_SOURCE = re.compile(r"([A-Za-z0-9._-]{1,249})-(0|[1-9]\d{0,9})\Z")
+_MOST_OFFSET = 2**63 - 1
 #: Names of jobs and stores: safe as a file name, an object key and a part of a topic's name.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 
@@ -62,6 +64,35 @@ def task_index(task: str) -> int:
 def task_path(task: str) -> str:
     """The task's name as one part of a path or of a blob's name: ``Partition_<index>``."""
     return f"Partition_{task_index(task)}"
+
+
+def source_topic(source: str) -> str | None:
+    """The topic of a source partition (``orders-0`` → ``orders``); None when the name is not of that form."""
+    match = _SOURCE.match(source)
+    return match[1] if match else None
+
+
+def check_offsets(input_offsets: Mapping[str, int], **where: object) -> None:
+    """Input offsets are what they are said to be: source partition (``orders-0``) → next offset.
+
+    Raises: InvalidError that names the first one that is not.
+    """
+    if not isinstance(input_offsets, Mapping):
+        raise InvalidError(
+            f"input offsets are a mapping, not {type(input_offsets).__name__}", hint='like {"orders-0": 1234}', **where
+        )
+    for source, offset in input_offsets.items():
+        if not isinstance(source, str) or not _SOURCE.match(source):
+            raise InvalidError(
+                f"{source!r} is not a source partition", hint='name it <topic>-<partition>, like "orders-0"', **where
+            )
+        if type(offset) is not int or not 0 <= offset <= _MOST_OFFSET:
+            raise InvalidError(
+                f"the input offset of {source} is {offset!r}: it must be a whole number from 0 on",
+                hint="it is the offset of the next message to process",
+                source=source,
+                **where,
+            )
 
 
 def attempt_millis(attempt: str) -> int | None:

@@ -1,16 +1,21 @@
 """The consumer loop that :meth:`statemgr.StateManager.run` owns.
 
-Steps of a turn:
+Steps of a turn, which takes one message:
 
 1. poll; rebalances arrive here (assign, revoke, lost)
-2. hand messages to ``process``; remember the next offset of each source partition
+2. hand the message to ``process``; remember the next offset of its source partition
 3. tasks whose restore has ended: seek to the checkpoint's input offsets, resume their partitions
-4. when ``task.commit.ms`` has passed, start a commit per task; where one is on its way, leave it out
-5. back-pressure: pause the partitions of a task whose commit is on its way for ``task.commit.max.delay.ms``, resume
+4. commits that have ended: tell the group; when ``task.commit.ms`` has passed, start one per task, unless one is in
+   progress
+5. back-pressure: pause the partitions of a task whose commit takes longer than ``task.commit.max.delay.ms``, resume
    them when it ends
 
-Partitions are paused while their task restores or is held back, and polling goes on, so that the group keeps its
-members.
+The loop polls for every message, so a member keeps its membership as long as one message takes less than
+``max.poll.interval.ms``, and a stop, a commit or a rebalance waits for one message at most. Partitions are paused while
+their task restores or is held back, and polling goes on.
+
+The end, after a stop: restores are cancelled, and tasks commit what they have. What has not ended after
+:data:`STOP_S` seconds is given up: the next owner processes it again.
 """
 
 from __future__ import annotations
@@ -19,274 +24,296 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from statemgr.config import JobConfig
-from statemgr.errors import (
-    AccessDenied,
-    ConfigError,
-    MissingState,
-    StatemgrError,
-    UnavailableError,
-)
+from statemgr.errors import ConfigError, MissingState, StatemgrError, UnavailableError
 from statemgr.ids import task_name
-from statemgr.input_topics import check_offset, check_topics
+from statemgr.input_position import GONE
+from statemgr.input_topics import InputTopics, wrong_partitions
+from statemgr.kafka.clients import ClientErrors, translate
 from statemgr.owned_task import OwnedTask
+from statemgr.owned_tasks import Opener, OwnedTasks
 from statemgr.task import Task
 
 log = logging.getLogger(__name__)
-_POLL_SECONDS = 0.1
-_BATCH = 500
-_OPENERS = 4
-_LAST_COMMITS = 32
+#: Seconds after a stop until what is still in progress is given up.
+STOP_S = 3.0
+_POLL_S = 0.1
+#: Seconds between two looks at restores, commits and back-pressure while messages arrive.
+_LOOK_S = 0.05
+_ANSWER_S = 5.0
+#: What a client says of a fetch at an offset that the topic does not have.
+_GONE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+#: What no waiting helps against.
+_REFUSED = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError._AUTHENTICATION,
+    KafkaError._SSL,
+)
 
 
 class ConsumerLoop:
     """Runs until SIGTERM or SIGINT (or :meth:`stop`), then commits and closes.
 
     ``process(task, message)`` is called on one thread for every message; what it raises stops the loop without a
-    commit of the message it raised for. ``open_task`` is :meth:`statemgr.StateManager.open_task`.
+    commit of the message it raised for.
 
     All input topics have ``job.tasks`` partitions, and partition i of each goes to the member that has partition i of
     the others (the ``range`` strategy, which is the client's default).
+
+    Args:
+        opener: opens tasks: the state manager.
+        inputs: asks about input topics.
+        permissions: given to the first opening of each task alone.
+        published_tasks: for how many tasks the job has checkpoints; None for a new job.
+        give_up: ends what is in progress for the job in this process; called when a stop takes too long.
     """
 
     def __init__(
         self,
         config: JobConfig,
-        open_task: Callable[..., Task],
+        opener: Opener,
+        inputs: InputTopics,
         consumer: Consumer,
         process: Callable[[Task, Message], None],
         topics: Sequence[str],
         permissions: Mapping[str, Any],
-        fence_tasks: Callable[..., None] = lambda tasks, **_: None,
+        *,
+        published_tasks: Callable[[], int | None] = lambda: None,
+        give_up: Callable[[], None] = lambda: None,
     ) -> None:
         if not topics:
             raise ConfigError(
                 "there is nothing to consume", hint="set task.inputs, or pass topics=[…]", key="task.inputs"
             )
         self._config = config
-        self._open_task = open_task
-        self._fence_tasks = fence_tasks
+        self._inputs = inputs
         self._consumer = consumer
         self._process = process
         self._topics = list(topics)
-        self._permissions = dict(permissions)
-        self._opened: set[str] = set()
-        self._owned: dict[int, OwnedTask] = {}
+        self._published_tasks = published_tasks
+        self._give_up = give_up
+        self._tasks = OwnedTasks(config, opener, consumer, topics, permissions)
+        self._errors: ClientErrors | None = getattr(consumer, "errors", None)
         self._to_pause: list[TopicPartition] = []
+        self._interval = config.commit_ms / 1000
+        self._due = self._look = 0.0
         self._stop = threading.Event()
-        self._openers = ThreadPoolExecutor(_OPENERS, thread_name_prefix="statemgr-restore")
+        self._ending = False
+        self._giving_up: threading.Timer | None = None
 
     def stop(self, *_: Any) -> None:
-        """Ask the loop to end after the current batch."""
+        """Ask the loop to end after the current message."""
         self._stop.set()
+        if self._ending:
+            self._stopping()
 
     def run(self) -> None:
         """Raises: what ``process`` or a commit raises; the consumer is left to the caller."""
-        check_topics(self._consumer, self._topics, self._config.tasks)
+        self._inputs.check(self._consumer, self._topics, self._published_tasks)
         previous = self._install_signals()
-        interval = self._config.commit_ms / 1000
-        self._consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
-        due = monotonic() + interval
         try:
-            while not self._stop.is_set():
-                messages = self._consumer.consume(_BATCH, _POLL_SECONDS)  # 1
-                for message in messages:  # 2
-                    self._one(message)
-                self._pause_assigned()
-                self._start_restored()  # 3
-                if monotonic() >= due:  # 4
-                    for owned in self._owned.values():
-                        owned.start_commit()
-                    due = monotonic() + interval
-                self._hold_back()  # 5
-            self._commit_and_wait(set(self._owned))
+            self._consumer.subscribe(
+                self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+            )
+            self._due = monotonic() + self._interval
+            try:
+                while not self._stop.is_set():
+                    self._turn()
+                self._stopping()
+                self._tasks.cancel_openings()
+                self._commit_and_wait({owned.index for owned in self._tasks})
+            finally:
+                self._ending = True
+                self._stopping_asked()
+                self._tasks.shut_down()
+                self._consumer.unsubscribe()
         finally:
-            self._close(set(self._owned))
-            self._openers.shutdown(wait=True, cancel_futures=True)
-            self._consumer.unsubscribe()
+            if self._giving_up is not None:
+                self._giving_up.cancel()
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def _turn(self) -> None:
+        message = self._consumer.poll(_POLL_S)  # 1
+        if self._to_pause:
+            self._pause_assigned()
+        if message is not None:
+            self._one(message)  # 2
+        now = monotonic()
+        if message is None or now >= self._look:
+            self._look = now + _LOOK_S
+            self._check_refused(message)
+            self._start_restored()  # 3
+            self._commit(now)  # 4
+            self._hold_back()  # 5
 
     def _one(self, message: Message) -> None:
         error = message.error()
         if error is not None:
             self._consumer_error(error, message)
             return
-        partition, offset = message.partition(), message.offset()
-        assert partition is not None
-        assert offset is not None
-        owned = self._owned.get(partition)
-        source = f"{message.topic()}-{partition}"
-        if owned is None or owned.task is None or source in map(_source, owned.waiting):
-            return  # read before the pause took effect; the seek reads it again
-        if offset < owned.offsets.get(source, 0):
+        found = self._tasks.find(message.topic(), message.partition())
+        if found is None:
             return
-        self._process(owned.task, message)
-        owned.offsets[source] = offset + 1
+        owned, position = found
+        offset = message.offset()
+        if position.next is None or owned.task is None or offset is None:
+            return  # read before the pause took effect; the seek reads it again
+        if offset != position.next and not position.follows(offset):
+            return
+        try:
+            self._process(owned.task, message)
+        except StatemgrError as failure:
+            failure.with_where(topic=message.topic(), partition=message.partition(), offset=offset)
+            raise
+        position.next = offset + 1
         owned.dirty = True
 
     def _consumer_error(self, error: KafkaError, message: Message) -> None:
         """What the client mends by itself is logged; the rest ends the loop."""
         where: dict[str, Any] = {"topic": message.topic(), "partition": message.partition()}
-        if error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED):
-            raise AccessDenied(f"consuming was refused: {error.str()}", **where)
-        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        if error.code() in _GONE:
+            found = self._tasks.find(message.topic(), message.partition())
             raise MissingState(
-                f"the input that follows the checkpoint is gone: {error.str()}",
-                hint="its retention is shorter than the job was down",
+                f"the input that follows is gone: {error.str()}",
+                hint=GONE,
+                offset=found[1].next if found else None,
                 **where,
             )
+        if error.code() in _REFUSED:
+            raise translate(error, "consuming", reported=self._errors, **where)
         if error.fatal():
             raise UnavailableError(f"consuming failed: {error.str()}", **where)
         if error.code() != KafkaError._PARTITION_EOF:
             log.warning("consumer: %s", error.str())
 
+    def _check_refused(self, message: Message | None) -> None:
+        """Credentials that are refused while nothing arrives. A broker that answers after all has the last word."""
+        if self._errors is None or message is not None or (refused := self._errors.refused()) is None:
+            return
+        try:
+            self._consumer.list_topics(self._topics[0], timeout=_ANSWER_S)
+        except KafkaException as error:
+            raise translate(refused, "consuming", topic=self._topics[0]) from error
+        self._errors.clear()
+
     # --- rebalances ----------------------------------------------------------------------------------------------
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """The pause follows the poll. Offsets of the group are not asked for: the checkpoint has them."""
+        for partition in partitions:
+            if partition.partition >= self._config.tasks:
+                now = len(consumer.list_topics(partition.topic, timeout=_ANSWER_S).topics[partition.topic].partitions)
+                raise wrong_partitions(self._config, partition.topic, now, self._published_tasks())
         at_start = [TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING) for partition in partitions]
         try:
             consumer.assign(at_start)
         except KafkaException:  # a strategy that rebalances step by step
             consumer.incremental_assign(at_start)
-        lost = {partition.partition: threading.Event() for partition in partitions}
-        opening = [index for index in lost if index not in self._owned]
-        fencing = self._openers.submit(self._fence, {task_name(index): lost[index] for index in opening})
-        for index in opening:
-            self._owned[index] = OwnedTask(
-                self._openers.submit(self._open, index, fencing, lost[index]),
-                self._config.commit_max_delay_ms / 1000,
-                self._config.commit_timeout_ms / 1000,
-                lost=lost[index],
-            )
-        for partition in partitions:
-            owned = self._owned[partition.partition]
-            owned.partitions.append(partition)
-            owned.waiting.append(partition)
-            self._to_pause.append(partition)
+        self._tasks.add(partitions)
+        self._to_pause += partitions
 
     def _pause_assigned(self) -> None:
         """What the poll has returned of them already is dropped in ``_one`` and read again after the seek."""
-        if not self._to_pause:
-            return
         self._consumer.pause(self._to_pause)
         self._to_pause = []
-        for index, owned in self._owned.items():
-            missing = set(self._topics) - {partition.topic for partition in owned.partitions}
+        for owned in self._tasks:
+            missing = set(self._topics) - {position.place.topic for position in owned.inputs}
             if missing:
                 raise ConfigError(
-                    f"{task_name(index)} was given without its partition of {', '.join(sorted(missing))}",
+                    f"{task_name(owned.index)} was given without its partition of {', '.join(sorted(missing))}",
                     hint="set the consumer's partition.assignment.strategy to range",
                 )
 
-    def _fence(self, lost: Mapping[str, threading.Event]) -> None:
-        """On a thread of the openers, before any of these tasks reads the checkpoint topic."""
-        empty = self._permissions.get("allow_empty_start", False) and not self._opened & lost.keys()
-        self._fence_tasks(list(lost), still_owned=lambda task: not lost[task].is_set(), allow_empty_start=empty)
-
-    def _open(self, index: int, fencing: Future[None], lost: threading.Event) -> Task:
-        """On a thread of the openers. Permissions are for the first opening of a task alone."""
-        fencing.result()
-        name = task_name(index)
-        permissions = {} if name in self._opened else self._permissions
-        task = self._open_task(name, still_owned=lambda: not lost.is_set(), **permissions)
-        self._opened.add(name)
-        return task
-
     def _start_restored(self) -> None:
-        for owned in self._owned.values():
-            if owned.waiting and not owned.held and owned.restored() and self._sought(owned):
-                self._consumer.resume(owned.waiting)
-                owned.waiting = []
+        for owned in self._tasks:
+            if not owned.held and any(position.next is None for position in owned.inputs) and owned.restored():
+                self._start(owned)
 
-    def _sought(self, owned: OwnedTask) -> bool:
-        """Move to the checkpoint's input offsets. False while the client has not begun to fetch: next turn again."""
-        for source in owned.waiting:
-            offset = owned.offsets.get(_source(source), OFFSET_BEGINNING)
+    def _start(self, owned: OwnedTask) -> None:
+        """Go to the checkpoint's input offsets. Where the client has not begun to fetch yet, the next turn does."""
+        for position in owned.inputs:
+            if position.next is not None:
+                continue
+            offset = position.start(owned.offsets.get(position.source), skip=owned.skip)
+            place = position.place
             try:
-                if offset != OFFSET_BEGINNING:
-                    check_offset(self._consumer, source, offset)
-                self._consumer.seek(TopicPartition(source.topic, source.partition, offset))
+                self._consumer.seek(TopicPartition(place.topic, place.partition, offset))
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._STATE:
-                    return False
-                raise UnavailableError(f"seeking failed: {error.args[0].str()}", topic=source.topic) from error
-        return True
+                    return
+                raise UnavailableError(f"seeking failed: {error.args[0].str()}", topic=place.topic) from error
+            position.next = offset
+            self._consumer.resume([place])
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit what the leaving tasks have, then close them, before another member may open them."""
         leaving = {partition.partition for partition in partitions}
         try:
             self._commit_and_wait(leaving)
+        except MissingState:
+            raise  # input was skipped, and the next owner would not know
         except StatemgrError as error:
             log.warning("what was not committed is processed again by the next owner: %s", error)
-        self._close(leaving)
+        finally:
+            self._let_go(leaving)
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Another member may own them already: close without a commit."""
-        self._close({partition.partition for partition in partitions})
+        self._let_go({partition.partition for partition in partitions})
+
+    def _let_go(self, tasks: set[int]) -> None:
+        self._to_pause = [partition for partition in self._to_pause if partition.partition not in tasks]
+        self._tasks.close(tasks)
 
     # --- commits -------------------------------------------------------------------------------------------------
 
+    def _commit(self, now: float) -> None:
+        for owned in self._tasks:
+            checkpoint = owned.ended_commit()
+            if checkpoint is not None:
+                self._tasks.told(owned, checkpoint.input_offsets)
+        if now < self._due:
+            return
+        for owned in self._tasks:
+            owned.start_commit()
+        self._due = monotonic() + self._interval
+
     def _hold_back(self) -> None:
-        """A task that is held back still processes what the client had given out already."""
-        for owned in self._owned.values():
+        for owned in self._tasks:
             held = owned.hold_back()
             if held == owned.held:
                 continue
             owned.held = held
-            started = [partition for partition in owned.partitions if partition not in owned.waiting]
+            started = [position.place for position in owned.inputs if position.next is not None]
             (self._consumer.pause if held else self._consumer.resume)(started)
-            log.info(
-                "%s is %s", task_name(owned.partitions[0].partition), "held back by its commit" if held else "going on"
-            )
+            log.info("%s is %s", task_name(owned.index), "held back by its commit" if held else "going on")
 
     def _commit_and_wait(self, tasks: set[int]) -> None:
-        """Commit the tasks, all at the same time; raise the first error if there was one, and log the others."""
-        leaving = [self._owned[index] for index in sorted(tasks & self._owned.keys())]
-        with ThreadPoolExecutor(_LAST_COMMITS, thread_name_prefix="statemgr-last-commit") as pool:
-            commits = [pool.submit(owned.commit_and_wait) for owned in leaving]
-        errors = [error for commit in commits if (error := commit.exception()) is not None]
-        for error in errors[1:]:
-            log.error("a last commit failed: %s", error)
-        if errors:
-            raise errors[0]
+        self._tasks.commit_and_wait(tasks, self._stopping_asked)
 
-    def _close(self, tasks: set[int]) -> None:
-        """Let tasks go without a commit. A restore that is under way is cancelled, and not waited for."""
-        for index in tasks:
-            owned = self._owned.pop(index, None)
-            if owned is None:
-                continue
-            owned.lost.set()
-            self._to_pause = [p for p in self._to_pause if p.partition != index]
-            if owned.task is not None:
-                owned.task.close()
-            elif not owned.opening.cancel():
-                owned.opening.add_done_callback(_close_opened)
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def _stopping_asked(self) -> bool:
+        if self._stop.is_set():
+            self._stopping()
+        return self._stop.is_set()
+
+    def _stopping(self) -> None:
+        """From now on the end has :data:`STOP_S` seconds."""
+        if self._giving_up is None:
+            self._giving_up = threading.Timer(STOP_S, self._give_up)
+            self._giving_up.daemon = True
+            self._giving_up.start()
 
     def _install_signals(self) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():
             return {}
         return {number: signal.signal(number, self.stop) for number in (signal.SIGTERM, signal.SIGINT)}
-
-
-def _close_opened(opening: Future[Task]) -> None:
-    if opening.cancelled():
-        return
-    error = opening.exception()
-    if error is None:
-        opening.result().close()
-    else:
-        log.warning("a task was given back before it was restored: %s", error)
-
-
-def _source(partition: TopicPartition) -> str:
-    return f"{partition.topic}-{partition.partition}"

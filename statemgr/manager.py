@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from statemgr.config import JobConfig
 from statemgr.engine import Epoch
-from statemgr.errors import ClosedError, InvalidError
+from statemgr.errors import ClosedError, InvalidError, MissingState
 from statemgr.flows.opening import fence, fence_ids, in_parallel, prepare_topics, read_records, tails
 from statemgr.flows.publish import Published
 from statemgr.flows.restore import restore_task
 from statemgr.ids import task_index, task_name
+from statemgr.input_topics import InputTopics, TaskInputs
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
 from statemgr.loop import ConsumerLoop
@@ -50,6 +51,7 @@ class StateManager:
         self._lock = threading.Lock()
         self._topics_ready = False
         self._tasks = OpenTasks(self._runtime.clock, config.commit_timeout_ms / 1000)
+        self._inputs = InputTopics(config)
         self._job: WholeJob | None = None
         self._closed = False
 
@@ -102,6 +104,7 @@ class StateManager:
         allow_empty_start: bool = False,
         allow_new_stores: bool = False,
         allow_removed_stores: bool = False,
+        allow_skipped_input: bool = False,
         still_owned: Callable[[], bool] = always,
         progress: Progress = no_progress,
     ) -> Task:
@@ -114,6 +117,8 @@ class StateManager:
             allow_empty_start: one-shot permission to start empty where state existed.
             allow_new_stores: one-shot permission to start stores empty that the checkpoint does not list.
             allow_removed_stores: one-shot permission to drop stores that the checkpoint lists.
+            allow_skipped_input: one-shot permission to go on although an input topic was deleted and created again. In
+                a consumer loop also to begin where the input begins if the checkpoint's offset is gone.
             still_owned: whether the caller still has the task. It is asked just before older owners are fenced and
                 while the stores are restored, on other threads; the opening ends with OpeningCancelled on False.
             progress: called while a store is restored.
@@ -126,7 +131,9 @@ class StateManager:
         assignment = Assignment(task, still_owned)
         self._tasks.claim(assignment)
         try:
-            opened = self._open_task(assignment, allow_empty_start, allow_new_stores, allow_removed_stores, progress)
+            opened = self._open_task(
+                assignment, allow_empty_start, allow_new_stores, allow_removed_stores, allow_skipped_input, progress
+            )
         except BaseException:
             self._tasks.forget(task)
             raise
@@ -134,7 +141,13 @@ class StateManager:
         return opened
 
     def _open_task(
-        self, assignment: Assignment, allow_empty_start: bool, allow_new: bool, allow_removed: bool, progress: Progress
+        self,
+        assignment: Assignment,
+        allow_empty_start: bool,
+        allow_new: bool,
+        allow_removed: bool,
+        allow_skipped: bool,
+        progress: Progress,
     ) -> Task:
         self._prepare_topics(allow_empty_start)
         task = assignment.task
@@ -148,6 +161,7 @@ class StateManager:
             )
             refill = tails(self._parts, records)[task]
             published = self._published(records, layout, others)
+            inputs = self._task_inputs(task, published.checkpoint(task), allow_skipped)
             stores, restored = restore_task(
                 self._parts,
                 task,
@@ -169,16 +183,16 @@ class StateManager:
                 restored,
                 refill,
                 self.metrics.commits.of(task),
+                inputs,
                 on_close=lambda: self._tasks.forget(task),
             )
             undo.callback(opened.close)
             assignment.check()
             for restore in restored:
                 self.metrics.restored(restore)
-            if refill:
+            if refill or inputs.recreated:
                 # changes beyond the checkpoint were left out; overwrite them now, in one transaction with a checkpoint
-                assert opened.last_checkpoint is not None
-                opened.commit(opened.last_checkpoint.input_offsets)
+                opened.commit(opened.start_offsets)
             undo.pop_all()
         return opened
 
@@ -193,16 +207,40 @@ class StateManager:
         """Own the loop: assign, revoke and lost; partitions paused while restoring; commit by ``task.commit.ms``;
         clean stop on SIGTERM and SIGINT. See :class:`statemgr.loop.ConsumerLoop`.
 
-        A partition of which no checkpoint knows starts at its beginning. Give the consumer ``auto.offset.reset`` =
-        ``error``, so that input that vanishes while it runs stops it too; before the start this is checked here.
+        A partition of which no checkpoint knows starts at its beginning. Take the consumer from
+        :meth:`statemgr.JobConfig.consumer`. With any consumer, input that was skipped (truncated, expired, or a topic
+        that was deleted and created again) ends the loop before a commit.
         ``permissions`` are those of :meth:`open_task`, given to the first opening of each task alone.
 
-        Raises: what ``process`` and commits raise; MissingState when the input no longer has the checkpoint's offset.
+        After SIGTERM or SIGINT this returns, or raises what a last commit failed with, within five seconds and the
+        time of one message. If something had to be given up for that, the manager can only be closed.
+
+        Raises: what ``process`` and commits raise; MissingState when the input does not have what follows the
+        checkpoint; ConfigError when its partitions are not the job's tasks; AccessDenied.
         """
-        loop = ConsumerLoop(
-            self.config, self.open_task, consumer, process, topics or self.config.inputs, permissions, self.fence_tasks
+        self.loop(consumer, process, topics=topics, **permissions).run()
+
+    def loop(
+        self,
+        consumer: Consumer,
+        process: Callable[[Task, Message], None],
+        *,
+        topics: Sequence[str] | None = None,
+        **permissions: bool,
+    ) -> ConsumerLoop:
+        """What :meth:`run` runs, for who stops it from another thread: its ``run()`` and ``stop()``."""
+        self._check_open()
+        return ConsumerLoop(
+            self.config,
+            self,
+            self._inputs,
+            consumer,
+            process,
+            topics or self.config.inputs,
+            permissions,
+            published_tasks=self._published_tasks,
+            give_up=self._runtime.give_up,
         )
-        loop.run()
 
     # --- a whole job ---------------------------------------------------------------------------------------------
 
@@ -272,6 +310,7 @@ class StateManager:
         with ExitStack() as closing:
             closing.callback(self._runtime.close)
             closing.callback(self._log.close)
+            closing.callback(self._inputs.close)
             closing.callback(self.metrics.close)
             if self._job is not None:
                 closing.callback(self._job.close)
@@ -302,6 +341,20 @@ class StateManager:
         announce(Phase.FENCE, self.config.job_name)
         publisher.fence()
         return publisher
+
+    def _task_inputs(self, task: str, checkpoint: Checkpoint | None, skip: bool) -> TaskInputs:
+        """The task's input topics, if they are those of the checkpoint. Raises: MissingState."""
+        inputs = TaskInputs(self._inputs, task, checkpoint.input_topic_ids if checkpoint else {}, skip=skip)
+        inputs.expect()
+        return inputs
+
+    def _published_tasks(self) -> int | None:
+        """For how many tasks the job has checkpoints; None when it has none, or older software did not say."""
+        try:
+            found = self._log.read()
+        except MissingState:
+            return None
+        return max((record.layout.tasks for record in found.values()), default=0) or None
 
     def _publisher(self, transactional_id: str) -> TransactionalPublisher:
         return TransactionalPublisher(self.config, transactional_id, self._runtime.clock)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import monotonic
 
-from confluent_kafka import TopicPartition
-
 from statemgr.errors import OutcomeUnknownError, RetryableError, UnavailableError
+from statemgr.input_position import InputPosition
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.task import Task
 
@@ -19,21 +19,21 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class OwnedTask:
-    """One task of this member. Used on the loop's thread alone.
+    """Task ``index`` of this member. Used on the loop's thread alone.
 
-    ``lost`` is set when the task was taken away: an opening in progress ends then.
-    ``waiting``: partitions that are paused until the task is restored and they are at its input offsets.
-    ``offsets``: source partition → next offset to process. ``dirty``: whether something was processed since the last
-    commit began. ``held``: its partitions are paused until the commit on its way ends.
+    ``lost`` is set when the task was taken away: an opening in progress ends then. ``inputs``: its source partitions.
+    They are paused until the task is restored and they are at its input offsets. ``skip``: go on where the input begins
+    if the checkpoint's offset is gone. ``dirty``: something was processed since the last commit began. ``held``: its
+    partitions are paused until the commit in progress ends.
     """
 
+    index: int
     opening: Future[Task]
     max_delay_s: float
     commit_timeout_s: float
-    partitions: list[TopicPartition] = field(default_factory=list)
-    waiting: list[TopicPartition] = field(default_factory=list)
+    inputs: list[InputPosition] = field(default_factory=list)
     task: Task | None = None
-    offsets: dict[str, int] = field(default_factory=dict)
+    skip: bool = False
     dirty: bool = False
     held: bool = False
     lost: threading.Event = field(default_factory=threading.Event)
@@ -45,9 +45,14 @@ class OwnedTask:
         """Whether the task is open; takes it over when its restore has ended. Raises: what the restore raised."""
         if self.task is None and self.opening.done():
             self.task = self.opening.result()
-            checkpoint = self.task.last_checkpoint
-            self.offsets = dict(checkpoint.input_offsets) if checkpoint else {}
         return self.task is not None
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Source partition → next offset to process: the checkpoint's, and what this member has reached."""
+        assert self.task is not None
+        reached = {position.source: position.next for position in self.inputs if position.next is not None}
+        return {**self.task.start_offsets, **reached}
 
     def start_commit(self) -> None:
         """Start a periodic commit if there is something to commit and none is on its way (the next one covers it).
@@ -58,17 +63,35 @@ class OwnedTask:
         if self.task is None:
             return
         if self._commit is not None:
-            if not self._commit.done():
-                self.task.metrics.skipped()
-                return
-            self._end_commit(self.task)
+            self.task.metrics.skipped()
+            return
         if self.dirty:
             self._commit_started = monotonic()
             try:
+                self._prove()
                 self._commit = self.task.commit_async(self.offsets)
                 self.dirty = False
             except (RetryableError, OutcomeUnknownError) as error:
                 self._failed(self.task, error)
+
+    def ended_commit(self) -> Checkpoint | None:
+        """The checkpoint of a commit that has ended since the last call. Raises: as :meth:`start_commit`."""
+        if self.task is None or self._commit is None or not self._commit.done():
+            return None
+        commit, self._commit = self._commit, None
+        error = commit.exception()
+        if error is None:
+            self._failing_since = None
+            return commit.result()
+        self.dirty = True
+        self.task.forgive()
+        self._failed(self.task, error)
+        return None
+
+    def _prove(self) -> None:
+        """No message was skipped. Raises: MissingState, UnavailableError."""
+        for position in self.inputs:
+            position.prove()
 
     def hold_back(self) -> bool:
         """Whether to process nothing more for now: the commit on its way began ``task.commit.max.delay.ms`` ago.
@@ -87,26 +110,23 @@ class OwnedTask:
         self.task.metrics.hold(held)
         return held
 
-    def commit_and_wait(self) -> None:
-        """Commit what is not committed; tried once more when it fails for now."""
-        if self.task is None or not (self.dirty or self._commit is not None):
-            return
-        try:
-            self.task.commit(self.offsets)
-        except (RetryableError, OutcomeUnknownError) as error:
-            log.warning("%s: a commit failed and is repeated: %s", self.task.name, error)
-            self.task.commit(self.offsets)
-        self.dirty, self._commit = False, None
+    def commit_and_wait(self, again: Callable[[], bool] = lambda: True) -> Checkpoint | None:
+        """Commit what is not committed; tried once more when it fails for now, unless ``again`` says no.
 
-    def _end_commit(self, task: Task) -> None:
-        assert self._commit is not None
-        error, self._commit = self._commit.exception(), None
-        if error is None:
-            self._failing_since = None
-            return
-        self.dirty = True
-        task.forgive()
-        self._failed(task, error)
+        Returns: the checkpoint; None when there was nothing to commit.
+        """
+        if self.task is None or not (self.dirty or self._commit is not None):
+            return None
+        try:
+            self._prove()
+            checkpoint = self.task.commit(self.offsets)
+        except (RetryableError, OutcomeUnknownError) as error:
+            if not again():
+                raise
+            log.warning("%s: a commit failed and is repeated: %s", self.task.name, error)
+            checkpoint = self.task.commit(self.offsets)
+        self.dirty, self._commit = False, None
+        return checkpoint
 
     def _failed(self, task: Task, error: BaseException) -> None:
         self._failing_since = self._failing_since or self._commit_started

@@ -108,6 +108,18 @@ class Runtime:
         """The backend that a factory name, an entry point or a dotted path stands for. Raises: ConfigError."""
         return self._once(f"{_BACKEND}{factory}", lambda: _load(factory)(self._context), lambda b: b.close())
 
+    def give_up(self) -> None:
+        """End what is in progress on any thread: every deadline has passed, and requests to the blob store fail.
+
+        After this the runtime can only be closed.
+        """
+        give_up = getattr(self.clock, "give_up", None)
+        if give_up is not None:
+            give_up()
+        blobs = self._made.get("blobs")
+        if blobs is not None:
+            blobs.close()
+
     def close(self) -> None:
         """Close everything, newest first, but backends before what they use."""
         self.offers.close()

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,9 @@ from statemgr.flows.parts import Parts
 from statemgr.flows.persist import AHEAD_BYTES, PersistAhead, is_useful
 from statemgr.flows.publish import Published, publish, settle
 from statemgr.flows.restore import StoreRestore
+from statemgr.ids import check_offsets, source_topic
 from statemgr.in_flight import InFlight
+from statemgr.input_topics import TaskInputs
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.commit import PreparedCommit, ProducedRecord
 from statemgr.output import Output
@@ -30,6 +33,8 @@ from statemgr.serdes import SerdeLike
 from statemgr.store import Store
 
 log = logging.getLogger(__name__)
+#: Waits for the IDs of the input topics: topic → ID.
+_InputIds = Callable[[], Mapping[str, str]]
 
 
 class Task:
@@ -52,6 +57,7 @@ class Task:
         restored: Sequence[StoreRestore],
         refill: Refill,
         metrics: TaskCommits,
+        inputs: TaskInputs,
         on_close: Callable[[], None],
     ) -> None:
         self.name = name
@@ -63,6 +69,7 @@ class Task:
         self._published = published
         self._stores = stores
         self._refill = refill
+        self._inputs = inputs
         self._on_close = on_close
         self._clean_up = CleanUp(parts, name, checkpoint_log)
         self._output = Output(name)
@@ -112,16 +119,33 @@ class Task:
         """The newest published checkpoint; None before the first commit."""
         return self._published.checkpoint(self.name)
 
+    @property
+    def start_offsets(self) -> Mapping[str, int]:
+        """Source partition → where its input goes on: the checkpoint's offsets, but those of topics that were deleted
+        and created again and that ``allow_skipped_input`` was given for."""
+        checkpoint = self.last_checkpoint
+        offsets = checkpoint.input_offsets if checkpoint else {}
+        return {source: at for source, at in offsets.items() if source_topic(source) not in self._inputs.recreated}
+
+    def expect_inputs(self, topics: Sequence[str]) -> None:
+        """Before the first message: from now on a commit is refused if one of these topics is not what it is now.
+
+        Raises: MissingState when it is not what the checkpoint's offsets belong to; UnavailableError.
+        """
+        self._inputs.expect(topics)
+
     # --- commits -------------------------------------------------------------------------------------------------
 
     def commit(self, input_offsets: Mapping[str, int], *, materialize: bool = False) -> Checkpoint:
-        """Commit all stores, the output and ``input_offsets`` (source partition → next offset), and wait for it.
+        """Commit all stores, the output and ``input_offsets``, and wait for it.
 
         Args:
+            input_offsets: source partition (``orders-0``) → offset of the next message, a whole number.
             materialize: store whole states where segments of changes would do: a restore then has none to apply.
 
-        Raises: FencedError, RetryableError, OutcomeUnknownError, DiskFull, ClosedError; the error of an earlier
-        asynchronous commit if nobody has seen it. After an error the next commit carries the same changes.
+        Raises: InvalidError for offsets that are none; MissingState when an input topic was deleted and created again
+        since its offsets began; FencedError, RetryableError, OutcomeUnknownError, DiskFull, ClosedError; the error of
+        an earlier asynchronous commit if nobody has seen it. After an error the next commit carries the same changes.
         """
         self.commit_async(input_offsets, materialize=materialize)
         return self._in_flight.end()  # its error is raised here, not by the next commit
@@ -134,16 +158,18 @@ class Task:
         the first has not ended within ``task.commit.timeout.ms``. Use :attr:`in_flight_seconds` to leave a commit out
         instead. An error that no later commit has raised is logged by :meth:`close`.
         """
+        check_offsets(input_offsets, task=self.name)
         self._in_flight.make_way()
         self._check_usable()
         self._settle()
         self._materializer.check()
         base = self._base()
+        input_ids = self._inputs.asked(input_offsets)
         with self._ahead.held(), self.metrics.phase("flush"):
             waiting = self._output.waiting()
             frozen = freeze(self._parts, self._stores, base, input_offsets, waiting, local_copy=materialize)
         self.metrics.carried(sum(self._stores[name].changes_in(part) for name, part in frozen.stores.items()))
-        return self._in_flight.start(lambda: self._finish(frozen, materialize))
+        return self._in_flight.start(lambda: self._finish(frozen, input_ids, materialize))
 
     @property
     def in_flight_seconds(self) -> float | None:
@@ -163,12 +189,12 @@ class Task:
         if self._in_flight.seconds is None and self._unsettled is None:
             self._ahead.start(store, self._base())
 
-    def _finish(self, frozen: FrozenCommit, materialize: bool) -> Checkpoint:
+    def _finish(self, frozen: FrozenCommit, input_ids: _InputIds, materialize: bool) -> Checkpoint:
         """The asynchronous part of a commit, on the commit thread."""
         with self.metrics.commit():
-            return self._upload_and_publish(frozen, materialize)
+            return self._upload_and_publish(frozen, input_ids, materialize)
 
-    def _upload_and_publish(self, frozen: FrozenCommit, materialize: bool) -> Checkpoint:
+    def _upload_and_publish(self, frozen: FrozenCommit, input_ids: _InputIds, materialize: bool) -> Checkpoint:
         before = self._published.records[self.name]
         try:
             self._clean_up.check()
@@ -183,6 +209,7 @@ class Task:
         outstanding = {self.name: self._clean_up.outstanding}
         try:
             with self.metrics.phase("publish"):
+                prepared = replace(prepared, input_topic_ids=input_ids())
                 publish(self._parts, self._publisher, self._log, self._published, [prepared], outstanding=outstanding)
         except BaseException as error:
             if self._published.pending:

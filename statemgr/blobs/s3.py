@@ -24,6 +24,7 @@ from zlib_ng import zlib_ng
 from statemgr.blobs import s3_lifecycle, s3_uploads
 from statemgr.blobs.body import CHUNK, BytesReader, body_size, open_body
 from statemgr.blobs.names import check_blob_id, delete_each
+from statemgr.blobs.s3_connections import Connections
 from statemgr.blobs.s3_errors import DIGEST, code_and_status, of_key, translated
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.ports import BlobInfo, BlobReader, Body, UnfinishedUpload
@@ -91,6 +92,7 @@ class S3BlobStore:
         self, client: S3Client, bucket: str, prefix: str, *, ttl_days: int, encryption: Mapping[str, str] | None = None
     ) -> None:
         self._client = client
+        self._connections = Connections(client)
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._ttl_days = ttl_days
@@ -292,7 +294,8 @@ class S3BlobStore:
         s3_lifecycle.ensure(self._client, self._bucket, self._prefix, self._ttl_days)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; a request in progress raises UnavailableError."""
+        self._connections.break_off()
         self._client.close()
 
     def _key(self, blob_id: str) -> str:

@@ -11,8 +11,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from statemgr.config import contradictions
 from statemgr.config.interval import SnapshotInterval
@@ -23,6 +24,9 @@ from statemgr.config.secrets import has_reference, masked, resolve
 from statemgr.config.store import StoreConfig, store_from_values
 from statemgr.config.values import Value
 from statemgr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
 
 ClientKind = Literal["producer", "consumer", "admin"]
 _CLIENT_KINDS = ("producer", "consumer", "admin")
@@ -295,6 +299,17 @@ class JobConfig:
             else:
                 shared[name] = cast("str | int | float | bool", self._resolved(key))
         return shared | own
+
+    def consumer(self, group: str) -> Consumer:
+        """A consumer for :meth:`statemgr.StateManager.run`: a member of ``group`` that commits nothing by itself, reads
+        committed records, checks their checksums, and never jumps to another offset. It takes the settings under
+        ``kafka.*`` and ``kafka.consumer.*``. Close it after the manager.
+
+        Raises: ConfigError, InvalidError.
+        """
+        # the client is of a higher floor than the configuration: loaded by name, and only by who reads input
+        made: Consumer = import_module("statemgr.kafka.group_consumer").group_consumer(self, group)
+        return made
 
     def _resolved(self, key: str) -> Value | None:
         value = cast("Value | None", self.get(key))

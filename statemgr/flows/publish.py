@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError, StatemgrError
 from statemgr.flows.grace import check_young
 from statemgr.flows.parts import Parts
-from statemgr.ids import CheckpointId
+from statemgr.ids import CheckpointId, check_offsets
 from statemgr.model import codec
 from statemgr.model.checkpoint import (
     Checkpoint,
@@ -86,6 +86,7 @@ def publish(
     _continue(parts, publisher, log, published)  # 1
     _check_whole(parts, published, commits)
     for commit in commits:
+        check_offsets(commit.input_offsets, task=commit.task)
         _check(parts, published, commit)
         check_young(parts.config, parts.ids, commit)
     staged = {commit.task: _stage(parts, published, commit) for commit in commits}  # 2

@@ -7,9 +7,24 @@ import uuid
 
 from statemgr.ids import IdSource
 
+#: Longer than any deadline.
+_LEAP_S = 7 * 24 * 3600.0
+
 
 class SystemClock:
-    """Wall time, monotonic time and waiting of this machine."""
+    """Wall time, monotonic time and waiting of this machine.
+
+    After :meth:`give_up` every deadline has passed and no wait lasts: what is in progress ends with the error that a
+    time-out has.
+    """
+
+    def __init__(self) -> None:
+        self._given_up = False
+        self._leap_s = 0.0
+
+    def give_up(self) -> None:
+        """End what is in progress. The monotonic time leaps ahead at each look from now on."""
+        self._given_up = True
 
     def time_ns(self) -> int:
         """Nanoseconds since the epoch."""
@@ -17,11 +32,13 @@ class SystemClock:
 
     def monotonic(self) -> float:
         """Seconds, never going backwards."""
-        return time.monotonic()
+        if self._given_up:
+            self._leap_s += _LEAP_S
+        return time.monotonic() + self._leap_s
 
     def sleep(self, seconds: float) -> None:
         """Wait ``seconds`` (nothing when it is not positive)."""
-        if seconds > 0:
+        if seconds > 0 and not self._given_up:
             time.sleep(seconds)
 
 

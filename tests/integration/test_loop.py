@@ -16,9 +16,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from statemgr import JobConfig, StateManager, Task
 from statemgr.errors import MissingState
-from statemgr.loop import ConsumerLoop
 from tests.commits import commit
-from tests.jobs import contents, elsewhere, job_mapping
+from tests.jobs import contents, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 
@@ -49,19 +48,18 @@ def count(task: Task, message: Message) -> None:
     totals.put(key, b"%d" % (int(totals.get(key) or 0) + 1))
 
 
-def member(kafka: KafkaServer, config: JobConfig, group: str, topic: str) -> tuple[Callable[[], None], list[Exception]]:
+def member(
+    config: JobConfig,
+    group: str,
+    topic: str,
+    process: Callable[[Task, Message], None] = count,
+    consumer: Consumer | None = None,
+    **permissions: bool,
+) -> tuple[Callable[[], None], list[Exception]]:
     """Start a member of the group in a thread. Returns how to stop it, and what it raised."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": kafka.bootstrap_servers,
-            "group.id": group,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "session.timeout.ms": 6000,
-        }
-    )
+    consumer = consumer or with_changes(config, kafka__consumer__session__timeout__ms=6000).consumer(group)
     manager = StateManager(config)
-    loop = ConsumerLoop(config, manager.open_task, consumer, count, [topic], {})
+    loop = manager.loop(consumer, process, topics=[topic], **permissions)
     errors: list[Exception] = []
 
     def run() -> None:
@@ -100,10 +98,10 @@ def test_tasks_move_between_members_without_losing_or_doubling(kafka: KafkaServe
         job_mapping(kafka, tmp_path, tasks=partitions, backup=("blob-store",), task__commit__ms=300)
     )
     produce(kafka, topic, partitions, range(1000))
-    stop_first, first_errors = member(kafka, config, group, topic)
+    stop_first, first_errors = member(config, group, topic)
     time.sleep(4)
     other = elsewhere(config, tmp_path / "other", "blob-store")
-    stop_second, second_errors = member(kafka, other, group, topic)
+    stop_second, second_errors = member(other, group, topic)
     produce(kafka, topic, partitions, range(1000, 2000))
     time.sleep(6)
     stop_first()
@@ -123,12 +121,12 @@ def test_input_that_is_gone_stops_the_loop(kafka: KafkaServer, tmp_path: Path) -
     produce(kafka, topic, 1, range(10))
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",)))
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    for offset, why in ((3, "retention"), (99, "made anew")):
+    for offset, why in ((3, "retention"), (99, "created again")):
         commit(config, {}, {f"{topic}-0": offset})
         if offset == 3:
             [deleted] = admin.delete_records([TopicPartition(topic, 0, 5)]).values()
             deleted.result(15)
-        stop, errors = member(kafka, config, group, topic)
+        stop, errors = member(config, group, topic)
         wait_until(lambda errors=errors: bool(errors))
         stop()
         assert isinstance(errors[0], MissingState)
@@ -139,7 +137,7 @@ def test_input_that_is_gone_stops_the_loop(kafka: KafkaServer, tmp_path: Path) -
 def test_an_input_topic_that_does_not_exist_is_named(kafka: KafkaServer, tmp_path: Path) -> None:
     """Not as a wrong number of partitions: the hint is to create it."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=2))
-    stop, errors = member(kafka, config, kafka.fresh_name("group"), "nobody-made-it")
+    stop, errors = member(config, kafka.fresh_name("group"), "nobody-made-it")
     wait_until(lambda: bool(errors))
     stop()
     assert isinstance(errors[0], MissingState)
@@ -164,7 +162,7 @@ def test_the_example_of_the_readme_runs(kafka: KafkaServer, tmp_path: Path) -> N
         .replace("commit.ms = 10000", "commit.ms = 300")
     )
     (tmp_path / "job.toml").write_text(settings, encoding="utf-8")
-    (tmp_path / "main.py").write_text(python[1].replace('"group.id": "orders"', f'"group.id": "{name}"'))
+    (tmp_path / "main.py").write_text(python[1].replace('consumer("orders")', f'consumer("{name}")'))
     make_topic(kafka, topic, 4)
     produce(kafka, topic, 4, range(200))
     child = subprocess.Popen([sys.executable, "main.py"], cwd=tmp_path)

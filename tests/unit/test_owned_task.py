@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,7 +16,7 @@ class FailingTask:
     """Raises at once where a commit begins, as one does that cannot settle the last one."""
 
     name = "Partition 0"
-    last_checkpoint = None
+    start_offsets: ClassVar[dict[str, int]] = {}
 
     def __init__(self, error: StatemgrError) -> None:
         self.error = error
@@ -33,7 +33,7 @@ def owned(error: StatemgrError, timeout_s: float) -> tuple[OwnedTask, FailingTas
     task = FailingTask(error)
     opening: Future[Any] = Future()
     opening.set_result(task)
-    found = OwnedTask(opening, 1.0, timeout_s)
+    found = OwnedTask(0, opening, 1.0, timeout_s)
     assert found.restored()
     found.dirty = True
     return found, task

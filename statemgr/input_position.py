@@ -1,0 +1,147 @@
+"""Where a source partition is, and whether the message that comes next follows what was processed.
+
+What comes next has the next offset. It may have a higher one: compaction removes records, and transactions leave
+control records and aborted ones that nobody is given. But an input that was truncated, or whose retention was shorter
+than the lag, leaves a gap that looks the same, because a client with ``auto.offset.reset`` = ``earliest`` or ``latest``
+jumps over it without a word.
+
+How a gap is told apart. A broker answers a fetch at offset e with everything from e on as long as its log start is not
+above e, and it refuses the fetch otherwise: only then does a client jump. The log start never goes down. So when the
+log start, asked *after* the message was received, is not above e, it was not above e when the message was fetched, and
+nothing was skipped. The client's cached watermarks prove nothing: they may be older than the fetch.
+
+What it costs. A compacted or transactional input has many gaps. The log start is asked at most once in
+:data:`ASK_EVERY_S` seconds while messages arrive; the gaps in between are remembered by the lowest offset that was
+expected in any of them, and one question before the next commit proves them all. So a row after a jump may be
+processed, but it is never committed. A client that never jumps (``config.consumer``, which reports such a fetch as an
+error instead) is asked nothing.
+
+An offset below the expected one is either a message from before a seek, which is dropped, or the topic was made again
+with fewer records: then its end is below what was processed.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from statemgr.errors import MissingState, UnavailableError
+
+#: Seconds between two questions for the log start of a partition while messages arrive.
+ASK_EVERY_S = 1.0
+#: Seconds that the brokers have to answer at a start, and while the input is read: the loop does not poll meanwhile.
+_START_S = 30.0
+_ANSWER_S = 5.0
+GONE = (
+    "records of the input that were not processed are gone (retention, or DeleteRecords): "
+    "`allow_skipped_input` goes on without them, once"
+)
+RECREATED = (
+    "the topic was deleted and created again, or lost records: start the job under a new job.id, "
+    "or use `allow_skipped_input`, once, to read the topic that is there from its beginning"
+)
+
+
+class InputPosition:
+    """The position in one source partition. ``next`` is the offset to process next; None until the task is restored.
+
+    Args:
+        never_jumps: the client reports an offset that is gone as an error, whatever happens.
+    """
+
+    def __init__(self, consumer: Consumer, place: TopicPartition, *, never_jumps: bool) -> None:
+        self.place = TopicPartition(place.topic, place.partition)
+        self.source = f"{place.topic}-{place.partition}"
+        self.next: int | None = None
+        self._consumer = consumer
+        self._never_jumps = never_jumps
+        self._asked = float("-inf")
+        #: The lowest offset that was expected where a gap began that is not proved, and the offset that came instead.
+        self._unproved: tuple[int, int] | None = None
+
+    def start(self, offset: int | None, *, skip: bool = False) -> int:
+        """Where to begin: at the checkpoint's ``offset`` (None: at the first one that there is).
+
+        Args:
+            skip: begin at the first offset that there is if the checkpoint's is gone.
+
+        Raises: MissingState when the topic does not have the offset; UnavailableError.
+        """
+        low, high = self._bounds(_START_S)
+        if offset is None or (skip and not low <= offset <= high):
+            return low
+        if not low <= offset <= high:
+            raise MissingState(
+                f"the checkpoint continues at offset {offset}, the topic has {low} to {high}",
+                hint=GONE if offset < low else RECREATED,
+                **self._where(),
+            )
+        return offset
+
+    def follows(self, offset: int) -> bool:
+        """Whether to process a message that does not have the next offset. False: it was processed before.
+
+        Raises: MissingState when input was skipped.
+        """
+        assert self.next is not None
+        later = offset > self.next
+        if later and not self._never_jumps:
+            self._unproved = self._unproved or (self.next, offset)
+        if (self._unproved or not later) and self._may_ask():
+            with suppress(UnavailableError):  # asked again later, and before the next commit
+                if later:
+                    self.prove()
+                else:
+                    self._check_end()
+        return later
+
+    def prove(self) -> None:
+        """Before a commit: nothing was skipped in the gaps so far. Raises: MissingState, UnavailableError."""
+        if self._unproved is None:
+            return
+        expected, received = self._unproved
+        low, _ = self._bounds()
+        if low > expected:
+            raise MissingState(
+                f"the input was to continue at offset {expected}, and the client jumped to {received}: "
+                f"the topic begins at {low} now",
+                hint=GONE,
+                offset=expected,
+                received=received,
+                **self._where(),
+            )
+        self._unproved = None
+
+    def _check_end(self) -> None:
+        low, high = self._bounds()
+        if high < (self.next or 0):
+            raise MissingState(
+                f"the input was to continue at offset {self.next}, and the topic has {low} to {high} now",
+                hint=RECREATED,
+                offset=self.next,
+                **self._where(),
+            )
+
+    def _may_ask(self) -> bool:
+        if monotonic() - self._asked < ASK_EVERY_S:
+            return False
+        self._asked = monotonic()
+        return True
+
+    def _bounds(self, timeout_s: float = _ANSWER_S) -> tuple[int, int]:
+        """First offset and end, asked from the brokers now."""
+        try:
+            found = self._consumer.get_watermark_offsets(self.place, timeout=timeout_s, cached=False)
+        except KafkaException as error:
+            raise UnavailableError(
+                f"the brokers do not say which offsets the input has: {error.args[0].str()}", **self._where()
+            ) from error
+        if found is None:
+            raise UnavailableError("the brokers do not say which offsets the input has", **self._where())
+        return found
+
+    def _where(self) -> dict[str, Any]:
+        return {"topic": self.place.topic, "partition": self.place.partition}

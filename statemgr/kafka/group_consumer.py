@@ -1,0 +1,71 @@
+"""The consumer for a consumer loop: a member of a group that reads what is committed and never jumps.
+
+Opens connections. It starts where the loop puts it: neither it nor the group remembers a position that is read again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from statemgr.config import JobConfig
+from statemgr.errors import ConfigError, InvalidError
+from statemgr.kafka.clients import ClientErrors
+
+log = logging.getLogger("statemgr.kafka.librdkafka")
+#: What the loop depends on.
+_OWN = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "error",
+}
+
+
+class GroupConsumer(Consumer):
+    """A ``confluent_kafka.Consumer``. ``errors`` has what the client reported beside its calls.
+
+    ``never_jumps``: an offset that the topic does not have is an error, and never the way to another offset.
+    """
+
+    never_jumps = True
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.errors = ClientErrors()
+        self._warned = False
+        super().__init__({**settings, "error_cb": self.errors, "on_commit": self._committed, "logger": log})
+
+    def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        if error is not None:
+            level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True
+            log.log(level, "offsets were not committed to the group, which lag tools look at: %s", error.str())
+
+
+def group_consumer(config: JobConfig, group: str) -> GroupConsumer:
+    """A consumer for :meth:`statemgr.StateManager.run`. Raises: ConfigError, InvalidError."""
+    if not isinstance(group, str) or not group:
+        raise InvalidError(f"the name of a consumer group is a text, not {group!r}", hint='for example "orders"')
+    defaults = {
+        # bit rot on a broker's disk is found by the client, which does not look for it by default
+        "check.crcs": True,
+        # partition i of every input topic goes to the same member
+        "partition.assignment.strategy": "range",
+        # the default of 1000 ms starves a fast reader
+        "fetch.queue.backoff.ms": 2,
+        "queued.max.messages.kbytes": 64 * 1024,
+    }
+    given = config.kafka_client("consumer")
+    if given.get("auto.offset.reset", "error") != "error":
+        raise ConfigError(
+            "auto.offset.reset cannot be set here: a client that jumps to another offset skips input in silence",
+            hint="leave it out; a partition that no checkpoint has begins at its first offset",
+            key="kafka.consumer.auto.offset.reset",
+        )
+    try:
+        return GroupConsumer({**defaults, **given, **_OWN, "group.id": group})
+    except KafkaException as error:
+        raise ConfigError(
+            f"a setting under kafka.* is refused: {error.args[0].str()}", hint="see librdkafka's CONFIGURATION.md"
+        ) from None
