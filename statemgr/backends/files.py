@@ -7,42 +7,30 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from statemgr.errors import CorruptError, DiskFull, InvalidError
+from statemgr.errors import CorruptError, InvalidError
+from statemgr.os_errors import Fault, translated
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 # a planted FIFO must not make an open wait
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_KINDS = {Fault.GONE: CorruptError, Fault.ALTERED: InvalidError}
+_HINTS = {Fault.GONE: "what is local is a cache: open the task again, and it is restored"}
 
 
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Errors of local files as statemgr's. Raises: DiskFull, InvalidError, CorruptError."""
-    try:
-        yield
-    except FileExistsError as error:
-        raise InvalidError(
-            "a path that is to be written exists already", hint="nothing existing is written to", path=path
-        ) from error
-    except OSError as error:
-        if error.errno in _FULL:
-            raise DiskFull("the local disk is full", hint="free space and call again", path=path) from error
-        if error.errno == errno.ELOOP:
-            raise InvalidError(
-                "a symbolic link stands in the way", hint="links are never followed", path=path
-            ) from error
-        raise CorruptError(
-            f"a local file cannot be used: {error.strerror or error}",
-            hint="what is local is a cache: delete it and open the task again",
-            path=path,
-        ) from error
+def disk_errors(path: Path) -> AbstractContextManager[None]:
+    """Errors of local files as statemgr's.
+
+    Raises: DiskFull, InvalidError (something else stands there), CorruptError (it is gone),
+    AccessDenied, RetryableError (a limit of this process, or an I/O error).
+    """
+    return translated("a local file cannot be used", path, kinds=_KINDS, hints=_HINTS)
 
 
 class SourceFile:

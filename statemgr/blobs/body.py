@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import IO, cast
 
 from statemgr.errors import CorruptError
+from statemgr.os_errors import Fault, translated
 from statemgr.ports import BlobReader, Body, FileSlice
 
 #: Bytes that are read at once.
@@ -41,10 +42,8 @@ class SliceStream(io.RawIOBase):
         self._piece = piece
         self._position = 0
         self._fd = -1  # closed also when it could not be opened
-        try:
+        with translated("a file to upload cannot be read", piece.path, kinds={Fault.GONE: CorruptError}):
             self._fd = os.open(piece.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError as error:
-            raise CorruptError(f"a file to upload cannot be read: {error.strerror}", path=piece.path) from error
         if os.fstat(self._fd).st_size < piece.offset + piece.length:
             self.close()
             raise self._too_short()

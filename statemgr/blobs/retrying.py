@@ -1,7 +1,8 @@
 """Retries around any blob store: jittered exponential back-off inside one deadline. Waits by the clock only.
 
-Only ``UnavailableError`` is tried again; what that cannot mend (AccessDenied, MissingBlob) surfaces at once.
-A GET that breaks off is opened anew where it stopped: blobs never change.
+Only ``UnavailableError`` is tried again; other errors (AccessDenied, MissingBlob) surface at once.
+A GET that breaks off is opened again where it stopped: blobs never change. One that stays slower than a floor is opened
+again at half of the deadline, and ends at the deadline.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from statemgr.errors import StatemgrError, UnavailableError
 from statemgr.ports import BlobInfo, BlobReader, BlobStore, Body, Clock, UnfinishedUpload
 
 T = TypeVar("T")
+#: Bytes a second. A body that stays slower counts as not answering.
+_FLOOR = 8 * 1024
 
 
 class RetryingBlobStore:
@@ -58,7 +61,8 @@ class RetryingBlobStore:
             return self.inner.get(blob_id, offset + position, left)
 
         with ExitStack() as stack:
-            yield _ResumingReader(opened, self._call, stack)
+            pace = _Pace(self._clock, self._policy.max_duration_ms / 1000)
+            yield _ResumingReader(opened, self._call, stack, pace, blob_id)
 
     def delete(self, blob_id: str) -> None:
         """As the port says."""
@@ -171,6 +175,37 @@ class _Call(Protocol):
     def __call__(self, action: Callable[[], T]) -> T: ...
 
 
+class _Pace:
+    """Notices a body that arrives slower than the floor. Only the time of reads counts, not the reader's own work."""
+
+    def __init__(self, clock: Clock, deadline_s: float) -> None:
+        self._clock = clock
+        self._deadline = deadline_s
+        self._seconds, self._size, self._was_renewed = 0.0, 0, False
+
+    def read(self, reader: BlobReader, buffer: memoryview) -> int:
+        """One timed read."""
+        begun = self._clock.monotonic()
+        size = reader.readinto(buffer)
+        self._seconds += self._clock.monotonic() - begun
+        self._size += size
+        if self._size >= _FLOOR * self._seconds and self._seconds >= 1:
+            self._seconds, self._size, self._was_renewed = 0.0, 0, False
+        return size
+
+    @property
+    def is_below_floor(self) -> bool:
+        """The body has been too slow up to the deadline."""
+        return self._seconds >= max(self._deadline, 1) and self._size < _FLOOR * self._seconds
+
+    def renews(self) -> bool:
+        """Whether another connection is worth a try, once: the body has been too slow for half of the time."""
+        if self._was_renewed or self._seconds < max(self._deadline / 2, 1) or self._size >= _FLOOR * self._seconds:
+            return False
+        self._was_renewed = True
+        return True
+
+
 class _ResumingReader:
     """Reads on in a new stream when one breaks off."""
 
@@ -179,10 +214,14 @@ class _ResumingReader:
         opened: Callable[[int], AbstractContextManager[BlobReader]],
         call: _Call,
         stack: ExitStack,
+        pace: _Pace,
+        blob_id: str,
     ) -> None:
         self._opened = opened
         self._call = call
         self._stack = stack
+        self._pace = pace
+        self._blob_id = blob_id
         self._position = 0
         self._reader = call(self._open)
 
@@ -190,10 +229,19 @@ class _ResumingReader:
         if not len(buffer):
             return 0
         try:
-            size = self._reader.readinto(buffer)
+            size = self._pace.read(self._reader, buffer)
         except UnavailableError:
-            size = self._call(lambda: self._read_anew(buffer))
+            size = self._call(lambda: self._read_again(buffer))
         self._position += size
+        if size and self._pace.is_below_floor:
+            raise UnavailableError(
+                f"the blob arrives at less than {_FLOOR} bytes a second",
+                blob=self._blob_id,
+                hint="check the network; blob.store.retry.policy.max.retry.duration.millis is how long that may last",
+            )
+        if size and self._pace.renews():
+            self._stack.close()
+            self._reader = self._call(self._open)
         return size
 
     def copy_to(self, fd: int, offset: int, size: int) -> int | None:
@@ -201,10 +249,10 @@ class _ResumingReader:
         self._position += copied or 0
         return copied
 
-    def _read_anew(self, buffer: memoryview) -> int:
+    def _read_again(self, buffer: memoryview) -> int:
         self._stack.close()
         self._reader = self._open()
-        return self._reader.readinto(buffer)
+        return self._pace.read(self._reader, buffer)
 
     def _open(self) -> BlobReader:
         return self._stack.enter_context(self._opened(self._position))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 30
+#: Seconds after which a read returns with what has arrived.
+_PATIENCE_S = 1
+#: Bytes that are asked of the connection at once.
+_PIECE = 256 * 1024
 #: What S3 takes in one request.
 _MOST_DELETES = 1000
 _DAY_MS = 24 * 3600 * 1000
@@ -218,7 +223,8 @@ class S3BlobStore:
         try:
             if offset and answer["ResponseMetadata"]["HTTPStatusCode"] != 206:
                 raise InvalidError("this S3 server ignores ranges", bucket=self._bucket, blob=blob_id)
-            yield _S3Reader(body, answer["ContentLength"], self._bucket, blob_id)
+            # a proxy that sends the body in chunks leaves its length out: then its end is where the last chunk says
+            yield _S3Reader(body, answer.get("ContentLength"), self._bucket, blob_id)
         finally:
             body.close()
 
@@ -263,7 +269,13 @@ class S3BlobStore:
                     "the bucket does not exist", bucket=self._bucket, hint="create it, or mend blob.store.uri"
                 ) from None
             raise
-        return BlobInfo(blob_id, found["ContentLength"], int(found["LastModified"].timestamp() * 1000))
+        try:
+            return BlobInfo(blob_id, found["ContentLength"], int(found["LastModified"].timestamp() * 1000))
+        except KeyError as error:
+            raise InvalidError(
+                f"the S3 server does not say a blob's {error}", bucket=self._bucket, blob=blob_id,
+                hint="a proxy in front of it may remove the header",
+            ) from error  # fmt: skip
 
     # --- the bucket ---
 
@@ -306,8 +318,10 @@ class S3BlobStore:
 class _S3Reader:
     """The body of a GET, through the raw stream: ``StreamingBody.read`` is several times slower."""
 
-    def __init__(self, body: Any, size: int, bucket: str, blob_id: str) -> None:
-        self._raw = body._raw_stream
+    def __init__(self, body: Any, size: int | None, bucket: str, blob_id: str) -> None:
+        raw = body._raw_stream
+        # what has arrived, and not more: an old urllib3 waits for all that it is asked for
+        self._read = getattr(raw, "read1", raw.read)
         self._left = size
         self._bucket = bucket
         self._blob_id = blob_id
@@ -317,16 +331,25 @@ class _S3Reader:
         return None
 
     def readinto(self, buffer: memoryview) -> int:
-        if not self._left:
-            return 0
-        with translated(self._bucket, self._blob_id):
-            size: int = self._raw.readinto(buffer[: self._left])
-        if not size:
-            raise UnavailableError(
-                f"the blob's body ended {self._left} bytes early", bucket=self._bucket, blob=self._blob_id
-            )
-        self._left -= size
-        return size
+        """As the port says. A slow body returns within seconds with what there is, so that the caller sees its pace."""
+        wanted = len(buffer) if self._left is None else min(len(buffer), self._left)
+        got, patience = 0, time.monotonic() + _PATIENCE_S
+        while got < wanted:
+            with translated(self._bucket, self._blob_id):
+                piece = self._read(min(wanted - got, _PIECE))
+            if not piece:
+                break
+            buffer[got : got + len(piece)] = piece
+            got += len(piece)
+            if time.monotonic() >= patience:
+                break
+        if self._left is not None:
+            if wanted and not got:
+                raise UnavailableError(
+                    f"the blob's body ended {self._left} bytes early", bucket=self._bucket, blob=self._blob_id
+                )
+            self._left -= got
+        return got
 
 
 def _crc32(stream: IO[bytes]) -> str:

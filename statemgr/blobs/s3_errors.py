@@ -18,6 +18,7 @@ from statemgr.errors import (
     StatemgrError,
     UnavailableError,
 )
+from statemgr.os_errors import Fault, limit_behind, translate
 
 _CREDENTIALS = {
     "AccessDenied", "AccountProblem", "AllAccessDisabled", "AuthFailure", "AuthorizationHeaderMalformed",
@@ -74,7 +75,11 @@ def translated(bucket: str, blob_id: str | None = None) -> Iterator[None]:
     except (*_NETWORK_EXCEPTIONS,) as error:
         raise _of_network(error, bucket, blob_id) from error
     except sdk.BotoCoreError as error:
-        raise InvalidError(f"S3 request refused by the SDK: {error}", bucket=bucket, blob=blob_id) from error
+        if limit := limit_behind(error):
+            raise _of_limit(limit, bucket, blob_id) from error
+        raise InvalidError(f"the S3 client refuses the request: {error}", bucket=bucket, blob=blob_id) from error
+    except OSError as error:
+        raise _of_limit(error, bucket, blob_id) from error
 
 
 def code_and_status(error: sdk.ClientError) -> tuple[str, int]:
@@ -101,7 +106,8 @@ def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> Stat
         return AccessDenied(text, hint=_BUCKET_HINT, bucket=bucket, blob=blob_id)
     if code in _REGION or status in (301, 307):
         return AccessDenied(text, hint="set blob.store.s3.region to the bucket's", bucket=bucket, blob=blob_id)
-    if code in _CREDENTIALS or status in (401, 403):
+    # the answer to a HEAD has no body: 400 is all that S3 says of an expired token there
+    if code in _CREDENTIALS or status in (401, 403) or (status == 400 and code == "400"):
         hint = "set this machine's clock" if code == "RequestTimeTooSkewed" else _KEYS_HINT
         return AccessDenied(text, hint=hint, bucket=bucket, blob=blob_id)
     if status == 412 or code == "PreconditionFailed":
@@ -117,7 +123,15 @@ def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> Stat
     return InvalidError(text, bucket=bucket, blob=blob_id)
 
 
+def _of_limit(error: OSError, bucket: str, blob_id: str | None) -> StatemgrError:
+    """Of this process, not of S3: the same request succeeds later."""
+    kinds = {Fault.LIMIT: UnavailableError, Fault.FAILED: UnavailableError}
+    return translate(error, "no request can be sent to S3", kinds=kinds, bucket=bucket, blob=blob_id)
+
+
 def _of_network(error: BaseException, bucket: str, blob_id: str | None) -> StatemgrError:
+    if limit := limit_behind(error):
+        return _of_limit(limit, bucket, blob_id)
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return AccessDenied(
             "the S3 endpoint's certificate is not trusted",

@@ -13,7 +13,7 @@ import xxhash
 
 from statemgr.blobs.body import CHUNK, body_size, chunks, open_body
 from statemgr.blobs.names import BlobExists
-from statemgr.errors import CorruptBlob, StatemgrError
+from statemgr.errors import CorruptBlob, InvalidError, MissingBlob, StatemgrError
 from statemgr.ports import BlobInfo, BlobReader, BlobStore, Body, UnfinishedUpload
 
 
@@ -37,9 +37,16 @@ class VerifyingBlobStore:
         """As the port says. Raises: CorruptBlob when the store twice kept other bytes than were sent."""
         try:
             self.inner.put(blob_id, body, ttl_days=ttl_days)
-        except BlobExists:
-            if not self._holds(blob_id, body):
-                raise
+        except BlobExists as exists:
+            try:
+                if not self._holds(blob_id, body):
+                    raise
+            except MissingBlob:
+                raise InvalidError(
+                    "the blob store refuses a new blob because it exists, and says that it does not exist",
+                    blob=blob_id,
+                    hint="the server, or a proxy in front of it, answers If-None-Match wrongly (412)",
+                ) from exists
             return
         if self.inner.checks_uploads or self._holds(blob_id, body):
             return

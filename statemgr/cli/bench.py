@@ -25,11 +25,15 @@ if TYPE_CHECKING:
     from statemgr.bench.measure import Report
 
 
+#: Of a number of bytes.
+_DIGITS = 18
+
+
 def _scale(ctx: click.Context, param: click.Parameter, value: str) -> float:
     """A callback: ``full``, ``small``, or the bytes that stand for the table's 1 GiB."""
     if value in ("full", "small"):
         return 1.0 if value == "full" else SMALL
-    if not value.isdecimal() or int(value) == 0:
+    if not value.isdecimal() or len(value) > _DIGITS or int(value) == 0:
         raise click.BadParameter("full, small, or a number of bytes", ctx, param)
     return min(int(value) / GIBIBYTE, 1.0)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ import click
 
 from statemgr import __version__
 from statemgr.cli.output import show_error
+from statemgr.config.secrets import MASK
 from statemgr.errors import PrerequisiteMissing, StatemgrError
 
 #: Name → (where it is, what it does). The text is here so that `--help` need not load every command.
@@ -101,6 +103,7 @@ class CommandLine(click.Group):
             result = super().main(arguments, prog_name, standalone_mode=False, **extra)
             return result if isinstance(result, int) else 0
         except click.ClickException as error:
+            error.message = _without_values(error.message, arguments)  # type: ignore[misc]
             error.show()
             return error.exit_code
         except click.Abort:
@@ -118,6 +121,22 @@ class CommandLine(click.Group):
             _debug(arguments)
             show_error(str(error))
             return 1
+
+
+def _without_values(message: str, arguments: Sequence[str]) -> str:
+    """What click says of a command line, without what was given there: a slip of the keys makes it repeat a password.
+
+    Names of options stay, and words that are nearly a command.
+    """
+    for argument in sorted(set(arguments), key=len, reverse=True):
+        value = argument.partition("=")[2]
+        given = [value] if argument.startswith("-") else [argument, value]
+        if get_close_matches(argument, list(_targets()), n=1):
+            continue
+        for text in filter(None, given):
+            message = re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", lambda _: MASK, message)
+            message = message.replace(repr(text), repr(MASK))
+    return message
 
 
 def _describe(error: StatemgrError) -> str:

@@ -21,7 +21,7 @@ def _task(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     if value is None or isinstance(value, tuple):
         return value and tuple(_task(ctx, param, item) for item in value)
     try:
-        return task_name(int(value)) if value.isdecimal() else task_name(task_index(value))
+        return task_name(task_index(f"Partition {value.lstrip('0') or 0}" if value.isdecimal() else value))
     except InvalidError as error:
         raise click.BadParameter(f"{error.message}; {error.hint}", ctx, param) from None
 

@@ -66,8 +66,11 @@ def size(number: int) -> str:
 
 
 def moment(millis: int) -> str:
-    """Epoch milliseconds for people: UTC, to the millisecond."""
-    return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+    """Epoch milliseconds for people: UTC, to the millisecond. A time beyond the calendar stays a number."""
+    try:
+        return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+    except (ValueError, OverflowError, OSError):
+        return f"{millis} ms"
 
 
 @contextmanager

@@ -149,7 +149,7 @@ def parse(given: str, serde_name: str) -> bytes:
             return bytes.fromhex(given.removeprefix("0x"))
         readers: dict[str, Callable[[str], Any]] = {"integer": int, "json": json.loads, "msgpack": json.loads}
         return serde(serde_name).serialize(readers.get(serde_name, str)(given))
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, RecursionError, InvalidError):
         raise InvalidError(f"{given!r} is no key of serde {serde_name}", hint="--key-serde names another") from None
 
 
@@ -164,7 +164,7 @@ def render(data: bytes, serde_name: str | Serde) -> Any:
             return _for_json(serde(serde_name).deserialize(data))
         decoded = data.decode()
         return decoded if decoded.isprintable() else f"0x{data.hex()}"
-    except (ValueError, StatemgrError):
+    except (ValueError, RecursionError, StatemgrError):
         if serde_name == "bytes":
             return f"0x{data.hex()}"
         raise InvalidError(

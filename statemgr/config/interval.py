@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)\Z")
 _BYTES = {"b": 1, "bytes": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3, "kb": 1000, "mb": 1000**2, "gb": 1000**3}
@@ -29,6 +30,8 @@ class SnapshotInterval:
             if not match:
                 raise ValueError
             number, unit = float(match[1]), match[2].lower()
+            if not isfinite(number):
+                raise ValueError
             kinds = (("commits", _COMMITS), ("size", _BYTES), ("seconds", _SECONDS))
             kind = next((name for name, units in kinds if unit in units), None)
             if kind is None or kind in found or number <= 0:

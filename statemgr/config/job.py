@@ -8,9 +8,9 @@ each time they are asked for.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from statemgr.config import contradictions
 from statemgr.config.interval import SnapshotInterval
 from statemgr.config.keys import lookup
-from statemgr.config.loading import load_values, parse_value, read_toml
+from statemgr.config.loading import load_values, parse_resolved, read_toml
 from statemgr.config.retry import RetryPolicy
-from statemgr.config.secrets import has_reference, masked, resolve
+from statemgr.config.secrets import has_reference, hidden_texts, masked, resolve, without
 from statemgr.config.store import StoreConfig, store_from_values
 from statemgr.config.values import Value
 from statemgr.errors import ConfigError
@@ -81,6 +81,10 @@ class JobConfig:
     def masked(self) -> dict[str, object]:
         """The given keys as they may be shown to anyone."""
         return {key: masked(key, value) for key, value in self.values.items()}
+
+    def hider(self) -> Callable[[str], str]:
+        """What puts a mask in place of secrets, and of what references stand for now, in a text of other software."""
+        return partial(without, hidden_texts(self.values))
 
     def __repr__(self) -> str:
         return f"JobConfig({self.masked()!r})"
@@ -316,4 +320,4 @@ class JobConfig:
         if not has_reference(value):
             return value
         # Checked again: what stands behind a reference is known only now.
-        return parse_value(key, resolve(key, str(value)))
+        return parse_resolved(key, resolve(key, str(value)))

@@ -8,6 +8,9 @@ from statemgr.config.entry import Key
 from statemgr.config.table import KEYS
 from statemgr.errors import ConfigError
 
+#: Letters of an unknown key that are shown, and compared with known ones.
+_LONGEST = 200
+
 
 def find(key: str) -> Key | None:
     """The entry for a key, or None when it is unknown."""
@@ -27,6 +30,7 @@ def unknown(key: str) -> ConfigError:
     parts = key.split(".")
     name = parts[1] if len(parts) > 1 else "<name>"
     candidates = [entry.pattern.replace("<name>", name) for entry in KEYS]
-    near = difflib.get_close_matches(key, candidates, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(key[:_LONGEST], candidates, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else "`statemgr config show --all` lists every key"
-    return ConfigError(f"unknown configuration key {key}", hint=hint, key=key)
+    shown = key if len(key) <= _LONGEST and key.isprintable() else repr(key[:_LONGEST])
+    return ConfigError(f"unknown configuration key {shown}", hint=hint, key=shown)

@@ -24,25 +24,30 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, object]:
             f"there is no configuration file {os.fspath(path)}",
             hint="`statemgr init` writes one, `--config` names another",
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{os.fspath(path)} cannot be read: {type(error).__name__}") from None
+    except (OSError, ValueError) as error:  # no UTF-8, or NUL in its name
+        raise ConfigError(f"{os.fspath(path)!r} cannot be read: {type(error).__name__}") from None
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        # Without the cause: its traceback would hold the document, and so the secrets in it.
-        raise ConfigError(f"{os.fspath(path)} is no valid TOML: {error}", hint="texts need quotes") from None
+    except (ValueError, OverflowError, RecursionError) as error:
+        # Without the cause: its traceback would hold the document, and so the secrets in it. Only what TOML's own
+        # errors say is known to repeat no value.
+        reason = str(error) if isinstance(error, tomllib.TOMLDecodeError) else type(error).__name__
+        raise ConfigError(f"{os.fspath(path)} is no valid TOML: {reason}", hint="texts need quotes") from None
 
 
 def load_values(mapping: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, Value]:
     """Validated values of both mappings (nested or dotted); ``overrides`` win. Raises: ConfigError."""
-    given = _canonical(mapping)
-    given.update(_canonical(overrides))
+    try:
+        given = _canonical(mapping)
+        given.update(_canonical(overrides))
+    except RecursionError:
+        raise ConfigError("the configuration is nested too deeply", hint="keys have a few levels") from None
     return {key: _parse(entry, key, value) for key, (entry, value) in sorted(given.items())}
 
 
-def parse_value(key: str, value: object) -> Value:
-    """One value of one key, checked. Raises: ConfigError."""
-    return _parse(lookup(key), key, value)
+def parse_resolved(key: str, value: str) -> Value:
+    """What the references of one key's value stand for, checked. Raises: ConfigError, which never shows it."""
+    return _checked(lookup(key), key, value, may_show=False)
 
 
 def _canonical(mapping: Mapping[str, object]) -> dict[str, tuple[Key, object]]:
@@ -88,14 +93,23 @@ def _parse(entry: Key, key: str, value: object) -> Value:
         return str(value)
     if isinstance(value, Mapping):
         raise unknown(key)
+    return _checked(entry, key, value, may_show=not is_secret(key))
+
+
+def _checked(entry: Key, key: str, value: object, *, may_show: bool) -> Value:
     try:
         return entry.kind.parse(value)
-    except ValueError:
-        shown = "" if is_secret(key) else f", not {_short(value)}"
-        raise ConfigError(f"{key} must be {entry.kind.expected}{shown}", key=key) from None
+    except (ValueError, OverflowError, RecursionError):
+        shown = f", not {_short(value)}" if may_show else ""
+        hint = None if may_show else "the value is not shown: it is a secret, or comes from a reference"
+        raise ConfigError(f"{key} must be {entry.kind.expected}{shown}", key=key, hint=hint) from None
 
 
 def _short(value: object) -> str:
+    try:
+        written = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or nested too deeply
+        written = f"this {type(value).__name__}"
     # A URI may carry a password where none belongs.
-    text = re.sub(r"//[^/\s]*@", "//…@", repr(value))
+    text = re.sub(r"//[^/\s]*@", "//…@", written)
     return text if len(text) <= 80 else text[:77] + "…"

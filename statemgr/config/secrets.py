@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from statemgr.errors import ConfigError
 
 #: What is shown in place of a secret.
 MASK = "********"
+_SHORT = 4
 
 _REFERENCE = re.compile(r"\$\{(env|file):([^{}]+)\}")
 _LOOKS_LIKE_ONE = re.compile(r"\$\{[A-Za-z_]*:[^{}]*\}")
@@ -46,7 +49,7 @@ def resolve(key: str, text: str) -> str:
     def replace(match: re.Match[str]) -> str:
         kind, name = match[1], match[2]
         if kind == "env":
-            if name not in os.environ:
+            if "\0" in name or name not in os.environ:
                 raise ConfigError(
                     f"{key} refers to the environment variable {name}, which is not set",
                     hint=f"export {name}, also for the workers of a cluster",
@@ -55,7 +58,7 @@ def resolve(key: str, text: str) -> str:
             return os.environ[name]
         try:
             return Path(name).read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # no UTF-8, or NUL in its name
             raise ConfigError(
                 f"{key} refers to the file {name}, which cannot be read ({type(error).__name__})",
                 hint="the file must exist and be readable on every machine of the job",
@@ -63,6 +66,28 @@ def resolve(key: str, text: str) -> str:
             ) from None
 
     return _REFERENCE.sub(replace, text)
+
+
+def hidden_texts(values: Mapping[str, object]) -> frozenset[str]:
+    """What is never to be shown: whatever a reference stands for, and the values of secret keys.
+
+    Texts of fewer than four letters are left out: taking them out of a message would leave no message.
+    """
+    found: set[str] = set()
+    for key, value in values.items():
+        for reference in _REFERENCE.finditer(value) if isinstance(value, str) else ():
+            with suppress(ConfigError):  # it stands for nothing
+                found.add(resolve(key, reference[0]))
+        if is_secret(key) and not has_reference(value):
+            found.add(str(value))
+    return frozenset(part for text in found for part in (text, text.strip(), repr(text)[1:-1]) if len(part) >= _SHORT)
+
+
+def without(texts: Collection[str], message: str) -> str:
+    """A message with a mask in place of each of the texts."""
+    for text in sorted(texts, key=len, reverse=True):
+        message = message.replace(text, MASK)
+    return message
 
 
 def is_secret(key: str) -> bool:

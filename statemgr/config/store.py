@@ -47,7 +47,7 @@ class StoreConfig:
             return list(given)
         try:
             return cast("list[str]", AVRO_SCHEMAS.parse(resolve(key, str(given))))
-        except ValueError:
+        except (ValueError, OverflowError, RecursionError):
             raise ConfigError(f"{key} must be {AVRO_SCHEMAS.expected}", key=key) from None
 
 

@@ -22,6 +22,8 @@ from statemgr.ids import NAME
 #: What a key may hold after parsing; safe for JSON.
 Value = str | int | float | bool | list[str] | list[int]
 
+#: librdkafka's numbers have 64 bits at most.
+_LARGEST = (1 << 63) - 1
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 _DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*|\.[A-Za-z_]\w*)\Z")
 
@@ -40,7 +42,15 @@ def _string(value: object) -> str:
         value = os.fspath(value)
     if not isinstance(value, str) or not value.strip():
         raise ValueError
-    return value.strip()
+    return _clean(value).strip()
+
+
+def _clean(text: str) -> str:
+    """Refuse what no file name, header or client takes: NUL, and half a surrogate pair (UnicodeError)."""
+    text.encode()
+    if "\0" in text:
+        raise ValueError
+    return text
 
 
 def matching(name: str, pattern: re.Pattern[str], expected: str) -> Kind:
@@ -155,8 +165,8 @@ def _blob_uri(value: object) -> str:
 def _endpoint(value: object) -> str:
     text = _string(value)
     uri = urlsplit(text)
-    if uri.scheme not in ("http", "https") or not uri.hostname or uri.username or uri.password:
-        raise ValueError
+    if uri.scheme not in ("http", "https") or not uri.hostname or uri.username or uri.password or uri.port == 0:
+        raise ValueError  # asking for the port checks it
     return text
 
 
@@ -181,10 +191,12 @@ def _schemas(value: object) -> list[str]:
 def _client_value(value: object) -> Value:
     if isinstance(value, list | tuple):
         return ",".join(_string(part) for part in value)
-    if isinstance(value, bool | int | float):
+    if isinstance(value, bool) or (isinstance(value, int) and abs(value) <= _LARGEST):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
         return value
     if isinstance(value, str):
-        return value
+        return _clean(value)
     raise ValueError
 
 

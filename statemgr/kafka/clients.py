@@ -26,6 +26,7 @@ from statemgr.errors import (
     StatemgrError,
     UnavailableError,
 )
+from statemgr.os_errors import Fault, fault_in, hint_of
 
 log = logging.getLogger("statemgr.kafka.librdkafka")
 T = TypeVar("T")
@@ -86,6 +87,8 @@ class ClientErrors:
     """What librdkafka reports beside its calls: kept (a few), so that a deadline missed can say why."""
 
     def __init__(self) -> None:
+        #: Masks secrets in what the client says; set when it is made.
+        self.hide: Callable[[str], str] = str
         self._recent: deque[KafkaError] = deque(maxlen=20)
 
     def __call__(self, error: KafkaError) -> None:
@@ -102,7 +105,7 @@ class ClientErrors:
 
     def last(self) -> str | None:
         """The newest report, for a message."""
-        return self._recent[-1].str() if self._recent else None
+        return self.hide(self._recent[-1].str()) if self._recent else None
 
     def clear(self) -> None:
         """Forget what was reported, when the client has answered since."""
@@ -140,16 +143,33 @@ def _settings(
     config: JobConfig, kind: Any, errors: ClientErrors, defaults: dict[str, Any], own: dict[str, Any]
 ) -> dict[str, Any]:
     fixed = {name.replace("_", "."): value for name, value in own.items()}
-    return {**defaults, **config.kafka_client(kind), **fixed, "error_cb": errors, "logger": log}
+    errors.hide = config.hider()
+    return {**defaults, **config.kafka_client(kind), **fixed, "error_cb": errors, "logger": _Log(errors.hide)}
+
+
+class _Log:
+    """What librdkafka logs, without secrets: with ``kafka.debug`` it shows what it was configured with."""
+
+    def __init__(self, hide: Callable[[str], str]) -> None:
+        self._hide = hide
+
+    def log(self, level: int, message: str, *args: object) -> None:
+        """As of a logger."""
+        if log.isEnabledFor(level):
+            log.log(level, "%s", self._hide(message % args if args else message))
 
 
 def _make(kind: Callable[..., T], settings: dict[str, Any]) -> T:
     try:
         return kind(settings)
     except KafkaException as error:
-        reason = error.args[0]
+        reason, hide = error.args[0], settings["error_cb"].hide
+        if reason.code() in (KafkaError._CRIT_SYS_RESOURCE, KafkaError._FS) or fault_in(reason.str()) is Fault.LIMIT:
+            raise UnavailableError(
+                f"a Kafka client cannot be started: {hide(reason.str())}", hint=hint_of(Fault.LIMIT)
+            ) from None
         raise ConfigError(
-            f"a setting under kafka.* is refused: {reason.str()}", hint="see librdkafka's CONFIGURATION.md"
+            f"a setting under kafka.* is refused: {hide(reason.str())}", hint="see librdkafka's CONFIGURATION.md"
         ) from None
 
 
@@ -164,12 +184,13 @@ def translate(
         reported: what the client reported beside its calls: a time-out is often a refusal there.
     """
     code = error.code()
-    text = f"{doing}: {error.str()}"
+    hide = reported.hide if reported else str
+    text = f"{doing}: {hide(error.str())}"
     refused = reported.refused() if reported else None
     if code in _FENCED:
         return FencedError(f"{text}: another owner has taken over", hint="stop this one; nothing is lost", **where)
     if code in _DENIED or (refused is not None and code in _UNREACHABLE):
-        detail = refused.str() if refused is not None and code not in _DENIED else error.str()
+        detail = hide(refused.str() if refused is not None and code not in _DENIED else error.str())
         return AccessDenied(
             f"{doing}: {detail}",
             hint="check kafka.security.protocol, kafka.sasl.*, kafka.ssl.* and the ACLs",
@@ -197,10 +218,15 @@ def translate(
         last = reported.last() if reported else None
         return UnavailableError(
             text + (f" ({last})" if last and last not in text else ""),
-            hint="is kafka.bootstrap.servers right, and is the broker up?",
+            hint=_hint_of(f"{text} {last}"),
             **where,
         )
     return RetryableError(text).with_where(**where)
+
+
+def _hint_of(text: str) -> str:
+    fault = fault_in(text)
+    return hint_of(fault) if fault is Fault.LIMIT else "is kafka.bootstrap.servers right, and is the broker up?"
 
 
 _CREATE = (

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from statemgr.local import durable
-from statemgr.local.os_errors import translated
 from statemgr.model.commit import Change, size_of
 from statemgr.model.segment import read_segment, write_segment
+from statemgr.os_errors import translated
 
 #: What an entry costs in memory beside its bytes, roughly.
 _ENTRY_OVERHEAD = 160

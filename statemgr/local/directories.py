@@ -28,10 +28,10 @@ from statemgr.errors import CorruptError, InvalidError
 from statemgr.ids import IdSource
 from statemgr.local import durable, manifest, trees
 from statemgr.local.manifest import SUFFIX, Manifest, RecordedFile
-from statemgr.local.os_errors import translated
 from statemgr.local.owners import Owner, exclusive, is_alive
 from statemgr.local.trees import Tree
 from statemgr.model.snapshot import name_problem
+from statemgr.os_errors import translated
 from statemgr.ports import Clock, CommittedDirectory, FinishedDirectory
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from statemgr.errors import ClosedError, CorruptBlob, CorruptError, InvalidError
 from statemgr.local import durable
-from statemgr.local.os_errors import translated
 from statemgr.model.commit import Change
 from statemgr.model.segment import read_segment, write_segment
+from statemgr.os_errors import translated
 
 FILE = "memory.segment"
 

@@ -18,7 +18,6 @@ from rocksdict import Checkpoint, CompactOptions, Options, Rdict
 
 from statemgr.errors import ClosedError, CorruptError, DiskFull, InvalidError
 from statemgr.local import rocksdb_options, rocksdb_statistics, trees
-from statemgr.local.os_errors import translated as os_translated
 from statemgr.local.rocksdb_errors import translate, translated
 from statemgr.local.rocksdb_handle import (
     Scan,
@@ -31,6 +30,7 @@ from statemgr.local.rocksdb_handle import (
     unflushed_changes,
 )
 from statemgr.model.commit import Change
+from statemgr.os_errors import translated as os_translated
 
 _COMPACTION_POLL_SECONDS = 0.002
 _COMPACTION_DEADLINE_SECONDS = 60.0

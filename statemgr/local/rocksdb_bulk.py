@@ -16,11 +16,11 @@ from rocksdict import Rdict
 
 from statemgr.errors import ClosedError, InvalidError
 from statemgr.local import rocksdb_options
-from statemgr.local.os_errors import translated as os_translated
 from statemgr.local.rocksdb import RocksDbStore
 from statemgr.local.rocksdb_errors import translated
 from statemgr.local.rocksdb_handle import batch_of, close_database, open_database
 from statemgr.model.commit import Change
+from statemgr.os_errors import translated as os_translated
 
 _BULK_BATCH = 10_000
 #: Files in level 0 that are left to the store's own compaction, which goes on while it is read. It slows writers down

@@ -20,9 +20,10 @@ from statemgr.errors import (
     RetryableError,
     StatemgrError,
 )
+from statemgr.os_errors import Fault, fault_in, hint_of
 
-_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 _NOT_BYTES = "raw mode only support bytes"
+_KINDS = {Fault.FULL: DiskFull, Fault.REFUSED: AccessDenied, Fault.LIMIT: RetryableError}
 
 
 def translate(error: Exception, what: str, path: Path) -> StatemgrError:
@@ -33,19 +34,16 @@ def translate(error: Exception, what: str, path: Path) -> StatemgrError:
         return InvalidError(f"{what}: {error}", hint="keys and values are bytes", path=path)
     text = str(error).strip()
     reason = f"{what}: {text}"
-    if any(full in text for full in _FULL):
-        return DiskFull(reason, hint="free space below state.dir; nothing committed is lost", path=path)
     if "LOCK" in text and ("lock hold by current process" in text or "While lock file" in text):
         return InvalidError(
             reason, hint="another store object or process has this directory open; clone it instead", path=path
         )
-    if "Permission denied" in text or "Read-only file system" in text:
-        return AccessDenied(reason, hint="the user of this process needs read and write rights there", path=path)
-    if "Too many open files" in text:
-        return RetryableError(reason, hint="lower stores.<name>.rocksdb.max.open.files or raise ulimit -n", path=path)
-    if text.startswith(("Corruption", "Invalid argument")) or "No such file or directory" in text:
+    fault = fault_in(text)
+    if fault in _KINDS:
+        return _KINDS[fault](reason, hint=hint_of(fault), path=path)
+    if fault is Fault.GONE or text.startswith(("Corruption", "Invalid argument")):
         return CorruptError(reason, hint="the local copy is damaged: remove it, and it is restored", path=path)
-    return RetryableError(reason, hint="the local disk needs a look", path=path)
+    return RetryableError(reason, hint=hint_of(Fault.FAILED), path=path)
 
 
 def is_vendors(error: Exception) -> bool:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from statemgr.errors import CorruptError, InvalidError, MissingState
 from statemgr.local import durable
-from statemgr.local.os_errors import translated
 from statemgr.model.snapshot import MAX_DEPTH, MAX_FILES
+from statemgr.os_errors import translated
 from statemgr.ports import CommittedDirectory
 
 #: Files in a store's directory that are no part of its state: locks, logs, leftovers, input offsets of older software.

@@ -1,17 +1,19 @@
 """Serdes: between a store's bytes and an application's values. Pure, but that schemas may be in files.
 
 ``bytes``, ``string`` (UTF-8), ``integer`` (8 bytes, big-endian, sign bit flipped so that byte order is number order),
-``json`` (compact, sorted keys), ``msgpack`` and, for values, ``avro``; or any pair of callables.
+``json`` (compact, sorted keys), ``msgpack`` and, for values, ``avro``; or any pair of callables. A value that a serde
+has no form for is an InvalidError, and bytes that it cannot read are a CorruptError.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from operator import index
 from typing import Any
 
 from statemgr.config import StoreConfig
-from statemgr.errors import ConfigError, CorruptError
+from statemgr.errors import ConfigError, CorruptError, InvalidError
 from statemgr.serdes.avro import avro_serde
 from statemgr.serdes.serde import Serde
 
@@ -21,16 +23,63 @@ __all__ = ["SERDES", "Serde", "SerdeLike", "avro_serde", "key_serde", "serde", "
 SerdeLike = str | Serde | tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
 
 _SIGN = 1 << 63
+_WRONG_SERDE = "is the serde the one it was written with?"
 
 
 def _integer(value: int) -> bytes:
-    return (value + _SIGN).to_bytes(8, "big")
+    try:
+        return (index(value) + _SIGN).to_bytes(8, "big")
+    except TypeError:
+        raise InvalidError(f"the serde integer takes whole numbers, not {type(value).__name__}") from None
+    except OverflowError:
+        raise InvalidError("the serde integer takes numbers of 64 bits with a sign: this one is larger") from None
 
 
 def _from_integer(data: bytes) -> int:
     if len(data) != 8:
-        raise CorruptError(f"an integer is 8 bytes, not {len(data)}", hint="is the serde the one it was written with?")
+        raise CorruptError(f"an integer is 8 bytes, not {len(data)}", hint=_WRONG_SERDE)
     return int.from_bytes(data, "big") - _SIGN
+
+
+def _string(value: str) -> bytes:
+    try:
+        return str.encode(value)
+    except TypeError:
+        raise InvalidError(f"the serde string takes text, not {type(value).__name__}") from None
+    except UnicodeEncodeError:
+        raise InvalidError("a text with half a surrogate pair has no UTF-8 form") from None
+
+
+def _from_string(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptError(f"a text is no UTF-8 at byte {error.start}", hint=_WRONG_SERDE) from None
+
+
+def _json(value: Any) -> bytes:
+    try:
+        # NaN and infinity have no form in JSON
+        text = json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False)
+        return text.encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidError(f"a value has no form in JSON: {_reason(error)}") from None
+
+
+def _from_json(data: bytes) -> Any:
+    try:
+        return json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"a value is no JSON: {_reason(error)}", hint=_WRONG_SERDE) from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _reason(error: Exception) -> str:
+    # the other texts may repeat the value
+    return str(error) if isinstance(error, json.JSONDecodeError | TypeError) else type(error).__name__
 
 
 def _same(data: bytes) -> bytes:
@@ -39,12 +88,9 @@ def _same(data: bytes) -> bytes:
 
 SERDES = {
     "bytes": Serde(_same, _same),
-    "string": Serde(lambda value: value.encode(), lambda data: data.decode()),
+    "string": Serde(_string, _from_string),
     "integer": Serde(_integer, _from_integer),
-    "json": Serde(
-        lambda value: json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode(),
-        json.loads,
-    ),
+    "json": Serde(_json, _from_json),
 }
 
 

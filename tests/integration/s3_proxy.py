@@ -20,7 +20,8 @@ class Fault:
 
     ``answer``: (status, error code) sent instead of the server's; ``lands``: the request is forwarded nevertheless.
     ``truncate``: the body ends after so many bytes. ``alter``: applied to the body. ``reset``: the connection is
-    reset. ``wait``: seconds without an answer.
+    reset. ``wait``: seconds without an answer. ``trickle``: the body comes so many bytes a second. ``chunked``: it
+    comes in chunks, without its length.
     """
 
     method: str
@@ -32,6 +33,8 @@ class Fault:
     alter: Callable[[bytes], bytes] | None = None
     reset: bool = False
     wait: float = 0.0
+    trickle: int | None = None
+    chunked: bool = False
 
 
 @dataclass
@@ -76,9 +79,9 @@ class S3Proxy:
                     return fault
         return None
 
-    def wait(self, seconds: float) -> None:
-        """Hold an answer back, not beyond the proxy's end."""
-        self._stopped.wait(seconds)
+    def wait(self, seconds: float) -> bool:
+        """Hold an answer back, not beyond the proxy's end. Returns whether that has come."""
+        return self._stopped.wait(seconds)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -110,11 +113,37 @@ class _Handler(BaseHTTPRequestHandler):
             if name.lower() not in _HOP:
                 self.send_header(name, value)
         length = next((v for n, v in headers if n.lower() == "content-length"), "0")
-        self.send_header("Content-Length", length if self.command == "HEAD" else str(len(body)))
+        if fault.chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        else:
+            self.send_header("Content-Length", length if self.command == "HEAD" else str(len(body)))
         self.end_headers()
-        self.wfile.write(body[: fault.truncate])
+        if fault.trickle is not None:
+            self._trickle(body, fault.trickle)
+        elif fault.chunked:
+            self._send_chunks(body, fault.truncate)
+        else:
+            self.wfile.write(body[: fault.truncate])
         if fault.truncate is not None:
             self.close_connection = True
+
+    def _trickle(self, body: bytes, rate: int) -> None:
+        try:
+            for position in range(0, len(body), rate):
+                self.wfile.write(body[position : position + rate])
+                self.wfile.flush()
+                if self.proxy.wait(1.0):
+                    return
+        except OSError:
+            self.close_connection = True  # the client has given up
+
+    def _send_chunks(self, body: bytes, truncate: int | None) -> None:
+        for position in range(0, len(body), 10_000):
+            if truncate is not None and position >= truncate:
+                return
+            piece = body[position : position + 10_000]
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        self.wfile.write(b"0\r\n\r\n")
 
     def _forward(self, data: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         upstream = http.client.HTTPConnection(urlsplit(self.proxy.upstream).netloc, timeout=30)

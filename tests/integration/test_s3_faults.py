@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from statemgr.backends.transfer_plan import Fetch, Upload
 from statemgr.blobs import open_blob_store, s3
 from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.config import JobConfig
-from statemgr.errors import AccessDenied, CorruptBlob, MissingBlob, StatemgrError, UnavailableError
+from statemgr.errors import AccessDenied, CorruptBlob, InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.local.clock import SystemClock
 from statemgr.model.hashing import content_hash
 from tests.integration.s3_proxy import Fault, S3Proxy
@@ -157,6 +158,59 @@ def test_a_body_that_is_always_truncated_is_an_error(store: RetryingBlobStore, p
     proxy.faults = [Fault("GET", times=100, truncate=0)]
     with pytest.raises(UnavailableError):
         read(store, "a/b")
+
+
+def test_a_body_without_a_length_is_read(store: RetryingBlobStore, proxy: S3Proxy) -> None:
+    """FAULTS 11: a proxy that sends bodies in chunks, without a length: read to the end; one that is cut is read on."""
+    data = bytes(i % 251 for i in range(100_000))
+    store.put("a/b", data, ttl_days=None)
+    proxy.faults = [Fault("GET", times=2, chunked=True)]
+    assert read(store, "a/b") == data
+    proxy.faults = [Fault("GET", chunked=True, truncate=30_000)]
+    assert read(store, "a/b") == data
+
+
+def test_a_body_below_the_floor_ends_at_the_deadline(
+    settings: dict[str, object], store: RetryingBlobStore, proxy: S3Proxy
+) -> None:
+    """FAULT 59: at one byte a second a download ends at the deadline, with UnavailableError; a faster one is read."""
+    store.put("a/b", bytes(range(256)) * 1000, ttl_days=None)
+    deadline = {"blob.store.retry.policy.max.retry.duration.millis": 4_000}
+    hurried = open_blob_store(JobConfig.from_mapping(settings | deadline), SystemClock())
+    proxy.faults = [Fault("GET", times=9, trickle=1)]
+    begun = time.monotonic()
+    with pytest.raises(UnavailableError, match="bytes a second") as caught:
+        read(hurried, "a/b")
+    assert 4 <= time.monotonic() - begun < 12
+    assert caught.value.where["blob"] == "a/b"
+    # slow at first: another connection is tried before the deadline
+    proxy.faults = [Fault("GET", trickle=1)]
+    assert read(hurried, "a/b") == bytes(range(256)) * 1000
+    # slow, and above the floor
+    proxy.faults = [Fault("GET", trickle=40_000)]
+    assert read(hurried, "a/b") == bytes(range(256)) * 1000
+    hurried.close()
+
+
+def test_412_for_every_put_is_told_from_a_blob_that_exists(store: RetryingBlobStore, proxy: S3Proxy) -> None:
+    """A server that answers 412 although nothing is there: InvalidError that says so, not a blob that is missing."""
+    proxy.faults = [Fault("PUT", times=9, answer=(412, "PreconditionFailed"))]
+    with pytest.raises(InvalidError, match="says that it does not exist"):
+        store.put("a/b", b"data", ttl_days=30)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403])
+def test_expired_credentials_at_a_head(store: RetryingBlobStore, proxy: S3Proxy, status: int) -> None:
+    """FAULTS 10: the answer to a HEAD has no body, and so no code: AccessDenied with the hint, at once."""
+    store.put("a/b", b"data", ttl_days=30)
+    proxy.faults = [Fault("HEAD", times=9, answer=(status, "ExpiredToken"))]
+    for call in (lambda: store.stat("a/b"), store.time_ms):
+        proxy.requests.clear()
+        with pytest.raises(AccessDenied) as caught:
+            call()
+        assert "session.token" in str(caught.value.hint)
+        # of a bare 400 the SDK itself asks whether the bucket is elsewhere
+        assert len(proxy.requests) <= 2
 
 
 def make_transfer(store: RetryingBlobStore) -> Transfer:

@@ -372,3 +372,50 @@ def test_encryption_settings_that_fit(uri: str) -> None:
     """A KMS key beside an algorithm of KMS, in S3 or where a reference may lead there."""
     settings = {"blob.store.s3.sse.algorithm": "aws:kms", "blob.store.s3.sse.kms.key.id": "k", "blob.store.uri": uri}
     assert JobConfig.from_mapping({"job.name": "orders"} | settings).get("blob.store.s3.sse.algorithm") == "aws:kms"
+
+
+HUGE = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("state.dir", "/a\0b"), ("state.dir", "\ud800"), ("blob.store.uri", "s3://b/\0"), ("kafka.client.id", "\0"),
+        ("kafka.client.id", "\udfff"), ("kafka.linger.ms", 1 << 64), ("kafka.linger.ms", float("nan")),
+        ("job.tasks", HUGE), ("job.tasks", 10**5000), ("job.tasks", "1e5"), ("blob.store.ttl.days", float("inf")),
+        ("blob.store.retry.policy.jitter.factor", 10**400), ("blob.store.retry.policy.jitter.factor", HUGE),
+        ("blob.store.s3.endpoint", "http://host:99999"), ("blob.store.s3.endpoint", "http://[::1"),
+        ("stores.a.value.avro.schemas", "[" * 100_000), ("task.commit.snapshot.interval", f"{HUGE} commits"),
+        ("task.inputs", ["a\0"]), ("stores.a.backup.factories", ["\0"]),
+    ],
+    ids=lambda _: "odd",
+)  # fmt: skip
+def test_odd_values_are_configuration_errors(key: str, value: object) -> None:
+    """NUL, half surrogate pairs, overflow, recursion: ConfigError that names the key, and is short."""
+    with pytest.raises(ConfigError) as caught:
+        JobConfig.from_mapping({"job.name": "orders", key: value})
+    assert caught.value.where["key"] == key
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a = " + "[" * 100_000, "a = " + "9" * 5000, "a.b" * 20_000 + " = 1", "a = 1e999999", "\0", 'a = "\\ud800"',
+     ".".join("a" * 5000) + " = 1", "[" + ".".join("a" * 5000) + "]", "a = {" + "a = {" * 5000, "d = 0000-00-00"],
+    ids=lambda _: "odd",
+)  # fmt: skip
+def test_odd_toml_is_a_configuration_error(text: str, tmp_path: Path) -> None:
+    """Nested beyond the parser, or with numbers beyond it: ConfigError, not the parser's own exception."""
+    (tmp_path / "job.toml").write_text('"job.name" = "orders"\n' + text)
+    with pytest.raises(ConfigError):
+        JobConfig.from_file(tmp_path / "job.toml")
+
+
+@pytest.mark.parametrize("path", ["a\0b", "\ud800"], ids=["NUL", "surrogate"])
+def test_odd_names_of_files_are_configuration_errors(path: str, tmp_path: Path) -> None:
+    """A name that no file can have, of the configuration and behind a reference."""
+    with pytest.raises(ConfigError):
+        JobConfig.from_file(path)
+    config = JobConfig.from_mapping({"job.name": "orders", "state.dir": "${file:" + str(tmp_path / "x") + "\x01}"})
+    with pytest.raises(ConfigError):
+        assert config.state_dir

@@ -12,6 +12,7 @@ from statemgr.cli.main import cli
 from statemgr.config import JobConfig
 from statemgr.config.secrets import MASK, is_secret, masked, resolve
 from statemgr.errors import ConfigError
+from statemgr.kafka import clients as kafka_clients
 
 SECRET = "hunter2-do-not-show"
 SECRET_KEYS = [
@@ -142,6 +143,20 @@ def test_no_error_shows_a_secret() -> None:
         ["config", "check", "--set", f"blob.store.s3.secret.kye={SECRET}"],
         ["config", "check", "--set", SECRET],
         ["--debug", "config", "check", "--set", f"blob.store.uri=s3://key:{SECRET}@bucket/x"],
+        ["config", "check", "--set", "kafka.sasl.password", SECRET],
+        ["config", "check", SECRET],
+        ["config", SECRET],
+        [SECRET],
+        [f"kafka.sasl.password={SECRET}"],
+        ["config", "check", f"--kafka.sasl.password={SECRET}"],
+        ["config", "check", f"kafka.sasl.password={SECRET}"],
+        ["config", "check", f"--sett=kafka.sasl.password={SECRET}"],
+        ["config", "check", f"--json={SECRET}"],
+        ["store", "scan", "totals", "--limit", SECRET],
+        ["store", "scan", "totals", "--key-serde", SECRET],
+        ["store", "scan", "totals", f"--task={SECRET}"],
+        ["checkpoints", "show", "--checkpoint", SECRET],
+        ["gc", "--grace", f"{SECRET}h"],
     ],
 )
 def test_the_command_line_shows_no_secret(tmp_path: Path, arguments: list[str]) -> None:
@@ -152,3 +167,38 @@ def test_the_command_line_shows_no_secret(tmp_path: Path, arguments: list[str]) 
     result = CliRunner().invoke(cli, [*arguments, "--config", str(path)])
     assert result.output
     assert SECRET not in result.output
+
+
+def use_all(config: JobConfig) -> None:
+    """Resolve every reference where it is used."""
+    _ = config.blob_uri, config.blob_s3, config.state_dir, config.stores["a"].avro_schemas()
+    kafka_clients.admin(config, kafka_clients.ClientErrors())
+
+
+def test_no_error_shows_what_a_reference_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value from the environment is in no message, also where its key is no secret's and it is valid."""
+    bad = {
+        "blob.store.uri": f"ftp://{SECRET}",
+        "blob.store.s3.endpoint": SECRET,
+        "blob.store.s3.region": "",
+        "state.dir": "\ud800",
+        "stores.a.value.avro.schemas": f'["{SECRET}"]',
+        "kafka.linger.ms": f"{SECRET}\ud800",
+        "kafka.bogus": SECRET,
+        "kafka.linger": SECRET,
+        "kafka.debug": SECRET,
+        "kafka.compression.codec": SECRET,
+    }
+    for key, value in bad.items():
+        monkeypatch.setattr("statemgr.config.secrets.os.environ", {"STATEMGR_TEST_VALUE": value})
+        given = {
+            "job.name": "orders",
+            "kafka.bootstrap.servers": "localhost:1",
+            "stores.a.value.serde": "avro",
+            "stores.a.value.avro.schemas": '["null"]',
+            key: "${env:STATEMGR_TEST_VALUE}",
+        }
+        config = JobConfig.from_mapping(given)
+        with pytest.raises(ConfigError) as caught:
+            use_all(config)
+        assert SECRET not in "".join(traceback.format_exception(caught.value)) + caught.value.to_json()

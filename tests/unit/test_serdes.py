@@ -74,6 +74,48 @@ def test_bytes_that_are_no_messagepack(data: bytes) -> None:
         serde("msgpack").deserialize(data)
 
 
+def nested(depth: int) -> Any:
+    """A list in a list in a list …"""
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("string", b"bytes"), ("string", None), ("string", 5), ("string", "\ud800"),
+        ("integer", 1 << 63), ("integer", -(1 << 63) - 1), ("integer", 10**5000), ("integer", "5"), ("integer", 1.5),
+        ("integer", None), ("json", float("nan")), ("json", float("inf")), ("json", "\udfff"), ("json", b"x"),
+        ("json", {1: 1, "a": 2}), ("json", 10**5000), ("json", nested(100_000)), ("msgpack", "\ud800"),
+        ("msgpack", nested(100_000)),
+    ],
+    ids=lambda _: "odd",
+)  # fmt: skip
+def test_a_value_without_a_form_is_refused(name: str, value: Any) -> None:
+    """What a serde cannot write is InvalidError before anything is written, and the value is not in the message."""
+    with pytest.raises(InvalidError) as caught:
+        serde(name).serialize(value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("string", b"\xff"), ("string", b"\xed\xa0\x80"), ("string", b"\xc3"),
+        ("integer", b""), ("integer", bytes(7)), ("integer", bytes(9)),
+        ("json", b""), ("json", b"\xff"), ("json", b"NaN"), ("json", b"[-Infinity]"), ("json", b"{"), ("json", b"1 2"),
+        ("json", b"[" * 100_000), ("json", b"9" * 5000), ("msgpack", b"\x91" * 100_000), ("msgpack", b"\xa1\xff"),
+    ],
+    ids=lambda _: "odd",
+)  # fmt: skip
+def test_bytes_that_a_serde_cannot_read(name: str, data: bytes) -> None:
+    """Bytes of another serde, cut, nested too deeply or no UTF-8 are CorruptError with a hint, and nothing else."""
+    with pytest.raises(CorruptError, match="serde"):
+        serde(name).deserialize(data)
+
+
 def test_any_pair_of_callables() -> None:
     """A pair, and a Serde, are taken as they are."""
     pair = serde((lambda value: value.encode("latin-1"), lambda data: data.decode("latin-1")))

@@ -1,0 +1,150 @@
+"""What errors of the operating system mean: the one place that reads ``errno``, for every adapter. Pure.
+
+RocksDB passes the system's words on as text; :func:`fault_in` finds them there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+
+from statemgr.errors import (
+    AccessDenied,
+    CorruptError,
+    DiskFull,
+    InvalidError,
+    MissingState,
+    RetryableError,
+    StatemgrError,
+)
+
+
+class Fault(Enum):
+    """What kind of thing went wrong."""
+
+    #: No space, or no quota, is left.
+    FULL = "full"
+    #: This process may not do it.
+    REFUSED = "refused"
+    #: The process or the machine has run out of file descriptors or memory. The files themselves are fine.
+    LIMIT = "limit"
+    #: The file or directory does not exist.
+    GONE = "gone"
+    #: Something stands where nothing should.
+    EXISTS = "exists"
+    #: A symbolic link, or another kind of file than expected.
+    ALTERED = "altered"
+    #: Anything else: an I/O error, a time-out of a network file system.
+    FAILED = "failed"
+
+
+_FAULTS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), Fault.FULL),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), Fault.REFUSED),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS), Fault.LIMIT),
+    errno.ENOENT: Fault.GONE,
+    errno.EEXIST: Fault.EXISTS,
+    **dict.fromkeys((errno.ELOOP, errno.ENOTDIR, errno.EISDIR), Fault.ALTERED),
+}
+_KINDS: Mapping[Fault, type[StatemgrError]] = {
+    Fault.FULL: DiskFull,
+    Fault.REFUSED: AccessDenied,
+    Fault.LIMIT: RetryableError,
+    Fault.GONE: MissingState,
+    Fault.EXISTS: InvalidError,
+    Fault.ALTERED: CorruptError,
+    Fault.FAILED: RetryableError,
+}
+_HINTS = {
+    Fault.FULL: "free space there, or move it; nothing committed is lost",
+    Fault.REFUSED: "the user of this process needs read and write rights there",
+    Fault.LIMIT: "raise the process's limit (ulimit -n), or lower stores.<name>.rocksdb.max.open.files",
+    Fault.GONE: "it was deleted while it was used",
+    Fault.EXISTS: "nothing existing is written to; look at what stands there",
+    Fault.ALTERED: "something else was put in its place; links are never followed",
+    Fault.FAILED: "check the disk",
+}
+#: The faults that RocksDB's texts name, in the order in which they are looked for: the cause is often in the middle.
+_WORDS = {
+    os.strerror(number): fault
+    for fault in (Fault.LIMIT, Fault.FULL, Fault.REFUSED, Fault.GONE)
+    for number, of_number in _FAULTS.items()
+    if of_number is fault and number != errno.EPERM
+}
+
+
+def fault_of(error: OSError) -> Fault:
+    """The kind of an error."""
+    return _FAULTS.get(error.errno or 0, Fault.FAILED)
+
+
+def fault_in(text: str) -> Fault | None:
+    """The fault whose words, as the C library has them, are in a text."""
+    return next((fault for words, fault in _WORDS.items() if words in text), None)
+
+
+def limit_behind(error: BaseException) -> OSError | None:
+    """The error of a limit of this process from which another library made ``error``."""
+    seen: set[int] = set()
+    pending: list[object] = [error]
+    while pending:
+        current = pending.pop()
+        if not isinstance(current, BaseException) or id(current) in seen:
+            continue
+        seen.add(id(current))
+        if isinstance(current, OSError) and fault_of(current) is Fault.LIMIT:
+            return current
+        pending += [current.__cause__, current.__context__, *current.args, getattr(current, "reason", None)]
+        pending.append(getattr(current, "kwargs", {}).get("error"))
+    return None
+
+
+def hint_of(fault: Fault) -> str:
+    """What the operator can do about it."""
+    return _HINTS[fault]
+
+
+def translate(
+    error: OSError,
+    what: str,
+    path: Path | None = None,
+    *,
+    kinds: Mapping[Fault, type[StatemgrError]] | None = None,
+    hints: Mapping[Fault, str] | None = None,
+    **where: object,
+) -> StatemgrError:
+    """The typed error for ``error``, met while doing ``what`` (``"cannot …"``) at ``path``.
+
+    Args:
+        kinds: classes that say more where the caller knows more (a missing blob); never for ``LIMIT``, by its nature.
+        hints: what replaces the common hint of a fault.
+        where: what else the error names.
+    """
+    fault = fault_of(error)
+    kind = (kinds or {}).get(fault, _KINDS[fault])
+    hint = (hints or {}).get(fault, _HINTS[fault])
+    return kind(f"{what}: {error.strerror or error}", hint=hint, path=path, **where)
+
+
+@contextmanager
+def translated(
+    what: str,
+    path: Path | None = None,
+    *,
+    kinds: Mapping[Fault, type[StatemgrError]] | None = None,
+    hints: Mapping[Fault, str] | None = None,
+    **where: object,
+) -> Iterator[None]:
+    """Turn every OSError of the block into a typed error, as :func:`translate`.
+
+    Raises: DiskFull, AccessDenied, MissingState (it vanished), InvalidError (it exists already), CorruptError (another
+    kind of file), RetryableError (a limit of this process, or anything else).
+    """
+    try:
+        yield
+    except OSError as error:
+        raise translate(error, what, path, kinds=kinds, hints=hints, **where) from error
