@@ -59,14 +59,16 @@ _KINDS: Mapping[Fault, type[StatemgrError]] = {
     Fault.ALTERED: CorruptError,
     Fault.FAILED: RetryableError,
 }
+LIMIT_HINT = "raise the process's limit (ulimit -n), or lower stores.<name>.rocksdb.max.open.files"
+FAILED_HINT = "check the disk"
 _HINTS = {
     Fault.FULL: "free space there, or move it; nothing committed is lost",
     Fault.REFUSED: "the user of this process needs read and write rights there",
-    Fault.LIMIT: "raise the process's limit (ulimit -n), or lower stores.<name>.rocksdb.max.open.files",
+    Fault.LIMIT: LIMIT_HINT,
     Fault.GONE: "it was deleted while it was used",
     Fault.EXISTS: "nothing existing is written to; look at what stands there",
     Fault.ALTERED: "something else was put in its place; links are never followed",
-    Fault.FAILED: "check the disk",
+    Fault.FAILED: FAILED_HINT,
 }
 #: The faults that RocksDB's texts name, in the order in which they are looked for: the cause is often in the middle.
 _WORDS = {

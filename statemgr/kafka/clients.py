@@ -26,7 +26,7 @@ from statemgr.errors import (
     StatemgrError,
     UnavailableError,
 )
-from statemgr.os_errors import Fault, fault_in, hint_of
+from statemgr.os_errors import LIMIT_HINT, Fault, fault_in
 
 log = logging.getLogger("statemgr.kafka.librdkafka")
 T = TypeVar("T")
@@ -165,9 +165,7 @@ def _make(kind: Callable[..., T], settings: dict[str, Any]) -> T:
     except KafkaException as error:
         reason, hide = error.args[0], settings["error_cb"].hide
         if reason.code() in (KafkaError._CRIT_SYS_RESOURCE, KafkaError._FS) or fault_in(reason.str()) is Fault.LIMIT:
-            raise UnavailableError(
-                f"a Kafka client cannot be started: {hide(reason.str())}", hint=hint_of(Fault.LIMIT)
-            ) from None
+            raise UnavailableError(f"a Kafka client cannot be started: {hide(reason.str())}", hint=LIMIT_HINT) from None
         raise ConfigError(
             f"a setting under kafka.* is refused: {hide(reason.str())}", hint="see librdkafka's CONFIGURATION.md"
         ) from None
@@ -218,15 +216,12 @@ def translate(
         last = reported.last() if reported else None
         return UnavailableError(
             text + (f" ({last})" if last and last not in text else ""),
-            hint=_hint_of(f"{text} {last}"),
+            hint=LIMIT_HINT
+            if fault_in(f"{text} {last}") is Fault.LIMIT
+            else "is kafka.bootstrap.servers right, and is the broker up?",
             **where,
         )
     return RetryableError(text).with_where(**where)
-
-
-def _hint_of(text: str) -> str:
-    fault = fault_in(text)
-    return hint_of(fault) if fault is Fault.LIMIT else "is kafka.bootstrap.servers right, and is the broker up?"
 
 
 _CREATE = (

@@ -20,7 +20,7 @@ from statemgr.errors import (
     RetryableError,
     StatemgrError,
 )
-from statemgr.os_errors import Fault, fault_in, hint_of
+from statemgr.os_errors import FAILED_HINT, Fault, fault_in, hint_of
 
 _NOT_BYTES = "raw mode only support bytes"
 _KINDS = {Fault.FULL: DiskFull, Fault.REFUSED: AccessDenied, Fault.LIMIT: RetryableError}
@@ -40,10 +40,11 @@ def translate(error: Exception, what: str, path: Path) -> StatemgrError:
         )
     fault = fault_in(text)
     if fault in _KINDS:
-        return _KINDS[fault](reason, hint=hint_of(fault), path=path)
+        hint = hint_of(fault)
+        return _KINDS[fault](reason, hint=hint, path=path)
     if fault is Fault.GONE or text.startswith(("Corruption", "Invalid argument")):
         return CorruptError(reason, hint="the local copy is damaged: remove it, and it is restored", path=path)
-    return RetryableError(reason, hint=hint_of(Fault.FAILED), path=path)
+    return RetryableError(reason, hint=FAILED_HINT, path=path)
 
 
 def is_vendors(error: Exception) -> bool:
