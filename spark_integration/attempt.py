@@ -20,6 +20,7 @@ from spark_integration.partitioning import Partitioning
 from spark_integration.produced import checked, write
 from statemgr import JobConfig
 from statemgr.engine import (
+    Attachment,
     Attempt,
     checkpoint_from_bytes,
     epoch_from_bytes,
@@ -29,8 +30,8 @@ from statemgr.engine import (
 from statemgr.errors import RetryableError, StatemgrError
 from statemgr.ids import task_name
 
-#: The attachment that holds a task's output rows: an Arrow IPC stream.
-OUTPUT = "output"
+#: The attachments that hold a task's output rows, each an Arrow IPC stream: ``output-0``, ``output-1``, …
+OUTPUT = "output-"
 #: What a worker returns: its task, and either a typed error or the prepared commit with a report.
 RESULT_DDL = "task int, error string, prepared binary, restored string"
 _RESULT = pa.schema(
@@ -97,14 +98,19 @@ def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[b
         context = _context(work, task, opened)
         schema = pa.ipc.read_schema(pa.py_buffer(work.schema))
         produced = checked(work.process(own, opened.stores, context), schema)
-        output = opened.directory() / "rows.arrows"
-        if write(produced, output):
-            opened.attach(OUTPUT, output)
+        for number, part in enumerate(write(produced, opened.directory(), schema)):
+            opened.attach(f"{OUTPUT}{number}", part)
+            part.unlink()
         for _ in own:
             pass  # rows that process left unread are checked all the same
         # 5. prepare: everything is durable when this returns
         prepared = opened.prepare(work.partitioning.offsets_of(task, work.end))
         return prepared_to_bytes(prepared), _reports(task, opened)
+
+
+def is_output(attachment: Attachment) -> bool:
+    """Whether an attachment holds output rows."""
+    return attachment.name.startswith(OUTPUT)
 
 
 def _context(work: Work, task: int, opened: Attempt) -> StateContext:

@@ -1,7 +1,8 @@
 """The driver's side of a stateful query: what ``foreachBatch`` runs for each micro-batch.
 
 Steps: recognise the batch, run the stage, collect exactly one prepared commit per task, publish all in one
-transaction, give the stored rows to the output. Only publishing changes what is current; everything before it
+transaction, fetch the stored rows, confirm that no other owner has published since, give the rows to the output. Only
+publishing changes what is current; everything before it
 leaves nothing behind but blobs that expire, and everything after it is done again when the batch is replayed.
 """
 
@@ -21,8 +22,10 @@ from spark_integration.context import BatchReport, OutputFunction, ProcessFuncti
 from spark_integration.failures import find
 from spark_integration.location import Location
 from spark_integration.outbox import stored_rows
+from spark_integration.output_schema import to_arrow
 from spark_integration.partitioning import Partitioning
-from spark_integration.sources import BatchInput, check_continues, read_batch, to_json
+from spark_integration.sources import BatchInput, OffsetLog, check_continues, to_json
+from spark_integration.stateful_input import check_no_state
 from statemgr import JobConfig, StateManager
 from statemgr.engine import (
     Epoch,
@@ -77,7 +80,8 @@ class Driver:
     def __init__(self, plan: Plan, manager: StateManager, epoch: Epoch) -> None:
         self.failure: StatemgrError | None = None
         self.reports: deque[BatchReport] = deque(maxlen=_REPORTS_KEPT)
-        self.location: Location | None = None
+        #: Set when the query starts.
+        self.offsets: OffsetLog | None = None
         self._plan = plan
         self._manager = manager
         self._epoch = epoch
@@ -123,13 +127,21 @@ class Driver:
         with self._typed():
             report = self._run(rows, batch_id)
         self.reports.append(report)
-        if self._plan.on_batch is not None:
-            self._plan.on_batch(report)
+        self._tell(report)
 
     def give_output_again(self, spark: SparkSession) -> None:
         """Give the published rows to the output before there is a batch. Raises: as :meth:`run`."""
         with self._typed():
             self._give_output(spark)
+
+    def _tell(self, report: BatchReport) -> None:
+        """Call ``on_batch``. What it raises is logged: the batch is done, whatever becomes of its report."""
+        if self._plan.on_batch is None:
+            return
+        try:
+            self._plan.on_batch(report)
+        except Exception:
+            log.exception("on_batch failed for the report of batch %s, sequence %s", report.batch_id, report.sequence)
 
     @contextlib.contextmanager
     def _typed(self) -> Iterator[None]:
@@ -146,11 +158,12 @@ class Driver:
             raise
 
     def _run(self, rows: DataFrame, batch_id: int) -> BatchReport:
-        assert self.location is not None
+        assert self.offsets is not None
         spark = rows.sparkSession
         # 1. recognise
-        source = read_batch(Location(spark, self.location.uri), batch_id)
-        batch = MicroBatch(self._id(), batch_id, to_json(source.start), to_json(source.end))
+        source = self._never_back(self.offsets.read(batch_id))
+        start, end = to_json(source.start), to_json(source.end)
+        batch = MicroBatch(self._id(self.offsets.location), batch_id, start, end, source.watermark_ms)
         replayed = self._recognise(batch, source)
         began = time.monotonic()
         staged = done = began
@@ -175,18 +188,27 @@ class Driver:
             input_offsets=dict(source.end),
         )
 
-    def _id(self) -> str:
-        assert self.location is not None
+    def _id(self, location: Location) -> str:
+        """The query's ID. When it is read, so is whether Spark keeps state of its own: none of that may be lost."""
         if self._query_id is None:
-            self._query_id = self.location.query_id()
+            check_no_state(location)
+            self._query_id = location.query_id()
         if self._query_id is None:
-            raise InvalidError("the checkpoint location has no metadata", location=self.location.uri)
+            raise InvalidError("the checkpoint location has no metadata", location=location.uri)
         return self._query_id
+
+    def _never_back(self, source: BatchInput) -> BatchInput:
+        """The batch with the published watermark where that is higher: a new location begins without one."""
+        published = self.published_batch()
+        floor = published.watermark_ms if published is not None else None
+        if floor is None or (source.watermark_ms is not None and source.watermark_ms >= floor):
+            return source
+        return replace(source, watermark_ms=floor)
 
     def _recognise(self, batch: MicroBatch, source: BatchInput) -> bool:
         """Whether the batch is the published one. Raises: BatchMismatch when neither that nor the next."""
         published = self.published_batch()
-        if published == batch:
+        if published is not None and replace(published, watermark_ms=batch.watermark_ms) == batch:
             return True
         here = (batch.query_id, batch.batch_id)
         if published is not None and (published.query_id, published.batch_id) == here:
@@ -217,8 +239,6 @@ class Driver:
         return prepared, tuple(restored)
 
     def _work(self, source: BatchInput) -> Work:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         plan, published = self._plan, self.published()
         return Work(
             config=json.dumps(plan.config.to_mapping()),
@@ -231,7 +251,7 @@ class Driver:
             tasks=plan.config.tasks,
             partitioning=plan.partitioning,
             process=plan.process,
-            schema=to_arrow_schema(plan.schema).serialize().to_pybytes(),
+            schema=to_arrow(plan.schema).serialize().to_pybytes(),
             sequence=1 + max((checkpoint.sequence for checkpoint in published.values()), default=0),
             time_ms=source.time_ms,
             watermark_ms=source.watermark_ms,
@@ -269,9 +289,19 @@ class Driver:
         self._epoch = replace(self._epoch, refill={}, allow_new_stores=False, allow_removed_stores=False)
 
     def _give_output(self, spark: SparkSession) -> int:
-        """Give the published batch's stored rows to the output. Returns: their sequence number."""
+        """Give the published batch's stored rows to the output. Returns: their sequence number.
+
+        Raises: FencedError when another owner has published since; then the output is not called.
+        """
         published = self.published()
         sequence = max(checkpoint.sequence for checkpoint in published.values())
         announce(Phase.OUTPUT, f"sequence {sequence}")
-        self._plan.output(stored_rows(spark, self._plan.config, published, self._plan.schema), sequence)
+        with contextlib.ExitStack() as kept:
+            try:
+                rows = kept.enter_context(stored_rows(spark, self._plan.config, published, self._plan.schema))
+            except Exception:
+                self._manager.confirm()  # another owner is why the rows are gone
+                raise
+            self._manager.confirm()
+            self._plan.output(rows, sequence)
         return sequence

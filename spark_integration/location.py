@@ -1,11 +1,11 @@
-"""Spark's checkpoint location, read through Spark, so that it may be on any file system Spark knows."""
+"""Spark's checkpoint location, read through Hadoop's file systems, so that it may be on any that Spark knows."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from statemgr.errors import CorruptRecord
 
@@ -34,12 +34,36 @@ class Location:
         """The lines of a file below the location that are not empty; None where there is no such file."""
         local = _local_path(self.uri)
         if local is not None:
-            # Spark would start a job for it
             try:
                 text = Path(local, name).read_text()
             except FileNotFoundError:
                 return None
             return _lines(text.splitlines())
+        if getattr(self._spark, "_jvm", None) is not None:
+            lines = self._read_hadoop(f"{self.uri}/{name}")
+            return None if lines is None else _lines(lines)
+        return self._read_by_job(name)
+
+    def _read_hadoop(self, path: str) -> list[str] | None:
+        from py4j.protocol import Py4JJavaError
+
+        jvm: Any = self._spark._jvm
+        file = jvm.org.apache.hadoop.fs.Path(path)
+        system = file.getFileSystem(self._spark._jsparkSession.sessionState().newHadoopConf())
+        try:
+            stream = system.open(file)
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getName() == "java.io.FileNotFoundException":
+                return None
+            raise
+        try:
+            text: str = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+        return text.splitlines()
+
+    def _read_by_job(self, name: str) -> list[str] | None:
+        """Where Python cannot reach the JVM. It starts a Spark job."""
         from pyspark.errors import AnalysisException
 
         try:

@@ -1,50 +1,123 @@
-"""The stored output rows of a published batch, as a DataFrame that reads them on the executors.
+"""The stored output rows of a published batch, as a DataFrame that has all of them before the output is called.
 
 They come from the attachments that the published checkpoints name, never from Spark's lineage: whatever Spark
-recomputes, loses or runs twice, the rows are those of the attempts whose state was published.
+recomputes, loses or runs twice, the rows are those of the attempts whose state was published. They have the columns
+that they were written with, which the query may have changed since.
+
+Few rows are fetched by the driver and become a local relation, which needs no Python worker. Many are fetched on the
+executors and kept in Spark's storage. Either way a stored blob that is gone fails here, before the output has
+replaced or deleted anything.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from spark_integration.attempt import OUTPUT
+from spark_integration.attempt import is_output
 from spark_integration.failures import marked
+from spark_integration.output_schema import can_be_local, of_stream
 from statemgr import JobConfig
 from statemgr.engine import checkpoint_from_bytes, checkpoint_to_bytes, read_attachment
-from statemgr.errors import RetryableError, StatemgrError
+from statemgr.errors import CorruptBlob, RetryableError, StatemgrError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from statemgr import Checkpoint
+    from statemgr.engine import Attachment
+
+#: Stored bytes of a batch's rows up to which the driver fetches them, and what they may be once decompressed.
+DRIVER_BYTES = 4 * 1024 * 1024
+_DECODED_BYTES = 32 * 1024 * 1024
+_PARALLELISM = 16
 
 
+@contextmanager
 def stored_rows(
-    spark: SparkSession, config: JobConfig, checkpoints: Mapping[str, Checkpoint], schema: StructType
-) -> DataFrame:
-    """The output rows that ``checkpoints`` (task → checkpoint) name; reading it again gives the same rows."""
-    with_rows = [checkpoint for checkpoint in checkpoints.values() if checkpoint.attachments]
-    names = [(checkpoint_to_bytes(checkpoint),) for checkpoint in with_rows]
-    if not names:
-        return spark.createDataFrame([], schema)
-    # one row per task; Spark spreads a local relation over the partitions it has cores for
-    read = _reader(json.dumps(config.to_mapping()))
-    return spark.createDataFrame(names, "checkpoint binary").mapInArrow(read, schema)
+    spark: SparkSession, config: JobConfig, checkpoints: Mapping[str, Checkpoint], declared: StructType
+) -> Iterator[DataFrame]:
+    """The output rows that ``checkpoints`` (task → checkpoint) name; reading them again gives the same rows.
+
+    Args:
+        declared: the schema of a batch that has no rows.
+
+    Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied; from an executor within Spark's exception.
+    """
+    parts = [
+        (checkpoint, attachment)
+        for _, checkpoint in sorted(checkpoints.items())
+        for attachment in checkpoint.attachments
+        if is_output(attachment)
+    ]
+    if not parts:
+        yield spark.createDataFrame([], declared)
+        return
+    attachments = [attachment for _, attachment in parts]
+    table = _fetched(config, attachments) if sum(map(_size, attachments)) <= DRIVER_BYTES else None
+    if table is not None and can_be_local(of_stream(table.schema)):
+        yield spark.createDataFrame(table, of_stream(table.schema))
+        return
+    with pa.ipc.open_stream(read_attachment(config, min(attachments, key=_size))) as stream:
+        schema = stream.schema
+    names = [checkpoint_to_bytes(_naming(checkpoint, attachment)) for checkpoint, attachment in parts]
+    # one row per stored part; Spark spreads a local relation over the partitions it has cores for
+    local = spark.createDataFrame(pa.table({"checkpoint": pa.array(names, pa.binary())}))
+    reader = _reader(json.dumps(config.to_mapping()), schema.serialize().to_pybytes())
+    rows = local.mapInArrow(reader, of_stream(schema)).persist()
+    try:
+        rows.write.format("noop").mode("overwrite").save()  # fetches everything
+        yield rows
+    finally:
+        rows.unpersist()
 
 
-def _reader(mapping: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _size(attachment: Attachment) -> int:
+    return attachment.blob.size if attachment.blob else len(attachment.inline or b"")
+
+
+def _naming(checkpoint: Checkpoint, attachment: Attachment) -> Checkpoint:
+    """A checkpoint that says nothing but where one part is."""
+    return replace(checkpoint, attachments=(attachment,), state_checkpoint_markers={}, input_offsets={}, batch=None)
+
+
+def _fetched(config: JobConfig, attachments: Sequence[Attachment]) -> pa.Table | None:
+    """All rows, here; None when they are too many once they are decompressed."""
+    batches: list[pa.RecordBatch] = []
+    left = _DECODED_BYTES
+    with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-output") as pool:
+        stored = list(pool.map(lambda attachment: read_attachment(config, attachment), attachments))
+    for data in stored:
+        with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
+            _check_same(stream.schema, batches[0].schema if batches else stream.schema)
+            for batch in stream:
+                left -= batch.nbytes
+                if left < 0:
+                    return None
+                batches.append(batch)
+    return pa.Table.from_batches(batches)
+
+
+def _check_same(schema: pa.Schema, expected: pa.Schema) -> None:
+    if not schema.equals(expected, check_metadata=True):
+        raise CorruptBlob("the stored output rows of one batch have different schemas")
+
+
+def _reader(mapping: str, expected: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         config = JobConfig.from_mapping(json.loads(mapping))
+        schema = pa.ipc.read_schema(pa.py_buffer(expected))
         try:
             for batch in batches:
                 for data in batch.column(0).to_pylist():
-                    yield from _rows(config, data)
+                    yield from _rows(config, data, schema)
         except RetryableError as error:
             raise RetryableError(marked(error)) from error
         except StatemgrError as error:
@@ -53,8 +126,8 @@ def _reader(mapping: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Re
     return read
 
 
-def _rows(config: JobConfig, checkpoint: bytes) -> Iterator[pa.RecordBatch]:
+def _rows(config: JobConfig, checkpoint: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for attachment in checkpoint_from_bytes(checkpoint).attachments:
-        if attachment.name == OUTPUT:
-            with pa.ipc.open_stream(pa.py_buffer(read_attachment(config, attachment))) as stream:
-                yield from stream
+        with pa.ipc.open_stream(pa.py_buffer(read_attachment(config, attachment))) as stream:
+            _check_same(stream.schema, schema)
+            yield from stream

@@ -1,10 +1,10 @@
-"""The rows that a process function yields: checked against the declared schema, and kept in a local file."""
+"""The rows that a process function yields: checked against the declared schema, and kept in local files."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +12,10 @@ import pyarrow as pa
 from statemgr.errors import DiskFull, InvalidError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+#: Bytes after which a file of rows ends and the next one begins: one is read whole, and a blob has a limit.
+PART_BYTES = 64 * 1024 * 1024
+#: Bytes of rows that are written at once.
+_SLICE_BYTES = 16 * 1024 * 1024
 
 
 def checked(produced: object, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -28,23 +32,60 @@ def checked(produced: object, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         yield _of_schema(batch, schema)
 
 
-def write(batches: Iterator[pa.RecordBatch], path: Path) -> bool:
-    """Write rows as an Arrow IPC stream, batch by batch; False, and no file, when there are none. Raises: DiskFull."""
-    writer = None
+def write(batches: Iterable[pa.RecordBatch], directory: Path, schema: pa.Schema) -> list[Path]:
+    """Write rows as Arrow IPC streams, batch by batch, each stream to a file of some 64 MiB. Raises: DiskFull.
+
+    Returns: the files in the order of the rows; none where there are no rows.
+    """
+    parts = _Parts(directory, schema)
     try:
         for batch in batches:
-            if not batch.num_rows:
-                continue
-            with _disk_full(path):
-                if writer is None:
-                    options = pa.ipc.IpcWriteOptions(compression="zstd")
-                    writer = pa.ipc.new_stream(str(path), batch.schema, options=options)
-                writer.write_batch(batch)
+            for slice_ in _slices(batch):
+                parts.add(slice_)
     finally:
-        if writer is not None:
-            with _disk_full(path):
-                writer.close()
-    return writer is not None
+        parts.end()
+    return parts.paths
+
+
+class _Parts:
+    """The files of one task's rows; the last one is being written."""
+
+    def __init__(self, directory: Path, schema: pa.Schema) -> None:
+        self.paths: list[Path] = []
+        self._directory = directory
+        self._schema = schema
+        self._file: pa.OSFile | None = None
+        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if self._file is not None and self._file.tell() >= PART_BYTES:
+            self.end()
+        with _disk_full(self._directory):
+            if self._writer is None:
+                path = self._directory / f"rows-{len(self.paths)}.arrows"
+                self._file = pa.OSFile(str(path), "wb")
+                options = pa.ipc.IpcWriteOptions(compression="zstd")
+                self._writer = pa.ipc.new_stream(self._file, self._schema, options=options)
+                self.paths.append(path)
+            self._writer.write_batch(batch)
+
+    def end(self) -> None:
+        """Close the current file, if there is one."""
+        writer, file, self._writer, self._file = self._writer, self._file, None, None
+        with _disk_full(self._directory), contextlib.ExitStack() as closing:
+            if file is not None:
+                closing.callback(file.close)
+            if writer is not None:
+                closing.callback(writer.close)
+
+
+def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The rows of a batch in batches of a bounded size; nothing for a batch without rows."""
+    if not batch.num_rows:
+        return
+    rows = max(1, batch.num_rows * _SLICE_BYTES // max(batch.nbytes, _SLICE_BYTES))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
 
 
 @contextlib.contextmanager
@@ -66,7 +107,8 @@ def _of_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             if not field.nullable and fitting.column(field.name).null_count:
                 raise _null(field.name)
         if fitting is not batch:
-            fitting = fitting.cast(schema)
+            columns = [_cast(fitting.column(field.name), field.type) for field in schema]
+            fitting = pa.RecordBatch.from_arrays(columns, schema=schema)
     except (pa.ArrowException, KeyError, ValueError) as error:
         raise InvalidError(
             f"the process function yielded rows that are not of the output schema: {error}",
@@ -77,6 +119,11 @@ def _of_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         if found is not None:
             raise _null(found)
     return fitting
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    # a cast to the type that it has refuses a null struct of fields that are not nullable
+    return column if column.type.equals(kind) else column.cast(kind)
 
 
 def _null_within(array: pa.Array, field: pa.Field, path: str) -> str | None:

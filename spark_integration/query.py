@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from spark_integration.context import BatchReport, OutputFunction, ProcessFunction
 from spark_integration.driver import Driver, Plan
 from spark_integration.location import Location
+from spark_integration.output_schema import to_arrow
 from spark_integration.partitioning import Partitioning
 from spark_integration.running import RunningQuery
-from spark_integration.sources import StartingOffsets
+from spark_integration.sources import OffsetLog, StartingOffsets
+from spark_integration.stateful_input import check_stateless
 from statemgr import JobConfig, StateManager
 from statemgr.errors import BatchMismatch, ConfigError, InvalidError, LayoutMismatch, PrerequisiteMissing
 
@@ -75,7 +77,7 @@ class StatefulQuery:
         return replace(self, _output=write)
 
     def on_batch(self, report: Callable[[BatchReport], None]) -> StatefulQuery:
-        """Be told of every finished batch, on the driver."""
+        """``report`` is called on the driver after every batch. An exception in it is logged and ends nothing."""
         return replace(self, _on_batch=report)
 
     def queryName(self, name: str) -> StatefulQuery:  # noqa: N802 - as Spark's DataStreamWriter
@@ -120,7 +122,8 @@ class StatefulQuery:
                 hint="executors leave output rows and changes there for the driver: set blob.store.uri",
                 key="blob.store.uri",
             )
-        manager = StateManager(self.config, plan.partitioning.name(self._rows(StartingOffsets.of({}))))
+        rows = self._rows(StartingOffsets.of({}))
+        manager = StateManager(self.config, plan.partitioning.name(rows))
         try:
             driver = Driver(plan, manager, manager.acquire(**permissions))
             return self._start(driver, manager, uri)
@@ -139,8 +142,9 @@ class StatefulQuery:
                 first=manager.layout.partitioner,
                 now=self._partitioning.name(rows),
             )
-        driver.location = Location(rows.sparkSession, uri)
-        query_id = driver.location.query_id()
+        location = Location(rows.sparkSession, uri)
+        driver.offsets = OffsetLog(location)
+        query_id = location.query_id()
         if query_id is None and offsets is not None and not callable(self._input):
             raise BatchMismatch(
                 "the checkpoint location is new, but the job has a published checkpoint",
@@ -164,6 +168,7 @@ class StatefulQuery:
         rows: DataFrame = self._input(offsets) if callable(self._input) else self._input
         if not getattr(rows, "isStreaming", False):
             raise InvalidError("the input is no streaming DataFrame", hint="it is made by spark.readStream")
+        check_stateless(rows)
         return rows
 
     def _location(self) -> str:
@@ -188,11 +193,13 @@ class StatefulQuery:
         assert self._partitioning is not None
         assert self._process is not None
         assert self._output is not None
+        schema = _schema(self._schema)
+        to_arrow(schema)  # refuses what cannot be stored
         return Plan(
             config=self.config,
             partitioning=self._partitioning,
             process=self._process,
-            schema=_schema(self._schema),
+            schema=schema,
             output=self._output,
             on_batch=self._on_batch,
         )

@@ -60,23 +60,36 @@ class BatchInput:
     watermark_ms: int | None
 
 
-def read_batch(location: Location, batch_id: int) -> BatchInput:
-    """Raises: InvalidError when the location is not one of Spark 4 with Kafka sources; CorruptRecord."""
-    lines = _offset_lines(location, batch_id)
-    metadata = _json(lines[1], location, batch_id)
-    ends = lines[2:]
-    before = _offset_lines(location, batch_id - 1)[2:] if batch_id else []
-    starts = [before[i] if i < len(before) else _VOID for i in range(len(ends))]
-    for i, start in enumerate(starts):
-        if start == _VOID:
-            starts[i] = _initial(location, i)
-    return BatchInput(
-        batch_id=batch_id,
-        start=flatten(starts),
-        end=flatten(ends),
-        time_ms=int(metadata["batchTimestampMs"]),
-        watermark_ms=int(metadata["batchWatermarkMs"]) or None,
-    )
+class OffsetLog:
+    """What Spark logs of each batch of a location. The last batch's ends are remembered: the next one starts there."""
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self._last: tuple[int, list[str]] | None = None
+
+    def read(self, batch_id: int) -> BatchInput:
+        """Raises: InvalidError when the location is not one of Spark 4 with Kafka sources; CorruptRecord."""
+        lines = _offset_lines(self.location, batch_id)
+        metadata = _json(lines[1], self.location, batch_id)
+        ends = lines[2:]
+        before = self._ends(batch_id - 1) if batch_id else []
+        starts = [before[i] if i < len(before) else _VOID for i in range(len(ends))]
+        for i, start in enumerate(starts):
+            if start == _VOID:
+                starts[i] = _initial(self.location, i)
+        self._last = batch_id, ends
+        return BatchInput(
+            batch_id=batch_id,
+            start=flatten(starts),
+            end=flatten(ends),
+            time_ms=int(metadata["batchTimestampMs"]),
+            watermark_ms=int(metadata["batchWatermarkMs"]) or None,
+        )
+
+    def _ends(self, batch_id: int) -> list[str]:
+        if self._last is not None and self._last[0] == batch_id:
+            return self._last[1]
+        return _offset_lines(self.location, batch_id)[2:]
 
 
 def flatten(sources: Iterable[str]) -> dict[str, int]:

@@ -41,6 +41,7 @@ from statemgr.serdes import key_serde, value_serde
 from statemgr.store import Store
 
 __all__ = [
+    "Attachment",
     "Attempt",
     "Epoch",
     "MicroBatch",

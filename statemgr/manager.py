@@ -300,6 +300,17 @@ class StateManager:
             raise InvalidError("publish needs acquire() first", job=self.config.job_name)
         return self._job.publish(prepared_commits, batch, wait=wait)
 
+    def confirm(self) -> None:
+        """Confirm that what this manager published last is still what the topic says, before anything outside relies
+        on it: a process that was suspended may have been overtaken without noticing.
+
+        Raises: FencedError when another owner has published since; UnavailableError, AccessDenied; InvalidError.
+        """
+        self._check_open()
+        if self._job is None:
+            raise InvalidError("confirm needs acquire() first", job=self.config.job_name)
+        self._job.confirm()
+
     # --- end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:

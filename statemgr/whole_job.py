@@ -11,7 +11,7 @@ from statemgr.flows.clean_up import CleanUp
 from statemgr.flows.commit import Refill
 from statemgr.flows.first_start import remember_published
 from statemgr.flows.parts import Parts
-from statemgr.flows.publish import Published, publish, settle
+from statemgr.flows.publish import Published, confirm, publish, settle
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, MicroBatch
 from statemgr.model.commit import PreparedCommit
 from statemgr.ports import CheckpointLog, Publisher
@@ -78,6 +78,16 @@ class WholeJob:
             raise
         self._after(commits, before)
         return self._checkpoints()
+
+    def confirm(self) -> None:
+        """See :meth:`statemgr.StateManager.confirm`."""
+        if self._fenced is not None:
+            raise self._fenced
+        try:
+            confirm(self._parts, self._log, self.published)
+        except FencedError as error:
+            self._fenced = error
+            raise
 
     def _settled(self, commits: Sequence[PreparedCommit]) -> bool:
         """Whether these very commits were published by an earlier call whose acknowledgement was lost."""

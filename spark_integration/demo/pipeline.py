@@ -1,7 +1,7 @@
 """The demo's main job, run in a process of its own: ``python -m spark_integration.demo.pipeline spec.json``.
 
 Per key it keeps a :class:`Tally` in the store ``totals``, and gives each batch's changes to an output that writes
-Parquet, one directory per sequence number, over whatever an earlier attempt at that number left.
+Parquet, one directory per sequence number that is written once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pyarrow as pa
 from spark_integration.context import BatchReport, StateContext
 from spark_integration.demo.bait import Bait, install
 from spark_integration.demo.measures import Tally, measures_of
+from spark_integration.demo.sink import deliver
 from spark_integration.query import StatefulQuery
 from statemgr import JobConfig
 from statemgr.errors import StatemgrError
@@ -135,7 +136,7 @@ def run(spec: Spec) -> None:
         )
 
     def write(rows: DataFrame, sequence: int) -> None:
-        rows.write.mode("overwrite").parquet(f"{spec.output}/sequence={sequence:08d}")
+        deliver(rows, sequence, Path(spec.output))
 
     query = (
         StatefulQuery(JobConfig.from_file(spec.config))

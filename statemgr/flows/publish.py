@@ -171,10 +171,18 @@ def _continue(parts: Parts, publisher: Publisher, log: CheckpointLog, published:
     """
     if not _regain(publisher, published):
         return
+    confirm(parts, log, published)
+    published.refence = False
+
+
+def confirm(parts: Parts, log: CheckpointLog, published: Published) -> None:
+    """Read the topic: it must say what this owner knows.
+
+    Raises: FencedError when another owner has published; RetryableError when that cannot be found out yet.
+    """
     now = log.read(tuple(published.records))
     if any(_id(before) != _id(now.get(task)) for task, before in published.records.items()):
         raise FencedError("another owner published a checkpoint meanwhile", job=parts.config.job_name)
-    published.refence = False
 
 
 def _regain(publisher: Publisher, published: Published) -> bool:

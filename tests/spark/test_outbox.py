@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 
-from spark_integration import StateContext
-from statemgr import Store
+from spark_integration import StateContext, outbox, produced
+from statemgr import StateManager, Store
 from statemgr.errors import MissingBlob, UnavailableError
 from statemgr.phases import Phase, add_observer, remove_observer
-from tests.spark.conftest import OUTPUT, Pipeline, count
+from tests.spark.conftest import OUTPUT, PARTITIONER, Pipeline, count
 
 MakePipeline = Callable[..., Pipeline]
 
@@ -24,8 +24,13 @@ def accepted(job: Pipeline) -> set[str]:
     return {content[b"!attempt"].decode() for content in job.contents().values()}
 
 
-def test_a_dropped_cached_block_does_not_change_the_output(pipeline: MakePipeline) -> None:
+@pytest.mark.parametrize("fetched_by", ["driver", "executors"])
+def test_a_dropped_cached_block_does_not_change_the_output(
+    pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch, fetched_by: str
+) -> None:
     """Rows carry their attempt: computed again they would differ, read again from the outbox they are the same."""
+    if fetched_by == "executors":
+        monkeypatch.setattr(outbox, "DRIVER_BYTES", 0)
     job = pipeline()
     job.produce(60)
     seen: list[list[tuple[object, ...]]] = []
@@ -144,6 +149,44 @@ def large(
     yield from count(batches, stores, context)
     noise = [os.urandom(500).hex() for _ in range(100)]
     yield pa.RecordBatch.from_pydict({"key": noise, "count": [0] * 100, "attempt": [""] * 100})
+
+
+class InParts:
+    """A process function whose output is stored in small parts."""
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+    ) -> Iterator[pa.RecordBatch]:
+        """As :func:`large`; the limits of this worker are others meanwhile."""
+        limits = {"PART_BYTES": 17_000, "_SLICE_BYTES": 10_000}
+        before = {name: getattr(produced, name) for name in limits}
+        vars(produced).update(limits)
+        try:
+            yield from large(batches, stores, context)
+        finally:
+            vars(produced).update(before)
+
+
+@pytest.mark.parametrize("fetched_by", ["driver", "executors"])
+def test_output_that_is_too_large_for_one_blob(
+    pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch, fetched_by: str
+) -> None:
+    """It is split over several blobs, all of which are delivered."""
+    if fetched_by == "executors":
+        monkeypatch.setattr(outbox, "DRIVER_BYTES", 0)
+    job = pipeline(tasks=2, backup=["blob-store"])
+    job.produce(20)
+
+    job.run(job.query().process(InParts(), OUTPUT))
+
+    with StateManager(job.config, PARTITIONER) as manager:
+        stored = [c.attachments for c in manager.acquire().checkpoints.values() if c is not None]
+    assert min(map(len, stored)) > 1
+    assert len({part.blob.blob_id for parts in stored for part in parts if part.blob}) >= 4
+    keys = [row[0] for row in job.outputs.calls[0][1]]
+    noise = [key for key in keys if len(key) == 1000]
+    assert len(noise) == len(set(noise)) == 200
+    assert {key: n for key, n in job.outputs.counts().items() if n} == job.produced
 
 
 def test_output_that_is_gone_at_the_next_start(pipeline: MakePipeline) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from spark_integration import produced
 from spark_integration.produced import checked, write
 from statemgr.errors import DiskFull, InvalidError
 
@@ -75,19 +77,44 @@ def test_columns_are_put_in_order_and_cast() -> None:
         list(checked(iter([pa.RecordBatch.from_pydict({"a": ["x"], "b": ["y"]})]), schema))
 
 
+def test_many_rows_are_spread_over_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One large batch is cut to slices, files end after their share, and together they have the rows in order."""
+    monkeypatch.setattr(produced, "PART_BYTES", 4_000)
+    monkeypatch.setattr(produced, "_SLICE_BYTES", 2_000)
+    batch = pa.RecordBatch.from_pydict({"a": [os.urandom(8) for _ in range(2_000)]})
+
+    paths = write([batch.slice(0, 0), batch], tmp_path, batch.schema)
+
+    assert len(paths) > 3
+    assert max(path.stat().st_size for path in paths) < 4_000 + 2 * 2_000
+    assert pa.concat_tables([pa.ipc.open_stream(path.read_bytes()).read_all() for path in paths]) == pa.table(batch)
+    assert write([batch.slice(0, 0)], tmp_path, batch.schema) == []
+
+
+def test_a_null_struct_of_required_fields(tmp_path: Path) -> None:
+    """Another column needs a cast: the struct, which has its type already, is left alone."""
+    struct = pa.struct([required("x", pa.int64())])
+    schema = pa.schema([pa.field("n", pa.int32()), pa.field("s", struct)])
+    batch = pa.RecordBatch.from_arrays([pa.array([1, 2]), pa.array([{"x": 1}, None], struct)], ["n", "s"])
+    (fitting,) = checked(iter([batch]), schema)
+    assert fitting.to_pylist() == [{"n": 1, "s": {"x": 1}}, {"n": 2, "s": None}]
+    assert fitting.schema == schema
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
-def test_a_full_disk() -> None:
+def test_a_full_disk(tmp_path: Path) -> None:
     """Typed when the output's file cannot grow; an error of the process function's own stays what it is."""
     batch = pa.RecordBatch.from_pydict({"a": list(range(100_000))})
+    (tmp_path / "rows-0.arrows").symlink_to("/dev/full")
     with pytest.raises(DiskFull):
-        write(iter([batch]), Path("/dev/full"))
+        write([batch], tmp_path, batch.schema)
 
     def own() -> Iterator[pa.RecordBatch]:
         raise OSError(errno.ENOSPC, "another disk")
         yield
 
     with pytest.raises(OSError, match="another disk"):
-        write(own(), Path("/dev/full"))
+        write(own(), tmp_path, batch.schema)
 
 
 def test_without_the_extra() -> None:

@@ -11,10 +11,10 @@ import pytest
 from spark_integration.location import Location
 from spark_integration.sources import (
     BatchInput,
+    OffsetLog,
     StartingOffsets,
     check_continues,
     flatten,
-    read_batch,
     to_json,
 )
 from statemgr.errors import BatchMismatch, CorruptRecord, InvalidError
@@ -46,7 +46,7 @@ def write(tmp_path: Path) -> Write:
 def test_the_first_batch_starts_at_the_initial_offsets(write: Write) -> None:
     """They are in a file of their own, behind a NUL."""
     location = write({0: [{"a": {"0": 5, "1": 7}}]}, [{"a": {"0": 1, "1": 0}}], watermark=9)
-    batch = read_batch(location, 0)
+    batch = OffsetLog(location).read(0)
     assert batch == BatchInput(0, {"a-0": 1, "a-1": 0}, {"a-0": 5, "a-1": 7}, 1_700_000_000_123, 9)
     assert location.query_id() == "8f3c"
 
@@ -56,10 +56,21 @@ def test_a_later_batch_starts_where_the_one_before_ended(write: Write) -> None:
     location = write(
         {3: [{"a": {"0": 5}}, "-"], 4: [{"a": {"0": 6, "1": 2}}, {"b": {"0": 4}}]}, [{"a": {"0": 0}}, {"b": {"0": 1}}]
     )
-    batch = read_batch(location, 4)
+    batch = OffsetLog(location).read(4)
     assert batch.start == {"a-0": 5, "b-0": 1}
     assert batch.end == {"a-0": 6, "a-1": 2, "b-0": 4}
     assert batch.watermark_ms is None
+
+
+def test_the_last_batch_is_remembered(write: Write, tmp_path: Path) -> None:
+    """The next batch needs its own record alone; a batch out of turn is read with the one before it."""
+    log = OffsetLog(write({0: [{"a": {"0": 1}}], 1: [{"a": {"0": 2}}], 2: [{"a": {"0": 3}}]}))
+    assert log.read(1).start == {"a-0": 1}
+    (tmp_path / "offsets" / "0").unlink()
+    (tmp_path / "offsets" / "1").unlink()
+    assert log.read(2).start == {"a-0": 2}
+    with pytest.raises(InvalidError, match="no record"):
+        OffsetLog(log.location).read(2)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +88,7 @@ def test_locations_that_cannot_be_understood(
 ) -> None:
     """Other sources, a topic read twice, an unknown format, a batch that is not logged: typed, with a hint."""
     with pytest.raises(InvalidError, match=message) as caught:
-        read_batch(write(ends, version=version), 0)
+        OffsetLog(write(ends, version=version)).read(0)
     assert caught.value.hint
 
 

@@ -1,0 +1,31 @@
+"""The demo's output: Parquet in a directory per sequence number, which appears whole or not at all."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_NAME = "sequence="
+
+
+def deliver(rows: DataFrame, sequence: int, directory: Path) -> None:
+    """Write the rows to a temporary directory and rename it, unless this sequence or a newer one is there already.
+
+    So a sequence that is given again changes nothing, and a driver that was suspended and overtaken here cannot
+    replace what its successor has delivered.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    if sequence <= newest(directory):
+        return
+    temporary = tempfile.mkdtemp(prefix=".sequence-", dir=directory)
+    rows.write.mode("overwrite").parquet(temporary)
+    Path(temporary).rename(directory / f"{_NAME}{sequence:08d}")
+
+
+def newest(directory: Path) -> int:
+    """The newest sequence that was delivered; 0 where there is none."""
+    return max((int(path.name.removeprefix(_NAME)) for path in directory.glob(f"{_NAME}*")), default=0)

@@ -1,0 +1,98 @@
+"""The schema of a query's output, as Spark and Arrow name it. Stored output rows carry it with them.
+
+The rows of a batch may be read by later code that declares other columns. So an Arrow IPC stream of output rows has
+Spark's own schema in its metadata: Arrow's types alone do not tell all of Spark's types apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from statemgr.errors import CorruptBlob, InvalidError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+_KEY = b"statemgr.spark.schema"
+#: Spark's types that come back exactly as they were written, nulls included.
+_KNOWN = {
+    "ArrayType", "BinaryType", "BooleanType", "ByteType", "DateType", "DayTimeIntervalType", "DecimalType",
+    "DoubleType", "FloatType", "IntegerType", "LongType", "MapType", "NullType", "ShortType", "StringType",
+    "StructType", "TimeType", "TimestampNTZType", "TimestampType", "VariantType",
+}  # fmt: skip
+_HINTS = {
+    "CharType": "declare it as string",
+    "VarcharType": "declare it as string",
+    "YearMonthIntervalType": "declare it as int, a number of months",
+    "CalendarIntervalType": "declare it as `interval day to second`, or as columns of its own",
+}
+
+
+def to_arrow(schema: StructType) -> pa.Schema:
+    """The Arrow schema that output rows are stored in, with Spark's own schema in it. Timestamps are in UTC.
+
+    Raises: InvalidError when there is no column, one of a type that cannot be stored, or two of one name.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    for path, kind in _types(schema):
+        name = type(kind).__name__
+        if name not in _KNOWN:
+            raise InvalidError(
+                f"the output schema has a column of type {kind.simpleString()}, which cannot be stored",
+                hint=_HINTS.get(name, "convert it to another type in process"),
+                column=path,
+            )
+    twice = [name for name in schema.names if schema.names.count(name) > 1]
+    if twice:
+        raise InvalidError("the output schema has two columns of one name", hint="rename one", column=twice[0])
+    return to_arrow_schema(schema, timezone="UTC").with_metadata({_KEY: schema.json().encode()})
+
+
+def of_stream(schema: pa.Schema) -> StructType:
+    """Spark's schema of stored rows, from the schema of their stream. Raises: CorruptBlob."""
+    from pyspark.sql.types import StructType
+
+    try:
+        return StructType.fromJson(json.loads((schema.metadata or {})[_KEY]))
+    except (KeyError, ValueError, TypeError) as error:
+        raise CorruptBlob("stored output rows do not name the Spark schema that they were written with") from error
+
+
+def can_be_local(schema: StructType) -> bool:
+    """Whether PySpark makes a local relation of such rows exactly.
+
+    It casts the table first, and PyArrow's cast refuses a null struct that has fields which are not nullable; a
+    variant is one.
+    """
+    structs = [schema]
+    for _, kind in _types(schema):
+        if type(kind).__name__ == "VariantType":
+            return False
+        if type(kind).__name__ == "StructType":
+            structs.append(kind)  # type: ignore[arg-type]
+    return all(
+        len({*struct.names}) == len(struct.names) and (struct is schema or all(field.nullable for field in struct))
+        for struct in structs
+    )
+
+
+def _types(schema: StructType) -> Iterator[tuple[str, DataType]]:
+    """Every type in the schema, at any depth, with the path to it."""
+    pending: list[tuple[str, DataType]] = [(field.name, field.dataType) for field in reversed(schema.fields)]
+    while pending:
+        path, kind = pending.pop()
+        yield path, kind
+        # told by name: a user-defined type has the attributes of none of these
+        match type(kind).__name__:
+            case "ArrayType":
+                pending.append((f"{path}.element", kind.elementType))  # type: ignore[attr-defined]
+            case "MapType":
+                pending.append((f"{path}.value", kind.valueType))  # type: ignore[attr-defined]
+                pending.append((f"{path}.key", kind.keyType))  # type: ignore[attr-defined]
+            case "StructType":
+                pending.extend((f"{path}.{f.name}", f.dataType) for f in reversed(kind.fields))  # type: ignore[attr-defined]

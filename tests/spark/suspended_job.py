@@ -1,0 +1,74 @@
+"""A query whose driver stops itself after a publish, before the output, for ``test_fenced_output``.
+
+``suspended_job.py config.json topic directory``: SIGSTOP comes right after the first publish was acknowledged. The
+sink replaces whatever a sequence had, as a sink without any precaution does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_integration import StatefulQuery
+from spark_integration.demo.pipeline import java_options
+from statemgr import JobConfig
+from statemgr.dev import connector_jars
+from statemgr.errors import StatemgrError
+from statemgr.phases import Phase, add_observer
+from tests.spark.conftest import OUTPUT
+from tests.spark.test_outbox import large
+
+
+def main(config: str, topic: str, directory: str) -> None:
+    """Run until the query ends; print the sink's calls and the kind of error that ended it."""
+    job = JobConfig.from_mapping(json.loads(Path(config).read_text()))
+    settings = {
+        "spark.jars": ",".join(str(jar) for jar in connector_jars()),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": f"{directory}/scratch",
+        "spark.driver.extraJavaOptions": java_options(directory),
+    }
+    builder = SparkSession.builder.master("local[2]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    calls: list[int] = []
+
+    def write(rows: DataFrame, sequence: int) -> None:
+        calls.append(sequence)
+        rows.write.mode("overwrite").parquet(f"{directory}/output/sequence={sequence}")
+
+    def source(starting_offsets: str) -> DataFrame:
+        return (
+            spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", job.get("kafka.bootstrap.servers"))
+            .option("subscribe", topic)
+            .option("startingOffsets", starting_offsets)
+            .load()
+        )
+
+    def stop(phase: Phase, subject: str) -> None:
+        if phase is Phase.ACKNOWLEDGED:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    add_observer(stop)
+    query = StatefulQuery(job).input(source).key_by("key").process(large, OUTPUT).output(write)
+    running = query.trigger(availableNow=True).option("checkpointLocation", f"file://{directory}/zombie").start()
+    error = None
+    try:
+        running.awaitTermination()
+    except StatemgrError as failure:
+        error = type(failure).__name__
+    spark.stop()
+    print(json.dumps({"calls": calls, "error": error}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,55 @@
+"""The sinks that users copy: the one in docs/spark.md, and the demo's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_integration.demo.sink import deliver
+from tests.spark.conftest import ROOT
+
+Sink = Callable[[DataFrame, int], None]
+
+
+def documented(directory: Path) -> Sink:
+    """The page's ``write``, with another directory."""
+    page = (ROOT / "docs" / "spark.md").read_text()
+    program = page[page.index("```python\n") + 10 : page.index("query = (")]
+    imports = "\n".join(re.findall(r"^(?:import (?:os|tempfile)|from pathlib .*)$", program, re.MULTILINE))
+    write = program[program.index("def write(") :]
+    names: dict[str, Any] = {}
+    exec(f"{imports}\n{write}", names)
+    names["OUTPUT"] = directory
+    sink: Sink = names["write"]
+    return sink
+
+
+@pytest.mark.parametrize("sink", ["documented", "demo"])
+def test_a_sink_delivers_a_sequence_once(spark: SparkSession, tmp_path: Path, sink: str) -> None:
+    """FAULT 42: a sequence that is given again, an older one with other rows, and one that fails half way."""
+    write = documented(tmp_path) if sink == "documented" else partial(_deliver, tmp_path)
+    failing = "if(id = 9, raise_error('the disk is full'), id) as id"
+    with pytest.raises(Exception, match="the disk is full"):
+        write(spark.range(10).selectExpr(failing), 1)
+    assert _delivered(spark, tmp_path) == {}
+    for sequence in (1, 2, 4):
+        write(spark.range(sequence), sequence)
+    for sequence in (4, 2, 3):
+        write(spark.range(100), sequence)
+
+    assert _delivered(spark, tmp_path) == {1: 1, 2: 2, 4: 4}
+
+
+def _deliver(directory: Path, rows: DataFrame, sequence: int) -> None:
+    deliver(rows, sequence, directory)
+
+
+def _delivered(spark: SparkSession, directory: Path) -> dict[int, int]:
+    parts = directory.glob("sequence=*")
+    return {int(part.name.partition("=")[2]): spark.read.parquet(str(part)).count() for part in parts}

@@ -1,0 +1,72 @@
+"""The checkpoint location on file systems that only Spark can read, what a batch costs there, and its report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from spark_integration.location import Location
+from tests.spark.conftest import Pipeline
+
+MakePipeline = Callable[..., Pipeline]
+
+
+class WithoutJvm:
+    """A session in which Python cannot reach the JVM."""
+
+    def __init__(self, spark: Any) -> None:
+        self.read = spark.read
+
+
+def test_reading_a_location_by_hadoop_and_by_a_job(pipeline: MakePipeline) -> None:
+    """A path without a scheme: both ways give the lines of a file, and None where there is none."""
+    job = pipeline()
+    directory = job.directory / "with [brackets] and a space"
+    (directory / "offsets").mkdir(parents=True)
+    (directory / "offsets" / "0").write_text("\0v1\n{}\n\n-\n")
+    assert Location(job.spark, str(directory)).read("offsets/0") == ["v1", "{}", "-"]
+    assert Location(job.spark, str(directory)).read("offsets/1") is None
+    plain = directory.rename(job.directory / "plain")
+    for session in (job.spark, WithoutJvm(job.spark)):
+        location = Location(session, str(plain))  # type: ignore[arg-type]
+        assert location.read("offsets/0") == ["v1", "{}", "-"]
+        assert location.read("offsets/1") is None
+
+
+def test_a_location_without_a_scheme_costs_no_job(pipeline: MakePipeline) -> None:
+    """A batch starts as many Spark jobs there as with a location that Python reads itself."""
+    job = pipeline(tasks=2, backup=["blob-store"])
+    job.produce(90)
+    scheduler = job.spark.sparkContext._jsc.sc().dagScheduler()  # type: ignore[union-attr]
+    jobs: dict[str, list[int]] = {}
+    for form in (job.location.as_uri(), f"{job.location}-plain"):
+        started: list[int] = []
+        query = job.query(per_batch=30).output(lambda rows, sequence: None).option("checkpointLocation", form)
+        job.run(query.on_batch(lambda report, to=started: to.append(scheduler.numTotalJobs())))
+        jobs[form] = [later - earlier for earlier, later in pairwise(started)]
+        job.produce(90)
+
+    by_python, by_hadoop = jobs.values()
+    assert set(by_hadoop) == set(by_python)
+    assert len(set(by_hadoop)) == 1
+
+
+def test_an_exception_in_on_batch(pipeline: MakePipeline, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged with the batch, and the query goes on."""
+    job = pipeline(tasks=2)
+    job.produce(60)
+
+    def report(batch: object) -> None:
+        raise KeyError("the dashboard is down")
+
+    running = job.run(job.query(per_batch=30).on_batch(report))
+
+    reports = running.recentBatches
+    assert [batch.sequence for batch in reports] == list(range(1, len(reports) + 1))
+    assert job.outputs.counts() == job.produced == job.state("blob-store")
+    messages = [record for record in caplog.records if "on_batch failed" in record.getMessage()]
+    assert len(messages) == len(reports) > 1
+    assert all("the dashboard is down" in str(record.exc_info) for record in messages)

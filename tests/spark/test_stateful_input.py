@@ -1,0 +1,130 @@
+"""An input that keeps state in Spark is refused by name; the watermark of a stateless one never goes back."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from spark_integration import StateContext, query
+from statemgr import StateManager, Store
+from statemgr.errors import InvalidError
+from tests.spark.conftest import PARTITIONER, Pipeline
+
+MakePipeline = Callable[..., Pipeline]
+
+
+def marked(rows: DataFrame) -> DataFrame:
+    """With a watermark."""
+    return rows.withWatermark("timestamp", "1 second")
+
+
+def with_state(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """A function for ``applyInPandasWithState``."""
+    yield from frames
+
+
+OPERATORS: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "a join of two streams": lambda rows: marked(rows).join(marked(rows).select("key"), "key"),
+    "dropDuplicates": lambda rows: rows.dropDuplicates(["key"]),
+    "dropDuplicates|distinct": lambda rows: rows.select("key").distinct(),
+    "dropDuplicatesWithinWatermark": lambda rows: marked(rows).dropDuplicatesWithinWatermark(["key"]),
+    "an aggregation": lambda rows: rows.groupBy("key").count(),
+    "session_window": lambda rows: (
+        marked(rows).selectExpr("key", "session_window(timestamp, '1 minute') as w").groupBy("key", "w").count()
+    ),
+    "applyInPandasWithState": lambda rows: rows.groupBy("key").applyInPandasWithState(
+        with_state, "key binary", "n int", "append", GroupStateTimeout.NoTimeout
+    ),
+    "limit": lambda rows: rows.limit(10),
+    "dropDuplicates.*": lambda rows: rows.unionByName(rows.dropDuplicates(["key"])).where("offset > 3"),
+}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_stateful_operator_in_the_input(pipeline: MakePipeline, operator: str) -> None:
+    """FAULT 55: the error names it, before the job is taken over."""
+    job = pipeline(tasks=2)
+    with StateManager(job.config, PARTITIONER) as owner:
+        epoch = owner.acquire()
+
+        with pytest.raises(InvalidError, match=f"keeps state in Spark: .*{operator}") as caught:
+            job.query().input(lambda offsets: OPERATORS[operator](job.rows(offsets))).start()
+        assert "store" in str(caught.value.hint)
+        owner.confirm()  # nobody has fenced it
+        assert epoch.checkpoints == {"Partition 0": None, "Partition 1": None}
+
+
+def test_stateless_operators_in_the_input(pipeline: MakePipeline) -> None:
+    """A join with a table, an aggregation of a table, a watermark, a filter: none of them keeps state."""
+    job = pipeline(tasks=2, backup=["blob-store"])
+    job.produce(20)
+    table = job.spark.range(3).selectExpr("id % 2 as parity").groupBy("parity").count()
+
+    def rows(offsets: str) -> DataFrame:
+        stream = job.rows(offsets).where("offset >= 0").selectExpr("*", "offset % 2 as parity")
+        return marked(stream).join(table, "parity").join(table.limit(2), "parity", "left_semi")
+
+    job.run(job.query().input(lambda offsets: rows(offsets).drop("parity", "count")))
+
+    assert job.state("blob-store") == job.produced
+
+
+def test_state_that_the_plan_does_not_show(pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a look at the plan, the first batch finds Spark's state in the location, and publishes nothing."""
+    monkeypatch.setattr(query, "check_stateless", lambda rows: None)
+    job = pipeline(tasks=2, backup=["blob-store"])
+    job.produce(20)
+
+    with pytest.raises(InvalidError, match="in its checkpoint location"):
+        job.run(job.query().input(lambda offsets: job.rows(offsets).dropDuplicates(["key"])))
+    assert job.contents() == {"Partition 0": {}, "Partition 1": {}}
+
+
+def tell_watermark(
+    batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+) -> Iterator[pa.RecordBatch]:
+    """One row from task 0: the sequence and the watermark."""
+    for _ in batches:
+        pass
+    if context.task == "Partition 0":
+        yield pa.RecordBatch.from_pydict({"sequence": [context.sequence], "watermark": [context.watermark]})
+
+
+def test_the_watermark_never_goes_back(pipeline: MakePipeline) -> None:
+    """FAULT 55: the location is lost; Spark begins without a watermark, the job with the published one."""
+    job = pipeline(tasks=2, partitions=1, backup=["blob-store"])
+    seen: dict[int, datetime | None] = {}
+
+    def write(rows: DataFrame, sequence: int) -> None:
+        seen.update({row.sequence: row.watermark for row in rows.collect()})
+
+    def rows(offsets: str) -> DataFrame:
+        # event times: an hour per row
+        times = job.rows(offsets, 20).selectExpr("*", "timestamp_seconds(1700000000 + offset * 3600) as at")
+        return times.withWatermark("at", "1 hour")
+
+    running = job.query().input(rows).process(tell_watermark, "sequence int, watermark timestamp").output(write)
+    job.produce(60)
+    job.run(running)
+    before = dict(seen)
+    assert list(before) == [1, 2, 3]
+    shutil.rmtree(job.location)
+    job.produce(20)
+    job.run(running)
+
+    def at(offset: int) -> datetime:
+        return datetime.fromtimestamp(1700000000 + (offset - 1) * 3600, UTC).astimezone().replace(tzinfo=None)
+
+    assert before == {1: None, 2: at(19), 3: at(39)}
+    assert seen == {**before, 4: at(39)}
+    with StateManager(job.config, PARTITIONER) as manager:
+        batches = {checkpoint.batch for checkpoint in manager.acquire().checkpoints.values() if checkpoint}
+    assert [batch and batch.watermark_ms for batch in batches] == [(1700000000 + 38 * 3600) * 1000]
