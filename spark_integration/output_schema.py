@@ -24,12 +24,6 @@ _KNOWN = {
     "DoubleType", "FloatType", "IntegerType", "LongType", "MapType", "NullType", "ShortType", "StringType",
     "StructType", "TimeType", "TimestampNTZType", "TimestampType", "VariantType",
 }  # fmt: skip
-_HINTS = {
-    "CharType": "declare it as string",
-    "VarcharType": "declare it as string",
-    "YearMonthIntervalType": "declare it as int, a number of months",
-    "CalendarIntervalType": "declare it as `interval day to second`, or as columns of its own",
-}
 
 
 def to_arrow(schema: StructType) -> pa.Schema:
@@ -40,11 +34,11 @@ def to_arrow(schema: StructType) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     for path, kind in _types(schema):
-        name = type(kind).__name__
-        if name not in _KNOWN:
+        if type(kind).__name__ not in _KNOWN:
             raise InvalidError(
                 f"the output schema has a column of type {kind.simpleString()}, which cannot be stored",
-                hint=_HINTS.get(name, "convert it to another type in process"),
+                hint="declare another type and convert the values in process: char and varchar to string, "
+                "an interval of months to int",
                 column=path,
             )
     twice = [name for name in schema.names if schema.names.count(name) > 1]
