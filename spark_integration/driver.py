@@ -286,7 +286,7 @@ class Driver:
                 break
         self._checkpoints.update(checkpoints)
         # permissions and fills were for one publish
-        self._epoch = replace(self._epoch, refill={}, allow_new_stores=False, allow_removed_stores=False)
+        self._epoch = self._epoch.after_publish()
 
     def _give_output(self, spark: SparkSession) -> int:
         """Give the published batch's stored rows to the output. Returns: their sequence number.

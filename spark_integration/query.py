@@ -15,6 +15,7 @@ from spark_integration.running import RunningQuery
 from spark_integration.sources import OffsetLog, StartingOffsets
 from spark_integration.stateful_input import check_stateless
 from statemgr import JobConfig, StateManager
+from statemgr.engine import PERMISSIONS
 from statemgr.errors import BatchMismatch, ConfigError, InvalidError, LayoutMismatch, PrerequisiteMissing
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 LOCATION = "checkpointLocation"
-#: Options of ``start``: statemgr's one-shot permissions.
-PERMISSIONS = ("allow_empty_start", "allow_new_stores", "allow_removed_stores")
-
 InputFunction = Callable[[StartingOffsets], Any]
 
 
@@ -103,7 +101,7 @@ class StatefulQuery:
         """Take the job over and start.
 
         Args:
-            permissions: one-shot: ``allow_empty_start``, ``allow_new_stores``, ``allow_removed_stores``.
+            permissions: one-shot, those of :meth:`statemgr.StateManager.acquire`.
 
         Raises:
             InvalidError: a part of the query is missing or cannot be right.

@@ -35,12 +35,14 @@ from statemgr.ids import NAME, task_path
 from statemgr.model import codec
 from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, MicroBatch
 from statemgr.model.commit import PreparedCommit
+from statemgr.model.permissions import NO_PERMISSIONS, PERMISSIONS, Permissions
 from statemgr.ports import FileSlice, Progress, no_progress
 from statemgr.runtime import Runtime, shared_runtime
 from statemgr.serdes import key_serde, value_serde
 from statemgr.store import Store
 
 __all__ = [
+    "PERMISSIONS",
     "Attachment",
     "Attempt",
     "Epoch",
@@ -69,19 +71,18 @@ class Epoch:
     """A fencing token of a whole job: its number, the layout, and what was published when it was acquired.
 
     ``refill``: task → (factory, store) pairs that must be filled anew by the next commit.
-    ``removed_stores``/``new_stores``: whether the one-shot permissions were given.
+    ``permissions``: the one-shot permissions that were given to :meth:`statemgr.StateManager.acquire`.
     """
 
     number: int
     layout: Layout
     checkpoints: Mapping[str, Checkpoint | None]
     refill: Mapping[str, Refill] = field(default_factory=dict)
-    allow_new_stores: bool = False
-    allow_removed_stores: bool = False
+    permissions: Permissions = NO_PERMISSIONS
 
     def after_publish(self) -> Epoch:
         """The epoch for the commits after the first: permissions and refills were for that one alone."""
-        return replace(self, checkpoints={}, refill={}, allow_new_stores=False, allow_removed_stores=False)
+        return replace(self, checkpoints={}, refill={}, permissions=NO_PERMISSIONS)
 
     def for_executor(self) -> Epoch:
         """A small copy without the checkpoints."""
@@ -225,8 +226,7 @@ def open_attempt(
         runtime.parts,
         task,
         checkpoint,
-        allow_new_stores=epoch.allow_new_stores,
-        allow_removed_stores=epoch.allow_removed_stores,
+        permissions=epoch.permissions,
         progress=progress or no_progress,
     )
     if checkpoint is not None:
@@ -276,7 +276,7 @@ def epoch_to_bytes(epoch: Epoch) -> bytes:
             "number": epoch.number,
             "layout": [layout.generation, layout.tasks, layout.partitioner],
             "refill": {task: sorted(pairs) for task, pairs in epoch.refill.items() if pairs},
-            "allow": [epoch.allow_new_stores, epoch.allow_removed_stores],
+            "permissions": epoch.permissions.names,
         }
     ).encode()
 
@@ -285,5 +285,5 @@ def epoch_from_bytes(data: bytes) -> Epoch:
     """The executor's copy of an epoch."""
     found = json.loads(data)
     refill = {task: frozenset((f, s) for f, s in pairs) for task, pairs in found["refill"].items()}
-    new, removed = found["allow"]
-    return Epoch(found["number"], Layout(*found["layout"]), {}, refill, new, removed)
+    permissions = Permissions(**dict.fromkeys(found["permissions"], True))
+    return Epoch(found["number"], Layout(*found["layout"]), {}, refill, permissions)

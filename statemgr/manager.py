@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from statemgr.config import JobConfig
 from statemgr.engine import Epoch
 from statemgr.errors import ClosedError, InvalidError, MissingState
-from statemgr.flows.opening import fence, fence_ids, in_parallel, prepare_topics, read_records, tails
+from statemgr.flows.opening import fence, fence_ids, guard_targets, in_parallel, prepare_topics, read_records
 from statemgr.flows.publish import Published
 from statemgr.flows.restore import restore_task
 from statemgr.ids import task_index, task_name
@@ -21,6 +21,7 @@ from statemgr.loop import ConsumerLoop
 from statemgr.metrics import Metrics
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout, MicroBatch
 from statemgr.model.commit import PreparedCommit
+from statemgr.model.permissions import PermissionFlags, Permissions
 from statemgr.open_tasks import Assignment, OpenTasks, always
 from statemgr.phases import Phase, announce
 from statemgr.ports import Progress, no_progress
@@ -101,12 +102,9 @@ class StateManager:
         self,
         task: str,
         *,
-        allow_empty_start: bool = False,
-        allow_new_stores: bool = False,
-        allow_removed_stores: bool = False,
-        allow_skipped_input: bool = False,
         still_owned: Callable[[], bool] = always,
         progress: Progress = no_progress,
+        **permissions: Unpack[PermissionFlags],
     ) -> Task:
         """Take a task over: fence older owners, read the checkpoint topic, restore every store.
 
@@ -114,14 +112,11 @@ class StateManager:
 
         Args:
             task: ``Partition <i>`` with i below ``job.tasks``.
-            allow_empty_start: one-shot permission to start empty where state existed.
-            allow_new_stores: one-shot permission to start stores empty that the checkpoint does not list.
-            allow_removed_stores: one-shot permission to drop stores that the checkpoint lists.
-            allow_skipped_input: one-shot permission to go on although an input topic was deleted and created again. In
-                a consumer loop also to begin where the input begins if the checkpoint's offset is gone.
             still_owned: whether the caller still has the task. It is asked just before older owners are fenced and
                 while the stores are restored, on other threads; the opening ends with OpeningCancelled on False.
             progress: called while a store is restored.
+            permissions: what this opening may do although it could lose state: see
+                :class:`statemgr.model.permissions.Permissions`.
 
         Raises: OpeningCancelled, PermissionNeeded, LayoutMismatch, TopicMisconfigured, MissingState, CorruptError,
         UnavailableError.
@@ -131,43 +126,30 @@ class StateManager:
         assignment = Assignment(task, still_owned)
         self._tasks.claim(assignment)
         try:
-            opened = self._open_task(
-                assignment, allow_empty_start, allow_new_stores, allow_removed_stores, allow_skipped_input, progress
-            )
+            opened = self._open_task(assignment, Permissions(**permissions), progress)
         except BaseException:
             self._tasks.forget(task)
             raise
         self._tasks.opened(task, opened)
         return opened
 
-    def _open_task(
-        self,
-        assignment: Assignment,
-        allow_empty_start: bool,
-        allow_new: bool,
-        allow_removed: bool,
-        allow_skipped: bool,
-        progress: Progress,
-    ) -> Task:
-        self._prepare_topics(allow_empty_start)
+    def _open_task(self, assignment: Assignment, permissions: Permissions, progress: Progress) -> Task:
+        self._prepare_topics(permissions.allow_empty_start)
         task = assignment.task
         others = [job_transactional_id(self.config)]
         with ExitStack() as undo:
             publisher = self._fenced(assignment, undo)
             fence_ids(self._parts, others)
             assignment.check()
-            records, layout = read_records(
-                self._parts, self._log, self.layout, [task], allow_empty_start=allow_empty_start
-            )
-            refill = tails(self._parts, records)[task]
+            records, layout = read_records(self._parts, self._log, self.layout, [task], permissions)
+            refill = guard_targets(self._parts, records, permissions)[task]
             published = self._published(records, layout, others)
-            inputs = self._task_inputs(task, published.checkpoint(task), allow_skipped)
+            inputs = self._task_inputs(task, published.checkpoint(task), permissions.allow_skipped_input)
             stores, restored = restore_task(
                 self._parts,
                 task,
                 published.checkpoint(task),
-                allow_new_stores=allow_new,
-                allow_removed_stores=allow_removed,
+                permissions=permissions,
                 older=published.older(task),
                 progress=assignment.checked(progress),
             )
@@ -202,7 +184,7 @@ class StateManager:
         process: Callable[[Task, Message], None],
         *,
         topics: Sequence[str] | None = None,
-        **permissions: bool,
+        **permissions: Unpack[PermissionFlags],
     ) -> None:
         """Own the loop: assign, revoke and lost; partitions paused while restoring; commit by ``task.commit.ms``;
         clean stop on SIGTERM and SIGINT. See :class:`statemgr.loop.ConsumerLoop`.
@@ -244,33 +226,26 @@ class StateManager:
 
     # --- a whole job ---------------------------------------------------------------------------------------------
 
-    def acquire(
-        self,
-        *,
-        allow_empty_start: bool = False,
-        allow_new_stores: bool = False,
-        allow_removed_stores: bool = False,
-    ) -> Epoch:
+    def acquire(self, **permissions: Unpack[PermissionFlags]) -> Epoch:
         """Take the whole job over: fence every older owner, read what is published for all tasks.
 
         Permissions and ``refill`` of the epoch are for the first publish; after it use ``epoch.after_publish()``.
         Raises: what :meth:`open_task` does, but for restoring.
         """
         self._check_open()
+        allowed = Permissions(**permissions)
         if self._job is not None:
             self._job.close()
             self._job = None
-        self._prepare_topics(allow_empty_start)
+        self._prepare_topics(allowed.allow_empty_start)
         names = [task_name(index) for index in range(self.config.tasks)]
         others = [task_transactional_id(self.config, name) for name in names]
         with ExitStack() as undo:
             publisher = self._publisher(job_transactional_id(self.config))
             undo.callback(publisher.close)
             fence(self._parts, publisher, others)
-            records, layout = read_records(
-                self._parts, self._log, self.layout, names, allow_empty_start=allow_empty_start
-            )
-            refill = tails(self._parts, records)
+            records, layout = read_records(self._parts, self._log, self.layout, names, allowed)
+            refill = guard_targets(self._parts, records, allowed)
             published = self._published(records, layout, others)
             self._job = WholeJob(self._parts, self._log, publisher, published)
             refill = {task: pairs | self._job.lost[task] for task, pairs in refill.items()}
@@ -280,8 +255,7 @@ class StateManager:
             published.layout,
             {name: published.checkpoint(name) for name in names},
             refill,
-            allow_new_stores,
-            allow_removed_stores,
+            allowed,
         )
 
     def publish(

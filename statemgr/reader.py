@@ -21,6 +21,7 @@ from statemgr.local import open_snapshot
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import ChainMarker, Checkpoint, CheckpointRecord, IndexMarker, Marker
+from statemgr.model.permissions import Permissions
 from statemgr.model.plan import StorePlan, plan_stores
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import BlobInfo, LocalStore, Progress, no_progress
@@ -149,8 +150,7 @@ class JobReader:
             checkpoint,
             {name: tuple(factories or s.restore_factories) for name, s in config.items() if name in chosen},
             durable=self._runtime.parts.durable,
-            allow_new_stores=False,
-            allow_removed_stores=True,
+            permissions=Permissions(allow_removed_stores=True),
             job=self.config.job_name,
             task=task,
         )

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from statemgr.backends.changelog_guard import FillGuard, continues
 from statemgr.backends.context import BackendContext
 from statemgr.backends.files import disk_errors
 from statemgr.backends.spill import SpilledChanges
@@ -51,6 +52,7 @@ class ChangelogBackup:
     def __init__(self, context: BackendContext) -> None:
         self._context = context
         self._described: dict[str, tuple[float, TopicInfo]] = {}
+        self._guard = FillGuard(context.changelog)
 
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
         """See the port. A base that the changelog does not continue means a fill with the whole state.
@@ -64,7 +66,11 @@ class ChangelogBackup:
         return PreparedBackup(changes=self._portable(snapshot, changes, fill))
 
     def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
-        """See the port. Raises: MissingState when the changelog is gone, or is another than the base's."""
+        """See the port.
+
+        Raises: MissingState when the changelog is gone, or is another than the base's; PermissionNeeded when a fill
+        would delete what others wrote.
+        """
         topic, partition = self._target(identity)
         info = self._describe(topic)
         if partition >= info.partitions:
@@ -74,7 +80,7 @@ class ChangelogBackup:
                 task=identity.task,
                 topic=topic,
             )
-        if not changes.fill and not _same_topic(base, topic, partition, info.topic_id):
+        if not changes.fill and not continues(base, topic, partition, info.topic_id):
             raise MissingState(
                 "the changelog is not the one that the last checkpoint continues: it was deleted and made anew",
                 hint="open the job again: the changelog is then filled with the whole state",
@@ -88,6 +94,7 @@ class ChangelogBackup:
         if not changes.fill:
             return _Staged(target, (self._brought(changes),))
         start, end = self._context.changelog().bounds(topic, partition)
+        self._guard.check(identity, info, partition, base, start, end)
         tombstones = SpilledChanges.write(self._context.scratch(), self._tombstones(topic, partition, start, end))
         return _Staged(ChangelogMarker(topic, info.topic_id, partition, end), (tombstones, self._brought(changes)))
 
@@ -107,6 +114,14 @@ class ChangelogBackup:
             return marker.offset > end
         return any(changelog.read(topic, partition, marker.offset, end))
 
+    def guard_fill(
+        self, identity: StoreIdentity, current: Marker | None, retired: Sequence[Marker], *, overwrite: bool
+    ) -> None:
+        """See :class:`statemgr.ports.GuardedBackupManager`."""
+        topic, partition = self._target(identity)
+        info = self._describe(topic)
+        self._guard.settle(identity, info, partition, current, retired, overwrite=overwrite)
+
     def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
         """Nothing: compaction cleans a changelog up."""
 
@@ -125,7 +140,7 @@ class ChangelogBackup:
 
     def _continues(self, identity: StoreIdentity, base: Marker, *, ask: bool) -> bool:
         topic, partition = self._target(identity)
-        return _same_topic(base, topic, partition, self._describe(topic).topic_id if ask else None)
+        return continues(base, topic, partition, self._describe(topic).topic_id if ask else None)
 
     def _describe(self, topic: str) -> TopicInfo:
         now = self._context.clock.monotonic()
@@ -227,11 +242,3 @@ class _Staged:
                 offset=offset,
             )
         return ChangelogMarker(target.topic, target.topic_id, target.partition, offset)
-
-
-def _same_topic(base: Marker | None, topic: str, partition: int, topic_id: str | None) -> bool:
-    """Whether a marker is of this changelog. A topic ID that is not known on either side is not compared:
-    version 1 markers have none, and are accepted by name."""
-    if not isinstance(base, ChangelogMarker) or (base.topic, base.partition) != (topic, partition):
-        return False
-    return base.topic_id is None or topic_id is None or base.topic_id == topic_id

@@ -10,6 +10,7 @@ Evidence, each enough to refuse without the one-shot permission:
 
 from __future__ import annotations
 
+from statemgr.backends.changelog_guard import count_records
 from statemgr.errors import MissingBlob, MissingState, PermissionNeeded
 from statemgr.flows.parts import Parts
 from statemgr.ids import task_index, task_name, task_path
@@ -20,6 +21,7 @@ _PERMISSION = (
     "`statemgr topics create --allow-empty-start` makes a lost checkpoint topic"
 )
 _PUBLISHED = "PUBLISHED"
+_CHANGELOG = "kafka-changelog"
 #: Blobs of unpublished attempts that are looked past, at most: more than that count as evidence.
 _MOST_BLOBS = 1000
 
@@ -51,6 +53,7 @@ def refuse_lost_checkpoint(parts: Parts, checkpoint_log: CheckpointLog, task: st
             task=task,
             topic=parts.config.checkpoint_topic,
         )
+    _refuse_used_changelogs(parts, task)
 
 
 def remember_published(parts: Parts, task: str) -> None:
@@ -91,20 +94,33 @@ def _state_of_task(parts: Parts, checkpoint_log: CheckpointLog, task: str, look_
         return "records were deleted from the topic"
     if _published_here(parts, task):
         return "this machine holds a published state of it"
-    partition = task_index(task)
     prefix = f"{parts.config.job_name}/{parts.config.job_id}/{task_path(task)}/"
-    if look_at_blobs and (blob := _published_blob(parts, prefix)) is not None:
-        return blob
+    return _published_blob(parts, prefix) if look_at_blobs else None
+
+
+def _refuse_used_changelogs(parts: Parts, task: str) -> None:
+    """A changelog that has records is evidence of state, of this job's or of another's. Raises: PermissionNeeded."""
+    partition = task_index(task)
     for store in parts.config.stores.values():
-        if "kafka-changelog" not in (*store.backup_factories, *store.restore_factories):
+        if _CHANGELOG not in (*store.backup_factories, *store.restore_factories):
             continue
         try:
             start, end = parts.changelog().bounds(store.changelog_topic, partition)
         except MissingState:
             continue  # the topic is new
-        if end > start and any(parts.changelog().read(store.changelog_topic, partition, start, end)):
-            return f"the changelog {store.changelog_topic} holds committed records"
-    return None
+        count = count_records(parts.changelog(), store.changelog_topic, partition, start, end)
+        if count is not None:
+            raise PermissionNeeded(
+                f"the checkpoint topic has no checkpoint of the task, but the changelog holds {count} records",
+                hint="if they are the job's, restore the checkpoint topic; if not, set "
+                f"stores.{store.name}.changelog.topic to another topic. To delete them and start empty, open the job "
+                "once with allow_empty_start=True and overwrite_changelog=True",
+                job=parts.config.job_name,
+                task=task,
+                store=store.name,
+                topic=store.changelog_topic,
+                partition=partition,
+            )
 
 
 def _published_here(parts: Parts, task: str) -> bool:

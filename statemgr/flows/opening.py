@@ -6,7 +6,8 @@ Steps (DESIGN of the protocol: fence, then read):
 2. fence: the own transactional ID first, then every ID of the other kind that covers the same tasks
 3. read the checkpoint topic to the end captured after the fencing
 4. check the layout, and that nothing starts empty silently
-5. find changelogs with a tail that no checkpoint covers: their backend is filled anew by the next commit
+5. look at the changelogs: refuse those that hold what no checkpoint of the job explains; one with a tail after the
+   job's own marker is filled by the next commit
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from statemgr.flows.parts import Parts
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
 from statemgr.model.checkpoint import CheckpointRecord, Layout, Marker
+from statemgr.model.permissions import Permissions
 from statemgr.phases import Phase, announce
-from statemgr.ports import CheckpointLog, Publisher
+from statemgr.ports import CheckpointLog, GuardedBackupManager, Publisher, StoreIdentity
 
 log = logging.getLogger(__name__)
 _FENCE_PARALLELISM = 8
@@ -69,7 +71,7 @@ def in_parallel(fence_one: Callable[[str], None], names: Sequence[str]) -> None:
 
 
 def read_records(
-    parts: Parts, log: CheckpointLog, layout: Layout, tasks: Collection[str], *, allow_empty_start: bool
+    parts: Parts, log: CheckpointLog, layout: Layout, tasks: Collection[str], permissions: Permissions
 ) -> tuple[dict[str, CheckpointRecord | None], Layout]:
     """Steps 3 and 4. The layout of every task is checked, not only of those that are asked for.
 
@@ -81,7 +83,7 @@ def read_records(
     for published in found.values():
         check_layout(parts, published, layout)
     records = {task: found.get(task) for task in tasks}
-    if not allow_empty_start:
+    if not permissions.allow_empty_start:
         if not found:
             refuse_lost_job(parts)
         for task, record in records.items():
@@ -107,10 +109,14 @@ def check_layout(parts: Parts, record: CheckpointRecord, layout: Layout) -> None
     )
 
 
-def tails(parts: Parts, records: Mapping[str, CheckpointRecord | None]) -> dict[str, Refill]:
+def guard_targets(
+    parts: Parts, records: Mapping[str, CheckpointRecord | None], permissions: Permissions
+) -> dict[str, Refill]:
     """Step 5: task → backends and stores that hold committed changes beyond the checkpoint.
 
     They are left out of the restored state and overwritten by the fill, tombstones included.
+
+    Raises: PermissionNeeded when a fill would delete what no checkpoint of the job explains.
     """
     found: dict[str, Refill] = {}
     for task, record in records.items():
@@ -118,12 +124,30 @@ def tails(parts: Parts, records: Mapping[str, CheckpointRecord | None]) -> dict[
         for store in parts.config.stores.values():
             for factory in store.backup_factories:
                 marker = record.current.marker(factory, store.name) if record else None
-                if marker is None:
-                    continue
-                if _has_tail(parts, task, store.name, factory, marker):
+                has_tail = marker is not None and _has_tail(parts, task, store.name, factory, marker)
+                if has_tail:
                     pairs.add((factory, store.name))
+                if has_tail or marker is None:
+                    _guard_fill(parts, parts.identity(task, store.name), factory, record, permissions)
         found[task] = frozenset(pairs)
     return found
+
+
+def _guard_fill(
+    parts: Parts, identity: StoreIdentity, factory: str, record: CheckpointRecord | None, permissions: Permissions
+) -> None:
+    """The backend is filled by the next commit. Raises: PermissionNeeded."""
+    manager = parts.backup_manager(factory)
+    if not isinstance(manager, GuardedBackupManager):
+        return
+    current, *older = (
+        [checkpoint.marker(factory, identity.store) for checkpoint in record.checkpoints] if record else [None]
+    )
+    retired = [marker for marker in older if marker is not None]
+    try:
+        manager.guard_fill(identity, current, retired, overwrite=permissions.overwrite_changelog)
+    except MissingError:
+        return  # there is nothing yet
 
 
 def _has_tail(parts: Parts, task: str, store: str, factory: str, marker: Marker) -> bool:

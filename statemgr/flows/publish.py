@@ -252,7 +252,7 @@ def _stage(parts: Parts, published: Published, commit: PreparedCommit) -> dict[t
     staged = {}
     for store, prepared in commit.stores.items():
         for factory, changes in prepared.changes.items():
-            marker = base.marker(factory, store) if base and not changes.fill else None
+            marker = base.marker(factory, store) if base else None
             identity = parts.identity(commit.task, store)
             staged[store, factory] = parts.backup_manager(factory).stage(identity, changes, marker)
     return staged

@@ -32,6 +32,7 @@ from statemgr.errors import (
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.permissions import NO_PERMISSIONS, Permissions
 from statemgr.model.plan import StorePlan, plan_stores
 from statemgr.phases import Phase, announce
 from statemgr.ports import CommittedDirectory, Progress, RestoreRequest, no_progress
@@ -63,8 +64,7 @@ def restore_task(
     task: str,
     checkpoint: Checkpoint | None,
     *,
-    allow_new_stores: bool = False,
-    allow_removed_stores: bool = False,
+    permissions: Permissions = NO_PERMISSIONS,
     older: Sequence[Checkpoint] = (),
     progress: Progress = no_progress,
 ) -> tuple[dict[str, OpenStore], list[StoreRestore]]:
@@ -80,8 +80,7 @@ def restore_task(
         checkpoint,
         {name: store.restore_factories for name, store in config.stores.items()},
         durable=parts.durable,
-        allow_new_stores=allow_new_stores,
-        allow_removed_stores=allow_removed_stores,
+        permissions=permissions,
         older=older,
         job=config.job_name,
         task=task,

@@ -25,6 +25,7 @@ from statemgr.flows.parts import Parts
 from statemgr.flows.restore import StoreRestore, restore_store
 from statemgr.ids import CheckpointId, task_index
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
+from statemgr.model.permissions import Permissions
 from statemgr.model.plan import StorePlan, plan_stores
 from statemgr.ports import CheckpointLog, Progress
 
@@ -111,8 +112,7 @@ class Follower:
             checkpoint,
             {name: store.restore_factories for name, store in self._parts.config.stores.items()},
             durable=self._parts.durable,
-            allow_new_stores=True,
-            allow_removed_stores=True,
+            permissions=Permissions(allow_new_stores=True, allow_removed_stores=True),
             older=record.checkpoints[1:],
             job=self._parts.config.job_name,
             task=task,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from statemgr.errors import MissingState, PermissionNeeded
 from statemgr.model.checkpoint import Checkpoint, Marker
+from statemgr.model.permissions import NO_PERMISSIONS, Permissions
 from statemgr.model.snapshot import DirIndex, FileIndex
 
 
@@ -41,8 +42,7 @@ def plan_stores(
     restore_factories: Mapping[str, Sequence[str]],
     *,
     durable: Mapping[str, bool],
-    allow_new_stores: bool = False,
-    allow_removed_stores: bool = False,
+    permissions: Permissions = NO_PERMISSIONS,
     older: Sequence[Checkpoint] = (),
     job: str = "",
     task: str = "",
@@ -61,7 +61,7 @@ def plan_stores(
     """
     if checkpoint is None:
         return [StorePlan(store, None, (), {}, empty=True) for store in sorted(restore_factories)]
-    _check_listing(checkpoint, restore_factories, allow_new_stores, allow_removed_stores, durable, job, task)
+    check_listing(checkpoint, restore_factories, permissions, durable=durable, job=job, task=task)
     plans = []
     for store in sorted(restore_factories):
         if not durable[store] or store not in checkpoint.stores:
@@ -105,19 +105,20 @@ def _older_states(store: str, factory: str, checkpoints: Sequence[Checkpoint]) -
     return found
 
 
-def _check_listing(
+def check_listing(
     checkpoint: Checkpoint,
-    configured: Mapping[str, Sequence[str]],
-    allow_new: bool,
-    allow_removed: bool,
+    configured: Collection[str],
+    permissions: Permissions,
+    *,
     durable: Mapping[str, bool],
     job: str,
     task: str,
 ) -> None:
+    """Whether the job has the stores that its checkpoint lists. Raises: PermissionNeeded."""
     new = sorted(store for store in configured if durable[store] and store not in checkpoint.stores)
     gone = sorted(store for store in checkpoint.stores if not durable.get(store, False))
     listed = ", ".join(sorted(checkpoint.stores)) or "none"
-    if new and not allow_new:
+    if new and not permissions.allow_new_stores:
         raise PermissionNeeded(
             f"store {new[0]!r} is not one of those in checkpoint {checkpoint.checkpoint_id} ({listed})",
             hint="a mistyped name? To start it empty, open once with allow_new_stores=True",
@@ -125,7 +126,7 @@ def _check_listing(
             task=task,
             store=new[0],
         )
-    if gone and not allow_removed:
+    if gone and not permissions.allow_removed_stores:
         raise PermissionNeeded(
             f"store {gone[0]!r} is in checkpoint {checkpoint.checkpoint_id} but "
             + ("no longer backed up" if gone[0] in configured else "not in the configuration"),

@@ -117,7 +117,10 @@ class BackupManager(Protocol):
         ``portable``: the result leaves this process, so changes must be inline or in a blob."""
 
     def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
-        """Before the transaction: bring the changes here and check the target. Only where ``prepare`` gave changes."""
+        """Before the transaction: bring the changes here and check the target. Only where ``prepare`` gave changes.
+
+        ``base`` is the marker in the acknowledged checkpoint, also where ``changes.fill`` does not continue it.
+        """
 
     def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
         """The marker for an unchanged store: the base's if it is still valid, or None when it must be filled."""
@@ -139,6 +142,24 @@ class BackupManager(Protocol):
         """Names of all blobs that a restore from ``marker`` needs (for garbage collection: all others go).
 
         A backend from outside that has no such method makes garbage collection refuse.
+        """
+
+
+@runtime_checkable
+class GuardedBackupManager(BackupManager, Protocol):
+    """A backend whose target may hold what others wrote: a Kafka topic that the configuration names."""
+
+    def guard_fill(
+        self, identity: StoreIdentity, current: Marker | None, retired: Sequence[Marker], *, overwrite: bool
+    ) -> None:
+        """Before the first commit that fills the target: it may overwrite what is there now, and no more.
+
+        Args:
+            current: the marker in the acknowledged checkpoint; what follows it in the same target is overwritten.
+            retired: markers of targets that the store had earlier; each explains what comes before it.
+            overwrite: whether the one-shot permission was given to overwrite all that is there.
+
+        Raises: PermissionNeeded, with the number of records that no marker explains; MissingState.
         """
 
 

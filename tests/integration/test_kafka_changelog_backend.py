@@ -99,7 +99,10 @@ class _Job:
 
     def publish(self, changes: PreparedChanges | None, base: Marker | None) -> Marker:
         assert changes is not None
-        staged = self.backend().backup_manager().stage(self.identity, changes, None if changes.fill else base)
+        manager = self.backend().backup_manager()
+        if changes.fill:  # as an opening does that is permitted to
+            manager.guard_fill(self.identity, base, (), overwrite=True)
+        staged = manager.stage(self.identity, changes, base)
         with self.publisher.transaction() as transaction:
             staged.send(transaction)
             return staged.marker(transaction.flush())

@@ -370,7 +370,7 @@ def test_the_first_changes_of_a_store_fill_a_changelog_by_themselves(kafka: Kafk
     assert producer.flush(10) == 0
     made: list[str] = []
     with StateManager(config) as manager, observed(lambda phase, _: made.append(phase)):
-        task = manager.open_task("Partition 0", allow_empty_start=True)
+        task = manager.open_task("Partition 0", allow_empty_start=True, overwrite_changelog=True)
         task.store("totals").put_many({b"a": b"1", b"b": b"1", b"c": b"1"})
         with failing(Phase.SEND_CHECKPOINT), pytest.raises(RetryableError):
             task.commit({"orders-0": 1})

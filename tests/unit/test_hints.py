@@ -7,7 +7,6 @@ followed to the texts that are assigned to them; what only the running program k
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,9 +17,9 @@ from pathlib import Path
 import click
 import pytest
 
-from statemgr import StateManager
 from statemgr.cli.main import cli
 from statemgr.config.table import KEYS
+from statemgr.model.permissions import PERMISSIONS
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted([*(ROOT / "statemgr").rglob("*.py"), *(ROOT / "spark_integration").rglob("*.py")])
@@ -216,12 +215,9 @@ def _problems_of_command(quoted: str) -> Iterator[str]:
 
 
 def _problems_of_names(text: str) -> Iterator[str]:
-    keywords = {
-        name for call in (StateManager.open_task, StateManager.acquire) for name in inspect.signature(call).parameters
-    }
     for keyword in re.findall(r"\b([a-z_]+)=True\b", text):
-        if keyword not in keywords:
-            yield f"neither open_task nor acquire has {keyword}"
+        if keyword not in PERMISSIONS:
+            yield f"there is no permission {keyword}"
     for key in _KEY.findall(text):
         if not _is_key(key.rstrip(".")):
             yield f"{key} is no configuration key"

@@ -9,6 +9,7 @@ import pytest
 from statemgr.errors import MissingState, PermissionNeeded
 from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint
+from statemgr.model.permissions import Permissions
 from statemgr.model.plan import OlderState, plan_files, plan_stores
 from statemgr.model.snapshot import DirIndex
 from tests import model_samples as sample
@@ -73,8 +74,8 @@ def test_new_store_needs_permission() -> None:
     with pytest.raises(PermissionNeeded, match="totasl"):
         plan_stores(CHECKPOINT, configured, durable=durable)
     with pytest.raises(PermissionNeeded, match="totasl"):
-        plan_stores(CHECKPOINT, configured, durable=durable, allow_removed_stores=True)
-    plans = plan_stores(CHECKPOINT, configured, durable=durable, allow_new_stores=True)
+        plan_stores(CHECKPOINT, configured, durable=durable, permissions=Permissions(allow_removed_stores=True))
+    plans = plan_stores(CHECKPOINT, configured, durable=durable, permissions=Permissions(allow_new_stores=True))
     assert [(plan.store, plan.empty) for plan in plans] == [("totals", False), ("totasl", True)]
 
 
@@ -83,15 +84,15 @@ def test_removed_store_needs_permission() -> None:
     with pytest.raises(PermissionNeeded, match="totals"):
         plan_stores(CHECKPOINT, {}, durable={})
     with pytest.raises(PermissionNeeded, match="totals"):
-        plan_stores(CHECKPOINT, {}, durable={}, allow_new_stores=True)
-    assert plan_stores(CHECKPOINT, {}, durable={}, allow_removed_stores=True) == []
+        plan_stores(CHECKPOINT, {}, durable={}, permissions=Permissions(allow_new_stores=True))
+    assert plan_stores(CHECKPOINT, {}, durable={}, permissions=Permissions(allow_removed_stores=True)) == []
 
 
 def test_renamed_store_needs_both_permissions() -> None:
     """A renamed store is one removed and one new: neither permission alone lets it pass."""
-    for allowed in ({"allow_new_stores": True}, {"allow_removed_stores": True}):
+    for allowed in (Permissions(allow_new_stores=True), Permissions(allow_removed_stores=True)):
         with pytest.raises(PermissionNeeded):
-            plan_stores(CHECKPOINT, {"renamed": BOTH}, durable={"renamed": True}, **allowed)
+            plan_stores(CHECKPOINT, {"renamed": BOTH}, durable={"renamed": True}, permissions=allowed)
 
 
 def test_store_without_backup_starts_empty_every_time() -> None:

@@ -1,0 +1,100 @@
+"""Which records of a changelog a fill may overwrite: what checkpoints of the job explain, or what the user gave up.
+
+A fill writes a tombstone for every key that the state lacks, so a topic that others wrote would lose their keys. What
+may be overwritten is settled at the opening; a record that comes later and is none of the job's stops the fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from statemgr.errors import PermissionNeeded
+from statemgr.model.checkpoint import ChangelogMarker, Marker
+from statemgr.ports import Changelog, StoreIdentity, TopicInfo
+
+#: Records that no checkpoint explains are counted up to here.
+MOST_COUNTED = 10_000
+
+
+class FillGuard:
+    """What fills of this process may overwrite. Safe to use from many threads."""
+
+    def __init__(self, changelog: Callable[[], Changelog]) -> None:
+        self._changelog = changelog
+        #: topic and partition → ID of the topic, and the offset up to which it may be overwritten
+        self._allowed: dict[tuple[str, int], tuple[str, int]] = {}
+
+    def settle(
+        self,
+        identity: StoreIdentity,
+        info: TopicInfo,
+        partition: int,
+        current: Marker | None,
+        retired: Sequence[Marker],
+        *,
+        overwrite: bool,
+    ) -> None:
+        """At an opening: all that is there may be overwritten from now on. Raises: PermissionNeeded."""
+        self._allowed.pop((info.name, partition), None)
+        start, end = self._changelog().bounds(info.name, partition)
+        tail_is_known = continues(current, info.name, partition, info.topic_id)
+        if not overwrite and not tail_is_known:
+            self._refuse_others(identity, info, partition, max(start, _explained(info, partition, retired)), end)
+        self._allowed[info.name, partition] = info.topic_id, end
+
+    def check(
+        self, identity: StoreIdentity, info: TopicInfo, partition: int, base: Marker | None, start: int, end: int
+    ) -> None:
+        """Before a fill of what is there now. Raises: PermissionNeeded when others wrote since the opening."""
+        topic_id, allowed = self._allowed.get((info.name, partition), (info.topic_id, 0))
+        if topic_id != info.topic_id:
+            allowed = 0
+        explained = _explained(info, partition, [base] if base is not None else [])
+        self._refuse_others(identity, info, partition, max(start, allowed, explained), end)
+
+    def _refuse_others(self, identity: StoreIdentity, info: TopicInfo, partition: int, start: int, end: int) -> None:
+        count = count_records(self._changelog(), info.name, partition, start, end)
+        if count is None:
+            return
+        raise PermissionNeeded(
+            f"the changelog holds {count} records that no checkpoint of this job explains: the next commit would "
+            "delete them",
+            hint=f"set stores.{identity.store}.changelog.topic to a topic that nobody else writes to; to delete these "
+            "records, open the job once with overwrite_changelog=True",
+            job=identity.job_name,
+            task=identity.task,
+            store=identity.store,
+            topic=info.name,
+            partition=partition,
+        )
+
+
+def count_records(changelog: Changelog, topic: str, partition: int, start: int, end: int) -> str | None:
+    """How many committed records there are from ``start`` to ``end``, for a message; None when there are none."""
+    count = 0
+    if start < end:
+        for batch in changelog.read(topic, partition, start, end):
+            count += len(batch)
+            if count >= MOST_COUNTED:
+                return f"at least {MOST_COUNTED:,}"
+    return f"{count:,}" if count else None
+
+
+def continues(base: Marker | None, topic: str, partition: int, topic_id: str | None) -> bool:
+    """Whether a marker is of this changelog. A topic ID that is not known on either side is not compared:
+    version 1 markers have none, and are accepted by name."""
+    if not isinstance(base, ChangelogMarker) or (base.topic, base.partition) != (topic, partition):
+        return False
+    return base.topic_id is None or topic_id is None or base.topic_id == topic_id
+
+
+def _explained(info: TopicInfo, partition: int, markers: Sequence[Marker]) -> int:
+    """The offset below which every record is the job's own."""
+    return max(
+        (
+            marker.offset
+            for marker in markers
+            if isinstance(marker, ChangelogMarker) and continues(marker, info.name, partition, info.topic_id)
+        ),
+        default=0,
+    )
