@@ -15,6 +15,7 @@ import fastavro
 
 from statemgr.errors import CorruptError, InvalidError
 from statemgr.model.schemas import Schemas, shipped_schemas
+from statemgr.serdes.avro_weight import TooHeavy, Truncated
 
 MARK = b"\xc3\x01"
 HEADER_SIZE = len(MARK) + 8
@@ -36,7 +37,12 @@ def encode(schema: str, value: dict[str, Any], schemas: Schemas | None = None) -
         fastavro.schemaless_writer(sink, known.parsed(schema), value)
     except (ValueError, TypeError, OverflowError, KeyError, AttributeError) as error:
         raise InvalidError(f"a value does not fit the schema {schema}: {error}") from error
-    return sink.getvalue()
+    data = sink.getvalue()
+    try:
+        known.weight(schema).check(data, HEADER_SIZE)
+    except TooHeavy as error:
+        raise InvalidError(f"a record would not be read again: {error}") from error
+    return data
 
 
 def decode(reader: str, data: bytes, refuse: Refuse, schemas: Schemas | None = None) -> dict[str, Any]:
@@ -52,6 +58,10 @@ def decode(reader: str, data: bytes, refuse: Refuse, schemas: Schemas | None = N
     writer = known.writer_of(data[len(MARK) : HEADER_SIZE], reader)
     if writer is None:
         raise refuse(f"schema fingerprint {data[len(MARK) : HEADER_SIZE].hex()} is unknown (is newer software about?)")
+    try:
+        known.weight(writer).check(data, HEADER_SIZE)
+    except (TooHeavy, Truncated) as error:
+        raise refuse(f"it is not decoded as {writer}: {error}") from error
     source = io.BytesIO(data)
     source.seek(HEADER_SIZE)
     try:

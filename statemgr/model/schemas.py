@@ -18,8 +18,13 @@ import fastavro
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from statemgr.errors import MissingError
+from statemgr.serdes.avro_weight import Weight
 
 _SUFFIX = ".avsc"
+#: Bytes of memory for each byte of a record; what statemgr itself writes needs less than 20.
+_RATIO = 32
+#: Bytes of memory that are not worth looking for: an index of thousands of files takes less.
+_FREE = 128 * 1024 * 1024
 
 
 def load_schema_files() -> dict[str, bytes]:
@@ -60,11 +65,16 @@ class Schemas:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._parsed: dict[str, Any] = {name: fastavro.parse_schema(json.loads(data)) for name, data in files.items()}
         self._fingerprints = {name: schema_fingerprint(json.loads(data)) for name, data in files.items()}
+        self._weights = {name: Weight(parsed, ratio=_RATIO, free=_FREE) for name, parsed in self._parsed.items()}
         self._names = {value: name for name, value in self._fingerprints.items()}
 
     def parsed(self, name: str) -> Any:
         """The schema in fastavro's parsed form."""
         return self._parsed[name]
+
+    def weight(self, name: str) -> Weight:
+        """What checks how much memory a record of the schema will take."""
+        return self._weights[name]
 
     def fingerprint(self, name: str) -> bytes:
         """The schema's fingerprint, 8 bytes as in the single-object encoding."""

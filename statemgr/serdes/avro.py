@@ -16,10 +16,14 @@ import fastavro
 from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 
 from statemgr.errors import ConfigError, CorruptError, InvalidError
+from statemgr.serdes.avro_weight import TooHeavy, Truncated, Weight
 from statemgr.serdes.serde import Serde
 
 _MARK = b"\xc3\x01"
 _HEADER = len(_MARK) + 8
+#: Bytes of memory for each byte of a value. Only items of no bytes need more, and there is no reason for many of them.
+_RATIO = 1000
+_FREE = 16 * 1024 * 1024
 
 
 def avro_serde(schemas: Sequence[str]) -> Serde:
@@ -43,6 +47,7 @@ def avro_serde(schemas: Sequence[str]) -> Serde:
             raise ConfigError(f"this is no Avro schema: {type(error).__name__}: {error}") from error
     # the last of the list, also when an older one has the same fingerprint
     newest = known[header]
+    weights = {of_writer: Weight(schema, ratio=_RATIO, free=_FREE) for of_writer, schema in known.items()}
 
     def serialize(value: Any) -> bytes:
         sink = io.BytesIO()
@@ -51,12 +56,21 @@ def avro_serde(schemas: Sequence[str]) -> Serde:
             fastavro.schemaless_writer(sink, newest, value)
         except Exception as error:  # an arbitrary value; whatever the writer raises means the same
             raise InvalidError(f"a value does not fit its Avro schema: {type(error).__name__}: {error}") from error
-        return sink.getvalue()
+        data = sink.getvalue()
+        try:
+            weights[header].check(data, _HEADER)
+        except TooHeavy as error:
+            raise InvalidError(f"a value is too large for Avro: {error}") from None
+        return data
 
     def deserialize(data: bytes) -> Any:
         writer = known.get(data[:_HEADER])
         if writer is None:
             raise _unknown(data)
+        try:
+            weights[data[:_HEADER]].check(data, _HEADER)
+        except (TooHeavy, Truncated) as error:
+            raise CorruptError(f"an Avro value is not decoded: {error}") from None
         source = io.BytesIO(data)
         source.seek(_HEADER)
         try:

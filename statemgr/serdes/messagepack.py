@@ -12,6 +12,10 @@ import msgpack
 from statemgr.errors import CorruptError, InvalidError
 from statemgr.serdes.serde import Serde
 
+#: Bytes of which whatever is claimed takes little memory.
+_SMALL = 1024
+_LONG_ARRAYS = (b"\xdc", b"\xdd")
+
 
 def _serialize(value: Any) -> bytes:
     try:
@@ -31,12 +35,22 @@ def _ordered(value: Any) -> Any:
 
 def _deserialize(data: bytes) -> Any:
     try:
+        if len(data) > _SMALL and any(mark in data for mark in _LONG_ARRAYS):
+            _check_counts(data)
         return msgpack.unpackb(data, raw=False, strict_map_key=False)
     except Exception as error:  # arbitrary bytes; whatever the parser raises means the same
         raise CorruptError(
             f"a value is no MessagePack: {type(error).__name__}: {error}",
             hint="is the serde the one it was written with?",
         ) from error
+
+
+def _check_counts(data: bytes) -> None:
+    """The parser makes room for as many items as an array says that it has, and for those of arrays in it. This reads
+    the bytes without making anything: they must be whole. Raises: OutOfData and the parser's other errors."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data), raw=True)
+    unpacker.feed(data)
+    unpacker.skip()
 
 
 MESSAGEPACK = Serde(_serialize, _deserialize)
