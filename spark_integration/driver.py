@@ -295,7 +295,7 @@ class Driver:
         """
         published = self.published()
         sequence = max(checkpoint.sequence for checkpoint in published.values())
-        announce(Phase.OUTPUT, f"sequence {sequence}")
+        announce(Phase.OUTPUT, f"sequence {sequence}", self._plan.config.job_key)
         with contextlib.ExitStack() as kept:
             try:
                 rows = kept.enter_context(stored_rows(spark, self._plan.config, published, self._plan.schema))

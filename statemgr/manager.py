@@ -48,7 +48,7 @@ class StateManager:
         self._runtime = Runtime(config)
         self._parts = self._runtime.parts
         self._log = CheckpointTopic(config, self._runtime.clock)
-        self.metrics = Metrics(config.job_name, config.metrics_port, self._runtime.clock)
+        self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, self._runtime.clock)
         self._lock = threading.Lock()
         self._topics_ready = False
         self._tasks = OpenTasks(self._runtime.clock, config.commit_timeout_ms / 1000)
@@ -88,6 +88,7 @@ class StateManager:
             if not still_owned(task):
                 return
             publisher = self._publisher(task_transactional_id(self.config, task))
+            announce(Phase.FENCE, task, self.config.job_key)
             try:
                 publisher.fence()
             except BaseException:
@@ -95,7 +96,6 @@ class StateManager:
                 raise
             self._tasks.put_fenced(task, publisher)
 
-        announce(Phase.FENCE, self.config.job_name)
         in_parallel(fence_one, tasks)
 
     def open_task(
@@ -323,7 +323,7 @@ class StateManager:
         assignment.check()
         publisher = self._publisher(task_transactional_id(self.config, assignment.task))
         undo.callback(publisher.close)
-        announce(Phase.FENCE, self.config.job_name)
+        announce(Phase.FENCE, assignment.task, self.config.job_key)
         publisher.fence()
         return publisher
 

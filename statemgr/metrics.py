@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 
 from statemgr.commit_metrics import CommitMetrics
 from statemgr.errors import UnavailableError
 from statemgr.flows.restore import StoreRestore
-from statemgr.phases import Phase, add_observer, remove_observer
+from statemgr.phases import Phase, add_observer, remove_observer, tasks_of
 from statemgr.ports import Clock
 
 _COMMIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -18,18 +16,19 @@ _COMMIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 
 class Metrics:
     """The metrics of one state manager, in a registry of their own.
 
-    ``statemgr_phases_total{phase}`` counts the steps taken; ``statemgr_publish_seconds`` is the time from the begin
-    of a publishing transaction to its acknowledgement; ``statemgr_restore_*`` describe restores per factory;
-    ``commits`` has those of a consumer loop's commits.
+    ``statemgr_phases_total{task, phase}`` counts the steps that this job took in this process (``task`` is empty for
+    those of the whole job); ``statemgr_publish_seconds`` is the time from the begin of a publishing transaction to its
+    acknowledgement; ``statemgr_restore_*`` describe restores per factory; ``commits`` has those of a consumer loop's
+    commits.
     """
 
-    def __init__(self, job: str, port: int | None, clock: Clock) -> None:
+    def __init__(self, job: str, job_key: str, port: int | None, clock: Clock) -> None:
         self.registry = CollectorRegistry()
         self._monotonic = clock.monotonic
         self.commits = CommitMetrics(job, self.registry, clock)
-        self._begun = threading.local()
+        self._begun: dict[str, float] = {}
         labels = {"job": job}
-        self._phases = Counter("statemgr_phases", "Steps taken", ["job", "phase"], registry=self.registry)
+        self._phases = Counter("statemgr_phases", "Steps taken", ["job", "task", "phase"], registry=self.registry)
         self._publish = Histogram(
             "statemgr_publish_seconds",
             "From the begin of a publishing transaction to its acknowledgement",
@@ -49,7 +48,7 @@ class Metrics:
         )
         self._job = job
         self._server = self._serve(port)
-        add_observer(self._observe)
+        add_observer(self._observe, job_key)
 
     def restored(self, restore: StoreRestore) -> None:
         """Count one store's restore."""
@@ -84,9 +83,9 @@ class Metrics:
         return self._server[0].server_port if self._server is not None else None
 
     def _observe(self, phase: Phase, subject: str) -> None:
-        self._phases.labels(self._job, phase.value).inc()
+        for task in tasks_of(subject) or [""]:
+            self._phases.labels(self._job, task, phase.value).inc()
         if phase is Phase.BEGIN:
-            self._begun.at = self._monotonic()
-        elif phase is Phase.ACKNOWLEDGED and hasattr(self._begun, "at"):
-            self._publish.observe(self._monotonic() - self._begun.at)
-            del self._begun.at
+            self._begun[subject] = self._monotonic()
+        elif phase is Phase.ACKNOWLEDGED and subject in self._begun:
+            self._publish.observe(self._monotonic() - self._begun.pop(subject))

@@ -49,23 +49,40 @@ class Phase(StrEnum):
 
 
 Observer = Callable[[Phase, str], None]
-_observers: list[Observer] = []
+#: Observers, and the job that each wants to hear of (None: of all).
+_observers: list[tuple[Observer, str | None]] = []
 
 
-def announce(phase: Phase, subject: str = "") -> None:
-    """Tell every observer that ``phase`` is about to happen to ``subject`` (a task, or ``task/store``)."""
-    for observer in tuple(_observers):
-        observer(phase, subject)
+def announce(phase: Phase, subject: str, job: str) -> None:
+    """Tell the observers that ``phase`` is about to happen to ``subject``.
+
+    Args:
+        subject: a task, ``task/store``, several tasks (``, `` between them), or the job's name for the whole job.
+        job: ``<name>/<ID>`` of the job.
+    """
+    for observer, wanted in tuple(_observers):
+        if wanted is None or wanted == job:
+            observer(phase, subject)
 
 
-def add_observer(observer: Observer) -> None:
-    """Call ``observer(phase, subject)`` at each step in this process, until it is removed."""
-    _observers.append(observer)
+def tasks_of(subject: str) -> list[str]:
+    """The tasks that an announced step is of; none for a step of the whole job."""
+    names = [name.partition("/")[0] for name in subject.split(", ")]
+    return [name for name in names if name.startswith("Partition ")]
+
+
+def add_observer(observer: Observer, job: str | None = None) -> None:
+    """Call ``observer(phase, subject)`` at each step of a job in this process (None: of all jobs), until removed."""
+    _observers.append((observer, job))
 
 
 def remove_observer(observer: Observer) -> None:
-    """Stop calling ``observer``."""
-    _observers.remove(observer)
+    """Stop calling ``observer``, added once with ``add_observer``. Raises: ValueError when it was not."""
+    for entry in _observers:
+        if entry[0] == observer:
+            _observers.remove(entry)
+            return
+    raise ValueError("no such observer")
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class Standby:
             undo.callback(self._runtime.close)
             self._log = CheckpointTopic(config, self._runtime.clock)
             undo.callback(self._log.close)
-            self.metrics = Metrics(config.job_name, config.metrics_port, self._runtime.clock)
+            self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, self._runtime.clock)
             undo.callback(self.metrics.close)
             self._closing = undo.pop_all()
         registry = self.metrics.registry

@@ -63,12 +63,12 @@ class BlobBackup:
         """
         identity, attempt = snapshot.identity, snapshot.attempt
         subject = f"{identity.task}/{identity.store}"
-        announce(Phase.DIFF, subject)
+        announce(Phase.DIFF, subject, snapshot.identity.job_key)
         base_index = self._base(identity, base)
         tree = self._tree(snapshot.directory, base_index.root if base_index else None)
         difference = diff(tree, base_index.root if base_index else None)
 
-        announce(Phase.UPLOAD, subject)
+        announce(Phase.UPLOAD, subject, snapshot.identity.job_key)
         inline, large = _split(difference.added, difference.kept)
         files = dict(difference.kept)
         files.update({file.path: _inline(snapshot.directory.path, file) for file in inline})
@@ -76,7 +76,7 @@ class BlobBackup:
         files.update(uploaded)
         snapshot.directory.files.update((path, file.identity) for path, file in files.items())
 
-        announce(Phase.PUT_INDEX, subject)
+        announce(Phase.PUT_INDEX, subject, snapshot.identity.job_key)
         index = SnapshotIndex(
             identity.job_name, identity.job_id, identity.task, identity.store, snapshot.state_id, attempt,
             self._clock.time_ns() // 1_000_000, assemble(tree.dirs, files),

@@ -83,9 +83,9 @@ class Collector:
     def _delete(self, identity: StoreIdentity, ref: BlobRef, index: SnapshotIndex, live: Collection[str]) -> None:
         own, subject = store_prefix(identity), f"{identity.task}/{identity.store}"
         blobs = [b.blob_id for b in index.blobs() if b.blob_id not in live and b.blob_id.startswith(own)]
-        announce(Phase.DELETE_BLOBS, subject)
+        announce(Phase.DELETE_BLOBS, subject, identity.job_key)
         _raise_first(self._transfer().delete_all(blobs).values())
-        announce(Phase.DELETE_INDEX, subject)
+        announce(Phase.DELETE_INDEX, subject, identity.job_key)
         if ref.blob_id.startswith(own):
             _raise_first(self._transfer().delete_all([ref.blob_id]).values())
         self._indexes.forget(ref.blob_id)

@@ -48,12 +48,12 @@ class BlobRestore:
         """As the port says; ``bytes_fetched`` has the index in it."""
         identity = request.identity
         subject = f"{identity.task}/{identity.store}"
-        announce(Phase.GET_INDEX, subject)
+        announce(Phase.GET_INDEX, subject, request.identity.job_key)
         ref = index_of(identity, request.marker)
         index = self._indexes.get(self._transfer(), identity, ref)
         plan = plan_files(index.root, [directory.files for directory in request.reusable])
 
-        announce(Phase.FETCH, subject)
+        announce(Phase.FETCH, subject, request.identity.job_key)
         left = _left_files(request.leftovers)
         _make_directories(request.staging, plan, sum(left[path][1] for path in plan.fetch if path in left))
         linked, missing = _link(request, plan, dict(index.root.walk()))
@@ -67,7 +67,7 @@ class BlobRestore:
             request.progress,
         )
 
-        announce(Phase.VERIFY, subject)
+        announce(Phase.VERIFY, subject, request.identity.job_key)
         _verify(request.staging, index, ref.blob_id)
         return Restored(
             files={path: file.identity for path, file in index.root.walk()},

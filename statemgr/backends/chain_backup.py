@@ -113,7 +113,7 @@ class ChainBackup:
             expected = sum(draft.changes.size for draft in large)
             with batches.joined(of_task.identity, of_task.attempt, expected) as (blob, done):
                 written |= {draft: self._written(draft, blob) for draft in large}
-            announce(Phase.PUT_SEGMENTS, of_task.identity.task)
+            announce(Phase.PUT_SEGMENTS, of_task.identity.task, of_task.identity.job_key)
             stored = batches.wait(done)  # 4
             if isinstance(stored.body, bytes) and not portable:
                 self._keep_local({draft: written[draft] for draft in large}, stored.body)

@@ -72,7 +72,7 @@ def clean_up_chains(
 def _delete(transfer: Transfer, task: StoreIdentity, garbage: set[str]) -> None:
     if not garbage:
         return
-    announce(Phase.DELETE_BLOBS, task.task)
+    announce(Phase.DELETE_BLOBS, task.task, task.job_key)
     failed = transfer.delete_all(sorted(garbage))
     garbage.intersection_update(failed)
     for error in failed.values():

@@ -43,13 +43,13 @@ class ChainRestore:
         """As the port says."""
         identity = request.identity
         subject = f"{identity.task}/{identity.store}"
-        announce(Phase.GET_INDEX, subject)
+        announce(Phase.GET_INDEX, subject, request.identity.job_key)
         chain = self._chains.get(self._context.transfer(), identity, request.marker)  # 1
         snapshot = self._snapshot(request, chain)  # 2
         segments = [segment for segment in chain.segments if segment.end > chain.start]
         if not segments:
             return snapshot
-        announce(Phase.APPLY_SEGMENTS, subject)
+        announce(Phase.APPLY_SEGMENTS, subject, request.identity.job_key)
         config = self._context.config.stores[identity.store]
         store = open_store(config.type, request.staging, config.rocksdb)
         try:

@@ -45,7 +45,7 @@ class ChangelogRestore:
             raise MissingState("the marker names no changelog partition of this task", hint=_BLOB_INSTEAD)
         info = self._checked(marker)
         start, end = self._checked_bounds(marker)
-        announce(Phase.REPLAY, f"{request.identity.task}/{request.identity.store}")
+        announce(Phase.REPLAY, f"{request.identity.task}/{request.identity.store}", request.identity.job_key)
         restored = self._continued(request, store, marker, info) or self._replayed(request, store, marker, start)
         oldest_ms = self._oldest_of_tail(marker, end)
         if oldest_ms is not None:

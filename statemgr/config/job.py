@@ -132,6 +132,11 @@ class JobConfig:
         return str(self.get("job.id"))
 
     @property
+    def job_key(self) -> str:
+        """``<name>/<ID>``: the job, as steps are announced for it."""
+        return f"{self.job_name}/{self.job_id}"
+
+    @property
     def tasks(self) -> int:
         """Number of tasks (state partitions)."""
         return int(self.get("job.tasks"))

@@ -67,21 +67,21 @@ class CleanUp:
         except StatemgrError as error:
             log.warning("task %s: REMOVE_TTL waits for the next commit: %s", self._task, error)
         self._delete_evicted((), record)
-        announce(Phase.CLEANED_UP, self._task)
+        announce(Phase.CLEANED_UP, self._task, self._parts.config.job_key)
 
     def after_publish(self, before: CheckpointRecord | None, record: CheckpointRecord, commit: PreparedCommit) -> None:
         """Clean up after one acknowledged publish. Never raises for a store that fails: it is retried."""
-        announce(Phase.REMOVE_TTL, self._task)
+        announce(Phase.REMOVE_TTL, self._task, self._parts.config.job_key)
         try:
             self._remove_ttls(_referenced(commit))
         except StatemgrError as error:
             now = self._now_ms()
             self._outstanding |= {blob: now for blob in _referenced(commit) if blob not in self._outstanding}
             log.warning("task %s: REMOVE_TTL failed, it is retried: %s", self._task, error)
-        announce(Phase.DELETE_BLOBS, self._task)
+        announce(Phase.DELETE_BLOBS, self._task, self._parts.config.job_key)
         self._delete([*_transport(commit), *_superseded_attachments(before, record)])
         self._delete_evicted(_evicted(before, record), record)
-        announce(Phase.CLEANED_UP, self._task)
+        announce(Phase.CLEANED_UP, self._task, self._parts.config.job_key)
 
     def check(self) -> None:
         """Before a commit: retry what is outstanding.

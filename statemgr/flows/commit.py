@@ -93,9 +93,9 @@ def freeze(
                 continue
             needs_snapshot = _needs_snapshot(parts, store, base, local_copy)
             subject = f"{base.task}/{name}"
-            announce(Phase.FLUSH, subject)
+            announce(Phase.FLUSH, subject, parts.config.job_key)
             if needs_snapshot:
-                announce(Phase.CHECKPOINT_DIR, subject)
+                announce(Phase.CHECKPOINT_DIR, subject, parts.config.job_key)
             state_id = store.state_id if not store.changed and store.state_id else f"{attempt}-{name}"
             frozen[name] = store.freeze(state_id, snapshot=needs_snapshot)
     except BaseException:
@@ -169,7 +169,7 @@ def prepare(
         discard(stores, frozen.stores)
         raise
     base = frozen.base
-    announce(Phase.PREPARED, base.task)
+    announce(Phase.PREPARED, base.task, parts.config.job_key)
     return PreparedCommit(
         job_name=parts.config.job_name,
         job_id=parts.config.job_id,

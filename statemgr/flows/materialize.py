@@ -163,7 +163,7 @@ def materialize(
     """
     identity = store.identity
     subject = f"{identity.task}/{identity.store}"
-    announce(Phase.MATERIALIZE, subject)
+    announce(Phase.MATERIALIZE, subject, identity.job_key)
     attempt = parts.ids.attempt_id()
     with at_database:
         go_on()
@@ -174,7 +174,7 @@ def materialize(
         store.keep_beside(made, state_id)
     finally:
         store.directories.discard(staging)
-    announce(Phase.MATERIALIZED, subject)
+    announce(Phase.MATERIALIZED, subject, identity.job_key)
 
 
 def share_of_interval(identity: StoreIdentity) -> float:

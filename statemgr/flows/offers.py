@@ -115,7 +115,7 @@ class SnapshotOffers:
         """Steps 2 and 3."""
         identity, directories = found.store.identity, found.store.directories
         subject = f"{identity.task}/{identity.store}"
-        announce(Phase.MATERIALIZE, subject)
+        announce(Phase.MATERIALIZE, subject, identity.job_key)
         copy = directories.find(found.state_id)
         if copy is None:
             return  # a later attempt has tidied it away
@@ -126,7 +126,7 @@ class SnapshotOffers:
             found.manager.offer(snapshot, found.marker)
         finally:
             directories.discard(own)
-        announce(Phase.MATERIALIZED, subject)
+        announce(Phase.MATERIALIZED, subject, identity.job_key)
 
     def _go_on(self) -> None:
         if self._closing.is_set():

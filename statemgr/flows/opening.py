@@ -46,7 +46,7 @@ def prepare_topics(parts: Parts, *, allow_empty_start: bool) -> None:
 
 def fence(parts: Parts, own: Publisher, others: Sequence[str]) -> None:
     """Step 2. ``others`` are the transactional IDs of the other kind of owner."""
-    announce(Phase.FENCE, parts.config.job_name)
+    announce(Phase.FENCE, parts.config.job_name, parts.config.job_key)
     own.fence()
     fence_ids(parts, others)
 
@@ -78,7 +78,7 @@ def read_records(
     Returns: the records of ``tasks``, and the layout with the generation that the topic has.
     Raises: LayoutMismatch, PermissionNeeded, CorruptRecord, UnavailableError.
     """
-    announce(Phase.READ_TOPIC, parts.config.job_name)
+    announce(Phase.READ_TOPIC, ", ".join(tasks), parts.config.job_key)
     found = log.read()
     for published in found.values():
         check_layout(parts, published, layout)

@@ -95,12 +95,12 @@ def publish(
     subject = ", ".join(commit.task for commit in commits)
     records: dict[str, CheckpointRecord] = {}
     try:
-        announce(Phase.BEGIN, subject)
+        announce(Phase.BEGIN, subject, parts.config.job_key)
         with publisher.transaction() as transaction:  # 3
-            announce(Phase.SEND_CHANGELOG, subject)
+            announce(Phase.SEND_CHANGELOG, subject, parts.config.job_key)
             _send_changes(transaction, commits, staged)  # 4
             delivered = transaction.flush()
-            announce(Phase.SEND_CHECKPOINT, subject)
+            announce(Phase.SEND_CHECKPOINT, subject, parts.config.job_key)
             for commit in commits:  # 5
                 ours = _checkpoint(
                     parts,
@@ -115,7 +115,7 @@ def publish(
                 records[commit.task] = _record(parts, published, commit, ours)
                 _send_record(parts, transaction, records[commit.task])
             published.pending = records  # from here on the outcome may become unknown
-            announce(Phase.COMMIT_TRANSACTION, subject)  # 6
+            announce(Phase.COMMIT_TRANSACTION, subject, parts.config.job_key)  # 6
     except (RetryableError, FencedError):
         published.pending = {}
         raise
@@ -129,7 +129,7 @@ def publish(
         return
     published.pending = {}
     published.records.update(records)
-    announce(Phase.ACKNOWLEDGED, subject)
+    announce(Phase.ACKNOWLEDGED, subject, parts.config.job_key)
 
 
 def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Published) -> bool:
@@ -160,7 +160,7 @@ def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Pu
     if outcomes == {False}:
         return False
     published.records.update(pending)
-    announce(Phase.ACKNOWLEDGED, ", ".join(pending))
+    announce(Phase.ACKNOWLEDGED, ", ".join(pending), parts.config.job_key)
     return True
 
 

@@ -74,7 +74,7 @@ def restore_task(
 
     Raises: PermissionNeeded, MissingState, CorruptError, UnavailableError, DiskFull; then no store is left open.
     """
-    announce(Phase.PLAN, task)
+    announce(Phase.PLAN, task, parts.config.job_key)
     config = parts.config
     plans = plan_stores(
         checkpoint,
@@ -100,7 +100,7 @@ def restore_task(
 def _restore_and_open(parts: Parts, task: str, plan: StorePlan, progress: Progress) -> tuple[OpenStore, StoreRestore]:
     """One store, on a thread of its own. A local directory that cannot be opened after all is a cache miss."""
     committed, restored = restore_store(parts, task, plan, progress)
-    announce(Phase.OPEN, f"{task}/{plan.store}")
+    announce(Phase.OPEN, f"{task}/{plan.store}", parts.config.job_key)
     try:
         opened = _open(parts, task, plan, committed, restored)
     except (CorruptError, MissingError) as error:
@@ -160,7 +160,7 @@ def restore_store(
                     directories.leftovers(),
                 )
             )
-            announce(Phase.SWAP, f"{task}/{plan.store}")
+            announce(Phase.SWAP, f"{task}/{plan.store}", parts.config.job_key)
             committed = directories.adopt(staging, plan.state_id, restored.files)
         except OpeningCancelled:
             directories.abandon(staging)

@@ -33,6 +33,11 @@ class StoreIdentity:
     task: str
     store: str
 
+    @property
+    def job_key(self) -> str:
+        """The job, as steps are announced for it."""
+        return f"{self.job_name}/{self.job_id}"
+
 
 def _go_on() -> None:
     """Nobody gives the work up."""

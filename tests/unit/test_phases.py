@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from statemgr.phases import Phase, add_observer, announce, observed, remove_observer
+from statemgr.phases import Phase, add_observer, announce, observed, remove_observer, tasks_of
 
 
 def test_observers_hear_phases_in_order() -> None:
     """An observer gets each phase with its subject, in the order of the steps, until the block ends."""
     heard: list[tuple[Phase, str]] = []
     with observed(lambda phase, subject: heard.append((phase, subject))):
-        announce(Phase.FLUSH, "Partition 0")
-        announce(Phase.UPLOAD, "Partition 0/totals")
-    announce(Phase.BEGIN)
+        announce(Phase.FLUSH, "Partition 0", "orders/1")
+        announce(Phase.UPLOAD, "Partition 0/totals", "orders/1")
+    announce(Phase.BEGIN, "Partition 0", "orders/1")
     assert heard == [(Phase.FLUSH, "Partition 0"), (Phase.UPLOAD, "Partition 0/totals")]
 
 
@@ -24,8 +24,8 @@ def test_what_an_observer_raises_stops_the_flow() -> None:
         raise RuntimeError(f"{phase} {subject}")
 
     with pytest.raises(RuntimeError, match=r"commit\.upload x"), observed(fail):
-        announce(Phase.UPLOAD, "x")
-    announce(Phase.UPLOAD, "x")
+        announce(Phase.UPLOAD, "x", "orders/1")
+    announce(Phase.UPLOAD, "x", "orders/1")
 
 
 def test_observer_may_remove_itself() -> None:
@@ -42,8 +42,8 @@ def test_observer_may_remove_itself() -> None:
     add_observer(once)
     add_observer(always)
     try:
-        announce(Phase.FLUSH)
-        announce(Phase.FLUSH)
+        announce(Phase.FLUSH, "Partition 0", "orders/1")
+        announce(Phase.FLUSH, "Partition 0", "orders/1")
     finally:
         remove_observer(always)
     assert heard == ["once", "always", "always"]
@@ -54,3 +54,28 @@ def test_phases_are_named_by_their_flow() -> None:
     flows = {"restore", "commit", "publish", "clean-up", "materialize", "output"}
     assert {phase.value.split(".")[0] for phase in Phase} == flows
     assert len({phase.value for phase in Phase}) == len(Phase)
+
+
+def test_an_observer_of_a_job_hears_of_no_other() -> None:
+    """Steps of another job, or of another ID of the job, are not told to it."""
+    heard: list[str] = []
+
+    def hear(phase: Phase, subject: str) -> None:
+        heard.append(subject)
+
+    add_observer(hear, "orders/1")
+    for number, job in enumerate(("orders/1", "orders/2", "clicks/1", "orders/1")):
+        announce(Phase.FLUSH, f"Partition {number}", job)
+    remove_observer(hear)
+    announce(Phase.FLUSH, "Partition 9", "orders/1")
+    assert heard == ["Partition 0", "Partition 3"]
+    with pytest.raises(ValueError, match="observer"):
+        remove_observer(hear)
+
+
+def test_the_tasks_of_a_step() -> None:
+    """A task, a task's store, several tasks, the whole job."""
+    assert tasks_of("Partition 3") == ["Partition 3"]
+    assert tasks_of("Partition 3/totals") == ["Partition 3"]
+    assert tasks_of("Partition 3, Partition 4") == ["Partition 3", "Partition 4"]
+    assert tasks_of("orders") == tasks_of("") == []

@@ -1,0 +1,57 @@
+"""The metrics of jobs that share a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statemgr import JobConfig, StateManager
+from statemgr.task import Task
+from tests.commits import write
+from tests.jobs import job_mapping
+from tests.servers import KafkaServer
+
+pytestmark = pytest.mark.integration
+
+
+def steps(manager: StateManager) -> dict[tuple[str, str], float]:
+    """Task and phase → how often the step was taken."""
+    return {
+        (sample.labels["task"], sample.labels["phase"]): sample.value
+        for metric in manager.metrics.registry.collect()
+        for sample in metric.samples
+        if sample.name == "statemgr_phases_total"
+    }
+
+
+def commit_on(task: Task, offset: int) -> None:
+    """One change, committed."""
+    write(task, {b"a": b"%d" % offset})
+    task.commit({"orders-0": offset})
+
+
+def test_two_jobs_in_a_process_count_their_own_steps(kafka: KafkaServer, tmp_path: Path) -> None:
+    """A job's metrics count its own steps by task, not those of another job or another ID of it, in one process."""
+    one = JobConfig.from_mapping(job_mapping(kafka, tmp_path / "one", tasks=2, metrics__port=0))
+    named = {"name": one.job_name, "tasks": 2, "job__id": "2"}
+    other = JobConfig.from_mapping(job_mapping(kafka, tmp_path / "other", **named))  # type: ignore[arg-type]
+    with StateManager(one) as first, StateManager(other) as second:
+        with first.open_task("Partition 0") as task, second.open_task("Partition 1") as others:
+            commit_on(others, 1)
+            before = steps(first)
+            for number in range(3):
+                commit_on(others, number + 2)
+            assert steps(first) == before
+            assert ("Partition 0", "publish.begin") not in before
+            commit_on(task, 1)
+        assert steps(first)["Partition 0", "publish.acknowledged"] == 1
+        assert steps(second)["Partition 1", "publish.acknowledged"] == 4
+        for manager, own in ((first, "Partition 0"), (second, "Partition 1")):
+            found = steps(manager)
+            assert {task for task, _ in found} == {own}, "every step names its task"
+            assert {"restore.fence", "restore.read-topic", "restore.plan"} <= {phase for _, phase in found}
+            published = manager.metrics.registry.get_sample_value(
+                "statemgr_publish_seconds_count", {"job": manager.config.job_name}
+            )
+            assert published == found[own, "publish.acknowledged"]
