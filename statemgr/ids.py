@@ -116,6 +116,13 @@ class IdSource:
     def checkpoint_id(self) -> CheckpointId:
         return CheckpointId.at(self.time_ns())
 
+    def epoch(self, newest: int) -> int:
+        """The number of an owner: above ``newest``, the newest that is published, and no other owner's.
+
+        Owners that read the same topic differ by a random step of 32 bits; no clock has a say in it.
+        """
+        return newest + 1 + int(self.token()[:8], 16)
+
     def attempt_id(self) -> str:
         """Unique per attempt; sorts by time for people: ``<epoch millis>-<16 random hexadecimal digits>``."""
         return f"{self.time_ns() // 1_000_000}-{self.token()[:16]}"

@@ -11,7 +11,7 @@ from statemgr.config import JobConfig
 from statemgr.engine import Epoch
 from statemgr.errors import ClosedError, InvalidError, MissingState
 from statemgr.flows.opening import fence, fence_ids, guard_targets, in_parallel, prepare_topics, read_records
-from statemgr.flows.publish import Published
+from statemgr.flows.published import Published
 from statemgr.flows.restore import restore_task
 from statemgr.ids import task_index, task_name
 from statemgr.input_topics import InputTopics, TaskInputs
@@ -143,7 +143,7 @@ class StateManager:
             assignment.check()
             records, layout = read_records(self._parts, self._log, self.layout, [task], permissions)
             refill = guard_targets(self._parts, records, permissions)[task]
-            published = self._published(records, layout, others)
+            published = self._published(records, layout, others, assignment.still_owned)
             inputs = self._task_inputs(task, published.checkpoint(task), permissions.allow_skipped_input)
             stores, restored = restore_task(
                 self._parts,
@@ -345,12 +345,16 @@ class StateManager:
         return TransactionalPublisher(self.config, transactional_id, self._runtime.clock)
 
     def _published(
-        self, records: dict[str, CheckpointRecord | None], layout: Layout, others: Sequence[str]
+        self,
+        records: dict[str, CheckpointRecord | None],
+        layout: Layout,
+        others: Sequence[str],
+        still_owned: Callable[[], bool] = always,
     ) -> Published:
         """The epoch is a fencing token: above every published one, and unlike that of an owner that never published."""
         newest = max((record.current.epoch for record in records.values() if record), default=0)
-        epoch = max(newest + 1, self._runtime.clock.time_ns() // 1_000_000)
-        return Published(records, epoch, layout, fence_others=lambda: fence_ids(self._parts, others))
+        epoch = self._runtime.ids.epoch(newest)
+        return Published(records, epoch, layout, lambda: fence_ids(self._parts, others), still_owned)
 
     def _check_open(self) -> None:
         if self._closed:

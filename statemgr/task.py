@@ -20,7 +20,8 @@ from statemgr.flows.materialize import Materializer
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.parts import Parts
 from statemgr.flows.persist import AHEAD_BYTES, PersistAhead, is_useful
-from statemgr.flows.publish import Published, publish, settle
+from statemgr.flows.publish import publish
+from statemgr.flows.published import Published, settle
 from statemgr.flows.restore import StoreRestore
 from statemgr.ids import check_offsets, source_topic
 from statemgr.in_flight import InFlight

@@ -11,7 +11,8 @@ from statemgr.flows.clean_up import CleanUp
 from statemgr.flows.commit import Refill
 from statemgr.flows.first_start import remember_published
 from statemgr.flows.parts import Parts
-from statemgr.flows.publish import Published, confirm, publish, settle
+from statemgr.flows.publish import publish
+from statemgr.flows.published import Published, confirm, settle
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, MicroBatch
 from statemgr.model.commit import PreparedCommit
 from statemgr.ports import CheckpointLog, Publisher

@@ -2,65 +2,46 @@
 
 Steps:
 
-1. check that the topic says what this owner knows (where a producer broke), and that every prepared commit continues
-   that, in the owner's epoch, and is young enough for its blobs to be spared by a garbage collection
+1. where the transactional ID was initialised again since the last publish, check that the topic still says what this
+   owner knows; check that every prepared commit continues that, in the owner's epoch, and is young enough for its blobs
+   to be spared by a garbage collection
 2. stage: bring the changelogs' changes to this machine (nothing has been written to Kafka yet)
 3. begin the transaction
 4. send the changelog records and the output, wait for their offsets: the changelog markers
 5. send one checkpoint record per task (and record version)
 6. commit the transaction; an unknown outcome is settled, and the topic says what happened
+
+Where the brokers had forgotten the transactional ID, steps 1 to 6 are taken a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
-from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError, StatemgrError
+from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError
 from statemgr.flows.grace import check_young
 from statemgr.flows.parts import Parts
+from statemgr.flows.published import Published, go_on, settle
 from statemgr.ids import CheckpointId, check_offsets
 from statemgr.model import codec
 from statemgr.model.checkpoint import (
     Checkpoint,
     CheckpointRecord,
-    Layout,
     Marker,
     MicroBatch,
     OutstandingTtl,
 )
 from statemgr.model.commit import PreparedCommit
 from statemgr.phases import Phase, announce
-from statemgr.ports import CheckpointLog, Publisher, StagedChanges, Transaction
+from statemgr.ports import CheckpointLog, IdForgotten, Publisher, StagedChanges, Transaction
+
+logger = logging.getLogger(__name__)
 
 #: task → (store, factory) → changes that are ready to be sent
 _Staged = dict[str, dict[tuple[str, str], StagedChanges]]
-
-
-@dataclass
-class Published:
-    """What the topic says of the tasks that one publisher covers. Changed by :func:`publish` alone.
-
-    ``pending`` holds the records of a publish that was sent and not answered; while it does, only :func:`settle`
-    helps. ``fence_others`` fences the other kind of owner again, when settling took the own ID over once more; while
-    that is still owed, ``refence`` is set.
-    """
-
-    records: dict[str, CheckpointRecord | None]
-    epoch: int
-    layout: Layout
-    fence_others: Callable[[], None]
-    refence: bool = False
-    pending: dict[str, CheckpointRecord] = field(default_factory=dict)
-
-    def checkpoint(self, task: str) -> Checkpoint | None:
-        record = self.records[task]
-        return record.current if record else None
-
-    def older(self, task: str) -> Sequence[Checkpoint]:
-        """The checkpoints that are retained beside the current one, newest first."""
-        record = self.records[task]
-        return record.checkpoints[1:] if record else ()
 
 
 def publish(
@@ -83,7 +64,24 @@ def publish(
     """
     if published.pending:
         raise OutcomeUnknownError("the outcome of the last publish is unknown", hint="settle it first")
-    _continue(parts, publisher, log, published)  # 1
+    attempt = partial(_publish, parts, publisher, log, published, commits, batch, outstanding or {})
+    try:
+        attempt()
+    except IdForgotten as error:
+        logger.info("the publish is repeated: %s", error)
+        attempt()
+
+
+def _publish(
+    parts: Parts,
+    publisher: Publisher,
+    log: CheckpointLog,
+    published: Published,
+    commits: Sequence[PreparedCommit],
+    batch: MicroBatch | None,
+    outstanding: Mapping[str, Sequence[OutstandingTtl]],
+) -> None:
+    go_on(parts, publisher, log, published)  # 1
     _check_whole(parts, published, commits)
     for commit in commits:
         check_offsets(commit.input_offsets, task=commit.task)
@@ -109,7 +107,7 @@ def publish(
                     checkpoint_id,
                     sequence,
                     batch,
-                    tuple((outstanding or {}).get(commit.task, ())),
+                    tuple(outstanding.get(commit.task, ())),
                 )
                 ours = _with_changelog_markers(ours, staged[commit.task], delivered)
                 records[commit.task] = _record(parts, published, commit, ours)
@@ -130,81 +128,6 @@ def publish(
     published.pending = {}
     published.records.update(records)
     announce(Phase.ACKNOWLEDGED, subject, parts.config.job_key)
-
-
-def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Published) -> bool:
-    """Find out what became of a publish whose acknowledgement was lost, and take it over into ``published``.
-
-    Returns: whether it was published; if not, the old checkpoint stands.
-
-    Raises:
-        FencedError: another owner took over.
-        OutcomeUnknownError: it cannot be settled yet; nothing may be deleted, call again.
-    """
-    try:
-        _regain(publisher, published)
-        now = log.read(tuple(published.pending))
-        published.refence = False
-    except FencedError:
-        raise
-    except StatemgrError as error:
-        raise OutcomeUnknownError(
-            f"the outcome of a publish is unknown and could not be settled yet: {error.message}",
-            hint="it is settled before the next commit",
-            job=parts.config.job_name,
-        ) from error
-    outcomes = {_outcome(published.records[task], ours, now.get(task)) for task, ours in published.pending.items()}
-    pending, published.pending = published.pending, {}
-    if None in outcomes or len(outcomes) != 1:
-        raise FencedError("another owner published a checkpoint meanwhile", job=parts.config.job_name)
-    if outcomes == {False}:
-        return False
-    published.records.update(pending)
-    announce(Phase.ACKNOWLEDGED, ", ".join(pending), parts.config.job_key)
-    return True
-
-
-def _continue(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Published) -> None:
-    """Step 1: where a producer broke and was replaced, the topic must still say what this owner knows.
-
-    Raises: FencedError when another owner has published meanwhile; RetryableError when that cannot be found out yet.
-    """
-    if not _regain(publisher, published):
-        return
-    confirm(parts, log, published)
-    published.refence = False
-
-
-def confirm(parts: Parts, log: CheckpointLog, published: Published) -> None:
-    """Read the topic: it must say what this owner knows.
-
-    Raises: FencedError when another owner has published; RetryableError when that cannot be found out yet.
-    """
-    now = log.read(tuple(published.records))
-    if any(_id(before) != _id(now.get(task)) for task, before in published.records.items()):
-        raise FencedError("another owner published a checkpoint meanwhile", job=parts.config.job_name)
-
-
-def _regain(publisher: Publisher, published: Published) -> bool:
-    """Whether the own ID was taken over anew, its producer being beyond use; then the others' are taken over, too.
-
-    The caller clears ``refence`` when it has read the topic.
-    """
-    published.refence = publisher.settle() or published.refence
-    if published.refence:
-        published.fence_others()
-    return published.refence
-
-
-def _outcome(before: CheckpointRecord | None, ours: CheckpointRecord, found: CheckpointRecord | None) -> bool | None:
-    """Whether what the topic says is ours (True), what was there before (False), or another owner's (None)."""
-    if _id(found) == _id(ours):
-        return True
-    return False if _id(found) == _id(before) else None
-
-
-def _id(record: CheckpointRecord | None) -> CheckpointId | None:
-    return record.current.checkpoint_id if record else None
 
 
 def _check_whole(parts: Parts, published: Published, commits: Sequence[PreparedCommit]) -> None:

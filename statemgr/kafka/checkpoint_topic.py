@@ -77,7 +77,9 @@ class CheckpointTopic:
         self._headers: dict[bytes, set[bytes] | None] = {}
         self._headers_of: dict[int, set[bytes]] = {version: set() for version in _VERSIONS}
 
-    def read(self, tasks: Collection[str] | None = None) -> Mapping[str, CheckpointRecord]:
+    def read(
+        self, tasks: Collection[str] | None = None, *, only_settled: bool = False
+    ) -> Mapping[str, CheckpointRecord]:
         """See :meth:`statemgr.ports.CheckpointLog.read`. Checks every record of the job, decodes the newest.
 
         Raises: CorruptRecord, UnavailableError, AccessDenied, MissingState (there is no such topic),
@@ -85,7 +87,7 @@ class CheckpointTopic:
         """
         # asked before waiting for another thread's turn, which may well bring what this one needs
         position = self._seen.position if self._seen is not None else 0
-        bounds = self._bounds()
+        bounds = self._bounds(only_settled)
         with self._lock:
             seen = self._read_to(bounds, position)
             return self._newest_of(seen, tasks)
@@ -112,7 +114,7 @@ class CheckpointTopic:
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def _bounds(self) -> _Bounds:
+    def _bounds(self, only_settled: bool = False) -> _Bounds:
         """Where the topic begins and ends now. Raises: MissingState, TopicMisconfigured, UnavailableError."""
         found = self._metadata.describe([self._topic]).get(self._topic)
         if found is None:
@@ -128,7 +130,7 @@ class CheckpointTopic:
                 hint="set task.checkpoint.topic to a new topic, or delete this one if it is none of yours",
                 topic=self._topic,
             )
-        start, end = self._metadata.bounds(self._topic, _PARTITION)
+        start, end = self._metadata.bounds(self._topic, _PARTITION, only_settled=only_settled)
         return _Bounds(str(found.topic_id), start, end)
 
     def _read_to(self, bounds: _Bounds, position: int) -> _Seen:

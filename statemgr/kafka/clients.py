@@ -71,6 +71,10 @@ _LEADERLESS = {
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
 }
+#: The brokers have forgotten the producer: its transactional ID was not used for long.
+_FORGOTTEN = {KafkaError.INVALID_PRODUCER_ID_MAPPING, KafkaError.UNKNOWN_PRODUCER_ID}
+#: What the client says of records whose transaction has failed before.
+_AFTER_EFFECTS = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._STATE}
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE}
 _INVALID = {
     KafkaError.INVALID_CONFIG,
@@ -270,6 +274,16 @@ def may_pass(error: KafkaError) -> bool:
 def is_fenced(error: KafkaError) -> bool:
     """Whether another owner of the transactional ID has taken over."""
     return error.code() in _FENCED
+
+
+def is_forgotten(error: KafkaError) -> bool:
+    """Whether the brokers do not know the transactional ID, or its producer, any more."""
+    return error.code() in _FORGOTTEN
+
+
+def is_after_effect(error: KafkaError) -> bool:
+    """Whether the client only says that the transaction had failed before."""
+    return error.code() in _AFTER_EFFECTS
 
 
 def is_missing(error: KafkaError) -> bool:

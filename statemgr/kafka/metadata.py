@@ -76,15 +76,17 @@ class TopicMetadata:
             for resource, entries in found.items()
         }
 
-    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """First offset and high watermark.
+    def bounds(self, topic: str, partition: int, *, only_settled: bool = False) -> tuple[int, int]:
+        """First offset and high watermark; where ``only_settled``, the last stable offset instead of that.
 
-        The latter is asked for with read_uncommitted: under read_committed it would be the last stable
+        The high watermark is asked for with read_uncommitted: under read_committed it would be the last stable
         offset, and another owner's open transaction would hide newer records.
 
         Raises: MissingState, UnavailableError, AccessDenied.
         """
-        return self._offset(topic, partition, OffsetSpec.earliest()), self._end(topic, partition)  # type: ignore[no-untyped-call]
+        isolation = IsolationLevel.READ_COMMITTED if only_settled else IsolationLevel.READ_UNCOMMITTED
+        start = self._offset(topic, partition, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        return start, self._end(topic, partition, isolation)
 
     def await_stable(self, partitions: Iterable[tuple[str, int]], wait_s: float) -> None:
         """Return when every transaction that is open in one of the partitions now has ended there, or is gone with it.

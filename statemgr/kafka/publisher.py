@@ -7,7 +7,11 @@ What each failure means for the transaction is decided here:
   Kafka 4.3.1 forgets it (KAFKA-20734), and would commit what is open there with the next transaction's records
 - once it was asked for and no answer came, the outcome is unknown: the same producer is asked again, which
   both learns the outcome and notices a newer owner; only when it is beyond use, a new one of the ID is made
-- fenced is fenced: no new producer is ever made then, since it would fence the newer owner in turn
+- brokers forget an ID that nobody used for a week, and an abort then takes it again inside the client, without a word.
+  So a transaction that failed for this reason is not aborted (nothing of it is open anywhere), and every other abort
+  leaves the ID *regained*: nothing is published before the owner has compared the topic with what it knows
+- fenced is fenced: no new producer is ever made then, since it would fence the newer owner in turn. Only where the
+  transaction was open for longer than its timeout is it not known who has fenced it: the brokers do that, too
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ from statemgr.ids import task_path
 from statemgr.kafka.clients import (
     SLICE_S,
     ClientErrors,
+    is_after_effect,
     is_fenced,
+    is_forgotten,
     is_unreachable,
     producer,
     translate,
@@ -39,12 +45,13 @@ from statemgr.kafka.clients import (
 )
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.transaction import KafkaTransaction
-from statemgr.ports import Clock
+from statemgr.ports import Clock, IdForgotten
 
 #: Brokers refuse more, unless their transaction.max.timeout.ms was raised.
 _BROKER_LIMIT_MS = 900_000
 #: Seconds that giving a transaction up may take; what is left of it is aborted before the next one begins.
 _ABORT_TIMEOUT_S = 30.0
+_LATE = "nothing is lost: the next commit first looks whether another owner has published meanwhile"
 #: Seconds to get the ID; a coordinator that has just started answers after a few.
 _FENCE_TIMEOUT_S = 60.0
 
@@ -65,7 +72,7 @@ class _State(Enum):
     OPEN = "a transaction is open"
     ABORTING = "a transaction must be aborted first"
     UNKNOWN = "a commit was asked for and not answered"
-    UNUSABLE = "the producer cannot go on; its last transaction is settled by the next one of the ID"
+    UNUSABLE = "the producer cannot go on; the next one of the ID ends its last transaction"
     FENCED = "another owner has taken over"
     CLOSED = "closed"
 
@@ -83,16 +90,20 @@ class TransactionalPublisher:
         self._id = transactional_id
         self._clock = clock
         self._timeout_s = config.commit_timeout_ms / 1000
+        self._transaction_timeout_ms = min(config.commit_timeout_ms, _BROKER_LIMIT_MS)
         self._errors = ClientErrors()
         self._producer: Producer | None = None
         self._state = _State.NEW
         #: Partitions with records of the last transaction, until it is known to be committed.
         self._written: set[tuple[str, int]] = set()
+        #: When the transaction that is open began, on the monotonic clock.
+        self._began: float | None = None
+        self._regained = False
 
     # --- the port ---------------------------------------------------------------------------------------
 
     def fence(self) -> None:
-        """Take the ID over. Raises: FencedError, UnavailableError, AccessDenied, ConfigError."""
+        """See :meth:`statemgr.ports.Publisher.fence`. Also raises: AccessDenied, ConfigError."""
         self._refuse(_State.CLOSED, _State.FENCED)
         fresh = self._make_producer()
         deadline = self._clock.monotonic() + min(_FENCE_TIMEOUT_S, self._timeout_s)
@@ -103,6 +114,7 @@ class TransactionalPublisher:
             self._until(fresh, fresh.init_transactions, deadline)
         except KafkaException as error:
             raise self._failure(error, "taking over the transactional ID") from error
+        self._drop_producer()
         self._errors.clear()
         self._producer, self._state = fresh, _State.READY
 
@@ -117,9 +129,9 @@ class TransactionalPublisher:
             yield transaction
             transaction.flush()
         except KafkaException as error:
-            raise self._given_up(self._failure(error, "publishing")) from error
+            raise self._given_up(error, self._translated(error.args[0], "publishing")) from error
         except StatemgrError as error:
-            raise self._given_up(error) from error.__cause__
+            raise self._given_up(error.__cause__, error) from error.__cause__
         except BaseException:
             self._abort()
             raise
@@ -127,35 +139,54 @@ class TransactionalPublisher:
             transaction.close()
         self._commit(current, deadline)
 
-    def settle(self) -> bool:
+    @property
+    def regained(self) -> bool:
+        """See :meth:`statemgr.ports.Publisher.regained`."""
+        return self._regained or self._state is _State.UNUSABLE
+
+    def settle(self) -> None:
         """See :meth:`statemgr.ports.Publisher.settle`."""
         self._refuse(_State.CLOSED, _State.FENCED)
+        deadline = self._clock.monotonic() + self._timeout_s
         if self._state is _State.UNKNOWN:
             assert self._producer is not None
-            deadline = self._clock.monotonic() + self._timeout_s
             try:
                 self._until(self._producer, self._producer.commit_transaction, deadline)
-                self._state, self._written = _State.READY, set()
+                self._committed()
             except KafkaException as error:
                 self._after_failed_commit(error)
                 if self._state is _State.UNKNOWN:
                     raise self._failure(error, "settling a transaction") from error
-                if self._state is _State.FENCED:
-                    raise self._fenced() from error
+        if self._state is _State.ABORTING:
+            self._abort(min(deadline, self._clock.monotonic() + _ABORT_TIMEOUT_S))
+        if self._state is _State.FENCED:
+            raise self._fenced()
+        if self._state is _State.ABORTING:
+            raise UnavailableError("the last transaction could not be aborted yet", transactional_id=self._id)
+
+    def regain(self) -> None:
+        """See :meth:`statemgr.ports.Publisher.regain`."""
+        self._regained = True
         if self._state is _State.UNUSABLE:
             self.fence()
-            return True
-        return False
+
+    def confirmed(self) -> None:
+        """See :meth:`statemgr.ports.Publisher.confirmed`."""
+        self._refuse(_State.CLOSED, _State.FENCED, _State.UNUSABLE)
+        self._regained = False
 
     def close(self) -> None:
         """Let the producer go; an open transaction is left to the next owner or to its timeout."""
+        self._drop_producer()
+        self._state = _State.CLOSED
+
+    # --- steps ------------------------------------------------------------------------------------------
+
+    def _drop_producer(self) -> None:
         if self._producer is not None:
             with contextlib.suppress(KafkaException):
                 self._producer.purge()
         self._producer = None
-        self._state = _State.CLOSED
-
-    # --- steps ------------------------------------------------------------------------------------------
 
     def _make_producer(self) -> Producer:
         return producer(
@@ -164,7 +195,7 @@ class TransactionalPublisher:
             transactional_id=self._id,
             enable_idempotence=True,
             acks="all",
-            transaction_timeout_ms=min(self._config.commit_timeout_ms, _BROKER_LIMIT_MS),
+            transaction_timeout_ms=self._transaction_timeout_ms,
         )
 
     def _begin(self, deadline: float) -> Producer:
@@ -175,23 +206,15 @@ class TransactionalPublisher:
                 hint="settle it first",
                 transactional_id=self._id,
             )
-        if self._state is _State.ABORTING:
-            self._abort(min(deadline, self._clock.monotonic() + _ABORT_TIMEOUT_S))
-        if self._state is _State.UNUSABLE:
-            # a new producer of the ID would publish on what it remembers, over a newer owner's checkpoints
-            raise FencedError(
-                "the producer cannot go on",
-                hint="open the task again: it reads the topic anew",
+        if self._state is not _State.READY or self._regained:
+            raise RetryableError(
+                "the transactional ID was taken again: what the owner knows must be compared with the topic first",
+                hint="commit again",
                 transactional_id=self._id,
-            )
-        if self._state is not _State.READY:
-            raise (
-                self._fenced()
-                if self._state is _State.FENCED
-                else UnavailableError("the last transaction could not be aborted yet", transactional_id=self._id)
             )
         assert self._producer is not None
         self._await_aborted(deadline)
+        self._began = self._clock.monotonic()
         try:
             self._producer.begin_transaction()
         except KafkaException as error:
@@ -214,25 +237,33 @@ class TransactionalPublisher:
             self._until(current, current.commit_transaction, deadline)
         except KafkaException as error:
             self._after_failed_commit(error)
+            reason = error.args[0]
             if self._state is _State.FENCED:
                 raise self._fenced() from error
             if self._state in (_State.READY, _State.ABORTING):
                 raise RetryableError(
-                    f"the transaction was aborted: {error.args[0].str()}", transactional_id=self._id
+                    f"the transaction was aborted: {reason.str()}", transactional_id=self._id
                 ) from error
+            if self._state is _State.UNUSABLE and self._timed_out():
+                raise OutcomeUnknownError(self._late(), hint=_LATE, transactional_id=self._id) from error
             raise OutcomeUnknownError(
-                f"the broker has not answered the commit: {error.args[0].str()}",
+                f"the broker has not answered the commit: {reason.str()}",
                 transactional_id=self._id,
                 hint="settle it, then read the topic",
             ) from error
-        self._state, self._written = _State.READY, set()
+        self._committed()
         self._errors.clear()
+
+    def _committed(self) -> None:
+        self._state, self._written, self._began = _State.READY, set(), None
 
     def _after_failed_commit(self, error: KafkaException) -> None:
         """What a failed commit means: aborted (READY), FENCED, UNUSABLE, or still UNKNOWN."""
         reason = error.args[0]
         if is_fenced(reason) or self._fenced_reported():
-            self._state = _State.FENCED
+            self._state = self._who_fenced()
+        elif is_forgotten(reason):
+            self._state = _State.UNUSABLE
         elif reason.txn_requires_abort():
             self._abort()
         elif reason.fatal() or not is_unreachable(reason):
@@ -242,26 +273,58 @@ class TransactionalPublisher:
         """Give the open transaction up; never raises. What cannot be aborted now is tried again later."""
         if self._producer is None:
             return
-        self._state = _State.ABORTING
+        self._state, self._regained = _State.ABORTING, True
         until = deadline if deadline is not None else self._clock.monotonic() + _ABORT_TIMEOUT_S
         try:
             self._until(self._producer, self._producer.abort_transaction, until)
-            self._state = _State.READY
+            self._state, self._began = _State.READY, None
         except KafkaException as error:
             self._classify(error.args[0])
 
-    def _given_up(self, error: StatemgrError) -> StatemgrError:
+    def _given_up(self, cause: BaseException | None, error: StatemgrError) -> StatemgrError:
         """Abort, and say what that showed: a fenced owner is fenced whatever went wrong first."""
+        reason = self._reason(cause)
+        if reason is not None and is_forgotten(reason):
+            self._state, self._began = _State.UNUSABLE, None
+            return IdForgotten(
+                f"the brokers did not know the transactional ID any more: {reason.str()}",
+                hint="nobody used it for longer than the brokers' transactional.id.expiration.ms; commit again",
+                transactional_id=self._id,
+            )
         self._abort()
-        if self._state is _State.FENCED and not isinstance(error, FencedError):
-            return self._fenced()
-        return error
+        if self._state is _State.FENCED:
+            return error if isinstance(error, FencedError) else self._fenced()
+        if self._state is _State.UNUSABLE and self._timed_out():
+            return RetryableError(self._late(), hint=_LATE, transactional_id=self._id)
+        return error if reason is None else self._translated(reason, "publishing")
+
+    def _reason(self, cause: BaseException | None) -> KafkaError | None:
+        """Why a transaction failed. Where an error only says that it has failed, the client is asked why."""
+        if not isinstance(cause, KafkaException):
+            return None
+        reason: KafkaError = cause.args[0]
+        if is_after_effect(reason) and self._producer is not None:
+            try:
+                self._producer.begin_transaction()  # refused while one is open, with the reason why that one failed
+            except KafkaException as error:
+                reason = error.args[0]
+        return reason
 
     def _classify(self, error: KafkaError) -> None:
         if is_fenced(error) or self._fenced_reported():
-            self._state = _State.FENCED
+            self._state = self._who_fenced()
         elif error.fatal():
             self._state = _State.UNUSABLE
+
+    def _who_fenced(self) -> _State:
+        """Another owner; or, where the transaction was open for too long, perhaps only the brokers: the topic says."""
+        return _State.UNUSABLE if self._timed_out() else _State.FENCED
+
+    def _timed_out(self) -> bool:
+        return self._began is not None and self._age_s() * 1000 >= self._transaction_timeout_ms
+
+    def _age_s(self) -> float:
+        return self._clock.monotonic() - self._began if self._began is not None else 0.0
 
     def _fenced_reported(self) -> bool:
         fatal = self._errors.fatal()
@@ -300,10 +363,20 @@ class TransactionalPublisher:
     # --- errors -----------------------------------------------------------------------------------------
 
     def _failure(self, error: KafkaException, doing: str) -> StatemgrError:
-        found = translate(error.args[0], doing, reported=self._errors, transactional_id=self._id)
+        found = self._translated(error.args[0], doing)
         if isinstance(found, FencedError):
             self._state = _State.FENCED
         return found
+
+    def _translated(self, error: KafkaError, doing: str) -> StatemgrError:
+        return translate(error, doing, reported=self._errors, transactional_id=self._id)
+
+    def _late(self) -> str:
+        return (
+            f"the transaction was open for {self._age_s():.0f} s, and its timeout is "
+            f"{self._transaction_timeout_ms / 1000:g} s (task.commit.timeout.ms), so the brokers aborted it: "
+            "this process was suspended, or much too slow"
+        )
 
     def _fenced(self) -> FencedError:
         return FencedError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from statemgr.errors import ClosedError, RetryableError
 from statemgr.kafka.clients import SLICE_S, ClientErrors, translate, unmasked
@@ -122,7 +122,7 @@ class KafkaTransaction:
         if self._closed:
             raise ClosedError("the transaction has ended")
         if self._failed is not None:
-            raise translate(self._failed, "sending to Kafka", reported=self._errors)
+            raise translate(self._failed, "sending to Kafka", reported=self._errors) from KafkaException(self._failed)
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         topic, partition, offset = message.topic(), message.partition(), message.offset()

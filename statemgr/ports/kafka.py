@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from statemgr.errors import RetryableError
 from statemgr.model.checkpoint import CheckpointRecord
 from statemgr.model.commit import Change
 
@@ -14,10 +15,13 @@ from statemgr.model.commit import Change
 class CheckpointLog(Protocol):
     """The checkpoint topic, for reading."""
 
-    def read(self, tasks: Collection[str] | None = None) -> Mapping[str, CheckpointRecord]:
+    def read(
+        self, tasks: Collection[str] | None = None, *, only_settled: bool = False
+    ) -> Mapping[str, CheckpointRecord]:
         """The newest record of every task of the job (of ``tasks``) in the newest layout generation.
 
-        Reads to the high watermark captured first, waiting for the last stable offset to pass it.
+        Reads to the high watermark captured first, waiting for the last stable offset to pass it; where
+        ``only_settled``, to the last stable offset, waiting for nobody.
         Raises: CorruptRecord, UnavailableError (deadline), MissingState (the topic is gone or truncated).
         """
 
@@ -48,26 +52,45 @@ class Transaction(Protocol):
         """
 
 
+class IdForgotten(RetryableError):
+    """The brokers had forgotten the transactional ID, since nobody used it for long. Nothing was published."""
+
+
 class Publisher(Protocol):
     """A transactional producer of one ``transactional.id``."""
 
     def fence(self) -> None:
-        """Take the ID over: older owners are fenced, a pending transaction is settled. Raises: UnavailableError."""
+        """Take the ID over: older owners are fenced, a pending transaction is settled.
+
+        Raises: FencedError, UnavailableError.
+        """
 
     def transaction(self) -> AbstractContextManager[Transaction]:
         """One transaction: committed when the block ends, aborted when it raises.
 
-        Raises: FencedError; RetryableError (surely not published); OutcomeUnknownError (call :meth:`settle`).
+        Raises: FencedError; RetryableError (surely not published), of which IdForgotten may be tried again at once;
+            OutcomeUnknownError (call :meth:`settle`).
         """
 
-    def settle(self) -> bool:
-        """Bring a transaction whose outcome is unknown to an end, so that the topic can be read for it, and replace a
-        producer that is beyond use. Asks nobody when there is neither.
+    def settle(self) -> None:
+        """Bring what is open to an end: ask again about a commit that was not answered, and abort what failed.
 
-        Returns: whether the ID had to be taken over once more, so that the other kind of owner must be fenced again.
-
+        Takes nothing over from anybody. Asks nobody when nothing is open.
         Raises: FencedError when another owner has taken over; UnavailableError when it cannot be settled yet.
         """
+
+    @property
+    def regained(self) -> bool:
+        """Whether the ID was initialised again since :meth:`confirmed`, or has to be.
+
+        Then another owner may have held it in between, and the topic must be compared with what this one knows.
+        """
+
+    def regain(self) -> None:
+        """Initialise the ID again where the producer is beyond use. Raises: as :meth:`fence`."""
+
+    def confirmed(self) -> None:
+        """The ID is this owner's, the other kind of owner is fenced, and the topic says what this owner knows."""
 
     def close(self) -> None: ...
 

@@ -79,6 +79,7 @@ def test_what_was_aborted_without_a_leader_is_never_committed(second: SecondBrok
 
 def _published(publisher: TransactionalPublisher, change: Change) -> bool:
     """False where the broker forgot: refused."""
+    publisher.confirmed()
     try:
         with publisher.transaction() as transaction:
             transaction.send_changes(_TOPIC, 0, [change])

@@ -1,0 +1,159 @@
+"""What one owner knows to be published, and whether it may go on from that.
+
+Steps of finding out, where a commit was not answered or the transactional ID was initialised again:
+
+1. bring what is open to an end with the same producer, which takes nothing over from anybody
+2. where the ID was regained, another owner may have had it in between: read what the topic says now, and give up
+   before anybody is fenced if that is another owner's
+3. take over what is needed: the own ID where its producer is beyond use, and the IDs of the other kind of owner
+4. read the topic to its end, and compare
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from statemgr.errors import FencedError, MissingError, OutcomeUnknownError, StatemgrError
+from statemgr.flows.parts import Parts
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
+from statemgr.phases import Phase, announce
+from statemgr.ports import CheckpointLog, Publisher
+
+
+@dataclass
+class Published:
+    """What the topic says of the tasks that one publisher covers. Changed by :func:`publish` alone.
+
+    ``pending`` holds the records of a publish that was sent and not answered; while it does, only :func:`settle`
+    helps. ``fence_others`` fences the other kind of owner again, when the own ID was initialised once more;
+    ``still_owned`` is asked before that.
+    """
+
+    records: dict[str, CheckpointRecord | None]
+    epoch: int
+    layout: Layout
+    fence_others: Callable[[], None]
+    still_owned: Callable[[], bool] = lambda: True
+    pending: dict[str, CheckpointRecord] = field(default_factory=dict)
+
+    def checkpoint(self, task: str) -> Checkpoint | None:
+        record = self.records[task]
+        return record.current if record else None
+
+    def older(self, task: str) -> Sequence[Checkpoint]:
+        """The checkpoints that are retained beside the current one, newest first."""
+        record = self.records[task]
+        return record.checkpoints[1:] if record else ()
+
+
+def go_on(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Published) -> None:
+    """Before a publish: this owner has the ID, and the topic says what it knows. Asks nobody after a good commit.
+
+    Raises: FencedError when another owner has published meanwhile; RetryableError when that cannot be found out yet.
+    """
+    publisher.settle()
+    if publisher.regained:
+        _regain(parts, publisher, log, published, published.records)
+        confirm(parts, log, published)
+        publisher.confirmed()
+
+
+def confirm(parts: Parts, log: CheckpointLog, published: Published) -> None:
+    """Read the topic: it must say what this owner knows.
+
+    Raises: FencedError when another owner has published; RetryableError when that cannot be found out yet.
+    """
+    _outcome(parts, published, log.read(tuple(published.records)), published.records)
+
+
+def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Published) -> bool:
+    """Find out what became of a publish whose acknowledgement was lost, and take it over into ``published``.
+
+    Returns: whether it was published; if not, the old checkpoint stands.
+
+    Raises:
+        FencedError: another owner took over.
+        OutcomeUnknownError: it cannot be settled yet; nothing may be deleted, call again.
+        MissingState: the checkpoint topic is gone.
+    """
+    pending = published.pending
+    try:
+        publisher.settle()
+        if publisher.regained:
+            _regain(parts, publisher, log, published, pending)
+        was_published = _outcome(parts, published, log.read(tuple(pending)), pending)
+        publisher.confirmed()
+    except FencedError:
+        published.pending = {}
+        raise
+    except MissingError:  # the topic is gone: asking again cannot help
+        raise
+    except StatemgrError as error:
+        raise OutcomeUnknownError(
+            f"the outcome of a publish is unknown and could not be settled yet: {error.message}",
+            hint="it is settled before the next commit",
+            job=parts.config.job_name,
+        ) from error
+    published.pending = {}
+    if was_published:
+        published.records.update(pending)
+        announce(Phase.ACKNOWLEDGED, ", ".join(pending), parts.config.job_key)
+    return was_published
+
+
+def _regain(
+    parts: Parts,
+    publisher: Publisher,
+    log: CheckpointLog,
+    published: Published,
+    expected: Mapping[str, CheckpointRecord | None],
+) -> None:
+    """Steps 2 and 3. Raises: FencedError before anybody is fenced, when this owner has lost already."""
+    _outcome(parts, published, log.read(tuple(expected), only_settled=True), expected)
+    if not published.still_owned():
+        raise FencedError(
+            "the task was taken away from this process", job=parts.config.job_name, tasks=_names(expected)
+        )
+    publisher.regain()
+    published.fence_others()
+
+
+def _outcome(
+    parts: Parts,
+    published: Published,
+    found: Mapping[str, CheckpointRecord],
+    expected: Mapping[str, CheckpointRecord | None],
+) -> bool:
+    """Whether the topic says what is expected (True), or what was there before (False).
+
+    Raises: FencedError when it says anything else: another owner has published.
+    """
+    outcomes = set()
+    for task, ours in expected.items():
+        now = _mark(found.get(task))
+        if now not in (_mark(ours), _mark(published.records[task])):
+            raise FencedError(
+                f"another owner published checkpoint {now and now[0]} meanwhile",
+                hint="stop this one: what it did not publish is not lost",
+                job=parts.config.job_name,
+                task=task,
+            )
+        outcomes.add(now == _mark(ours))
+    if len(outcomes) > 1:
+        raise FencedError(
+            "another owner published checkpoints of some of the tasks meanwhile",
+            job=parts.config.job_name,
+            tasks=_names(expected),
+        )
+    return True in outcomes
+
+
+def _mark(record: CheckpointRecord | None) -> tuple[str, int, int] | None:
+    """What a checkpoint is known by."""
+    current = record.current if record else None
+    return (str(current.checkpoint_id), current.sequence, current.epoch) if current else None
+
+
+def _names(tasks: Iterable[str]) -> str:
+    return ", ".join(sorted(tasks))

@@ -1,0 +1,207 @@
+"""Owners that may have lost their task without knowing it: forgotten IDs, suspended processes, equal clocks."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from statemgr import JobConfig, StateManager, Task
+from statemgr.dev.kafka import KafkaBroker
+from statemgr.errors import FencedError
+from statemgr.kafka.metadata import TopicMetadata
+from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
+from statemgr.local.clock import SystemClock
+from statemgr.model.checkpoint import Checkpoint
+from statemgr.phases import Phase
+from tests.commits import TASK, attempt, current, totals, write
+from tests.jobs import DUAL, elsewhere, job_mapping
+from tests.kafka_jobs import committed, state_of
+from tests.owners import FORGETFUL, STRICT, Suspended, forgotten, job
+from tests.servers import KafkaServer
+
+
+@pytest.fixture
+def forgetful(own_kafka: Callable[..., KafkaBroker]) -> KafkaBroker:
+    """A broker that forgets an ID after 1.5 s without use."""
+    return own_kafka(**FORGETFUL)
+
+
+def ids(config: JobConfig) -> tuple[str, str]:
+    """The IDs of the owner of the task and of the whole job."""
+    return task_transactional_id(config, TASK), job_transactional_id(config)
+
+
+def commit(task: Task, number: int) -> Checkpoint:
+    """One more commit of an open task."""
+    write(task, {b"number": b"%d" % number, b"k%d" % number: b""})
+    return task.commit({"orders-0": number})
+
+
+def aborted(config: JobConfig) -> None:
+    """Return when the brokers have aborted the transaction that a suspended process has open."""
+    with contextlib.closing(TopicMetadata(config)) as metadata:
+        metadata.await_stable([(config.stores["totals"].changelog_topic, 0)], 30.0)
+
+
+class Driver:
+    """The owner of a whole job: one attempt and one publish at a time."""
+
+    def __init__(self, manager: StateManager) -> None:
+        self._manager = manager
+        self._epoch = manager.acquire()
+        self._checkpoints = self._epoch.checkpoints
+
+    def commit(self, number: int) -> Checkpoint:
+        """One more publish."""
+        items: dict[bytes, bytes | None] = {b"number": b"%d" % number, b"k%d" % number: b""}
+        prepared = attempt(self._manager.config, self._epoch, TASK, items, number, checkpoints=self._checkpoints)
+        self._checkpoints = self._manager.publish([prepared])
+        self._epoch = self._epoch.after_publish()
+        return self._checkpoints[TASK]
+
+
+def whole(config: JobConfig, number: int) -> None:
+    """Both backends hold exactly the state of commit ``number``, and so does the changelog as others read it."""
+    record = current(config)
+    assert record is not None
+    assert record.current.input_offsets == {"orders-0": number}
+    for factory in DUAL:
+        assert totals(config, factory)[TASK][b"number"] == b"%d" % number
+    changelog = state_of(committed(config, config.stores["totals"].changelog_topic))
+    assert changelog == totals(config, "blob-store")[TASK], "the changelog and the blobs hold the same"
+
+
+def test_a_zombie_whose_id_was_forgotten_publishes_nothing(forgetful: KafkaBroker, tmp_path: Path) -> None:
+    """FAULT 39, invariant 7: another owner has published and both IDs are forgotten; the older one is fenced."""
+    config = job(forgetful, tmp_path)
+    there = elsewhere(config, tmp_path / "other", "blob-store")
+    with StateManager(config) as older, StateManager(there) as newer:
+        zombie = older.open_task(TASK)
+        commit(zombie, 1)
+        owner = newer.open_task(TASK)
+        for number in (2, 3, 4):
+            commit(owner, number)
+        forgotten(forgetful, *ids(config))
+        for number in (90, 91):
+            with pytest.raises(FencedError):
+                commit(zombie, number)
+        assert commit(owner, 5).sequence == 5
+        whole(config, 5)
+
+
+def test_a_zombie_task_never_fences_the_owner_of_the_whole_job(forgetful: KafkaBroker, tmp_path: Path) -> None:
+    """FAULT 39: owners of both kinds: what the older one finds on the topic ends it before it fences anybody."""
+    config = job(forgetful, tmp_path)
+    with StateManager(config) as older, StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as newer:
+        zombie = older.open_task(TASK)
+        commit(zombie, 1)
+        driver = Driver(newer)
+        driver.commit(2)
+        forgotten(forgetful, *ids(config))
+        with pytest.raises(FencedError):
+            commit(zombie, 90)
+        assert driver.commit(3).sequence == 3
+        whole(config, 3)
+
+
+def test_a_zombie_driver_never_fences_the_owner_of_a_task(forgetful: KafkaBroker, tmp_path: Path) -> None:
+    """FAULT 39: the same the other way round."""
+    config = job(forgetful, tmp_path)
+    with StateManager(config) as older, StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as newer:
+        zombie = Driver(older)
+        zombie.commit(1)
+        owner = newer.open_task(TASK)
+        commit(owner, 2)
+        forgotten(forgetful, *ids(config))
+        with pytest.raises(FencedError):
+            zombie.commit(90)
+        assert commit(owner, 3).sequence == 3
+        whole(config, 3)
+
+
+def test_of_two_owners_that_published_nothing_yet_one_goes_on(forgetful: KafkaBroker, tmp_path: Path) -> None:
+    """FAULT 39: the topic cannot tell them apart; whichever publishes first fences the other, and nothing is mixed."""
+    config = job(forgetful, tmp_path)
+    with StateManager(config) as older, StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as newer:
+        zombie = older.open_task(TASK)
+        commit(zombie, 1)
+        driver = Driver(newer)
+        forgotten(forgetful, *ids(config))
+        commit(zombie, 2)
+        with pytest.raises(FencedError):
+            driver.commit(90)
+        commit(zombie, 3)
+        whole(config, 3)
+
+
+@pytest.mark.parametrize("kind", ["task", "whole job"])
+def test_an_idle_owner_commits_as_if_nothing_had_happened(forgetful: KafkaBroker, tmp_path: Path, kind: str) -> None:
+    """FAULT 39: nobody else came while the ID was forgotten: no commit fails."""
+    config = job(forgetful, tmp_path)
+    with StateManager(config) as manager:
+        if kind == "task":
+            task = manager.open_task(TASK)
+            step: Callable[[int], Checkpoint] = lambda number: commit(task, number)  # noqa: E731
+            mine = ids(config)[0]
+        else:
+            step, mine = Driver(manager).commit, ids(config)[1]
+        step(1)
+        for number in (2, 3):
+            forgotten(forgetful, mine)
+            assert step(number).sequence == number
+        whole(config, 3)
+
+
+@pytest.mark.parametrize("phase", [Phase.SEND_CHECKPOINT, Phase.COMMIT_TRANSACTION])
+def test_a_process_that_was_suspended_learns_that_and_goes_on(
+    own_kafka: Callable[..., KafkaBroker], tmp_path: Path, phase: Phase
+) -> None:
+    """FAULT 39: the brokers aborted its transaction, and nobody else came: it says so, and the next commit works."""
+    config = job(own_kafka(**STRICT), tmp_path, task__commit__timeout__ms=4000)
+    process = Suspended(config, phase)
+    aborted(config)
+    found = process.go_on()
+    failed = [one for one in found if "error" in one]
+    assert all(one["error"] in ("RetryableError", "OutcomeUnknownError") for one in failed), found
+    [why] = [one["message"] for one in failed if "this process was suspended" in one["message"]]
+    assert "task.commit.timeout.ms" in why
+    assert not [one for one in failed if "another owner has taken over" in one["message"]], found
+    sequences = [one["sequence"] for one in found if "sequence" in one]
+    assert sequences == list(range(2, 2 + len(sequences))), found
+    assert sequences, found
+    whole(config, 5)
+
+
+def test_a_process_that_was_suspended_while_another_published_is_fenced(
+    own_kafka: Callable[..., KafkaBroker], tmp_path: Path
+) -> None:
+    """FAULTS 23 and 39: it publishes nothing more, and fences nobody."""
+    config = job(own_kafka(**STRICT), tmp_path, task__commit__timeout__ms=4000)
+    process = Suspended(config, Phase.COMMIT_TRANSACTION)
+    with StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as manager:
+        owner = manager.open_task(TASK)
+        assert commit(owner, 7).sequence == 2
+        found = process.go_on()
+        assert found[-1]["error"] == "FencedError", found
+        assert not [one for one in found if "sequence" in one], found
+        assert commit(owner, 8).sequence == 3
+        whole(config, 8)
+
+
+def test_owners_never_share_an_epoch(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 7: with clocks that stand still, or are behind the newest epoch, two owners have two epochs."""
+    now = itertools.repeat(1_700_000_000_000_000_000)
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
+    with StateManager(config) as first:
+        newest = Driver(first).commit(1).epoch
+    monkeypatch.setattr(SystemClock, "time_ns", lambda self: next(now))
+    epochs = []
+    for number in range(4):
+        with StateManager(elsewhere(config, tmp_path / str(number), "blob-store")) as manager:
+            epochs.append(manager.acquire().number)
+    assert len(set(epochs)) == len(epochs)
+    assert min(epochs) > newest

@@ -1,0 +1,105 @@
+"""Owners that lose or nearly lose a task, for tests: brokers that forget quickly, and processes that are suspended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+
+from statemgr import JobConfig, StateManager
+from statemgr.dev.kafka import KafkaBroker
+from statemgr.errors import StatemgrError
+from statemgr.phases import Phase, add_observer
+from tests.jobs import job_mapping
+from tests.kafka_jobs import wait_until
+from tests.servers import KafkaServer
+
+#: A broker that forgets a transactional ID after 1.5 s, and what an idle producer wrote.
+FORGETFUL = {
+    "transactional.id.expiration.ms": "1500",
+    "transaction.remove.expired.transaction.cleanup.interval.ms": "200",
+    "producer.id.expiration.ms": "1500",
+    "producer.id.expiration.check.interval.ms": "200",
+}
+#: A broker that aborts a transaction soon after its timeout.
+STRICT = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+
+
+def job(broker: KafkaBroker, directory: Path, **more: object) -> JobConfig:
+    """A dual-commit job on a broker of the test's own; keys have ``__`` for ``.``."""
+    server = KafkaServer(bootstrap_servers=broker.bootstrap_servers, kind="local")
+    return JobConfig.from_mapping(job_mapping(server, directory, **more))  # type: ignore[arg-type]
+
+
+def forgotten(broker: KafkaBroker, *transactional_ids: str) -> None:
+    """Return when the broker has forgotten transactional IDs: it notes that on its own topic, by a tombstone."""
+    reader = Consumer(
+        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "look", "auto.offset.reset": "earliest"}
+    )
+    topic = "__transaction_state"
+    partitions = reader.list_topics(topic, timeout=10).topics[topic].partitions
+    reader.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    known: dict[bytes, bool] = {}
+
+    def are_gone() -> bool:
+        for message in reader.consume(500, 0.1):
+            key = message.key()
+            if message.error() is None and isinstance(key, bytes):
+                known[key[4:]] = message.value() is not None  # a version, then the length of the ID
+        return all(known.get(one.encode()) is False for one in transactional_ids)
+
+    try:
+        wait_until(are_gone)
+    finally:
+        reader.close()
+
+
+class Suspended:
+    """A process that commits a task, and suspends itself at a step of its second commit."""
+
+    def __init__(self, config: JobConfig, phase: Phase) -> None:
+        order = json.dumps({"config": dict(config.to_mapping()), "phase": phase.value})
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.owners", order], stdout=subprocess.PIPE, text=True
+        )
+        _, status = os.waitpid(self._process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), "it ended before it was suspended"
+
+    def go_on(self) -> list[dict[str, Any]]:
+        """Wake it up. Returns: what its commits from then on ended with."""
+        self._process.send_signal(signal.SIGCONT)
+        out, _ = self._process.communicate(timeout=60)
+        return [json.loads(line) for line in out.splitlines()]
+
+
+def _main() -> None:
+    """The process: three more commits after the one that it was suspended in, each is tried once."""
+    order = json.loads(sys.argv[1])
+    with StateManager(JobConfig.from_mapping(order["config"])) as manager, manager.open_task("Partition 0") as task:
+        task.store("totals").put(b"number", b"1")
+        task.commit({"orders-0": 1})
+        waiting = [Phase(order["phase"])]
+
+        def suspend(phase: Phase, _: str) -> None:
+            if phase in waiting:
+                waiting.clear()
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        add_observer(suspend)
+        for number in range(2, 6):
+            try:
+                task.store("totals").put(b"number", b"%d" % number)
+                found: dict[str, Any] = {"sequence": task.commit({"orders-0": number}).sequence}
+            except StatemgrError as error:
+                found = {"error": type(error).__name__, "message": str(error)}
+            print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    _main()
