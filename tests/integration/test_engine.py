@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.kafka.publisher import TransactionalPublisher, _State
-from statemgr.model.checkpoint import BlobRef, Layout, Marker
+from statemgr.model.checkpoint import BlobRef, Checkpoint, Layout, Marker
 from statemgr.phases import Phase, observed
 from statemgr.ports import SegmentBackupManager
 from statemgr.runtime import Runtime, _shared, shared_runtime
@@ -429,46 +429,76 @@ def test_opening_a_task_fences_the_whole_job(driver: StateManager, tmp_path: Pat
     assert record.current.input_offsets == {"orders-0": 5}
 
 
-def test_a_driver_that_lost_the_job_while_unsure_never_publishes_again(
-    driver: StateManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Protocol 3, invariant 7: its own ID is his again after settling; what the topic says, and its word, stand."""
-    epoch = driver.acquire()
-    there = executor(driver, tmp_path)
-    prepared = [attempt(there, epoch, task, {b"zombie": b"1"}, 1) for task in TASKS]
-    job = driver._job
-    assert job is not None
-    fence_others, asked = job.published.fence_others, []
-
-    def fence_at_the_second_time() -> None:
-        asked.append(1)
-        if len(asked) == 1:
-            raise UnavailableError("told to")
-        fence_others()
-
-    job.published.fence_others = fence_at_the_second_time
-    other = StateManager(elsewhere(driver.config, tmp_path / "other", "blob-store"))
+def _break_at_the_commit(monkeypatch: pytest.MonkeyPatch, first: Callable[[], None] = lambda: None) -> None:
+    """The next commit is asked for after ``first``; its answer is lost, and the producer is beyond use."""
 
     def unusable(self: TransactionalPublisher, error: object) -> None:
         self._state = _State.UNUSABLE
 
+    original = TransactionalPublisher._commit
+
     def lost(self: TransactionalPublisher, *args: object) -> None:
         monkeypatch.undo()
-        theirs = other.acquire()
-        other.publish([attempt(there, theirs, task, {b"a": b"2"}, 2) for task in TASKS])
+        first()
         with monkeypatch.context() as patch:
             patch.setattr(TransactionalPublisher, "_after_failed_commit", unusable)
-            self._commit(*args)  # type: ignore[arg-type]
+            original(self, *args)  # type: ignore[arg-type]
+        self._state = _State.UNUSABLE
+        raise OutcomeUnknownError("told to")
 
     monkeypatch.setattr(TransactionalPublisher, "_commit", lost)
+
+
+def test_a_driver_that_lost_the_job_while_unsure_fences_nobody(
+    driver: StateManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT 39, protocol 2 and 3: it reads the topic before it takes anything over; the newer owner goes on."""
+    epoch = driver.acquire()
+    there = executor(driver, tmp_path)
+    prepared = [attempt(there, epoch, task, {b"zombie": b"1"}, 1) for task in TASKS]
+    other = StateManager(elsewhere(driver.config, tmp_path / "other", "blob-store"))
+
+    def overtake() -> None:
+        nonlocal checkpoints, epoch
+        epoch = other.acquire()
+        checkpoints = other.publish([attempt(there, epoch, task, {b"a": b"2"}, 2) for task in TASKS])
+
+    checkpoints: Mapping[str, Checkpoint] = {}
+    _break_at_the_commit(monkeypatch, overtake)
     with other:
-        with pytest.raises(OutcomeUnknownError):  # settling took the ID, and could not fence the tasks
-            driver.publish(prepared)
         for _ in range(3):
             with pytest.raises(FencedError):
                 driver.publish(prepared)
-        assert len(asked) == 2, "the tasks were fenced once they could be"
-    assert totals(driver.config, "blob-store") == {task: {b"a": b"2"} for task in TASKS}
+        more = [attempt(there, epoch, task, {b"b": b"3"}, 3, checkpoints=checkpoints) for task in TASKS]
+        other.publish(more)
+    assert totals(driver.config, "blob-store") == {task: {b"a": b"2", b"b": b"3"} for task in TASKS}
+
+
+def test_a_driver_that_is_unsure_publishes_nothing_before_the_others_are_fenced(
+    driver: StateManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protocol 2 and 3: its own ID is his again, and the tasks' could not be taken over: unsure until they are."""
+    epoch = driver.acquire()
+    there = executor(driver, tmp_path)
+    prepared = [attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS]
+    job = driver._job
+    assert job is not None
+    fence_others, asked = job.published.fence_others, []
+
+    def fence_at_the_third_time() -> None:
+        asked.append(1)
+        if len(asked) < 3:
+            raise UnavailableError("told to")
+        fence_others()
+
+    job.published.fence_others = fence_at_the_third_time
+    _break_at_the_commit(monkeypatch)
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknownError):
+            driver.publish(prepared)
+    assert {c.sequence for c in driver.publish(prepared).values()} == {1}
+    assert len(asked) == 3
+    assert totals(driver.config, "blob-store") == {task: {b"a": b"1"} for task in TASKS}
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])
