@@ -7,7 +7,7 @@ commit, return one row. Nothing stays open afterwards, and nothing is written to
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
@@ -22,8 +22,9 @@ from statemgr import JobConfig
 from statemgr.engine import (
     Attachment,
     Attempt,
-    checkpoint_from_bytes,
+    HandOut,
     epoch_from_bytes,
+    handed_out,
     open_attempt,
     prepared_to_bytes,
 )
@@ -41,15 +42,14 @@ _RESULT = pa.schema(
 
 @dataclass(frozen=True)
 class Work:
-    """Everything that the workers of one micro-batch need, for all tasks; Spark ships it with the function.
+    """What the workers of one micro-batch need; Spark ships it with the function, so it does not grow with the tasks.
 
-    ``config`` is JSON with secrets unresolved, ``epoch`` and ``checkpoints`` (task's number → its checkpoint)
-    are bytes of statemgr's own format, ``schema`` is Arrow's.
+    ``config`` is JSON with secrets unresolved, ``epoch`` is bytes of statemgr's own format, ``schema`` is Arrow's.
     """
 
     config: str
     epoch: bytes
-    checkpoints: Mapping[int, bytes]
+    checkpoints: HandOut
     tasks: int
     partitioning: Partitioning
     process: ProcessFunction
@@ -57,7 +57,6 @@ class Work:
     sequence: int
     time_ms: int
     watermark_ms: int | None
-    end: Mapping[str, int]
 
 
 def worker(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -89,9 +88,8 @@ def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[b
     first = next(batches, None)
     rows = () if first is None else chain((first,), batches)
     # 2. open
-    saved = work.checkpoints.get(task)
-    checkpoint = checkpoint_from_bytes(saved) if saved is not None else None
     config = JobConfig.from_mapping(json.loads(work.config))
+    checkpoint = handed_out(config, work.checkpoints, task)
     with open_attempt(config, task_name(task), checkpoint, epoch_from_bytes(work.epoch)) as opened:
         # 3. process, 4. keep the output
         own = (work.partitioning.check(batch, task, work.tasks) for batch in rows)
@@ -103,8 +101,8 @@ def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[b
             part.unlink()
         for _ in own:
             pass  # rows that process left unread are checked all the same
-        # 5. prepare: everything is durable when this returns
-        prepared = opened.prepare(work.partitioning.offsets_of(task, work.end))
+        # 5. prepare: everything is durable when this returns; the driver knows the input's offsets and adds them
+        prepared = opened.prepare({})
         return prepared_to_bytes(prepared), _reports(task, opened)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -29,11 +30,13 @@ from spark_integration.stateful_input import check_no_state
 from statemgr import JobConfig, StateManager
 from statemgr.engine import (
     Epoch,
+    HandOut,
     MicroBatch,
     PreparedCommit,
-    checkpoint_to_bytes,
     epoch_to_bytes,
+    hand_out,
     prepared_from_bytes,
+    withdraw,
 )
 from statemgr.errors import (
     BatchMismatch,
@@ -43,7 +46,7 @@ from statemgr.errors import (
     StatemgrError,
     from_json,
 )
-from statemgr.ids import task_index, task_name
+from statemgr.ids import task_name
 from statemgr.phases import Phase, announce
 
 if TYPE_CHECKING:
@@ -108,8 +111,12 @@ class Driver:
         if not published:
             return None
         offsets: dict[str, int] = {}
+        last: Mapping[str, int] = {}
         for task, checkpoint in published.items():
-            for partition, offset in checkpoint.input_offsets.items():
+            if checkpoint.input_offsets == last:
+                continue  # by key, all tasks have all partitions
+            last = checkpoint.input_offsets
+            for partition, offset in last.items():
                 if offsets.setdefault(partition, offset) != offset:
                     raise BatchMismatch(
                         "the tasks' checkpoints are at different offsets of one partition",
@@ -225,12 +232,17 @@ class Driver:
     def _stage(self, rows: DataFrame, source: BatchInput) -> tuple[list[PreparedCommit], tuple[RestoreReport, ...]]:
         plan = self._plan
         spread = plan.partitioning.spread(rows, plan.config.tasks)
-        results = spread.mapInArrow(worker(self._work(source)), RESULT_DDL).collect()
+        with self._handed_out() as checkpoints:
+            results = spread.mapInArrow(worker(self._work(source, checkpoints)), RESULT_DDL).collect()
         failures = [from_json(row.error) for row in results if row.error is not None]
         if failures:
             # one that another owner caused explains all the others
             raise next((error for error in failures if isinstance(error, FencedError)), failures[0])
-        prepared = [prepared_from_bytes(bytes(row.prepared)) for row in results]
+        # workers neither get the input's offsets nor give them back
+        offsets = plan.partitioning.offsets_of_tasks(plan.config.tasks, source.end)
+        prepared = [
+            replace(prepared_from_bytes(bytes(row.prepared)), input_offsets=offsets[row.task]) for row in results
+        ]
         self._check_complete(prepared)
         restored = [RestoreReport.from_dict(report) for row in results for report in json.loads(row.restored)]
         for report in restored:
@@ -238,16 +250,22 @@ class Driver:
                 log.info("restored %s of %s from %s: %s", report.store, report.task, report.factory, report)
         return prepared, tuple(restored)
 
-    def _work(self, source: BatchInput) -> Work:
+    @contextlib.contextmanager
+    def _handed_out(self) -> Iterator[HandOut]:
+        """The published checkpoints for the workers, and nothing left of them when the stage has ended."""
+        found = hand_out(self._plan.config, self.published())
+        try:
+            yield found
+        finally:
+            # beside what follows: nothing waits for it
+            threading.Thread(target=withdraw, args=(self._plan.config, found), daemon=True).start()
+
+    def _work(self, source: BatchInput, checkpoints: HandOut) -> Work:
         plan, published = self._plan, self.published()
         return Work(
             config=json.dumps(plan.config.to_mapping()),
             epoch=epoch_to_bytes(self._epoch.for_executor()),
-            # the output rows of the batch before stay here
-            checkpoints={
-                task_index(task): checkpoint_to_bytes(replace(checkpoint, attachments=()))
-                for task, checkpoint in published.items()
-            },
+            checkpoints=checkpoints,
             tasks=plan.config.tasks,
             partitioning=plan.partitioning,
             process=plan.process,
@@ -255,7 +273,6 @@ class Driver:
             sequence=1 + max((checkpoint.sequence for checkpoint in published.values()), default=0),
             time_ms=source.time_ms,
             watermark_ms=source.watermark_ms,
-            end=source.end,
         )
 
     def _check_complete(self, prepared: list[PreparedCommit]) -> None:

@@ -91,11 +91,15 @@ class Partitioning:
             raise LayoutMismatch("a row reached another task than its own", task=task, belongs_to=foreign)
         return batch.drop_columns([batch.schema.names[-1]])
 
-    def offsets_of(self, task: int, offsets: Mapping[str, int]) -> dict[str, int]:
-        """What a task's checkpoint carries of the input's offsets: its own partition's, or all if by key."""
+    def offsets_of_tasks(self, tasks: int, offsets: Mapping[str, int]) -> list[Mapping[str, int]]:
+        """What each task's checkpoint carries of the input's offsets: its own partition's, or all if by key (then every
+        task has the same mapping)."""
         if self.by_key:
-            return dict(offsets)
-        return {name: offset for name, offset in offsets.items() if name.rpartition("-")[2] == str(task)}
+            return [offsets] * tasks
+        own: list[dict[str, int]] = [{} for _ in range(tasks)]
+        for name, offset in offsets.items():
+            own[int(name.rpartition("-")[2])][name] = offset
+        return list(own)
 
     def check_input(self, offsets: Mapping[str, int], tasks: int) -> None:
         """Raises: LayoutMismatch when the input has a partition that no task owns."""

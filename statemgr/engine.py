@@ -31,6 +31,7 @@ from statemgr.flows.offers import overdue_stores
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.persist import AHEAD_BYTES, PersistAhead, is_useful
 from statemgr.flows.restore import StoreRestore, restore_task
+from statemgr.hand_out import HandOut, hand_out, handed_out, withdraw
 from statemgr.ids import NAME, task_path
 from statemgr.model import codec
 from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, MicroBatch
@@ -46,16 +47,20 @@ __all__ = [
     "Attachment",
     "Attempt",
     "Epoch",
+    "HandOut",
     "MicroBatch",
     "PreparedCommit",
     "checkpoint_from_bytes",
     "checkpoint_to_bytes",
     "epoch_from_bytes",
     "epoch_to_bytes",
+    "hand_out",
+    "handed_out",
     "open_attempt",
     "prepared_from_bytes",
     "prepared_to_bytes",
     "read_attachment",
+    "withdraw",
 ]
 
 #: Attachments up to this many bytes travel inside the checkpoint record.

@@ -1,0 +1,39 @@
+"""What a batch ships to its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pyspark.serializers import CloudPickleSerializer
+
+from spark_integration import driver
+from spark_integration.attempt import Work
+from statemgr import hand_out
+from tests.kafka_jobs import wait_until
+from tests.spark.conftest import Pipeline
+
+MakePipeline = Callable[..., Pipeline]
+
+
+def test_checkpoints_in_a_blob(pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a job of many tasks: workers fetch their own checkpoints, and the blob of a batch is gone after it."""
+    monkeypatch.setattr(hand_out, "INLINE_LIMIT", 0)
+    shipped: list[int] = []
+    worker = driver.worker
+
+    def measured(work: Work) -> object:
+        shipped.append(len(CloudPickleSerializer().dumps(work)))
+        return worker(work)
+
+    monkeypatch.setattr(driver, "worker", measured)
+    job = pipeline(tasks=4)
+    for rows in (100, 60, 40):
+        job.produce(rows)
+        job.run()
+
+    assert job.state("blob-store") == job.state("kafka-changelog") == job.outputs.counts() == job.produced
+    with_checkpoints = shipped[1:]  # the job's first batch has none
+    assert max(with_checkpoints) - min(with_checkpoints) < 100
+    # withdrawn on a thread of its own
+    wait_until(lambda: not [path for path in (job.directory / "blobs").rglob("*") if path.name == "checkpoints"])

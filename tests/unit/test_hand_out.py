@@ -1,0 +1,91 @@
+"""Checkpoints that are handed out to workers: each worker gets its own, and nothing grows with the number of tasks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from statemgr import JobConfig
+from statemgr.engine import hand_out, handed_out, withdraw
+from statemgr.errors import CorruptBlob, MissingBlob
+from statemgr.ids import CheckpointId, task_name
+from statemgr.model.checkpoint import Attachment, ChainMarker, Checkpoint, MicroBatch
+
+
+def config(directory: Path, tasks: int) -> JobConfig:
+    """A job with blobs in a directory."""
+    return JobConfig.from_mapping(
+        {
+            "job.name": "hand-out",
+            "job.tasks": tasks,
+            "kafka.bootstrap.servers": "127.0.0.1:9",
+            "task.backup.factories": ["blob-changelog"],
+            "task.restore.factories": ["blob-changelog"],
+            "blob.store.uri": (directory / "blobs").as_uri(),
+            "state.dir": str(directory / "state"),
+            "stores.totals.value.serde": "bytes",
+        }
+    )
+
+
+def checkpoint(task: int, partitions: int = 3) -> Checkpoint:
+    """One that is a little different, and longer, for every task."""
+    return Checkpoint(
+        checkpoint_id=CheckpointId.parse("1700000000000-000001"),
+        sequence=7,
+        epoch=3,
+        input_offsets={f"orders-{i}": i for i in range(partitions)},
+        stores={"totals": f"attempt-{task}-totals"},
+        state_checkpoint_markers={"blob-changelog": {"totals": ChainMarker(inline=b"x" * (100 + task))}},
+        batch=MicroBatch("query", 1, "{}", "{}" * partitions),
+        attachments=(Attachment("output-0", inline=b"rows" * 100),),
+    )
+
+
+def own(task: int) -> Checkpoint:
+    """What a worker needs of it."""
+    return replace(checkpoint(task), input_offsets={}, batch=None, attachments=())
+
+
+@pytest.mark.parametrize("tasks", [3, 500])
+def test_each_worker_gets_its_own_checkpoint(tmp_path: Path, tasks: int) -> None:
+    """Inline for a small job, in one blob for a large one; a task that has none gets none."""
+    job = config(tmp_path, tasks)
+    found = hand_out(job, {task_name(task): checkpoint(task, 100) for task in range(tasks) if task != 1})
+
+    assert (found.blob is None) == (tasks == 3)
+    assert [handed_out(job, found, task) for task in range(tasks)] == [None if t == 1 else own(t) for t in range(tasks)]
+    withdraw(job, found)
+    withdraw(job, found)
+    if found.blob:
+        with pytest.raises(MissingBlob):
+            handed_out(job, found, 0)
+
+
+def test_what_travels_with_the_function_is_bounded(tmp_path: Path) -> None:
+    """Neither more tasks nor more input partitions make it larger."""
+    sizes = set()
+    for tasks, partitions in ((300, 3), (300, 1000), (600, 3)):
+        job = config(tmp_path, tasks)
+        found = hand_out(job, {task_name(task): checkpoint(task % 300, partitions) for task in range(tasks)})
+        assert not found.inline
+        sizes.add((len(str(found.blob)), found.cell_size))
+    assert len(sizes) == 1
+
+
+def test_a_damaged_cell(tmp_path: Path) -> None:
+    """A flipped bit, or a blob that was cut off: typed; the other workers' checkpoints are not affected."""
+    job = config(tmp_path, 500)
+    found = hand_out(job, {task_name(task): checkpoint(task) for task in range(500)})
+    assert found.blob is not None
+    (path,) = [p for p in (tmp_path / "blobs").rglob("*") if p.is_file() and p.stat().st_size > 100_000]
+    data = bytearray(path.read_bytes())
+    data[found.cell_size + 30] ^= 1
+    path.write_bytes(data[: found.cell_size * 499 + 10])
+
+    assert handed_out(job, found, 0) == own(0)
+    for task in (1, 499):
+        with pytest.raises(CorruptBlob, match="handed out"):
+            handed_out(job, found, task)
