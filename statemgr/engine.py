@@ -27,6 +27,7 @@ from statemgr.backends.files import disk_errors
 from statemgr.config import JobConfig
 from statemgr.errors import ClosedError, ConfigError, CorruptBlob, InvalidError
 from statemgr.flows.commit import CommitBase, Refill, discard, freeze, prepare
+from statemgr.flows.compaction import make_way, most_files
 from statemgr.flows.offers import overdue_stores
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.persist import AHEAD_BYTES, PersistAhead, is_useful
@@ -65,8 +66,6 @@ __all__ = [
 
 #: Attachments up to this many bytes travel inside the checkpoint record.
 ATTACHMENT_INLINE_LIMIT = 16 * 1024
-#: Files that may wait for compaction in a store that is opened for one attempt only.
-_LEVEL0_LIMIT = 8
 #: Attachments are read whole, so that more bytes are refused when they are attached.
 ATTACHMENT_LIMIT = 256 * 1024 * 1024
 
@@ -104,6 +103,7 @@ class Attempt:
         self.attempt_id = runtime.ids.attempt_id()
         self._parts = runtime.parts
         self._scratch = runtime.scratch
+        self._compactions = runtime.compactions
         self._runtime_attempts = runtime.attempts
         runtime.attempts.add(self.attempt_id)
         self._directory: Path | None = None
@@ -172,7 +172,7 @@ class Attempt:
             raise ClosedError("the attempt is closed or prepared already", task=self.task)
         self._prepared = True
         for opened in self._open.values():
-            opened.local.compact_if_needed(_LEVEL0_LIMIT)
+            opened.local.compact_if_needed(most_files(opened))
         overdue = overdue_stores(self._parts, self._open, self._base.checkpoint)
         # the next batch's attempt begins with the copy that this one leaves
         with self._ahead.held():
@@ -184,7 +184,7 @@ class Attempt:
         except BaseException:
             discard(self._open, frozen.stores)
             raise
-        return prepare(
+        prepared = prepare(
             self._parts,
             self._open,
             frozen,
@@ -193,6 +193,9 @@ class Attempt:
             attachments=self._attachments,
             attached_blobs=self._attached_blobs,
         )
+        kept = {self._open[name]: part.state_id for name, part in frozen.stores.items()}
+        self._compactions.start(kept)
+        return prepared
 
     def close(self) -> None:
         """Close and remove the private stores and the directory. Idempotent."""
@@ -227,8 +230,9 @@ def open_attempt(
     Raises: what :func:`statemgr.flows.restore.restore_task` does.
     """
     runtime = shared_runtime(config)
+    compacted = make_way(runtime.parts, task, checkpoint) if checkpoint is not None else {}
     stores, restored = restore_task(
-        runtime.parts,
+        runtime.attempt_parts,
         task,
         checkpoint,
         permissions=epoch.permissions,
@@ -238,7 +242,7 @@ def open_attempt(
         for store, state_id in checkpoint.stores.items():
             if store in stores:  # what attempts that have ended made for other states is not needed any more
                 others = {f"{attempt}-{store}" for attempt in tuple(runtime.attempts)}
-                stores[store].directories.keep_only({state_id, *others})
+                stores[store].directories.keep_only({state_id, *others, *compacted.get(store, ())})
         runtime.offers.start(stores, checkpoint)
     base = CommitBase(task, epoch.layout, epoch.number, checkpoint, epoch.refill.get(task, frozenset()))
     return Attempt(runtime, base, stores, restored)

@@ -6,6 +6,7 @@ import importlib
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -17,6 +18,7 @@ from statemgr.backends.transfer import Transfer
 from statemgr.blobs import open_blob_store
 from statemgr.config import JobConfig, StoreConfig
 from statemgr.errors import ConfigError
+from statemgr.flows.compaction import Compactions
 from statemgr.flows.offers import SnapshotOffers
 from statemgr.flows.parts import Parts
 from statemgr.ids import IdSource, task_path
@@ -78,7 +80,10 @@ class Runtime:
             task_directory=self._task_directory,
         )
 
+        #: For the stores of attempts, which are open for a moment only.
+        self.attempt_parts = replace(self.parts, open_store=_open_briefly)
         self.offers = SnapshotOffers(self.parts)
+        self.compactions = Compactions(self.parts, self._job_directory() / "compaction.lock")
 
     def blobs(self) -> BlobStore:
         return self._once("blobs", lambda: open_blob_store(self.config, self.clock), BlobStore.close)
@@ -123,6 +128,7 @@ class Runtime:
     def close(self) -> None:
         """Close everything, newest first, but backends before what they use."""
         self.offers.close()
+        self.compactions.close()
         with self._lock:
             self._to_close.sort(key=lambda item: item[0].startswith(_BACKEND))
             while self._to_close:
@@ -154,6 +160,10 @@ class Runtime:
 
 def _open_store(store: StoreConfig, directory: Path, read_first: bool) -> LocalStore:
     return open_store(store.type, directory, store.rocksdb, read_first=read_first)
+
+
+def _open_briefly(store: StoreConfig, directory: Path, read_first: bool) -> LocalStore:
+    return open_store(store.type, directory, store.rocksdb, read_first=read_first, briefly=True)
 
 
 def _load(factory: str) -> Callable[[BackendContext], StateBackend]:

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 from statemgr.backends.blob_backup import BlobBackup
 from statemgr.backends.blob_names import segments_blob
 from statemgr.backends.chain_collect import clean_up_chains
+from statemgr.backends.chain_positions import ChainPositions
 from statemgr.backends.chains import Chains, validate
 from statemgr.backends.context import BackendContext
 from statemgr.backends.packed import PackedBlob
@@ -117,7 +118,29 @@ class ChainBackup:
             stored = batches.wait(done)  # 4
             if isinstance(stored.body, bytes) and not portable:
                 self._keep_local({draft: written[draft] for draft in large}, stored.body)
-        return [self._finished(draft, made, stored) for draft, made in written.items() if made]
+        backups = [self._finished(draft, made, stored) for draft, made in written.items() if made]
+        if portable:
+            self._note(snapshots, backups)
+        return backups
+
+    def _note(self, snapshots: Sequence[tuple[StoreSnapshot, Marker | None]], done: Sequence[PreparedBackup]) -> None:
+        """Attempts leave a directory of each state that they prepare: at which point of the chain it is."""
+        for (snapshot, _), backup in zip(snapshots, done, strict=True):
+            assert backup.marker is not None
+            chain = self._chains.get(self._context.transfer(), snapshot.identity, backup.marker)
+            ChainPositions(self._context, snapshot.identity).note(chain)
+
+    def note_compacted(self, identity: StoreIdentity, state_id: str) -> None:
+        """As the port says."""
+        ChainPositions(self._context, identity).mark_compacted(state_id, compacted=True)
+
+    def compacted(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
+        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        positions = ChainPositions(self._context, identity)
+        if not positions.compacted():
+            return ()
+        chain = self._chains.get(self._context.transfer(), identity, marker)
+        return [state_id for state_id, position in positions.fitting(chain).items() if position.compacted]
 
     def _keep_local(self, written: Mapping[_Draft, _Chained | None], body: bytes) -> None:
         """The new segments on this machine, for a restart here; those that the chain has no more go."""

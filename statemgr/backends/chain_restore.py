@@ -3,9 +3,10 @@
 Steps:
 
 1. get the segment chain (of this store, without gaps, nothing hostile in it), before anything local is changed
-2. the snapshot: the local directory that was made for it, or restored as one of ``blob-store``
+2. the beginning: a local directory of a state that the chain goes through, or else the snapshot, restored as one of
+   ``blob-store``
 3. fetch the segments in parallel, those that are here already aside, and verify each whole
-4. apply them in order to the store in the staging directory, from the snapshot's sequence number on
+4. apply them in order to the store in the staging directory, from the beginning's sequence number on
 5. flush and close it: the directory is the state
 
 Touches the staging directory, which must not exist and is left to the caller when a step fails, and the scratch
@@ -18,6 +19,7 @@ from dataclasses import replace
 from itertools import islice
 
 from statemgr.backends.blob_restore import BlobRestore
+from statemgr.backends.chain_positions import ChainPositions, Position
 from statemgr.backends.chains import Chains
 from statemgr.backends.context import BackendContext
 from statemgr.backends.segment_cache import LocalSegment, SegmentCache
@@ -45,9 +47,11 @@ class ChainRestore:
         subject = f"{identity.task}/{identity.store}"
         announce(Phase.GET_INDEX, subject, request.identity.job_key)
         chain = self._chains.get(self._context.transfer(), identity, request.marker)  # 1
-        snapshot = self._snapshot(request, chain)  # 2
-        segments = [segment for segment in chain.segments if segment.end > chain.start]
+        positions = ChainPositions(self._context, identity)
+        snapshot, start = self._beginning(request, chain, positions)  # 2
+        segments = [segment for segment in chain.segments if segment.end > start]
         if not segments:
+            positions.note(chain)
             return snapshot
         announce(Phase.APPLY_SEGMENTS, subject, request.identity.job_key)
         config = self._context.config.stores[identity.store]
@@ -56,12 +60,13 @@ class ChainRestore:
             records = fetched = 0
             cache = SegmentCache(self._context, identity)
             for local in cache.bring(segments):  # 3
-                records += _apply(store, local, chain.start)  # 4
+                records += _apply(store, local, start)  # 4
                 fetched += local.fetched
-                request.progress(f"apply {config.name}", local.segment.end - chain.start, chain.end - chain.start)
+                request.progress(f"apply {config.name}", local.segment.end - start, chain.end - start)
             store.flush()  # 5
         finally:
             store.close()
+        positions.note(chain)
         return Restored(
             None,
             bytes_fetched=snapshot.bytes_fetched + fetched,
@@ -69,13 +74,23 @@ class ChainRestore:
             records=records,
         )
 
-    def _snapshot(self, request: RestoreRequest, chain: SegmentChain) -> Restored:
-        for directory in request.reusable:
-            if directory.state_id == chain.snapshot.state_id and cloned(directory, request.staging):
-                return Restored(directory.files, bytes_reused=sum(size for size, _ in directory.files.values()))
+    def _beginning(
+        self, request: RestoreRequest, chain: SegmentChain, positions: ChainPositions
+    ) -> tuple[Restored, int]:
+        """Step 2. Returns: what was restored, and the sequence number of the first change that it lacks."""
+        known = {chain.snapshot.state_id: Position(chain.snapshot.state_id, "", chain.start, "")}
+        known |= positions.fitting(chain)
+        here = [directory for directory in request.reusable if directory.state_id in known]
+        # a compacted one first, then the newest
+        here.sort(key=lambda found: (known[found.state_id].compacted, known[found.state_id].end), reverse=True)
+        for directory in here:
+            if cloned(directory, request.staging):
+                positions.mark_compacted(directory.state_id, compacted=False)  # it is used once
+                reused = sum(size for size, _ in directory.files.values())
+                return Restored(directory.files, bytes_reused=reused), known[directory.state_id].end
         restored = self._snapshots.restore(replace(request, marker=IndexMarker(chain.snapshot.index)))
         unshare(request.staging)
-        return restored
+        return restored, chain.start
 
 
 def _apply(store: LocalStore, local: LocalSegment, after: int) -> int:

@@ -108,7 +108,10 @@ def _restore_and_open(parts: Parts, task: str, plan: StorePlan, progress: Progre
             raise
         log.warning("task %s store %s: the local directory cannot be opened: %s", task, plan.store, error)
         assert plan.state_id is not None
-        parts.directories(task, plan.store).remove(plan.state_id)
+        directories = parts.directories(task, plan.store)
+        now = directories.find(plan.state_id)
+        if now is None or committed is None or now.files == committed.files:
+            directories.remove(plan.state_id)  # else it was replaced by its compaction meanwhile
         committed, restored = restore_store(parts, task, plan, progress)
         opened = _open(parts, task, plan, committed, restored)
     log.info(

@@ -110,6 +110,17 @@ class StoreDirectories:
 
         Raises: CorruptError when the directory does not hold exactly ``files``; DiskFull, MissingState.
         """
+        return self._adopt(staging, state_id, files, instead=False)
+
+    def replace(
+        self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes | None]]
+    ) -> CommittedDirectory:
+        """As the port says. Raises: as :meth:`adopt`."""
+        return self._adopt(staging, state_id, files, instead=True)
+
+    def _adopt(
+        self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes | None]] | None, *, instead: bool
+    ) -> CommittedDirectory:
         _check_state_id(state_id)
         owner = self._own()
         boot = durable.boot_id()
@@ -126,11 +137,13 @@ class StoreDirectories:
             adopted_ms = self._clock.time_ns() // 1_000_000
             made = Manifest(state_id, adopted_ms, owner.token, recorded, tree.dirs, boot)
         with self._changing("cannot adopt a local directory"):
-            here = self._verified(state_id)
-            if here is not None:
+            target = self._committed / state_id
+            if instead:
+                durable.remove(_manifest_path(target))
+                durable.remove(target)
+            elif (here := self._verified(state_id)) is not None:
                 durable.remove(staging)
                 return here
-            target = self._committed / state_id
             os.rename(staging, target)
             # a sync waits for whatever the file system writes just now; what is doubtful after a crash needs none
             durable.write_file(_manifest_path(target), manifest.encode(made), synced=not boot)

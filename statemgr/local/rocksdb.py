@@ -181,12 +181,13 @@ class RocksDbStore:
     def compact_if_needed(self, limit: int) -> bool:
         """Let RocksDB's own compaction catch up when level 0 has ``limit`` files or more; returns whether it had.
 
-        A store that is opened per micro-batch is otherwise closed each time before its compaction ends. Waits
-        for at most a minute. Raises: ClosedError.
+        A store that is opened per micro-batch is otherwise closed each time before its compaction ends; one that was
+        opened briefly begins none before. Waits for at most a minute. Raises: ClosedError.
         """
         if self._number("rocksdb.num-files-at-level0") < limit:
             return False
-        _ = self._writable
+        with translated("cannot compact the store", self._directory):
+            self._writable.set_options({"disable_auto_compactions": "false"})
         deadline = time.monotonic() + _COMPACTION_DEADLINE_SECONDS
         while time.monotonic() < deadline and not self._number("rocksdb.background-errors"):
             pending = self._number("rocksdb.compaction-pending")

@@ -22,6 +22,8 @@ from statemgr.local.rocksdb_memory import shared_memory
 
 _BULK_BUFFER = 64 * 1024 * 1024
 _BULK_BUFFERS = 3
+#: Set by code alone: the store is open for a moment only, and begins no compaction that its end would cut off.
+BRIEF = "opened.briefly"
 
 
 def normal(options: Mapping[str, object], *, create: bool) -> Options:
@@ -39,6 +41,7 @@ def normal(options: Mapping[str, object], *, create: bool) -> Options:
     made.set_target_file_size_base(integer("target.file.size.bytes"))
     made.set_level_zero_file_num_compaction_trigger(integer("level0.compaction.trigger"))
     made.set_level_compaction_dynamic_level_bytes(True)
+    made.set_disable_auto_compactions(_is_true(value.get(BRIEF, False)))
     made.set_optimize_filters_for_hits(_is_true(value["optimize.filters.for.hits"]))
     if _is_true(value["statistics"]):
         made.enable_statistics()

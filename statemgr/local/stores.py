@@ -12,6 +12,7 @@ from statemgr.local.memory import FILE, MemoryStore
 from statemgr.local.read_only import ReadOnlyStore
 from statemgr.local.rocksdb import RocksDbStore
 from statemgr.local.rocksdb_bulk import bulk_load
+from statemgr.local.rocksdb_options import BRIEF
 from statemgr.model.commit import Change
 from statemgr.ports import LocalStore
 
@@ -22,16 +23,21 @@ class ChangeWriter(Protocol):
     def write(self, changes: Iterable[Change]) -> None: ...
 
 
-def open_store(kind: str, directory: Path, options: Mapping[str, object], *, read_first: bool = False) -> LocalStore:
+def open_store(
+    kind: str, directory: Path, options: Mapping[str, object], *, read_first: bool = False, briefly: bool = False
+) -> LocalStore:
     """Open a store of a kind (``rocksdb``, ``memory``); an empty or missing directory becomes a new one.
 
     Args:
         options: names after ``stores.<name>.rocksdb.``.
         read_first: what only writing needs, and what waits for a busy disk, is put off until the first write.
+        briefly: nothing is compacted before it is asked for: the end of the store would cut it off.
 
     Raises: CorruptError, InvalidError (open elsewhere), DiskFull, AccessDenied, ConfigError (unknown kind).
     """
     if kind == "rocksdb":
+        if briefly:
+            options = {**options, BRIEF: True}
         return RocksDbStore.open(directory, options, read_first=read_first)
     if kind == "memory":
         return MemoryStore.open(directory)

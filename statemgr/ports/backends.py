@@ -221,6 +221,16 @@ class SegmentBackupManager(BackupManager, Protocol):
         ``base`` is the marker in the acknowledged checkpoint. Raises: as :meth:`BackupManager.prepare`.
         """
 
+    def note_compacted(self, identity: StoreIdentity, state_id: str) -> None:
+        """The local directory of a state that was prepared on this machine is compacted now: a later restore here had
+        better begin with it, and apply the segments after it."""
+
+    def compacted(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
+        """The states of compacted local directories that a restore from ``marker`` may begin with.
+
+        Raises: as :meth:`backlog`.
+        """
+
     def offer(self, snapshot: StoreSnapshot, marker: Marker) -> None:
         """Upload a snapshot of exactly the published state of ``marker``, so that a later commit on this machine, of
         whichever process, begins with it. Raises: as :meth:`BackupManager.prepare`.

@@ -110,6 +110,11 @@ class LocalDirectories(Protocol):
         """Make a finished directory the one for ``state_id``: record what it holds, swap it in by rename. Files
         without a hash are read; ``files`` None: all of them."""
 
+    def replace(
+        self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes | None]]
+    ) -> CommittedDirectory:
+        """As :meth:`adopt`, in place of a directory of the same state that is here: its content in other files."""
+
     def clone(self, committed: CommittedDirectory | FinishedDirectory | None) -> Path:
         """A private live directory to open a store in: hard links to immutable files, copies of the others.
         None gives a new empty one."""

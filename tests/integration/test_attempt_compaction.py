@@ -1,0 +1,142 @@
+"""Attempts on executors: stores are compacted next to them, and a restore begins with what the executor has."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from statemgr import Checkpoint, JobConfig, StateManager
+from statemgr.engine import Attempt, Epoch, open_attempt
+from statemgr.flows import compaction
+from statemgr.local.rocksdb import RocksDbStore
+from statemgr.model.commit import PreparedCommit
+from statemgr.runtime import shared_runtime
+from tests.commits import TASK
+from tests.jobs import DUAL, elsewhere, job_mapping
+from tests.servers import KafkaServer
+
+SEGMENTS = "blob-changelog"
+Model = dict[bytes, bytes]
+
+
+def job(kafka: KafkaServer, directory: Path, *backup: str) -> JobConfig:
+    """A job of one task that makes no snapshots."""
+    never = {"task__commit__snapshot__interval": ["100000 commits"]}
+    return JobConfig.from_mapping(job_mapping(kafka, directory, backup=backup, tasks=1, **never))  # type: ignore[arg-type]
+
+
+def level0(opened: Attempt) -> int:
+    """How many files wait for compaction."""
+    return int(opened._open["totals"].local.statistics()["rocksdb.num-files-at-level0"])
+
+
+class Executor:
+    """A machine: attempts at the one task, each with 50 random changes, and a model of the state."""
+
+    def __init__(self, config: JobConfig, epoch: Epoch, chance: random.Random) -> None:
+        self.config, self.epoch, self.chance = config, epoch, chance
+        self.files: list[int] = []
+
+    def attempt(self, checkpoint: Checkpoint | None, model: Model) -> tuple[PreparedCommit, Attempt]:
+        """Check the state, change it and prepare a commit; the model follows."""
+        with open_attempt(self.config, TASK, checkpoint, self.epoch.for_executor()) as opened:
+            assert dict(opened.store("totals").range()) == model
+            self.files.append(level0(opened))
+            for _ in range(50):
+                key, value = b"%05d" % self.chance.randrange(2000), self.chance.randbytes(300)
+                opened.store("totals").put(key, value)
+                model[key] = value
+            gone = self.chance.choice(sorted(model))
+            opened.store("totals").delete(gone)
+            del model[gone]
+            return opened.prepare({}), opened
+
+
+def published(driver: StateManager, prepared: PreparedCommit) -> Checkpoint:
+    """Publish the one task."""
+    return driver.publish([prepared])[TASK]
+
+
+@pytest.mark.parametrize("backup", [(SEGMENTS,), DUAL])
+def test_stores_are_compacted_between_attempts(kafka: KafkaServer, tmp_path: Path, backup: tuple[str, ...]) -> None:
+    """With time between the batches: files do not pile up, and no attempt compacts its own store."""
+    config = job(kafka, tmp_path, *backup)
+    model: Model = {}
+    with StateManager(config) as driver:
+        epoch = driver.acquire()
+        here = Executor(elsewhere(config, tmp_path / "executor", backup), epoch, random.Random(1))
+        checkpoint = epoch.checkpoints[TASK]
+        for _ in range(40):
+            prepared, _ = here.attempt(checkpoint, model)
+            checkpoint = published(driver, prepared)
+            shared_runtime(here.config).compactions.wait()
+    assert max(here.files) <= compaction._LIMIT
+    assert len([1 for before, after in zip(here.files, here.files[1:], strict=False) if after < before]) >= 2
+
+
+def test_a_compaction_that_ends_some_batches_later(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Busy: the next attempts go on with the files as they are; the first one after the end begins with the compacted
+    state and applies the segments since then, which is exactly the published state."""
+    go_on, waiting = threading.Event(), threading.Event()
+    really = RocksDbStore.compact_if_needed
+
+    def slow(self: RocksDbStore, limit: int) -> bool:
+        if threading.current_thread().name == "statemgr-compaction":
+            waiting.set()
+            assert go_on.wait(60)
+        return really(self, limit)
+
+    monkeypatch.setattr(RocksDbStore, "compact_if_needed", slow)
+    config = job(kafka, tmp_path, SEGMENTS)
+    model: Model = {}
+    with StateManager(config) as driver:
+        epoch = driver.acquire()
+        here = Executor(elsewhere(config, tmp_path / "executor", SEGMENTS), epoch, random.Random(2))
+        checkpoint = epoch.checkpoints[TASK]
+        for _ in range(compaction._LIMIT + 1):
+            checkpoint = published(driver, here.attempt(checkpoint, model)[0])
+            if waiting.is_set():
+                break
+        assert waiting.wait(60)
+        for _ in range(3):
+            prepared, opened = here.attempt(checkpoint, model)
+            assert opened.restored[0].factory == "local"
+            checkpoint = published(driver, prepared)
+        go_on.set()
+        shared_runtime(here.config).compactions.wait()
+        prepared, opened = here.attempt(checkpoint, model)
+        published(driver, prepared)
+
+    assert opened.restored[0].factory == SEGMENTS
+    assert 3 * 45 < opened.restored[0].records <= 3 * 51
+    assert here.files[-1] < here.files[-2]
+
+
+def test_an_older_position_of_the_same_chain(kafka: KafkaServer, tmp_path: Path) -> None:
+    """Executors take turns: each fetches the newer segments alone. What one of them prepared and nobody published is
+    not taken for a part of the chain."""
+    config = job(kafka, tmp_path, SEGMENTS)
+    model: Model = {}
+    chance = random.Random(3)
+    with StateManager(config) as driver:
+        epoch = driver.acquire()
+        executors = [Executor(elsewhere(config, tmp_path / f"executor-{i}", SEGMENTS), epoch, chance) for i in range(3)]
+        checkpoint = epoch.checkpoints[TASK]
+        for turn in range(15):
+            here = executors[turn % 3]
+            if turn % 4 == 3:
+                here.attempt(checkpoint, dict(model))  # of no consequence
+            prepared, opened = executors[turn % 3].attempt(checkpoint, model)
+            checkpoint = published(driver, prepared)
+            (restored,) = opened.restored
+            if turn >= 3 and turn % 4 != 3:
+                assert restored.factory == SEGMENTS
+                # what it prepared last was published, and two others have followed
+                assert 0 < restored.records <= 2 * 51
+                assert restored.bytes_fetched <= 2 * 51 * 400
+                assert restored.bytes_reused > 0
