@@ -244,6 +244,7 @@ def open_attempt(
                 others = {f"{attempt}-{store}" for attempt in tuple(runtime.attempts)}
                 stores[store].directories.keep_only({state_id, *others, *compacted.get(store, ())})
         runtime.offers.start(stores, checkpoint)
+    runtime.sweep.start()
     base = CommitBase(task, epoch.layout, epoch.number, checkpoint, epoch.refill.get(task, frozenset()))
     return Attempt(runtime, base, stores, restored)
 

@@ -21,6 +21,7 @@ from statemgr.errors import ConfigError
 from statemgr.flows.compaction import Compactions
 from statemgr.flows.offers import SnapshotOffers
 from statemgr.flows.parts import Parts
+from statemgr.flows.sweep import Sweep
 from statemgr.ids import IdSource, task_path
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.local import open_store, use_memory
@@ -84,6 +85,7 @@ class Runtime:
         self.attempt_parts = replace(self.parts, open_store=_open_briefly)
         self.offers = SnapshotOffers(self.parts)
         self.compactions = Compactions(self.parts, self._job_directory() / "compaction.lock")
+        self.sweep = Sweep(self.parts, self._job_directory() / "swept")
 
     def blobs(self) -> BlobStore:
         return self._once("blobs", lambda: open_blob_store(self.config, self.clock), BlobStore.close)

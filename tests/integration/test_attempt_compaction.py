@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,9 @@ from statemgr.flows import compaction
 from statemgr.local.rocksdb import RocksDbStore
 from statemgr.model.commit import PreparedCommit
 from statemgr.runtime import shared_runtime
-from tests.commits import TASK
+from tests.commits import TASK, attempt
 from tests.jobs import DUAL, elsewhere, job_mapping
+from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 
 SEGMENTS = "blob-changelog"
@@ -115,6 +118,33 @@ def test_a_compaction_that_ends_some_batches_later(
     assert opened.restored[0].factory == SEGMENTS
     assert 3 * 45 < opened.restored[0].records <= 3 * 51
     assert here.files[-1] < here.files[-2]
+
+
+def test_a_sweep_bounds_the_disk_of_an_executor(kafka: KafkaServer, tmp_path: Path) -> None:
+    """A task that moved away two hours ago leaves nothing, nor does a dead process; what is open or was used stays."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=[SEGMENTS], tasks=3))
+    tasks = [f"Partition {i}" for i in range(3)]
+    here = elsewhere(config, tmp_path / "executor", SEGMENTS)
+    with StateManager(config) as driver:
+        epoch = driver.acquire()
+        for task in tasks:
+            attempt(here, epoch, task, {b"key": b"value"}, 1)
+        runtime = shared_runtime(here)
+        roots = [runtime.parts.task_directory(task) / "totals" for task in tasks]
+        stamp = runtime.sweep._stamp
+        wait_until(lambda: stamp.is_file() and stamp.stat().st_size > 0)  # the first attempt has begun one
+        stamp.write_bytes(b"")
+        (roots[1] / "live" / "1-2.dead").mkdir()
+        long_ago = time.time() - 2 * 3600
+        for root in roots[1:]:
+            os.utime(root / "committed", (long_ago, long_ago))
+        with open_attempt(here, tasks[2], None, epoch.for_executor()):
+            os.utime(roots[2] / "committed", (long_ago, long_ago))
+            runtime.sweep.run()
+            assert os.listdir(roots[2] / "live")
+
+    assert len(os.listdir(roots[0] / "committed")) == 2
+    assert os.listdir(roots[1] / "committed") == os.listdir(roots[1] / "live") == []
 
 
 def test_an_older_position_of_the_same_chain(kafka: KafkaServer, tmp_path: Path) -> None:
