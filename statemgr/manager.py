@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from statemgr.config import JobConfig
 from statemgr.engine import Epoch
 from statemgr.errors import ClosedError, InvalidError, MissingState
+from statemgr.flows.changes import check_changes, serdes_in_force
 from statemgr.flows.opening import fence, fence_ids, guard_targets, in_parallel, prepare_topics, read_records
 from statemgr.flows.published import Published
 from statemgr.flows.restore import restore_task
@@ -142,8 +143,10 @@ class StateManager:
             fence_ids(self._parts, others)
             assignment.check()
             records, layout = read_records(self._parts, self._log, self.layout, [task], permissions)
+            check_changes(self._parts, records, permissions, application_may_choose=True)
             refill = guard_targets(self._parts, records, permissions)[task]
             published = self._published(records, layout, others, assignment.still_owned)
+            published.serdes = serdes_in_force(self._parts, published.checkpoint(task))
             inputs = self._task_inputs(task, published.checkpoint(task), permissions.allow_skipped_input)
             stores, restored = restore_task(
                 self._parts,
@@ -166,14 +169,16 @@ class StateManager:
                 refill,
                 self.metrics.commits.of(task),
                 inputs,
+                permissions,
                 on_close=lambda: self._tasks.forget(task),
             )
             undo.callback(opened.close)
             assignment.check()
             for restore in restored:
                 self.metrics.restored(restore)
-            if refill or inputs.recreated:
-                # changes beyond the checkpoint were left out; overwrite them now, in one transaction with a checkpoint
+            if refill or inputs.recreated or permissions.names:
+                # changes beyond the checkpoint were left out: overwrite them now, in one transaction with a checkpoint;
+                # and a permission was for this opening alone, whether or not input follows
                 opened.commit(opened.start_offsets)
             undo.pop_all()
         return opened
@@ -245,6 +250,7 @@ class StateManager:
             undo.callback(publisher.close)
             fence(self._parts, publisher, others)
             records, layout = read_records(self._parts, self._log, self.layout, names, allowed)
+            check_changes(self._parts, records, allowed, application_may_choose=False)
             refill = guard_targets(self._parts, records, allowed)
             published = self._published(records, layout, others)
             self._job = WholeJob(self._parts, self._log, publisher, published)

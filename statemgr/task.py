@@ -28,6 +28,8 @@ from statemgr.in_flight import InFlight
 from statemgr.input_topics import TaskInputs
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.commit import PreparedCommit, ProducedRecord
+from statemgr.model.permissions import Permissions
+from statemgr.model.serde_check import check_serdes
 from statemgr.output import Output
 from statemgr.ports import CheckpointLog, Publisher
 from statemgr.serdes import SerdeLike
@@ -59,6 +61,7 @@ class Task:
         refill: Refill,
         metrics: TaskCommits,
         inputs: TaskInputs,
+        permissions: Permissions,
         on_close: Callable[[], None],
     ) -> None:
         self.name = name
@@ -71,6 +74,7 @@ class Task:
         self._stores = stores
         self._refill = refill
         self._inputs = inputs
+        self._permissions = permissions
         self._on_close = on_close
         self._clean_up = CleanUp(parts, name, checkpoint_log)
         self._output = Output(name)
@@ -88,7 +92,11 @@ class Task:
     # --- state ---------------------------------------------------------------------------------------------------
 
     def store(self, name: str, key_serde: SerdeLike | None = None, value_serde: SerdeLike | None = None) -> Store:
-        """A store of this task; serdes as configured unless given. Raises: ConfigError for an unknown name."""
+        """A store of this task; serdes as configured unless given.
+
+        Raises: ConfigError for an unknown name; PermissionNeeded when the store's keys or values were written with
+        other serdes. (``bytes``, given here, is a view of what is stored, whatever that was written with.)
+        """
         opened = self._stores.get(name)
         if opened is None:
             raise ConfigError(
@@ -97,11 +105,25 @@ class Task:
                 task=self.name,
                 store=name,
             )
-        return Store(
-            opened,
-            serdes.serde(key_serde) if key_serde else serdes.key_serde(opened.config),
-            serdes.serde(value_serde) if value_serde else serdes.value_serde(opened.config),
+        key = serdes.serde(key_serde) if key_serde else serdes.key_serde(opened.config)
+        value = serdes.serde(value_serde) if value_serde else serdes.value_serde(opened.config)
+        self._check_serdes(
+            name, None if key_serde == "bytes" else key.label, None if value_serde == "bytes" else value.label
         )
+        return Store(opened, key, value)
+
+    def _check_serdes(self, store: str, key: str | None, value: str | None) -> None:
+        """Those of a store as the application uses it. None: it reads and writes bytes as they are."""
+        check_serdes(
+            self.last_checkpoint,
+            {store: (key, value)},
+            allowed=self._permissions.allow_serde_change,
+            job=self._parts.config.job_name,
+            task=self.name,
+        )
+        config = self._parts.config.stores[store]
+        known = self._published.serdes.get(store, (config.key_serde, config.value_serde))
+        self._published.serdes[store] = (key or known[0], value or known[1])
 
     def produce(
         self,

@@ -216,6 +216,7 @@ def _checkpoint(
         attachments=commit.attachments,
         outstanding_ttl=outstanding,
         input_topic_ids=dict(commit.input_topic_ids),
+        serdes={s: published.serdes.get(s, (stores[s].key_serde, stores[s].value_serde)) for s in commit.stores},
     )
 
 

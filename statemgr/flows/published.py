@@ -27,7 +27,8 @@ class Published:
 
     ``pending`` holds the records of a publish that was sent and not answered; while it does, only :func:`settle`
     helps. ``fence_others`` fences the other kind of owner again, when the own ID was initialised once more;
-    ``still_owned`` is asked before that.
+    ``still_owned`` is asked before that. ``serdes``: store → labels of its serdes, where they are not those of the
+    configuration.
     """
 
     records: dict[str, CheckpointRecord | None]
@@ -35,6 +36,7 @@ class Published:
     layout: Layout
     fence_others: Callable[[], None]
     still_owned: Callable[[], bool] = lambda: True
+    serdes: dict[str, tuple[str, str]] = field(default_factory=dict)
     pending: dict[str, CheckpointRecord] = field(default_factory=dict)
 
     def checkpoint(self, task: str) -> Checkpoint | None:

@@ -13,6 +13,7 @@ class PermissionFlags(TypedDict, total=False):
     allow_new_stores: bool
     allow_removed_stores: bool
     allow_skipped_input: bool
+    allow_serde_change: bool
     overwrite_changelog: bool
 
 
@@ -26,6 +27,7 @@ class Permissions:
         allow_removed_stores: drop stores that the checkpoint lists.
         allow_skipped_input: go on although an input topic was deleted and created again; in a consumer loop also begin
             where the input begins if the checkpoint's offset is gone.
+        allow_serde_change: go on with other serdes than those that the checkpoint's keys and values were written with.
         overwrite_changelog: delete what a changelog holds that no checkpoint of the job explains.
     """
 
@@ -33,6 +35,7 @@ class Permissions:
     allow_new_stores: bool = False
     allow_removed_stores: bool = False
     allow_skipped_input: bool = False
+    allow_serde_change: bool = False
     overwrite_changelog: bool = False
 
     @property

@@ -87,10 +87,10 @@ def _same(data: bytes) -> bytes:
 
 
 SERDES = {
-    "bytes": Serde(_same, _same),
-    "string": Serde(_string, _from_string),
-    "integer": Serde(_integer, _from_integer),
-    "json": Serde(_json, _from_json),
+    "bytes": Serde(_same, _same, "bytes"),
+    "string": Serde(_string, _from_string, "string"),
+    "integer": Serde(_integer, _from_integer, "integer"),
+    "json": Serde(_json, _from_json, "json"),
 }
 
 

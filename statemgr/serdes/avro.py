@@ -84,7 +84,7 @@ def avro_serde(schemas: Sequence[str]) -> Serde:
             raise CorruptError(f"{len(data) - source.tell()} bytes are left after an Avro value")
         return value
 
-    return Serde(serialize, deserialize)
+    return Serde(serialize, deserialize, "avro")
 
 
 def _unknown(data: bytes) -> CorruptError:

@@ -53,4 +53,4 @@ def _check_counts(data: bytes) -> None:
     unpacker.skip()
 
 
-MESSAGEPACK = Serde(_serialize, _deserialize)
+MESSAGEPACK = Serde(_serialize, _deserialize, "msgpack")

@@ -9,7 +9,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Serde:
-    """A pair of callables: value → bytes and bytes → value."""
+    """A pair of callables: value → bytes and bytes → value.
+
+    ``name`` and ``version`` stand in every checkpoint, and a store that is opened with others is refused: raise the
+    version when the bytes of equal values change.
+    """
 
     serialize: Callable[[Any], bytes]
     deserialize: Callable[[bytes], Any]
+    name: str = "unnamed"
+    version: int = 0
+
+    @property
+    def label(self) -> str:
+        """What a checkpoint records: ``orders``, or ``orders v2``."""
+        return f"{self.name} v{self.version}" if self.version else self.name

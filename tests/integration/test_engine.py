@@ -30,6 +30,7 @@ from statemgr.errors import (
 )
 from statemgr.kafka.publisher import TransactionalPublisher, _State
 from statemgr.model.checkpoint import BlobRef, Checkpoint, Layout, Marker
+from statemgr.model.permissions import NO_PERMISSIONS
 from statemgr.phases import Phase, observed
 from statemgr.ports import SegmentBackupManager
 from statemgr.runtime import Runtime, _shared, shared_runtime
@@ -702,10 +703,11 @@ def test_permissions_reach_the_attempts(driver: StateManager, tmp_path: Path) ->
     driver.publish([attempt(driver.config, epoch, task, {b"a": b"1"}, 1) for task in TASKS])
     more = with_changes(driver.config, stores__extra__value__serde="bytes")
     with StateManager(more) as manager:
-        epoch = manager.acquire()
-        with pytest.raises(PermissionNeeded):
-            attempt(more, epoch, TASK, {}, 2)
+        with pytest.raises(PermissionNeeded, match="extra"):
+            manager.acquire()
         epoch = manager.acquire(allow_new_stores=True)
+        with pytest.raises(PermissionNeeded, match="extra"):
+            attempt(more, replace(epoch, permissions=NO_PERMISSIONS), TASK, {}, 2)
         manager.publish([attempt(more, epoch, task, {b"b": b"2"}, 2) for task in TASKS])
     assert published(more, "blob-store")[TASK] == {"totals": {b"a": b"1", b"b": b"2"}, "extra": {b"b": b"2"}}
 

@@ -245,3 +245,18 @@ def test_a_clean_up_that_a_dead_owner_left_is_finished_at_the_open(kafka: KafkaS
             assert task.last_checkpoint.input_offsets == {"orders-0": 2}
         assert blob_files(tmp_path) == blob_files(tmp_path, expiring=False) == referenced(config) < left
     manager.close()
+
+
+def test_a_permission_is_used_up_although_no_input_follows(kafka: KafkaServer, tmp_path: Path) -> None:
+    """FAULT 31, protocol 6: an opening that was given one commits at once; the next one needs none."""
+    config = job(kafka, tmp_path)
+    commit(config, {b"a": b"1"}, 1)
+    renamed = JobConfig.from_mapping(
+        {key.replace("stores.totals.", "stores.counts."): value for key, value in config.to_mapping().items()}
+    )
+    with StateManager(renamed) as manager, manager.open_task(TASK, allow_new_stores=True, allow_removed_stores=True):
+        pass
+    with StateManager(renamed) as manager, manager.open_task(TASK) as task:
+        assert dict(task.store("counts").range()) == {}
+        assert task.last_checkpoint is not None
+        assert task.last_checkpoint.input_offsets == {"orders-0": 1}

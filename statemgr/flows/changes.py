@@ -1,0 +1,61 @@
+"""What the configuration changed since the checkpoint: stores that came or went, and their serdes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from statemgr.config import StoreConfig
+from statemgr.flows.parts import Parts
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
+from statemgr.model.permissions import Permissions
+from statemgr.model.plan import check_listing
+from statemgr.model.serde_check import Labels, check_serdes
+
+
+def check_changes(
+    parts: Parts,
+    records: Mapping[str, CheckpointRecord | None],
+    permissions: Permissions,
+    *,
+    application_may_choose: bool,
+) -> None:
+    """Refuse an opening that would lose state by a change of the configuration.
+
+    Args:
+        application_may_choose: whether the application may pass other serdes than the configured ones later. Then those
+            that the configuration leaves at their defaults are checked when it asks for the store.
+
+    Raises: PermissionNeeded.
+    """
+    config = parts.config
+    labels = {
+        name: _configured(parts, store) if application_may_choose else (store.key_serde, store.value_serde)
+        for name, store in config.stores.items()
+        if store.durable
+    }
+    for task, record in records.items():
+        if record is None:
+            continue
+        check_listing(record.current, config.stores, permissions, durable=parts.durable, job=config.job_name, task=task)
+        check_serdes(record.current, labels, allowed=permissions.allow_serde_change, job=config.job_name, task=task)
+
+
+def serdes_in_force(parts: Parts, checkpoint: Checkpoint | None) -> dict[str, tuple[str, str]]:
+    """Store → labels of its serdes until the application asks for it: those that are set, or the checkpoint's."""
+    found = {}
+    for name, store in parts.config.stores.items():
+        key, value = _configured(parts, store)
+        recorded = checkpoint.serdes.get(name) if checkpoint else None
+        before = recorded or (store.key_serde, store.value_serde)
+        found[name] = (key or before[0], value or before[1])
+    return found
+
+
+def _configured(parts: Parts, store: StoreConfig) -> Labels:
+    """The serdes that the configuration sets by itself; None where it leaves the default."""
+    given = parts.config.values
+    prefix = f"stores.{store.name}"
+    return (
+        store.key_serde if f"{prefix}.key.serde" in given else None,
+        store.value_serde if f"{prefix}.value.serde" in given else None,
+    )

@@ -1,0 +1,101 @@
+"""A store's serdes are part of every checkpoint, and a change is refused without a permission (FAULT 52)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statemgr import JobConfig, StateManager
+from statemgr.errors import PermissionNeeded
+from statemgr.serdes import Serde, SerdeLike
+from tests.commits import TASK, current
+from tests.jobs import job_mapping, with_changes
+from tests.servers import KafkaServer
+
+CUSTOMER = Serde(lambda value: f"c{value}".encode(), lambda data: int(data[1:]), "customer")
+CUSTOMER_2 = Serde(lambda value: f"c{value:010}".encode(), lambda data: int(data[1:]), "customer", 2)
+UNNAMED = (lambda value: json.dumps(value).encode(), json.loads)
+
+
+def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
+    """A job with one task whose store has the default serdes unless given."""
+    mapping = job_mapping(kafka, directory, **more)  # type: ignore[arg-type]
+    left = {key: value for key, value in mapping.items() if (key, value) != ("stores.totals.value.serde", "bytes")}
+    return JobConfig.from_mapping(left | {"stores.totals.type": "rocksdb"})
+
+
+def recorded(config: JobConfig) -> tuple[str, str]:
+    """The labels in the current checkpoint."""
+    record = current(config)
+    assert record is not None
+    return record.current.serdes["totals"]
+
+
+def put(config: JobConfig, key: Any, value: Any, *serdes: SerdeLike, **permissions: bool) -> Any:
+    """Open, write with these serdes, commit. Returns: what the key had before."""
+    with StateManager(config) as manager, manager.open_task(TASK, **permissions) as task:
+        store = task.store("totals", *serdes)
+        before = store.get(key)
+        store.put(key, value)
+        task.commit({"orders-0": 1})
+        return before
+
+
+@pytest.mark.parametrize(("which", "was", "now"), [("key", "string", "json"), ("value", "json", "msgpack")])
+def test_a_changed_serde_is_refused_at_the_opening(
+    kafka: KafkaServer, tmp_path: Path, which: str, was: str, now: str
+) -> None:
+    """FAULT 52: every customer would begin at zero. A task and the whole job say so, before anything is changed."""
+    config = job(kafka, tmp_path, stores__totals__key__serde="string", stores__totals__value__serde="json")
+    assert put(config, "customer", 1) is None
+    assert recorded(config) == ("string", "json")
+    changed = with_changes(config, **{f"stores__totals__{which}__serde": now})
+    with StateManager(changed) as manager:
+        for opening in (lambda: manager.open_task(TASK), manager.acquire):
+            with pytest.raises(PermissionNeeded, match=f"{which}s .*'{was}'.*'{now}'") as caught:
+                opening()
+            assert caught.value.where["store"] == "totals"
+            assert "allow_serde_change=True" in str(caught.value.hint)
+    assert put(config, "customer", 2) == 1
+    # the permission is for one opening, which commits although no input follows; then the new serde is the store's
+    with StateManager(changed) as manager, manager.open_task(TASK, allow_serde_change=True):
+        pass
+    assert recorded(config) == ("string", now) if which == "value" else (now, "json")
+    with StateManager(config) as manager, pytest.raises(PermissionNeeded):
+        manager.open_task(TASK)
+    with StateManager(changed) as manager, manager.open_task(TASK):
+        pass
+
+
+@pytest.mark.parametrize("other", [CUSTOMER_2, UNNAMED, "string", None], ids=["version", "unnamed", "string", "none"])
+def test_a_serde_that_the_application_passes(kafka: KafkaServer, tmp_path: Path, other: SerdeLike | None) -> None:
+    """FAULT 52: its name and version count; another one, or none, is refused before the store can be used."""
+    config = job(kafka, tmp_path)
+    assert put(config, 7, b"1", CUSTOMER) is None
+    assert recorded(config) == ("customer", "bytes")
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        with pytest.raises(PermissionNeeded, match="'customer'"):
+            task.store("totals", other)
+        task.commit({"orders-0": 2})  # what was not used changes nothing
+    assert recorded(config) == ("customer", "bytes")
+    assert put(config, 7, b"2", CUSTOMER) == b"1"
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        assert dict(task.store("totals", "bytes").range()) == {b"c7": b"2"}  # bytes are a view of anything
+        task.commit({"orders-0": 3})
+    assert recorded(config) == ("customer", "bytes")
+    if other is CUSTOMER_2:
+        assert put(config, 7, b"3", CUSTOMER_2, allow_serde_change=True) is None
+        assert recorded(config) == ("customer v2", "bytes")
+
+
+def test_a_pair_without_a_name(kafka: KafkaServer, tmp_path: Path) -> None:
+    """Two functions are one serde from one run to the next, as far as anyone can tell."""
+    config = job(kafka, tmp_path)
+    make: Callable[..., Any] = lambda: put(config, [1], b"1", UNNAMED)  # noqa: E731
+    assert make() is None
+    assert recorded(config) == ("unnamed", "bytes")
+    assert make() == b"1"
