@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
 
@@ -47,7 +47,7 @@ class Work:
     ``config`` is JSON with secrets unresolved, ``epoch`` is bytes of statemgr's own format, ``schema`` is Arrow's.
     """
 
-    config: str
+    config: str = field(repr=False)  # a secret that was given literally is in it
     epoch: bytes
     checkpoints: HandOut
     tasks: int

@@ -45,7 +45,7 @@ def open_raw_blob_store(config: JobConfig, clock: Clock) -> BlobStore:
             return MemoryBlobStore(clock, parts.netloc + parts.path or "default")
         case _:
             raise ConfigError(
-                f"{uri!r} is not the URI of a blob store",
+                "blob.store.uri is not the URI of a blob store",
                 key="blob.store.uri",
                 hint="file:///directory (three slashes) or s3://bucket/prefix",
             )

@@ -22,7 +22,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from zlib_ng import zlib_ng
 
-from statemgr.blobs import s3_lifecycle, s3_uploads
+from statemgr.blobs import s3_lifecycle, s3_log, s3_uploads
 from statemgr.blobs.body import CHUNK, BytesReader, body_size, open_body
 from statemgr.blobs.names import check_blob_id, delete_each
 from statemgr.blobs.s3_connections import Connections
@@ -39,6 +39,8 @@ _READ_TIMEOUT_S = 30
 _PATIENCE_S = 1
 #: Bytes that are asked of the connection at once.
 _PIECE = 256 * 1024
+#: Settings that are credentials.
+_SECRETS = ("access.key", "secret.key", "session.token")
 #: What S3 takes in one request.
 _MOST_DELETES = 1000
 _DAY_MS = 24 * 3600 * 1000
@@ -52,10 +54,13 @@ def make_client(settings: Mapping[str, str | bool], connections: int) -> S3Clien
     def text(name: str) -> str | None:
         return str(settings[name]) if settings.get(name) else None
 
+    # before the SDK sees them, and again when it has loaded all its parts
+    secrets = [str(settings[name]) for name in _SECRETS if settings.get(name)]
+    s3_log.hide(secrets)
     style = "path" if settings.get("path.style") in (True, "true") else "auto"
     with translated(""):
         # an own session: the default one is shared by whoever else uses boto3 in this process
-        return boto3.session.Session().client(
+        client = boto3.session.Session().client(
             "s3",
             endpoint_url=text("endpoint"),
             region_name=text("region"),
@@ -73,6 +78,8 @@ def make_client(settings: Mapping[str, str | bool], connections: int) -> S3Clien
                 s3={"addressing_style": cast(Any, style), "payload_signing_enabled": False},
             ),
         )
+    s3_log.hide(secrets)
+    return client
 
 
 def encryption_fields(settings: Mapping[str, str | bool]) -> dict[str, str]:
