@@ -10,6 +10,7 @@ import click
 from statemgr.cli.checks import Finding, Status
 from statemgr.cli.checks.blobs import check_blobs
 from statemgr.cli.checks.brokers import check_brokers
+from statemgr.cli.checks.job import check_job
 from statemgr.cli.checks.local import check_disk, check_java
 from statemgr.cli.options import json_option, with_config
 from statemgr.cli.output import console, print_json
@@ -21,16 +22,20 @@ _STYLES = {Status.OK: "green", Status.NOTE: "yellow", Status.PROBLEM: "bold red"
 @click.command("doctor")
 @with_config
 @json_option
+@click.option(
+    "--group", "groups", multiple=True, help="Check the rights on this consumer group, too. Repeatable.", metavar="NAME"
+)
 @click.option("--fix", is_flag=True, help="Install the lifecycle rule that expires what failed commits leave behind.")
-def command(config: JobConfig, as_json: bool, fix: bool) -> None:
+def command(config: JobConfig, as_json: bool, groups: tuple[str, ...], fix: bool) -> None:
     """Check everything that the job needs; exit status 1 if something is wrong. Disturbs no running job."""
+    findings: list[Finding] = []
     checks: list[Callable[[], list[Finding]]] = [
         check_java,
         lambda: check_disk(config),
         lambda: check_brokers(config),
+        lambda: check_job(config, groups) if _reached(findings) else [],
         lambda: check_blobs(config, fix=fix),
     ]
-    findings: list[Finding] = []
     for check in checks:
         found = check()
         findings += found
@@ -43,6 +48,11 @@ def command(config: JobConfig, as_json: bool, fix: bool) -> None:
         click.echo("all is well" if not problems else f"{problems} problem{'s' if problems > 1 else ''}")
     if problems:
         raise SystemExit(1)
+
+
+def _reached(findings: list[Finding]) -> bool:
+    """Whether there are brokers to ask."""
+    return not any(finding.check == "kafka" and finding.status is Status.PROBLEM for finding in findings)
 
 
 def _show(findings: list[Finding]) -> None:

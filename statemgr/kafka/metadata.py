@@ -25,6 +25,8 @@ V = TypeVar("V")
 DEADLINE_S = 30.0
 _REQUEST_S = 10.0
 _PAUSE_S = 0.1
+#: Operations on its group that a member of it needs.
+_GROUP_RIGHTS = ("READ",)
 
 
 class TopicMetadata:
@@ -43,6 +45,19 @@ class TopicMetadata:
             lambda: self.client.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_S),
             missing_is_none=True,
         )
+
+    def missing_group_rights(self, group: str) -> list[str]:
+        """What a member of a consumer group needs and these credentials may not do. Raises: UnavailableError,
+        AccessDenied."""
+        described = self.ask(
+            "describing a consumer group",
+            lambda: self.client.describe_consumer_groups(
+                [group], include_authorized_operations=True, request_timeout=_REQUEST_S
+            ),
+            group=group,
+        )
+        allowed = {operation.name for operation in described[group].authorized_operations or ()}
+        return [needed for needed in _GROUP_RIGHTS if needed not in allowed]
 
     def wait_for(self, topics: Sequence[str]) -> None:
         """Return when new topics are known to the broker that is asked. Raises: UnavailableError."""

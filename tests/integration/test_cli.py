@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from statemgr import JobConfig, StateManager, Task
 from statemgr.cli.main import cli
 from statemgr.local import open_store
 from tests.jobs import elsewhere, job_mapping
+from tests.kafka_jobs import client, make_topic, plain_producer, wait_until
 from tests.servers import KafkaServer, S3Server
 
 SECRET = "hunter2-do-not-show"
@@ -331,7 +340,10 @@ def test_doctor_tries_everything(run: Run, job: JobConfig) -> None:
     result = run("doctor", "--json")
     assert result.exit_code == 0, result.output
     found = findings(result)
-    for check in ("kafka", "topics", "transaction", "clock", "disk", "blob put", "blob get", "blob TTL", "blob delete"):
+    for check in (
+        *("kafka", "topics", "transaction", "clock", "checkpoints", "disk"),
+        *("blob put", "blob get", "blob TTL", "blob delete"),
+    ):
         assert found[check] == {"ok"}, check
 
 
@@ -355,6 +367,67 @@ def test_doctor_names_what_is_wrong_and_the_fix(run: Run, job: JobConfig, tmp_pa
     problems = [entry for entry in json.loads(result.stdout) if entry["status"] == "problem"]
     assert {entry["check"] for entry in problems} >= {"topics", "blobs"}
     assert any("statemgr topics create" in (entry["fix"] or "") for entry in problems)
+
+
+def problems_of(run: Run, *arguments: str) -> list[dict[str, str]]:
+    """What doctor complains of; exit status 1."""
+    result = run("doctor", "--json", *arguments)
+    assert result.exit_code == 1, result.output
+    return [entry for entry in json.loads(result.stdout) if entry["status"] == "problem"]
+
+
+def test_doctor_reads_the_checkpoint_topic_to_its_end(run: Run, job: JobConfig, running: list[Task]) -> None:
+    """FAULT 57: a record that stops every command is named, with its offset and the reason."""
+    assert findings(run("doctor", "--json"))["checkpoints"] == {"ok"}
+    producer = plain_producer(job)
+    placed = []
+    producer.produce(job.checkpoint_topic, b"?", b"foreign", 0, on_delivery=lambda _, m: placed.append(m.offset()))
+    assert producer.flush(10) == 0
+    (problem,) = problems_of(run)
+    assert problem["check"] == "checkpoints"
+    assert f"offset={placed[0]}" in problem["detail"]
+    assert "CorruptRecord" in problem["detail"]
+
+
+def test_doctor_compares_the_layout_and_the_input_topics(run: Run, job: JobConfig, running: list[Task]) -> None:
+    """Other tasks than the checkpoints have, an input topic that is missing, or has another number of partitions."""
+    found = {problem["check"]: problem["fix"] for problem in problems_of(run, "--set", "job.tasks=3")}
+    assert found["layout"] == "set job.tasks = 2"
+    topic = f"{job.job_name}-in"
+    (problem,) = problems_of(run, "--set", f"task.inputs={topic}")
+    assert problem["check"] == "inputs"
+    assert "does not exist" in problem["detail"]
+    make_topic(job, topic, 5)
+    (problem,) = problems_of(run, "--set", f"task.inputs={topic}")
+    assert "5 partitions" in problem["detail"]
+    make_topic(job, f"{topic}-2", 2)
+    result = run("doctor", "--json", "--set", f"task.inputs={topic}-2", "--group", "readers")
+    assert (findings(result)["inputs"], findings(result)["group"]) == ({"ok"}, {"ok"}), result.output
+
+
+def test_doctor_finds_that_the_group_may_not_be_read(run: Run, own_kafka: Callable[..., Any], tmp_path: Path) -> None:
+    """A broker with an ACL on the group for somebody else."""
+    broker = own_kafka(
+        **{
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "allow.everyone.if.no.acl.found": "true",
+        }
+    )
+    config = JobConfig.from_mapping(
+        {"job.name": "orders", "kafka.bootstrap.servers": broker.bootstrap_servers, "state.dir": str(tmp_path / "s")}
+    )
+    write_toml(config, tmp_path / "job.toml")
+    run("topics", "create")
+    admin = client(config)
+    for operation in (AclOperation.READ, AclOperation.DESCRIBE):
+        who = "User:somebody" if operation == AclOperation.READ else "User:*"
+        acl = AclBinding(
+            ResourceType.GROUP, "readers", ResourcePatternType.LITERAL, who, "*", operation, AclPermissionType.ALLOW
+        )
+        admin.create_acls([acl])[acl].result(30)
+    wait_until(lambda: findings(run("doctor", "--json", "--group", "readers"))["group"] == {"problem"})
+    (problem,) = [p for p in problems_of(run, "--group", "readers") if p["check"] == "group"]
+    assert "READ" in problem["detail"]
 
 
 def test_doctor_without_a_broker_goes_on(run: Run, job: JobConfig, no_broker: tuple[str, str]) -> None:
