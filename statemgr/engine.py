@@ -38,6 +38,7 @@ from statemgr.model import codec
 from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, MicroBatch
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import NO_PERMISSIONS, PERMISSIONS, Permissions
+from statemgr.model.record_size import inline_attachments_limit
 from statemgr.ports import FileSlice, Progress, no_progress
 from statemgr.runtime import Runtime, shared_runtime
 from statemgr.serdes import key_serde, value_serde
@@ -64,8 +65,8 @@ __all__ = [
     "withdraw",
 ]
 
-#: Attachments up to this many bytes travel inside the checkpoint record.
-ATTACHMENT_INLINE_LIMIT = 16 * 1024
+#: Files that may wait for compaction in a store that is opened for one attempt only.
+_LEVEL0_LIMIT = 8
 #: Attachments are read whole, so that more bytes are refused when they are attached.
 ATTACHMENT_LIMIT = 256 * 1024 * 1024
 
@@ -153,7 +154,8 @@ class Attempt:
                 hint="make batches smaller: maxOffsetsPerTrigger of Spark's Kafka source",
                 task=self.task,
             )
-        if size <= ATTACHMENT_INLINE_LIMIT:
+        inline_before = sum(len(attached.inline or b"") for attached in self._attachments)
+        if inline_before + size <= inline_attachments_limit(self._parts.config.tasks):
             inline = data if isinstance(data, bytes) else data.read_bytes()
             self._attachments.append(Attachment(name, inline=inline))
             return
@@ -163,8 +165,11 @@ class Attempt:
         self._attachments.append(Attachment(name, blob=self._parts.transfer().put(blob_id, body)))
         self._attached_blobs.append(blob_id)
 
-    def prepare(self, input_offsets: Mapping[str, int]) -> PreparedCommit:
+    def prepare(self, input_offsets: Mapping[str, int] | None = None) -> PreparedCommit:
         """Make everything durable and describe it. The attempt is finished by it: only :meth:`close` remains.
+
+        Args:
+            input_offsets: source partition → next offset; None when ``manager.publish`` gets those of the whole job.
 
         Raises: RetryableError, AccessDenied, DiskFull.
         """

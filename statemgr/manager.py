@@ -21,6 +21,7 @@ from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_i
 from statemgr.loop import ConsumerLoop
 from statemgr.metrics import Metrics
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout, MicroBatch
+from statemgr.model.checkpoint_parts import Inputs
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import PermissionFlags, Permissions
 from statemgr.open_tasks import Assignment, OpenTasks, always
@@ -253,6 +254,7 @@ class StateManager:
             check_changes(self._parts, records, allowed, application_may_choose=False)
             refill = guard_targets(self._parts, records, allowed)
             published = self._published(records, layout, others)
+            published.job_records = set(self._log.job_records())
             self._job = WholeJob(self._parts, self._log, publisher, published)
             refill = {task: pairs | self._job.lost[task] for task, pairs in refill.items()}
             undo.pop_all()
@@ -265,11 +267,19 @@ class StateManager:
         )
 
     def publish(
-        self, prepared_commits: Sequence[PreparedCommit], batch: MicroBatch | None = None, *, wait: bool = True
+        self,
+        prepared_commits: Sequence[PreparedCommit],
+        batch: MicroBatch | None = None,
+        *,
+        input_offsets: Mapping[str, int] | None = None,
+        input_topic_ids: Mapping[str, str] | None = None,
+        wait: bool = True,
     ) -> Mapping[str, Checkpoint]:
         """Publish prepared commits of this epoch, one per task, in one transaction; then clean up.
 
         Args:
+            input_offsets: how far the whole job has read, for commits that were prepared without input offsets.
+            input_topic_ids: input topic → Kafka's ID of it as text, for the same commits.
             wait: for the clean-up. Otherwise it goes on in the background, until the next publish or :meth:`close`.
 
         Returns: task → the checkpoint just published.
@@ -278,7 +288,8 @@ class StateManager:
         self._check_open()
         if self._job is None:
             raise InvalidError("publish needs acquire() first", job=self.config.job_name)
-        return self._job.publish(prepared_commits, batch, wait=wait)
+        inputs = None if input_offsets is None else Inputs(dict(input_offsets), dict(input_topic_ids or {}))
+        return self._job.publish(prepared_commits, batch, inputs, wait=wait)
 
     def confirm(self) -> None:
         """Confirm that what this manager published last is still what the topic says, before anything outside relies

@@ -14,6 +14,7 @@ from statemgr.flows.parts import Parts
 from statemgr.flows.publish import publish
 from statemgr.flows.published import Published, confirm, settle
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, MicroBatch
+from statemgr.model.checkpoint_parts import Inputs
 from statemgr.model.commit import PreparedCommit
 from statemgr.ports import CheckpointLog, Publisher
 
@@ -46,14 +47,19 @@ class WholeJob:
         return {task: frozenset(clean_up.lost) for task, clean_up in self._clean_ups.items()}
 
     def publish(
-        self, commits: Sequence[PreparedCommit], batch: MicroBatch | None, *, wait: bool
+        self,
+        commits: Sequence[PreparedCommit],
+        batch: MicroBatch | None,
+        inputs: Inputs | None = None,
+        *,
+        wait: bool,
     ) -> Mapping[str, Checkpoint]:
         """Publish one commit per task, then clean up. See :meth:`statemgr.StateManager.publish`."""
         if self._fenced is not None:
             raise self._fenced
         self._cleaned_up()
         try:
-            published = self._publish(commits, batch)
+            published = self._publish(commits, batch, inputs)
             if wait:
                 self._cleaned_up()
             return published
@@ -62,7 +68,9 @@ class WholeJob:
                 self._fenced = error
             raise
 
-    def _publish(self, commits: Sequence[PreparedCommit], batch: MicroBatch | None) -> Mapping[str, Checkpoint]:
+    def _publish(
+        self, commits: Sequence[PreparedCommit], batch: MicroBatch | None, inputs: Inputs | None
+    ) -> Mapping[str, Checkpoint]:
         if self._settled(commits):
             return self._checkpoints()
         for clean_up in self._clean_ups.values():
@@ -71,7 +79,14 @@ class WholeJob:
         outstanding = {task: clean_up.outstanding for task, clean_up in self._clean_ups.items()}
         try:
             publish(
-                self._parts, self.publisher, self._log, self.published, commits, batch=batch, outstanding=outstanding
+                self._parts,
+                self.publisher,
+                self._log,
+                self.published,
+                commits,
+                batch=batch,
+                inputs=inputs,
+                outstanding=outstanding,
             )
         except BaseException:
             if self.published.pending:

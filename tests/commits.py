@@ -111,14 +111,15 @@ def totals(config: JobConfig, factory: str) -> dict[str, dict[bytes, bytes]]:
 
 def publish_by_hand(config: JobConfig, record: CheckpointRecord, version: int = 2, task: str = TASK) -> None:
     """Publish a record past the flows, as other software would."""
-    encode = codec.encode_record if version == 2 else codec.encode_record_v1
+    pairs = [(codec.encode_key(record.key_v1()), codec.encode_record_v1(record))]
+    if version == 2:
+        pairs = codec.encode_record(record)
     publisher = TransactionalPublisher(config, task_transactional_id(config, task), SystemClock())
     try:
         publisher.fence()
         with publisher.transaction() as transaction:
-            transaction.send(
-                config.checkpoint_topic, codec.encode_key(record.key(version)), encode(record), partition=0
-            )
+            for key, value in pairs:
+                transaction.send(config.checkpoint_topic, key, value, partition=0)
     finally:
         publisher.close()
 

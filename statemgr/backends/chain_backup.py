@@ -35,6 +35,7 @@ from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobRef, ChainMarker, IndexMarker, Marker
 from statemgr.model.codec import encode_chain
 from statemgr.model.commit import NumberedChanges, PreparedChanges
+from statemgr.model.record_size import inline_chain_limit
 from statemgr.model.segment import encode_segment, write_segment
 from statemgr.phases import Phase, announce
 from statemgr.ports import Backlog, PreparedBackup, StagedChanges, StoreIdentity, StoreSnapshot
@@ -42,9 +43,6 @@ from statemgr.ports import Backlog, PreparedBackup, StagedChanges, StoreIdentity
 log = logging.getLogger(__name__)
 #: Bytes of changes up to which a segment may travel inside its chain.
 _INLINE_SEGMENT = 2 * 1024
-#: Bytes of a chain that may travel inside the checkpoint record, and of all chains of one record together.
-_INLINE_CHAIN = 8 * 1024
-_INLINE_RECORD = 256 * 1024
 
 
 #: A store's next chain, and its marker. What lies in the batch's blob has no name yet.
@@ -107,7 +105,7 @@ class ChainBackup:
         batches, of_task = self._batches(), snapshots[0][0]
         with batches.coming():
             drafts = [self._draft(snapshot, base) for snapshot, base in snapshots]  # 1
-            written = {draft: self._inline(draft) for draft in drafts}  # 2, 3
+            written = {draft: self._inline(draft, portable) for draft in drafts}  # 2, 3
         large = [draft for draft, made in written.items() if made is None]
         stored = Stored("", b"", shared=False)
         if large:
@@ -210,7 +208,7 @@ class ChainBackup:
             self._now_ms(), newest, stored, added,
         )  # fmt: skip
 
-    def _inline(self, draft: _Draft) -> _Chained | None:
+    def _inline(self, draft: _Draft, together: bool) -> _Chained | None:
         """Steps 2 and 3 for what travels inside the checkpoint record; None for what is too large for that."""
         chain, changes = draft.chain, draft.changes
         if changes.size > _INLINE_SEGMENT:
@@ -220,7 +218,7 @@ class ChainBackup:
             chain = replace(chain, segments=(*chain.segments, new))
         self._check(draft, chain)
         data = encode_chain(chain)
-        return (chain, ChainMarker(inline=data)) if len(data) <= self._inline_limit() else None
+        return (chain, ChainMarker(inline=data)) if len(data) <= self._inline_limit(together) else None
 
     def _written(self, draft: _Draft, blob: PackedBlob) -> _Chained:
         """Steps 2 and 3 for what goes into a blob, with all that was inline before. The blob has no name yet."""
@@ -254,9 +252,10 @@ class ChainBackup:
         self._chains.remember(marker, chain)
         return PreparedBackup(marker, added_blobs=added, added_bytes=size)
 
-    def _inline_limit(self) -> int:
+    def _inline_limit(self, together: bool) -> int:
+        """``together``: all tasks of the job are published at once."""
         config = self._context.config
-        return min(_INLINE_CHAIN, _INLINE_RECORD // (config.retained * max(len(config.stores), 1)))
+        return inline_chain_limit(len(config.stores), config.tasks if together else 1)
 
     def _published(self, identity: StoreIdentity, base: Marker | None) -> SegmentChain | None:
         if not isinstance(base, ChainMarker):

@@ -7,18 +7,19 @@ from collections.abc import Iterator, Sequence
 from statemgr.bench.fresh import in_fresh_process
 from statemgr.bench.kafka_operations import fill
 from statemgr.bench.measure import interleaved
-from statemgr.bench.records import Pair
 from statemgr.bench.registry import case
 from statemgr.bench.result import Line, Target, alone, compared
 from statemgr.bench.session import Session
 from statemgr.config import JobConfig
+from statemgr.flows.checkpoint_records import send_records, sequences
 from statemgr.ids import CheckpointId, task_name
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
-from statemgr.model import codec
 from statemgr.model.checkpoint import BlobRef, ChangelogMarker, Checkpoint, CheckpointRecord, IndexMarker, Layout
 
 _RECORDS = 1_000_000
 _TASKS = 1000
+#: Key, and value or None for a delete.
+Sent = tuple[bytes, bytes | None]
 
 
 @case("open-job")
@@ -49,19 +50,28 @@ def open_job(session: Session) -> Iterator[Line]:
     yield alone("open-job", peak, "MB at most resident", "the same reads", Target("at most", 256, of="value"))
 
 
-def _records(config: JobConfig, tasks: int, count: int) -> Iterator[Sequence[Pair]]:
-    """Every task in turn, again and again: keys and values as a job that commits to both backends publishes them."""
-    pairs = [_record(config, task_name(index), tasks) for index in range(tasks)]
-    for start in range(0, count, tasks):
-        yield pairs[: min(tasks, count - start)]
+def _records(config: JobConfig, tasks: int, count: int) -> Iterator[Sequence[Sent]]:
+    """What a job that commits to both backends publishes, all tasks at once, two checkpoints retained."""
+    layout = Layout(1, tasks, "kafka-partition")
+    before: dict[str, CheckpointRecord | None] = dict.fromkeys(map(task_name, range(tasks)))
+    job_records: set[int] = set()
+    for sequence in range(1, max(count // (2 * tasks), 1) + 1):  # a record and a delete for each task
+        after = {task: _record(config, task, layout, sequence, record) for task, record in before.items()}
+        sent: list[Sent] = []
+        send_records(config, lambda *record, to=sent: to.append(record), layout, before, after, job_records)
+        job_records = (job_records | {sequence}) & sequences(after)
+        before = dict(after)
+        yield sent
 
 
-def _record(config: JobConfig, task: str, tasks: int) -> Pair:
+def _record(
+    config: JobConfig, task: str, layout: Layout, sequence: int, before: CheckpointRecord | None
+) -> CheckpointRecord:
     index = BlobRef(f"{config.job_name}/1/{task}/s/1700000000000-0123456789abcdef/index", 12_345, bytes(range(16)))
     topic = config.stores["s"].changelog_topic
     checkpoint = Checkpoint(
-        checkpoint_id=CheckpointId(1_700_000_000_000, 1),
-        sequence=1,
+        checkpoint_id=CheckpointId(1_700_000_000_000 + sequence, 1),
+        sequence=sequence,
         epoch=1,
         input_offsets={"orders-0": 123_456_789},
         stores={"s": "1700000000000-0123456789abcdef-s"},
@@ -72,6 +82,6 @@ def _record(config: JobConfig, task: str, tasks: int) -> Pair:
         backup_factories={"s": ("kafka-changelog", "blob-store")},
         restore_factories={"s": ("blob-store",)},
     )
-    layout = Layout(1, tasks, "kafka-partition")
-    record = CheckpointRecord(config.job_name, config.job_id, task, layout, (checkpoint, checkpoint))
-    return codec.encode_key(record.key()), codec.encode_record(record)
+    if before is not None:
+        return before.followed_by(checkpoint, 2)
+    return CheckpointRecord(config.job_name, config.job_id, task, layout, (checkpoint,))

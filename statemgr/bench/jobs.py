@@ -33,8 +33,8 @@ def publish(config: JobConfig, checkpoint: Checkpoint) -> None:
     try:
         publisher.fence()
         with publisher.transaction() as transaction:
-            key, value = codec.encode_key(record.key()), codec.encode_record(record)
-            transaction.send(config.checkpoint_topic, key, value, partition=0)
+            for key, value in codec.encode_record(record):
+                transaction.send(config.checkpoint_topic, key, value, partition=0)
     finally:
         publisher.close()
 

@@ -15,7 +15,6 @@ from statemgr import StateManager
 from statemgr.bench import records
 from statemgr.bench.fresh import seconds_alive
 from statemgr.bench.memory import let_go
-from statemgr.bench.records import Pair
 from statemgr.bench.seed import STORE, TASK
 from statemgr.config import JobConfig
 from statemgr.reader import JobReader
@@ -87,7 +86,7 @@ def consume(config: dict[str, Any], topic: str) -> dict[str, Any]:
     return {"seconds": took, "alive": alive, "records": count}
 
 
-def fill(config: JobConfig, topic: str, batches: Iterable[Sequence[Pair]]) -> None:
+def fill(config: JobConfig, topic: str, batches: Iterable[Sequence[tuple[bytes, bytes | None]]]) -> None:
     """Write records to partition 0, as fast as it goes, without a transaction."""
     producer = Producer(
         {

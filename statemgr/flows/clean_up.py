@@ -3,7 +3,7 @@
 Steps:
 
 1. REMOVE_TTL on exactly what the published checkpoint added; what fails stays outstanding and is retried
-2. delete what carried the changes to the publisher, and the output of the batch before
+2. delete what carried the changes to the publisher, and the attachments of evicted checkpoints
 3. delete what only evicted checkpoints referenced: their blobs first, their index last
 
 What of step 1 stays undone blocks commits in the end (:meth:`CleanUp.check`): published blobs would expire. What of
@@ -19,13 +19,12 @@ from statemgr.errors import ConfigError, CorruptError, MissingBlob, MissingError
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker, OutstandingTtl
 from statemgr.model.commit import PreparedCommit
+from statemgr.model.record_size import MOST_OUTSTANDING
 from statemgr.phases import Phase, announce
 from statemgr.ports import CheckpointLog, SegmentBackupManager
 
 log = logging.getLogger(__name__)
 _DAY_MS = 24 * 3600 * 1000
-#: Outstanding blobs that still fit a checkpoint record beside all else (some 100 bytes each).
-_MOST_OUTSTANDING = 1000
 
 
 class CleanUp:
@@ -79,7 +78,7 @@ class CleanUp:
             self._outstanding |= {blob: now for blob in _referenced(commit) if blob not in self._outstanding}
             log.warning("task %s: REMOVE_TTL failed, it is retried: %s", self._task, error)
         announce(Phase.DELETE_BLOBS, self._task, self._parts.config.job_key)
-        self._delete([*_transport(commit), *_superseded_attachments(before, record)])
+        self._delete([*_transport(commit), *_evicted_attachments(before, record)])
         self._delete_evicted(_evicted(before, record), record)
         announce(Phase.CLEANED_UP, self._task, self._parts.config.job_key)
 
@@ -95,7 +94,7 @@ class CleanUp:
             return
         blob, since = min(self._outstanding.items(), key=lambda item: item[1])
         age_ms = self._now_ms() - since
-        if age_ms > self._parts.config.ttl_days * _DAY_MS // 3 or len(self._outstanding) >= _MOST_OUTSTANDING:
+        if age_ms > self._parts.config.ttl_days * _DAY_MS // 3 or len(self._outstanding) >= MOST_OUTSTANDING:
             raise RetryableError(
                 f"the TTL of {len(self._outstanding)} published blobs could not be removed for {age_ms // 1000} s",
                 hint="allow deleting object tags (s3:DeleteObjectTagging); the blobs expire otherwise",
@@ -203,10 +202,13 @@ def _evicted(before: CheckpointRecord | None, record: CheckpointRecord) -> list[
     return [c for c in (before.checkpoints if before else ()) if c.checkpoint_id not in kept]
 
 
-def _superseded_attachments(before: CheckpointRecord | None, record: CheckpointRecord) -> list[str]:
-    current = {a.blob.blob_id for a in record.current.attachments if a.blob}
-    old = before.current.attachments if before else ()
-    return [a.blob.blob_id for a in old if a.blob and a.blob.blob_id not in current]
+def _evicted_attachments(before: CheckpointRecord | None, record: CheckpointRecord) -> list[str]:
+    kept = set(_attached(record.checkpoints))
+    return [blob for blob in _attached(_evicted(before, record)) if blob not in kept]
+
+
+def _attached(checkpoints: Iterable[Checkpoint]) -> list[str]:
+    return [a.blob.blob_id for checkpoint in checkpoints for a in checkpoint.attachments if a.blob]
 
 
 def _transport(commit: PreparedCommit) -> list[str]:

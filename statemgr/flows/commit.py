@@ -62,7 +62,7 @@ class FrozenCommit:
 
     attempt: str
     base: CommitBase
-    input_offsets: Mapping[str, int]
+    input_offsets: Mapping[str, int] | None
     stores: Mapping[str, FrozenStore]
     produced: tuple[ProducedRecord, ...] = ()
 
@@ -71,7 +71,7 @@ def freeze(
     parts: Parts,
     stores: Mapping[str, OpenStore],
     base: CommitBase,
-    input_offsets: Mapping[str, int],
+    input_offsets: Mapping[str, int] | None,
     produced: Sequence[ProducedRecord] = (),
     attempt: str | None = None,
     *,
@@ -84,7 +84,8 @@ def freeze(
 
     Raises: InvalidError for input offsets that are none; DiskFull. Then nothing has changed.
     """
-    check_offsets(input_offsets, task=base.task)
+    if input_offsets is not None:
+        check_offsets(input_offsets, task=base.task)
     attempt = attempt or parts.ids.attempt_id()
     frozen: dict[str, FrozenStore] = {}
     try:
@@ -101,7 +102,7 @@ def freeze(
     except BaseException:
         discard(stores, frozen)
         raise
-    return FrozenCommit(attempt, base, dict(input_offsets), frozen, tuple(produced))
+    return FrozenCommit(attempt, base, None if input_offsets is None else dict(input_offsets), frozen, tuple(produced))
 
 
 def _needs_snapshot(parts: Parts, store: OpenStore, base: CommitBase, local_copy: bool) -> bool:

@@ -21,6 +21,7 @@ from statemgr.errors import LayoutMismatch, MissingError
 from statemgr.flows.commit import Refill
 from statemgr.flows.first_start import refuse_lost_checkpoint, refuse_lost_job
 from statemgr.flows.parts import Parts
+from statemgr.flows.record_limits import check_config
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
 from statemgr.model.checkpoint import CheckpointRecord, Layout, Marker
@@ -33,9 +34,11 @@ _FENCE_PARALLELISM = 8
 
 
 def prepare_topics(parts: Parts, *, allow_empty_start: bool) -> None:
-    """Step 1. Raises: TopicMisconfigured with the mending command; PermissionNeeded when the checkpoint topic is
+    """Step 1. Raises: ConfigError when the records cannot fit; TopicMisconfigured with the mending command;
+    PermissionNeeded when the checkpoint topic is
     gone while state exists."""
     config = parts.config
+    check_config(config)
     with TopicAdmin(config) as admin:
         specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
         if not allow_empty_start and not admin.exists(config.checkpoint_topic):

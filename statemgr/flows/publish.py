@@ -8,7 +8,7 @@ Steps:
 2. stage: bring the changelogs' changes to this machine (nothing has been written to Kafka yet)
 3. begin the transaction
 4. send the changelog records and the output, wait for their offsets: the changelog markers
-5. send one checkpoint record per task (and record version)
+5. send the records of the checkpoint topic, and the deletes of what is retained no longer (``checkpoint_records``)
 6. commit the transaction; an unknown outcome is settled, and the topic says what happened
 
 Where the brokers had forgotten the transactional ID, steps 1 to 6 are taken a second time.
@@ -22,11 +22,12 @@ from dataclasses import replace
 from functools import partial
 
 from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError
+from statemgr.flows.checkpoint_records import send_records
 from statemgr.flows.grace import check_young
 from statemgr.flows.parts import Parts
 from statemgr.flows.published import Published, go_on, settle
+from statemgr.flows.record_limits import check_inputs
 from statemgr.ids import CheckpointId, check_offsets
-from statemgr.model import codec
 from statemgr.model.checkpoint import (
     Checkpoint,
     CheckpointRecord,
@@ -34,6 +35,7 @@ from statemgr.model.checkpoint import (
     MicroBatch,
     OutstandingTtl,
 )
+from statemgr.model.checkpoint_parts import Inputs
 from statemgr.model.commit import PreparedCommit
 from statemgr.phases import Phase, announce
 from statemgr.ports import CheckpointLog, IdForgotten, Publisher, StagedChanges, Transaction
@@ -52,9 +54,13 @@ def publish(
     commits: Sequence[PreparedCommit],
     *,
     batch: MicroBatch | None = None,
+    inputs: Inputs | None = None,
     outstanding: Mapping[str, Sequence[OutstandingTtl]] | None = None,
 ) -> None:
     """Publish prepared commits of different tasks in one transaction, and update ``published``.
+
+    Args:
+        inputs: how far the whole job has read, for commits that do not say it of their task.
 
     Raises:
         FencedError: another owner took over; nothing was published.
@@ -64,7 +70,7 @@ def publish(
     """
     if published.pending:
         raise OutcomeUnknownError("the outcome of the last publish is unknown", hint="settle it first")
-    attempt = partial(_publish, parts, publisher, log, published, commits, batch, outstanding or {})
+    attempt = partial(_publish, parts, publisher, log, published, commits, batch, inputs, outstanding or {})
     try:
         attempt()
     except IdForgotten as error:
@@ -79,17 +85,23 @@ def _publish(
     published: Published,
     commits: Sequence[PreparedCommit],
     batch: MicroBatch | None,
+    inputs: Inputs | None,
     outstanding: Mapping[str, Sequence[OutstandingTtl]],
 ) -> None:
     go_on(parts, publisher, log, published)  # 1
-    _check_whole(parts, published, commits)
+    _check_whole(parts, published, commits, inputs)
+    if inputs is not None:
+        check_offsets(inputs.offsets)
+        check_inputs(parts.config, inputs)
     for commit in commits:
-        check_offsets(commit.input_offsets, task=commit.task)
+        if commit.input_offsets is not None:
+            check_offsets(commit.input_offsets, task=commit.task)
+            check_inputs(parts.config, Inputs(commit.input_offsets))
         _check(parts, published, commit)
         check_young(parts.config, parts.ids, commit)
     staged = {commit.task: _stage(parts, published, commit) for commit in commits}  # 2
     checkpoint_id = parts.ids.checkpoint_id()
-    sequence = 1 + max((r.current.sequence for r in published.records.values() if r), default=0)
+    sequence = 1 + published.newest_sequence
     subject = ", ".join(commit.task for commit in commits)
     records: dict[str, CheckpointRecord] = {}
     try:
@@ -107,11 +119,13 @@ def _publish(
                     checkpoint_id,
                     sequence,
                     batch,
+                    inputs,
                     tuple(outstanding.get(commit.task, ())),
                 )
                 ours = _with_changelog_markers(ours, staged[commit.task], delivered)
                 records[commit.task] = _record(parts, published, commit, ours)
-                _send_record(parts, transaction, records[commit.task])
+            send = partial(transaction.send, parts.config.checkpoint_topic, partition=0)
+            send_records(parts.config, send, published.layout, published.records, records, published.job_records)
             published.pending = records  # from here on the outcome may become unknown
             announce(Phase.COMMIT_TRANSACTION, subject, parts.config.job_key)  # 6
     except (RetryableError, FencedError):
@@ -125,12 +139,11 @@ def _publish(
                 job=parts.config.job_name,
             ) from None
         return
-    published.pending = {}
-    published.records.update(records)
+    published.acknowledge(records)
     announce(Phase.ACKNOWLEDGED, subject, parts.config.job_key)
 
 
-def _check_whole(parts: Parts, published: Published, commits: Sequence[PreparedCommit]) -> None:
+def _check_whole(parts: Parts, published: Published, commits: Sequence[PreparedCommit], inputs: Inputs | None) -> None:
     """One commit per task that the publisher covers, with every durable store in it. Raises: InvalidError."""
     tasks = [commit.task for commit in commits]
     if sorted(tasks) != sorted(published.records):
@@ -141,6 +154,13 @@ def _check_whole(parts: Parts, published: Published, commits: Sequence[PreparedC
         )
     durable = {store for store, is_durable in parts.durable.items() if is_durable}
     for commit in commits:
+        if commit.input_offsets is None and inputs is None:
+            raise InvalidError(
+                "the prepared commit has no input offsets",
+                hint="give those of the whole job to publish(input_offsets=...), or those of the task to prepare()",
+                job=parts.config.job_name,
+                task=commit.task,
+            )
         if set(commit.stores) != durable:
             raise InvalidError(
                 f"the prepared commit has the stores {sorted(commit.stores)}, the job {sorted(durable)}",
@@ -196,8 +216,13 @@ def _checkpoint(
     checkpoint_id: CheckpointId,
     sequence: int,
     batch: MicroBatch | None,
+    inputs: Inputs | None,
     outstanding: tuple[OutstandingTtl, ...],
 ) -> Checkpoint:
+    offsets, ids = commit.input_offsets, commit.input_topic_ids
+    if offsets is None:
+        assert inputs is not None
+        offsets, ids = inputs.offsets, {**inputs.topic_ids, **ids}
     markers: dict[str, dict[str, Marker]] = {}
     for store, prepared in commit.stores.items():
         for factory, marker in prepared.markers.items():
@@ -207,7 +232,7 @@ def _checkpoint(
         checkpoint_id=checkpoint_id,
         sequence=sequence,
         epoch=published.epoch,
-        input_offsets=dict(commit.input_offsets),
+        input_offsets=offsets,
         stores={store: prepared.state_id for store, prepared in commit.stores.items()},
         state_checkpoint_markers=markers,
         backup_factories={store: stores[store].backup_factories for store in commit.stores},
@@ -215,7 +240,7 @@ def _checkpoint(
         batch=batch,
         attachments=commit.attachments,
         outstanding_ttl=outstanding,
-        input_topic_ids=dict(commit.input_topic_ids),
+        input_topic_ids=ids,
         serdes={s: published.serdes.get(s, (stores[s].key_serde, stores[s].value_serde)) for s in commit.stores},
     )
 
@@ -236,11 +261,3 @@ def _record(parts: Parts, published: Published, commit: PreparedCommit, checkpoi
     if before is not None:
         return replace(before.followed_by(checkpoint, parts.config.retained), layout=published.layout)
     return CheckpointRecord(commit.job_name, commit.job_id, commit.task, published.layout, (checkpoint,))
-
-
-def _send_record(parts: Parts, transaction: Transaction, record: CheckpointRecord) -> None:
-    topic, versions = parts.config.checkpoint_topic, parts.config.write_versions
-    if 1 in versions:
-        transaction.send(topic, codec.encode_key(record.key(1)), codec.encode_record_v1(record), partition=0)
-    if 2 in versions:
-        transaction.send(topic, codec.encode_key(record.key(2)), codec.encode_record(record), partition=0)

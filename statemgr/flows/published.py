@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from statemgr.errors import FencedError, MissingError, OutcomeUnknownError, StatemgrError
+from statemgr.flows.checkpoint_records import sequences
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
 from statemgr.phases import Phase, announce
@@ -28,7 +29,8 @@ class Published:
     ``pending`` holds the records of a publish that was sent and not answered; while it does, only :func:`settle`
     helps. ``fence_others`` fences the other kind of owner again, when the own ID was initialised once more;
     ``still_owned`` is asked before that. ``serdes``: store → labels of its serdes, where they are not those of the
-    configuration.
+    configuration. ``job_records``: the sequence numbers of the job records on the topic, for a publisher of several
+    tasks.
     """
 
     records: dict[str, CheckpointRecord | None]
@@ -38,6 +40,20 @@ class Published:
     still_owned: Callable[[], bool] = lambda: True
     serdes: dict[str, tuple[str, str]] = field(default_factory=dict)
     pending: dict[str, CheckpointRecord] = field(default_factory=dict)
+    job_records: set[int] = field(default_factory=set)
+
+    @property
+    def newest_sequence(self) -> int:
+        """The highest sequence number that the topic knows of these tasks; 0 where it knows none."""
+        return max((*self.job_records, *(r.current.sequence for r in self.records.values() if r)), default=0)
+
+    def acknowledge(self, records: Mapping[str, CheckpointRecord]) -> None:
+        """Take over what was published."""
+        self.pending = {}
+        self.records.update(records)
+        if len(self.records) > 1:
+            of_publish = {record.current.sequence for record in records.values()}
+            self.job_records = (self.job_records | of_publish) & sequences(self.records)
 
     def checkpoint(self, task: str) -> Checkpoint | None:
         record = self.records[task]
@@ -99,7 +115,7 @@ def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Pu
         ) from error
     published.pending = {}
     if was_published:
-        published.records.update(pending)
+        published.acknowledge(pending)
         announce(Phase.ACKNOWLEDGED, ", ".join(pending), parts.config.job_key)
     return was_published
 

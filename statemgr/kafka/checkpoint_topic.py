@@ -3,7 +3,7 @@
 Reads Kafka only. The bytes of keys and values are the model's codecs' business.
 
 A topic may hold millions of records of which compaction will leave a few: each one's key and fingerprint are checked,
-but only the newest of each key is kept and, when it is asked for, decoded. What was read is not read again: the next
+but only what was not deleted is kept and, when it is asked for, decoded. What was read is not read again: the next
 read goes on from there.
 """
 
@@ -12,21 +12,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from confluent_kafka import Message
 
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord, MissingState, TopicMisconfigured
+from statemgr.kafka.checkpoint_tracks import PARTITION, Assembly, Track, TrackId
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.model import codec
-from statemgr.model.checkpoint import CheckpointKey, CheckpointRecord, with_version_one
+from statemgr.model.checkpoint import CheckpointRecord, with_version_one
 from statemgr.model.codec_wire import HEADER_SIZE, MARK
 from statemgr.model.schemas import shipped_schemas
 from statemgr.ports import Clock
 
-_PARTITION = 0
-_VERSIONS = (1, 2)
+_TAIL = codec.KEY_TAIL_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,21 @@ class _Bounds:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was read: everything of the job below ``position``. Message objects are kept as they are: made by the
-    million, they need nothing made of them until their key is asked for."""
+    """What was read: everything of the job below ``position``.
+
+    ``by_key``: a key (version 1), or what the keys of a task's records begin with (version 2) → its track; None is
+    another job's.
+    """
 
     bounds: _Bounds
     position: int
-    newest: dict[bytes, Message] = field(default_factory=dict)
-    decoded: dict[bytes, CheckpointRecord] = field(default_factory=dict)
+    tracks: dict[TrackId, Track] = field(default_factory=dict)
+    by_key: dict[bytes, Track | None] = field(default_factory=dict)
 
     def continues(self, bounds: _Bounds, position: int) -> bool:
         """Whether the topic with these bounds still has what was read, up to ``position`` when it was asked for them.
 
-        Compaction never moves its beginning, and its end only grows: otherwise it was truncated or made anew.
+        Compaction never moves its beginning, and its end only grows: otherwise it was truncated or made again.
         """
         was = self.bounds
         return (was.topic_id, was.start) == (bounds.topic_id, bounds.start) and position <= bounds.end
@@ -71,11 +75,7 @@ class CheckpointTopic:
         self._reader = PartitionReader(config, clock, stall_s)
         self._lock = threading.Lock()
         self._seen: _Seen | None = None
-        #: Keys that were decoded; None is another job's.
-        self._keys: dict[bytes, CheckpointKey | None] = {}
-        #: The first bytes of values that a key's records may have, None for another job's. Filled as they are met.
-        self._headers: dict[bytes, set[bytes] | None] = {}
-        self._headers_of: dict[int, set[bytes]] = {version: set() for version in _VERSIONS}
+        self._assembly = Assembly(config.job_name, config.job_id, self._topic)
 
     def read(
         self, tasks: Collection[str] | None = None, *, only_settled: bool = False
@@ -92,21 +92,39 @@ class CheckpointTopic:
             seen = self._read_to(bounds, position)
             return self._newest_of(seen, tasks)
 
+    def job_records(self) -> Collection[int]:
+        """See :meth:`statemgr.ports.CheckpointLog.job_records`."""
+        with self._lock:
+            if self._seen is None:
+                return ()
+            jobs = self._seen.tracks.get(TrackId(self._generation(self._seen), "", 2))
+            return jobs.sequences() if jobs is not None else ()
+
     def history(self) -> Iterator[CheckpointRecord]:
-        """Every committed record of the job that is still there, oldest first. Raises: as :meth:`read`."""
+        """Every committed checkpoint of the job that is still there, one in each record, oldest first.
+
+        One whose job record compaction has removed already is left out. Raises: as :meth:`read`.
+        """
         bounds = self._bounds()
-        for batch in self._reader.read(self._topic, _PARTITION, bounds.start, bounds.end):
+        seen = _Seen(bounds, bounds.start)
+        for batch in self._reader.read(self._topic, PARTITION, bounds.start, bounds.end):
             for message in batch:
-                with self._lock:
-                    ours = self._headers_for(message)
-                    if ours is not None:
-                        self._check(message, ours)
-                if ours is not None:
-                    yield self._decode(message)
+                track = self._take(seen, message)
+                if track is None or not track.id.task or message.value() is None:
+                    continue
+                key = message.key()
+                assert key is not None
+                if track.id.version == 1:
+                    found = self._assembly.version_one(track)
+                else:
+                    jobs = seen.tracks.get(TrackId(track.id.generation, "", 2))
+                    found = self._assembly.single(track, key, message, jobs)
+                if found is not None:
+                    yield found
 
     def was_truncated(self) -> bool:
         """See :meth:`statemgr.ports.CheckpointLog.was_truncated`. Compaction never moves the first offset."""
-        return self._metadata.bounds(self._topic, _PARTITION)[0] > 0
+        return self._metadata.bounds(self._topic, PARTITION)[0] > 0
 
     def close(self) -> None:
         """Let go of the clients."""
@@ -130,102 +148,112 @@ class CheckpointTopic:
                 hint="set task.checkpoint.topic to a new topic, or delete this one if it is none of yours",
                 topic=self._topic,
             )
-        start, end = self._metadata.bounds(self._topic, _PARTITION, only_settled=only_settled)
+        start, end = self._metadata.bounds(self._topic, PARTITION, only_settled=only_settled)
         return _Bounds(str(found.topic_id), start, end)
 
     def _read_to(self, bounds: _Bounds, position: int) -> _Seen:
         seen = self._seen
         if seen is None or not seen.continues(bounds, position):
             seen = self._seen = _Seen(bounds, bounds.start)
-        newest, headers = seen.newest, self._headers
-        for batch in self._reader.read(self._topic, _PARTITION, seen.position, bounds.end):
+        by_key = seen.by_key
+        for batch in self._reader.read(self._topic, PARTITION, seen.position, bounds.end):
             for message in batch:
                 # a million times: as few calls as can be
                 key, value = message.key(), message.value()
                 try:
-                    expected = headers[key]  # type: ignore[index]
-                except KeyError:
-                    expected = self._headers_for(message)
-                if expected is None:
+                    track = by_key[key[:-_TAIL]]  # type: ignore[index]
+                except (KeyError, TypeError):
+                    self._take(seen, message)
                     continue
-                if value is None or value[:HEADER_SIZE] not in expected:
-                    self._check(message, expected)
-                newest[key] = message  # type: ignore[index]
+                if track is None or value is None or value[:HEADER_SIZE] != track.header:
+                    self._take(seen, message)
+                else:
+                    track.written(key, message)  # type: ignore[arg-type]
             seen.position = offset_of(batch[-1]) + 1
         seen.position = max(seen.position, bounds.end)
         return seen
 
     def _newest_of(self, seen: _Seen, tasks: Collection[str] | None) -> dict[str, CheckpointRecord]:
-        versions = self._config.read_versions
-        by_key = {key: data for data in seen.newest if (key := self._keys[data]) is not None}
-        generation = max((key.layout_generation for key in by_key if key.record_version in versions), default=0)
-        wanted = {
-            key.task for key in by_key if key.layout_generation == generation and (tasks is None or key.task in tasks)
-        }
+        versions, generation = self._config.read_versions, self._generation(seen)
+        of_generation = {at.task for at in seen.tracks if at.generation == generation and at.version in versions}
+        wanted = {task for task in of_generation if task and (tasks is None or task in tasks)}
+        jobs = seen.tracks.get(TrackId(generation, "", 2))
+        there = jobs.sequences() if jobs is not None else frozenset[int]()
         records = {}
         for task in sorted(wanted):
-            keys = {version: self._key(generation, task, version) for version in versions}
-            of_version = {v: self._decoded(seen, by_key[key]) for v, key in keys.items() if key in by_key}
-            record = with_version_one(of_version.get(2), of_version.get(1))
+            track = seen.tracks.get(TrackId(generation, task, 2)) if 2 in versions else None
+            newest = self._assembly.record(track, jobs, there) if track is not None else None
+            old = seen.tracks.get(TrackId(generation, task, 1)) if 1 in versions else None
+            record = with_version_one(newest, self._assembly.version_one(old))
             if record is not None:
                 records[task] = record
         return records
 
-    def _decoded(self, seen: _Seen, key: bytes) -> CheckpointRecord:
-        message = seen.newest[key]
-        record = seen.decoded.get(key)
-        if record is None or record.offset != message.offset():
-            record = seen.decoded[key] = self._decode(message)
-        return record
+    def _generation(self, seen: _Seen) -> int:
+        """The newest layout, of which records were written, deleted or not."""
+        versions = self._config.read_versions
+        return max((at.generation for at in seen.tracks if at.version in versions), default=0)
 
     # --- one record ---------------------------------------------------------------------------------------------
 
-    def _headers_for(self, message: Message) -> set[bytes] | None:
-        """The headers met in records of this version; None when the record is another job's."""
-        data, offset = message.key(), offset_of(message)
-        if data is None:
+    def _take(self, seen: _Seen, message: Message) -> Track | None:
+        """Check a record, and note it. Returns: its track; None when it is another job's. Raises: CorruptRecord."""
+        key, value, offset = message.key(), message.value(), offset_of(message)
+        if key is None:
             raise self._corrupt("it has no key", offset)
-        if data not in self._headers:
-            key = codec.decode_key(data, topic=self._topic, partition=_PARTITION, offset=offset)
-            ours = (key.job_name, key.job_id) == (self._config.job_name, self._config.job_id)
-            self._keys[data] = key if ours else None
-            self._headers[data] = self._headers_of.setdefault(key.record_version, set()) if ours else None
-        return self._headers[data]
-
-    def _check(self, message: Message, headers: set[bytes]) -> None:
-        """Raises: CorruptRecord unless the value has the fingerprint of a known schema, which is then remembered."""
-        data, value, offset = message.key(), message.value(), offset_of(message)
-        assert data is not None
-        key = self._keys[data]
-        assert key is not None
+        track = self._track(seen, key, offset)
+        if track is None:
+            return None
         if value is None:
-            raise self._corrupt(f"it deletes the checkpoint of {key.task}, which nothing here does", offset)
-        if key.record_version not in _VERSIONS or not _is_known(key, value):
-            self._decode(message)
-            raise self._corrupt("its schema is unknown", offset)
-        headers.add(value[:HEADER_SIZE])
+            self._delete(track, key, offset)
+            return track
+        if value[:HEADER_SIZE] != track.header:
+            self._refuse_value(value, offset)
+        track.written(key, message)
+        return track
 
-    def _decode(self, message: Message) -> CheckpointRecord:
-        data, value = message.key(), message.value()
-        assert data is not None
-        assert value is not None
-        key = self._keys[data]
-        assert key is not None
-        return codec.decode_record(key, value, offset_of(message), topic=self._topic, partition=_PARTITION)
+    def _track(self, seen: _Seen, key: bytes, offset: int) -> Track | None:
+        for known in (key[:-_TAIL], key):
+            if known in seen.by_key:
+                found = seen.by_key[known]
+                if found is None and known is not key and not codec.is_whole(key):
+                    break  # it need not be another job's
+                return found
+        at = codec.decode_key(key, topic=self._topic, partition=PARTITION, offset=offset)
+        known = key if at.sequence is None else key[:-_TAIL]
+        if (at.job_name, at.job_id) != (self._config.job_name, self._config.job_id):
+            seen.by_key[known] = None
+            return None
+        if at.sequence is None and at.record_version != 1:
+            raise self._corrupt(f"record version {at.record_version} is unknown (is newer software about?)", offset)
+        of = TrackId(at.layout_generation, at.task, at.record_version)
+        track = seen.tracks[of] = seen.by_key[known] = Track(of, _header(of))
+        return track
 
-    def _key(self, generation: int, task: str, version: int) -> CheckpointKey:
-        return CheckpointKey(self._config.job_name, self._config.job_id, generation, task, version)
+    def _delete(self, track: Track, key: bytes, offset: int) -> None:
+        if track.id.version == 1:
+            raise self._corrupt(f"it deletes the version 1 record of {track.id.task}, which nothing here does", offset)
+        codec.decode_key(key, topic=self._topic, partition=PARTITION, offset=offset)
+        track.deleted(key, offset)
+
+    def _refuse_value(self, value: bytes, offset: int) -> NoReturn:
+        if len(value) < HEADER_SIZE or not value.startswith(MARK):
+            raise self._corrupt("it is not an Avro single object", offset)
+        raise self._corrupt(
+            f"schema fingerprint {value[len(MARK) : HEADER_SIZE].hex()} is unknown (is newer software about?)", offset
+        )
 
     def _corrupt(self, why: str, offset: int) -> CorruptRecord:
         return CorruptRecord(
             f"checkpoint record refused: {why}",
             hint="nobody but statemgr may write to the checkpoint topic: look who does",
             topic=self._topic,
-            partition=_PARTITION,
+            partition=PARTITION,
             offset=offset,
         )
 
 
-def _is_known(key: CheckpointKey, value: bytes) -> bool:
-    reader = f"checkpoint.v{key.record_version}"
-    return value.startswith(MARK) and shipped_schemas().writer_of(value[len(MARK) : HEADER_SIZE], reader) is not None
+def _header(of: TrackId) -> bytes:
+    """What the values of a track's records begin with."""
+    name = "checkpoint.v1" if of.version == 1 else "checkpoint_task.v2" if of.task else "checkpoint_job.v2"
+    return MARK + shipped_schemas().fingerprint(name)

@@ -19,6 +19,7 @@ from statemgr.errors import (
     ANOTHER_COPY,
     AccessDenied,
     ConfigError,
+    CorruptRecord,
     FencedError,
     InvalidError,
     MissingState,
@@ -76,6 +77,8 @@ _FORGOTTEN = {KafkaError.INVALID_PRODUCER_ID_MAPPING, KafkaError.UNKNOWN_PRODUCE
 #: What the client says of records whose transaction has failed before.
 _AFTER_EFFECTS = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._STATE}
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE}
+#: Bytes that came from a broker and are not what was sent to it.
+_DAMAGED = {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION}
 _INVALID = {
     KafkaError.INVALID_CONFIG,
     KafkaError.INVALID_REPLICATION_FACTOR,
@@ -134,7 +137,13 @@ def consumer(config: JobConfig, errors: ClientErrors, **own: Any) -> Consumer:
         "fetch.wait.max.ms": 10,
         "queued.max.messages.kbytes": 64 * 1024,
     }
-    fixed = {"enable_auto_commit": False, "enable_auto_offset_store": False, "auto_offset_reset": "error"}
+    fixed = {
+        "enable_auto_commit": False,
+        "enable_auto_offset_store": False,
+        "auto_offset_reset": "error",
+        # librdkafka ignores checksums by default: a bit that changed on a broker's disk would be taken as it is
+        "check_crcs": True,
+    }
     return _make(Consumer, _settings(config, "consumer", errors, defaults, fixed | own))
 
 
@@ -208,6 +217,8 @@ def translate(
             hint="raise the topic's max.message.bytes (and kafka.producer.message.max.bytes)",
             **where,
         )
+    if code in _DAMAGED:
+        return damaged(f"{doing}: {error.str()}", **where)
     if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
         return ConfigError(
             f"{doing}: the transaction's timeout is longer than the broker allows",
@@ -226,6 +237,13 @@ def translate(
             **where,
         )
     return RetryableError(text).with_where(**where)
+
+
+def damaged(what: str, **where: str | int) -> CorruptRecord:
+    """The error of records that are not what was written."""
+    return CorruptRecord(
+        what, hint="the log on the broker's disk is damaged: look at its disk and its replicas", **where
+    )
 
 
 _CREATE = (
@@ -269,6 +287,11 @@ def is_unreachable(error: KafkaError) -> bool:
 def may_pass(error: KafkaError) -> bool:
     """Whether a question may be put again: no broker was reached, or the partition's leader is moving."""
     return is_unreachable(error) or error.code() in _LEADERLESS
+
+
+def is_damaged(error: KafkaError) -> bool:
+    """Whether what a fetch brought cannot be records: a checksum that does not match, or an unknown format."""
+    return error.code() in _DAMAGED or error.code() == KafkaError._NOT_IMPLEMENTED
 
 
 def is_fenced(error: KafkaError) -> bool:

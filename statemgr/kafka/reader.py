@@ -1,9 +1,9 @@
 """Reading one partition, committed records only, from an offset up to exactly another.
 
 The end is met by position, never by counting: control records, aborted transactions and compaction leave
-gaps. Under read_committed librdkafka tells the position by an end-of-partition event at the last stable
-offset; as long as that is below the wanted end, a transaction is still open there, and the reader waits for
-it or meets its deadline.
+gaps. Offsets that go back, or lie beyond the end of the log, come from a damaged log. Under read_committed librdkafka
+tells the position by an end-of-partition event at the last stable offset; as long as that is below the wanted end, a
+transaction is still open there, and the reader waits for it or meets its deadline.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NoReturn
 
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from statemgr.config import JobConfig
 from statemgr.errors import UnavailableError
-from statemgr.kafka.clients import ClientErrors, consumer, may_pass, translate
+from statemgr.kafka.clients import ClientErrors, consumer, damaged, is_damaged, may_pass, translate
 from statemgr.ports import Clock
 
 #: Records taken at once. Few enough to stay in the processor's caches and below the garbage collector's notice:
@@ -25,6 +25,8 @@ _BATCH = 500
 _WAIT_S = 0.02
 #: Seconds beyond the longest life of a transaction that a read may make no progress.
 _GRACE_S = 30.0
+#: Seconds that a broker may take to say where a partition ends.
+_ANSWER_S = 5.0
 
 
 class PartitionReader:
@@ -43,7 +45,8 @@ class PartitionReader:
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[Message]]:
         """Committed records with ``start`` ≤ offset < ``end``, in batches.
 
-        Raises: MissingState (the topic or the offset is gone), UnavailableError (deadline), AccessDenied.
+        Raises: MissingState (the topic or the offset is gone), UnavailableError (deadline), AccessDenied, CorruptRecord
+            (the log on the broker's disk is damaged).
         """
         if start >= end:
             return
@@ -55,17 +58,19 @@ class PartitionReader:
             while position < end:
                 messages = client.consume(_BATCH, _WAIT_S)
                 batch = [message for message in messages if message.error() is None]
-                reached = offset_of(batch[-1]) + 1 if batch else position
+                reached = _after(batch, position, topic, partition) if batch else position
                 if len(batch) < len(messages):
                     events = [message for message in messages if message.error() is not None]
                     reached = max(reached, *(_after_event(e, topic, partition, errors) for e in events))
                 if reached > end:
+                    _check_beyond(client, batch, position, topic, partition)
                     batch = [message for message in batch if offset_of(message) < end]
                 if batch:
                     yield batch
                 if reached > position:
                     position, last_progress = reached, self._clock.monotonic()
                 elif self._clock.monotonic() - last_progress > self._stall_s or errors.refused():
+                    _refuse_unreadable(client, topic, partition, position, end, errors)
                     _stalled(topic, partition, position, end, errors)
         finally:
             client.close()
@@ -78,12 +83,51 @@ def offset_of(message: Message) -> int:
     return offset
 
 
+def _after(batch: list[Message], position: int, topic: str, partition: int) -> int:
+    """The position after a batch. Raises: CorruptRecord where it does not follow what was read before."""
+    first, last = offset_of(batch[0]), offset_of(batch[-1])
+    if first < position or last - first < len(batch) - 1:
+        raise damaged("its records are out of order", topic=topic, partition=partition, offset=position)
+    return last + 1
+
+
+def _check_beyond(client: Consumer, batch: list[Message], position: int, topic: str, partition: int) -> None:
+    """Records after the wanted end came after it was asked for. Raises: CorruptRecord unless the log has them."""
+    if not batch:
+        return
+    _, high = client.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
+    offsets = [offset_of(message) for message in batch]
+    if offsets[-1] >= high >= 0:
+        last = max((offset for offset in offsets if offset < high), default=position - 1)
+        why = f"it has a record at offset {offsets[-1]}, and ends at {high}"
+        raise damaged(why, topic=topic, partition=partition, offset=last + 1)
+
+
+def _refuse_unreadable(
+    client: Consumer, topic: str, partition: int, position: int, end: int, errors: ClientErrors
+) -> None:
+    """When reading has stopped. Raises: CorruptRecord where the broker answers and no transaction is open."""
+    if errors.refused() or errors.last():
+        return
+    try:
+        _, stable = client.get_watermark_offsets(TopicPartition(topic, partition), timeout=_ANSWER_S)
+    except KafkaException as error:
+        errors(error.args[0])
+        return
+    if stable >= end:
+        why = f"the broker gives no records after offset {position}, though the topic ends at {end}"
+        raise damaged(why, topic=topic, partition=partition, offset=position)
+
+
 def _after_event(event: Message, topic: str, partition: int, errors: ClientErrors) -> int:
     """The position that an event tells; 0 where it tells none. Raises: what it means that waiting cannot help."""
     error = event.error()
     assert error is not None
     if error.code() == KafkaError._PARTITION_EOF:
         return event.offset() or 0
+    if is_damaged(error):
+        offset = event.offset()
+        raise damaged(f"a record cannot be read: {error.str()}", topic=topic, partition=partition, offset=offset or 0)
     if may_pass(error):
         errors(error)
         return 0

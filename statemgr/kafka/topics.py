@@ -21,6 +21,8 @@ from statemgr.kafka.metadata import DEADLINE_S, TopicMetadata
 
 #: A changelog's tombstones stay this long, so that a replay that was begun before still meets them.
 DELETE_RETENTION_MS = 24 * 3600 * 1000
+#: Kafka's default: room for the batches that a producer makes, whose default limit is a little lower.
+MAX_MESSAGE_BYTES = 1_048_588
 _FACTORY = "kafka-changelog"
 
 
@@ -49,7 +51,13 @@ class TopicProblem:
 
 def checkpoint_topic_spec(config: JobConfig) -> TopicSpec:
     """One partition, compacted: the newest record of every task stays for ever."""
-    return TopicSpec(config.checkpoint_topic, 1, config.checkpoint_replication_factor, {"cleanup.policy": "compact"})
+    return TopicSpec(
+        config.checkpoint_topic,
+        1,
+        config.checkpoint_replication_factor,
+        {"cleanup.policy": "compact", "max.message.bytes": str(MAX_MESSAGE_BYTES)},
+        at_least=("max.message.bytes",),
+    )
 
 
 def changelog_topic_specs(config: JobConfig) -> list[TopicSpec]:

@@ -1,13 +1,13 @@
-"""Checkpoints: what a record on the checkpoint topic says. Pure.
+"""Checkpoints: what the records on the checkpoint topic say together. Pure.
 
-A record's value embeds whole all the retained checkpoints of its task, newest first, because compaction keeps
-only the newest record of a key. The design follows Samza's CheckpointV2 (SEP for SAMZA-2657), with what it
-lacks: the layout, the sequence number, the list of all stores, the outbox of a micro-batch.
+Every retained checkpoint has a record with a key of its own, since compaction keeps only the newest record of a key.
+The design follows Samza's CheckpointV2 (SEP for SAMZA-2657), with what it lacks: the layout, the sequence number, the
+list of all stores, the outbox of a micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from statemgr.ids import CheckpointId
@@ -114,7 +114,8 @@ class Checkpoint:
     ``input_offsets``: source partition (``orders-0``) → next offset to read. ``input_topic_ids``: input topic →
     Kafka's ID of it as text. ``stores``: every store of the job → its state ID, unique per attempt that made this
     content. ``serdes``: store → its key and value serde, each with its version. ``state_checkpoint_markers``:
-    factory → store → marker. ``sequence`` counts publishes and is never used twice.
+    factory → store → marker. ``sequence`` counts publishes and is never used twice. ``offset``: where its record was
+    read on the checkpoint topic; None before it is published.
     """
 
     checkpoint_id: CheckpointId
@@ -131,6 +132,7 @@ class Checkpoint:
     record_version: int = 2
     input_topic_ids: Mapping[str, str] = field(default_factory=dict)
     serdes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    offset: int | None = field(default=None, compare=False)
 
     def marker(self, factory: str, store: str) -> Marker | None:
         """The marker of a backend for a store, or None where the backend has none."""
@@ -139,44 +141,66 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointKey:
-    """Key of a record on the checkpoint topic."""
+    """Key of a record on the checkpoint topic.
+
+    Version 2 has one record for each checkpoint and a key with its ``sequence``; ``task`` is empty for a job record.
+    Version 1 has one record for each task and no sequence in its key.
+    """
 
     job_name: str
     job_id: str
     layout_generation: int
     task: str
     record_version: int
+    sequence: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """Value of a record on the checkpoint topic: the layout, and at least one checkpoint, newest first."""
+    """What the checkpoint topic says of a task: the layout, and the retained checkpoints, newest first, at least one.
+
+    ``offset``: where the newest record was read; None before it is published. ``from_version_one``: the current
+    checkpoint is on the topic as a version 1 record alone.
+    """
 
     job_name: str
     job_id: str
     task: str
     layout: Layout
     checkpoints: tuple[Checkpoint, ...]
-    #: Kafka offset it was read at; None before it is published. Not part of the encoded record.
     offset: int | None = field(default=None, compare=False)
+    from_version_one: bool = field(default=False, compare=False)
 
     @property
     def current(self) -> Checkpoint:
         """The checkpoint in force."""
         return self.checkpoints[0]
 
-    def key(self, record_version: int = 2) -> CheckpointKey:
-        """The key that it is published under."""
-        return CheckpointKey(self.job_name, self.job_id, self.layout.generation, self.task, record_version)
+    def key(self, checkpoint: Checkpoint) -> CheckpointKey:
+        """The key that a checkpoint of it is published under."""
+        generation = self.layout.generation
+        return CheckpointKey(self.job_name, self.job_id, generation, self.task, 2, checkpoint.sequence)
+
+    def key_v1(self) -> CheckpointKey:
+        """The key of the version 1 record of the current checkpoint."""
+        return CheckpointKey(self.job_name, self.job_id, self.layout.generation, self.task, 1)
 
     def followed_by(self, checkpoint: Checkpoint, retained: int) -> CheckpointRecord:
         """The record that publishes ``checkpoint`` and keeps up to ``retained`` in all.
 
-        Attachments stay with the newest only: output is kept until the next batch is published. So do outstanding
-        TTLs: the newest has all of them.
+        Outstanding TTLs count in the newest only, which has all of them.
         """
-        older = tuple(replace(c, attachments=(), outstanding_ttl=()) for c in self.checkpoints[: max(retained - 1, 0)])
-        return replace(self, checkpoints=(checkpoint, *older), offset=None)
+        return replace(
+            self,
+            checkpoints=(checkpoint, *without_outstanding(self.checkpoints[: max(retained - 1, 0)])),
+            offset=None,
+            from_version_one=False,
+        )
+
+
+def without_outstanding(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """Checkpoints that are no longer the newest: the newest has all outstanding TTLs."""
+    return tuple(replace(c, outstanding_ttl=()) if c.outstanding_ttl else c for c in checkpoints)
 
 
 def with_version_one(newest: CheckpointRecord | None, version_one: CheckpointRecord | None) -> CheckpointRecord | None:
@@ -185,8 +209,10 @@ def with_version_one(newest: CheckpointRecord | None, version_one: CheckpointRec
     A version 1 record that is newer (older software ran meanwhile) becomes the current checkpoint, with
     changelog markers alone and the next sequence number, in front of what was retained before.
     """
-    if newest is None or version_one is None:
-        return newest or version_one
+    if version_one is None:
+        return newest
+    if newest is None:
+        return replace(version_one, from_version_one=True)
     assert newest.offset is not None
     assert version_one.offset is not None
     same_commit = version_one.current.checkpoint_id == newest.current.checkpoint_id
@@ -196,5 +222,5 @@ def with_version_one(newest: CheckpointRecord | None, version_one: CheckpointRec
     # a store that only blobs have stays listed: it is missing now, not new
     stores = {**before.stores, **version_one.current.stores}
     current = replace(version_one.current, sequence=before.sequence + 1, epoch=before.epoch, stores=stores)
-    record = replace(newest, offset=version_one.offset)
-    return replace(record.followed_by(current, len(newest.checkpoints) + 1), offset=version_one.offset)
+    record = newest.followed_by(current, len(newest.checkpoints) + 1)
+    return replace(record, offset=version_one.offset, from_version_one=True)

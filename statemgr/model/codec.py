@@ -8,31 +8,41 @@ from __future__ import annotations
 
 from statemgr.model.codec_chain import decode_chain, encode_chain
 from statemgr.model.codec_checkpoint import (
-    VERSION_ONE_FACTORY,
+    Place,
     decode_checkpoint,
-    decode_key,
-    decode_record,
+    decode_job,
+    decode_task,
     encode_checkpoint,
-    encode_key,
+    encode_job,
     encode_record,
-    encode_record_v1,
+    encode_task,
 )
 from statemgr.model.codec_commit import decode_prepared, encode_prepared
 from statemgr.model.codec_index import decode_index, encode_index
+from statemgr.model.codec_key import KEY_TAIL_SIZE, decode_key, encode_key, is_whole, sequence_of
+from statemgr.model.codec_version_one import VERSION_ONE_FACTORY, decode_record_v1, encode_record_v1
 
 __all__ = [
+    "KEY_TAIL_SIZE",
     "VERSION_ONE_FACTORY",
+    "Place",
     "decode_chain",
     "decode_checkpoint",
     "decode_index",
+    "decode_job",
     "decode_key",
     "decode_prepared",
-    "decode_record",
+    "decode_record_v1",
+    "decode_task",
     "encode_chain",
     "encode_checkpoint",
     "encode_index",
+    "encode_job",
     "encode_key",
     "encode_prepared",
     "encode_record",
     "encode_record_v1",
+    "encode_task",
+    "is_whole",
+    "sequence_of",
 ]

@@ -35,7 +35,7 @@ def encode_prepared(prepared: PreparedCommit) -> bytes:
             "epoch": prepared.epoch,
             "attempt": prepared.attempt,
             "base_checkpoint_id": prepared.base_checkpoint_id,
-            "input_offsets": each(prepared.input_offsets, int),
+            "input_offsets": None if prepared.input_offsets is None else each(prepared.input_offsets, int),
             "input_topic_ids": each(prepared.input_topic_ids, str),
             "stores": each(prepared.stores, _store_to_avro),
             "added_blobs": list(prepared.added_blobs),

@@ -13,15 +13,28 @@ from typing import Any
 
 import fastavro
 
-from statemgr.errors import CorruptError, InvalidError
+from statemgr.errors import CorruptError, CorruptRecord, InvalidError
 from statemgr.model.schemas import Schemas, shipped_schemas
 from statemgr.serdes.avro_weight import TooHeavy, Truncated
 
+#: What a person does about a record that is refused.
+_HINT = "it was not written by this software or by an older one: look who else writes to the topic"
 MARK = b"\xc3\x01"
 HEADER_SIZE = len(MARK) + 8
 
 #: Makes the typed error of a decoder from what is wrong.
 Refuse = Callable[[str], CorruptError]
+
+
+def refuser(what: str, topic: str | None = None, partition: int | None = None, offset: int | None = None) -> Refuse:
+    """Makes the error of a record of the checkpoint topic that is refused."""
+
+    def refuse(why: str) -> CorruptRecord:
+        return CorruptRecord(
+            f"checkpoint record refused ({what}): {why}", topic=topic, partition=partition, offset=offset, hint=_HINT
+        )
+
+    return refuse
 
 
 def encode(schema: str, value: dict[str, Any], schemas: Schemas | None = None) -> bytes:

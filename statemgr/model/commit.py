@@ -105,6 +105,7 @@ class ProducedRecord:
 class PreparedCommit:
     """One task's prepared commit. ``base_checkpoint_id``: the checkpoint it continues (None: the first).
 
+    ``input_offsets``: None where the publisher gives those of the whole job.
     ``added_blobs``: everything this commit uploaded, whose TTL goes when it is published. ``added_bytes``: their size,
     for the metrics of the process that uploaded them (not in the encoded form). ``input_topic_ids``: input topic →
     Kafka's ID of it as text, where the preparer knows it.
@@ -117,7 +118,7 @@ class PreparedCommit:
     epoch: int
     attempt: str
     base_checkpoint_id: str | None
-    input_offsets: Mapping[str, int]
+    input_offsets: Mapping[str, int] | None
     stores: Mapping[str, PreparedStore]
     added_blobs: tuple[str, ...] = ()
     attachments: tuple[Attachment, ...] = ()

@@ -34,6 +34,11 @@ def content_hash(data: bytes | bytearray | memoryview) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
+def checksum(data: bytes) -> bytes:
+    """XXH3-64 of a small record, 8 bytes, canonical (big-endian) form."""
+    return xxhash.xxh3_64_digest(data)
+
+
 def read_buffer(size: int) -> memoryview:
     """A buffer to read into, at the beginning of a page.
 

@@ -30,7 +30,7 @@ def to_json_array(record: CheckpointRecord) -> list[Json]:
 def to_json_dict(record: CheckpointRecord, checkpoint: Checkpoint | None = None) -> Json:
     """One checkpoint of a record (the current one by default) with the fields of the record around it.
 
-    ``offset``: the Kafka offset that the record was read at; ``current``: whether the checkpoint is in force.
+    ``offset``: the Kafka offset that its record was read at; ``current``: whether the checkpoint is in force.
     """
     shown = record.current if checkpoint is None else checkpoint
     batch = shown.batch
@@ -42,7 +42,7 @@ def to_json_dict(record: CheckpointRecord, checkpoint: Checkpoint | None = None)
         "sequence": shown.sequence,
         "epoch": shown.epoch,
         "current": shown.checkpoint_id == record.current.checkpoint_id,
-        "offset": record.offset,
+        "offset": shown.offset,
         "record_version": shown.record_version,
         "layout": {
             "generation": record.layout.generation,

@@ -28,7 +28,7 @@ _FREE = 128 * 1024 * 1024
 
 
 def load_schema_files() -> dict[str, bytes]:
-    """Name (``checkpoint.v2``) → content of the ``.avsc`` file, for every schema.
+    """Name (``checkpoint_task.v2``) → content of the ``.avsc`` file, for every schema.
 
     Raises: MissingError when the installation has none.
     """

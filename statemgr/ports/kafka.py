@@ -25,6 +25,9 @@ class CheckpointLog(Protocol):
         Raises: CorruptRecord, UnavailableError (deadline), MissingState (the topic is gone or truncated).
         """
 
+    def job_records(self) -> Collection[int]:
+        """The sequence numbers of all job records in the newest layout, as of the last read."""
+
     def was_truncated(self) -> bool:
         """True when records before the first offset were removed from the topic."""
 

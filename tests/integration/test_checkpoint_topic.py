@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import Message, TopicPartition
@@ -15,6 +16,7 @@ from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.clock import SystemClock
 from statemgr.model import codec
 from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord, Layout
+from statemgr.model.checkpoint_parts import JobCheckpoint, publish_of, task_part
 from tests.kafka_jobs import (
     EAGER,
     a_record,
@@ -37,8 +39,19 @@ def _new(kafka: KafkaServer, **more: object) -> tuple[JobConfig, CheckpointTopic
 
 
 def _bytes(record: CheckpointRecord, version: int = 2) -> tuple[bytes, bytes]:
-    value = codec.encode_record(record) if version == 2 else codec.encode_record_v1(record)
-    return codec.encode_key(record.key(version)), value
+    if version == 1:
+        return codec.encode_key(record.key_v1()), codec.encode_record_v1(record)
+    (pair,) = codec.encode_record(record)
+    return pair
+
+
+def _retained(*records: CheckpointRecord) -> CheckpointRecord:
+    """What the topic says of a task that has these records, the newest first."""
+    return replace(records[0], checkpoints=tuple(record.current for record in records))
+
+
+def _delete(config: JobConfig, *records: CheckpointRecord) -> None:
+    send(config, config.checkpoint_topic, [(_bytes(record)[0], None) for record in records])
 
 
 def _publish(config: JobConfig, *records: CheckpointRecord, version: int = 2) -> None:
@@ -46,14 +59,15 @@ def _publish(config: JobConfig, *records: CheckpointRecord, version: int = 2) ->
 
 
 def test_the_newest_record_of_every_task_is_read(kafka: KafkaServer) -> None:
-    """One record per task, the one with the highest offset, and only of the tasks asked for."""
+    """All checkpoints of a task, by their offsets, and only of the tasks asked for."""
     config, topic = _new(kafka, job__tasks=2)
     assert topic.read() == {}
     first, second, other = a_record(config, 1), a_record(config, 2), a_record(config, 3, "Partition 1")
     _publish(config, first, other, second)
     found = topic.read()
-    assert found == {"Partition 0": second, "Partition 1": other}
+    assert found == {"Partition 0": _retained(second, first), "Partition 1": other}
     assert (found["Partition 0"].offset, found["Partition 1"].offset) == (2, 1)
+    assert [checkpoint.offset for checkpoint in found["Partition 0"].checkpoints] == [2, 0]
     assert topic.read(["Partition 1", "Partition 7"]) == {"Partition 1": other}
     assert list(topic.history()) == [first, other, second]
 
@@ -116,6 +130,58 @@ def test_an_aborted_checkpoint_is_none(kafka: KafkaServer) -> None:
     assert topic.read()["Partition 0"].current.sequence == 1
 
 
+def test_what_was_deleted_is_retained_no_longer(kafka: KafkaServer) -> None:
+    """A delete removes one checkpoint of one task, also one that was read before."""
+    config, topic = _new(kafka, job__tasks=2)
+    first, second, third = (a_record(config, number) for number in (1, 2, 3))
+    _publish(config, first, second, third, a_record(config, 1, "Partition 1"))
+    assert len(topic.read()["Partition 0"].checkpoints) == 3
+    _delete(config, second)
+    for reader in (topic, CheckpointTopic(config, SystemClock())):
+        assert reader.read() == {
+            "Partition 0": _retained(third, first),
+            "Partition 1": a_record(config, 1, "Partition 1"),
+        }
+
+
+def _publish_together(config: JobConfig, number: int) -> list[tuple[bytes, bytes]]:
+    """A job record and the task records that refer to it."""
+    records = [a_record(config, number, f"Partition {n}", stores={"totals": f"{number}-{n}"}) for n in range(2)]
+    publish, key = publish_of(records[0].current), records[0].key(records[0].current)
+    sent = [codec.encode_job(replace(key, task=""), JobCheckpoint(records[0].layout, publish))]
+    sent += [codec.encode_task(r.key(r.current), task_part(r.current, publish)) for r in records]
+    send(config, config.checkpoint_topic, sent)
+    return sent
+
+
+def test_tasks_refer_to_their_job_record(kafka: KafkaServer) -> None:
+    """Protocol 4: what tasks that are published together have in common is written once, and is in each checkpoint."""
+    config, topic = _new(kafka, job__tasks=2)
+    _publish_together(config, 1)
+    _publish_together(config, 2)
+    found = topic.read()
+    for n in range(2):
+        expected = [a_record(config, number, f"Partition {n}", stores={"totals": f"{number}-{n}"}) for number in (2, 1)]
+        assert found[f"Partition {n}"] == _retained(*expected)
+    assert sorted(topic.job_records()) == [1, 2]
+    assert [record.current.sequence for record in topic.history()] == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("reads_before", [False, True])
+def test_a_job_record_that_is_gone_is_an_error(kafka: KafkaServer, reads_before: bool) -> None:
+    """A checkpoint whose job record somebody deleted is never passed over for an older one."""
+    config, topic = _new(kafka, job__tasks=2)
+    _publish_together(config, 1)
+    (key, _), *_ = _publish_together(config, 2)
+    if reads_before:
+        assert len(topic.read()) == 2
+    send(config, config.checkpoint_topic, [(key, None)])
+    with pytest.raises(MissingState, match="lost the job record of sequence 2") as lost:
+        topic.read()
+    assert lost.value.where["offset"] == 4
+    assert [record.current.sequence for record in topic.history()] == [1, 1, 2, 2]
+
+
 def test_compaction_keeps_the_newest(kafka: KafkaServer) -> None:
     """After the cleaner has run, the newest record is there and nothing counts as truncated."""
     config = job(kafka)
@@ -128,10 +194,11 @@ def test_compaction_keeps_the_newest(kafka: KafkaServer) -> None:
         for _ in range(50):
             number += 1
             _publish(config, a_record(config, number))
+            _delete(config, a_record(config, number - 1))
 
-    other = codec.encode_key(a_record(job(kafka), 1).key())
+    other, _ = _bytes(a_record(job(kafka), 1))
     compacted(config, config.checkpoint_topic, publish, closing_key=other)
-    assert topic.read()["Partition 0"].current.sequence == number
+    assert topic.read()["Partition 0"] == a_record(config, number)
     assert len(list(topic.history())) < number
     assert not topic.was_truncated()
 
@@ -153,12 +220,14 @@ def test_a_newer_version_one_record_is_the_current_checkpoint(kafka: KafkaServer
 
 
 _POISON = {
+    "a key with a flipped bit": ("flipped", "whole"),
+    "a delete whose key has a flipped bit": ("flipped", None),
     "no key": (None, b"x"),
     "a key of something else": (b"poison", b"x"),
     "an unknown schema": ("key", b"\xc3\x01" + b"\x07" * 8 + b"body"),
     "no Avro at all": ("key", b"poison"),
     "a value cut short": ("key", "cut"),
-    "a deletion": ("key", None),
+    "a delete of the newest checkpoint": ("key", None),
 }
 
 
@@ -170,7 +239,9 @@ def test_a_poison_record_is_an_error_with_its_place(kafka: KafkaServer, kind: st
     make_topic(config, config.checkpoint_topic, cleanup__policy="delete")
     key, value = _bytes(a_record(config, 2))
     bad_key, bad_value = _POISON[kind]
-    poison = (key if bad_key == "key" else bad_key, value[:-3] if bad_value == "cut" else bad_value)
+    keys = {"key": key, "flipped": key[:-20] + bytes([key[-20] ^ 4]) + key[-19:]}
+    values = {"cut": value[:-3], "whole": value}
+    poison = (keys.get(bad_key, bad_key), values.get(bad_value, bad_value))  # type: ignore[arg-type]
     send(config, config.checkpoint_topic, [_bytes(a_record(config, 1)), poison])  # type: ignore[list-item]
     with pytest.raises(CorruptRecord) as refused:
         CheckpointTopic(config, SystemClock()).read()
@@ -239,7 +310,7 @@ def test_what_was_read_is_not_read_again(kafka: KafkaServer, monkeypatch: pytest
     assert topic.read(["Partition 1"]) == {"Partition 1": other}
     _publish(config, second)
     found = topic.read()
-    assert found == {"Partition 0": second, "Partition 1": other}
+    assert found == {"Partition 0": _retained(second, first), "Partition 1": other}
     assert [record.offset for record in found.values()] == [2, 1]
     assert ranges == [(0, 2), (2, 2), (2, 3)]
 

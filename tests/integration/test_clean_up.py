@@ -55,7 +55,7 @@ def test_outstanding_ttls_stay_few(kafka: KafkaServer, tmp_path: Path, monkeypat
         assert len(outstanding) == 2, "all but its own, which the next owner finds"
         assert outstanding < blob_files(tmp_path, expiring=True)
         assert not any(older.outstanding_ttl for older in record.checkpoints[1:])
-        patch.setattr(clean_up, "_MOST_OUTSTANDING", len(outstanding))
+        patch.setattr(clean_up, "MOST_OUTSTANDING", len(outstanding))
         with pytest.raises(RetryableError, match="TTL") as caught:
             commit(config, {b"3": b"x"}, 3)
         assert "s3:DeleteObjectTagging" in str(caught.value.hint)

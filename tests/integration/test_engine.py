@@ -100,7 +100,7 @@ def test_nothing_of_a_publish_is_seen_before_it_is_whole(driver: StateManager, t
     assert committed(config, config.checkpoint_topic) == []
     assert committed(config, changelog, 0) == committed(config, changelog, 1) == []
     driver.publish(prepared)
-    assert len(committed(config, config.checkpoint_topic)) == 2
+    assert len(committed(config, config.checkpoint_topic)) == 3, "one record of the job, one of each task"
     assert committed(config, changelog, 0) == committed(config, changelog, 1) == [(b"a", b"1")]
 
 
@@ -561,8 +561,8 @@ def test_a_later_driver_fences_the_older_one(driver: StateManager, tmp_path: Pat
     assert totals(driver.config, "blob-store")[TASK] == {b"a": b"1", b"b": b"2"}
 
 
-def test_attachments_are_published_and_go_with_the_next_publish(driver: StateManager, tmp_path: Path) -> None:
-    """Protocol 7: output is stored by the attempt, inline or in a blob, and is kept until the next publish."""
+def test_attachments_stay_with_every_retained_checkpoint(driver: StateManager, tmp_path: Path) -> None:
+    """Protocol 7: output is stored by the attempt, inline or in a blob, and kept as long as its checkpoint."""
     config = driver.config
     rows = tmp_path / "rows"
     rows.write_bytes(b"x" * 300_000)
@@ -583,12 +583,16 @@ def test_attachments_are_published_and_go_with_the_next_publish(driver: StateMan
     blobs = {a.blob.blob_id for a in attached.values() if a.blob}
     assert len(blobs) == 2
     assert blobs <= blob_files(tmp_path, expiring=False), "published output does not expire"
-    driver.publish([attempt(there, epoch, task, {b"b": b"2"}, 2, checkpoints=first) for task in TASKS])
-    assert not blobs & blob_files(tmp_path)
+    epoch = epoch.after_publish()
+    second = driver.publish([attempt(there, epoch, task, {b"b": b"2"}, 2, checkpoints=first) for task in TASKS])
+    assert config.retained == 2
+    assert blobs <= blob_files(tmp_path, expiring=False)
     for task in TASKS:
         record = current(config, task)
         assert record is not None
-        assert [c.attachments for c in record.checkpoints] == [(), ()]
+        assert [c.attachments for c in record.checkpoints] == [(), first[task].attachments]
+    driver.publish([attempt(there, epoch, task, {b"c": b"3"}, 3, checkpoints=second) for task in TASKS])
+    assert not blobs & blob_files(tmp_path)
     with pytest.raises(MissingBlob):
         read_attachment(config, attached["large"])
     assert blob_files(tmp_path) == referenced(config, TASKS[0]) | referenced(config, TASKS[1])

@@ -54,12 +54,14 @@ markers = st.one_of(
 attachments = st.builds(Attachment, texts, inline=contents) | st.builds(Attachment, texts, blob=blobs)
 layouts = st.builds(Layout, ints, ints, texts)
 checkpoint_ids = st.builds(CheckpointId, st.integers(0, 10**19 - 1), st.integers(0, 999_999))
+#: Source partitions: most are a topic's name and a number.
+partitions = texts | st.builds("{}-{}".format, texts, st.integers(0, 2**31 - 1) | st.integers(0, 5))
 checkpoints = st.builds(
     Checkpoint,
     checkpoint_id=checkpoint_ids,
     sequence=counts,
     epoch=counts,
-    input_offsets=maps(longs),
+    input_offsets=maps(longs, partitions),
     stores=maps(names),
     state_checkpoint_markers=maps(maps(markers), st.just("kafka-changelog") | texts),
     backup_factories=maps(few(texts)),
@@ -74,7 +76,9 @@ checkpoints = st.builds(
 records = st.builds(
     CheckpointRecord, texts, texts, texts, layouts, st.lists(checkpoints, min_size=1, max_size=3).map(tuple)
 )
-keys = st.builds(CheckpointKey, texts, texts, ints, texts, ints)
+keys = st.builds(CheckpointKey, texts, texts, ints, texts, st.just(1)) | st.builds(
+    CheckpointKey, texts, texts, ints, texts, st.just(2), counts
+)
 
 files = st.builds(FileIndex, names, counts, hashes, inline=st.none() | contents, parts=few(blobs), frames=few(counts))
 directories = st.recursive(
@@ -113,7 +117,7 @@ prepared_commits = st.builds(
     longs,
     texts,
     st.none() | texts,
-    maps(longs),
+    st.none() | maps(longs),
     maps(st.builds(PreparedStore, names, maps(markers), maps(changes_to_send))),
     few(texts),
     few(attachments),

@@ -13,16 +13,16 @@ from tests.property import model_strategies as some
 
 @given(some.records, st.lists(some.checkpoints, max_size=5), st.integers(1, 4))
 def test_retention_keeps_the_newest(record: CheckpointRecord, published: list[Checkpoint], retained: int) -> None:
-    """After any publishes a record holds the newest N checkpoints in order; what is for the clean-up, once only."""
+    """After any publishes a record holds the newest N checkpoints in order; outstanding TTLs are in the newest only."""
     history = list(record.checkpoints)
     for checkpoint in published:
         record = record.followed_by(checkpoint, retained)
         history.insert(0, checkpoint)
         assert record.current == checkpoint
         assert len(record.checkpoints) <= retained
-        assert all(not older.attachments and not older.outstanding_ttl for older in record.checkpoints[1:])
-        assert [replace(c, attachments=(), outstanding_ttl=()) for c in record.checkpoints] == [
-            replace(c, attachments=(), outstanding_ttl=()) for c in history[: len(record.checkpoints)]
+        assert all(not older.outstanding_ttl for older in record.checkpoints[1:])
+        assert [replace(c, outstanding_ttl=()) for c in record.checkpoints] == [
+            replace(c, outstanding_ttl=()) for c in history[: len(record.checkpoints)]
         ]
 
 

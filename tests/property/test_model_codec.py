@@ -20,22 +20,29 @@ from statemgr.model.checkpoint import (
     Checkpoint,
     CheckpointKey,
     CheckpointRecord,
+    Layout,
 )
+from statemgr.model.checkpoint_parts import JobCheckpoint, checkpoint_of, common_inputs, publish_of, task_part
 from statemgr.model.commit import Change, PreparedCommit
 from statemgr.model.segment import encode_segment, read_segment, verify_segment
 from statemgr.model.snapshot import SnapshotIndex
 from tests import model_samples as sample
 from tests.property import model_strategies as some
 
-KEY = sample.RECORD.key()
+KEY = sample.RECORD.key(sample.CHECKPOINT)
+JOB = JobCheckpoint(sample.LAYOUT, publish_of(sample.CHECKPOINT))
+JOB_KEY, JOB_VALUE = codec.encode_job(replace(KEY, task=""), JOB)
+((TASK_KEY, TASK_VALUE),) = codec.encode_record(sample.RECORD)
 
 #: name → (valid bytes, decoder, the one error it may raise)
 DECODERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[CorruptError]]] = {
     "key": (codec.encode_key(KEY), codec.decode_key, CorruptRecord),
-    "record": (codec.encode_record(sample.RECORD), lambda b: codec.decode_record(KEY, b), CorruptRecord),
+    "key-v1": (codec.encode_key(sample.RECORD.key_v1()), codec.decode_key, CorruptRecord),
+    "task": (TASK_VALUE, lambda b: codec.decode_task(TASK_KEY, KEY, b), CorruptRecord),
+    "job": (JOB_VALUE, lambda b: codec.decode_job(JOB_KEY, replace(KEY, task=""), b), CorruptRecord),
     "record-v1": (
         codec.encode_record_v1(sample.RECORD),
-        lambda b: codec.decode_record(sample.RECORD.key(1), b),
+        lambda b: codec.decode_record_v1(sample.RECORD.key_v1(), b),
         CorruptRecord,
     ),
     "checkpoint": (codec.encode_checkpoint(sample.CHECKPOINT), codec.decode_checkpoint, CorruptRecord),
@@ -59,10 +66,32 @@ def test_key_round_trips(key: CheckpointKey) -> None:
 
 @given(some.records, some.counts)
 def test_record_round_trips(record: CheckpointRecord, offset: int) -> None:
-    """A record is read whole, all retained checkpoints included, with the offset it was read at."""
-    read = codec.decode_record(record.key(), codec.encode_record(record), offset)
-    assert read == record
-    assert read.offset == offset
+    """Every checkpoint of a record is read as it was written, with the offset it was read at."""
+    read = []
+    for (key, value), checkpoint in zip(codec.encode_record(record), reversed(record.checkpoints), strict=True):
+        at = codec.decode_key(key)
+        assert at == record.key(checkpoint)
+        task = codec.decode_task(key, at, value)
+        assert task.publish is not None
+        assert task.layout == record.layout
+        read.insert(0, checkpoint_of(task, task.publish, offset))
+    assert tuple(read) == record.checkpoints
+    assert {checkpoint.offset for checkpoint in read} == {offset}
+
+
+@given(some.layouts, st.lists(some.checkpoints, min_size=1, max_size=3), some.keys)
+def test_parts_make_the_checkpoint_again(layout: Layout, found: list[Checkpoint], key: CheckpointKey) -> None:
+    """A task's own part refers to the job record; together they are the checkpoint, whose offsets may be its own."""
+    common = common_inputs(dict(enumerate(found)))  # type: ignore[arg-type]
+    for checkpoint in found:
+        publish = publish_of(checkpoint, common)
+        at = replace(key, layout_generation=layout.generation, sequence=checkpoint.sequence, record_version=2)
+        job_data, job_value = codec.encode_job(replace(at, task=""), JobCheckpoint(layout, publish))
+        data, value = codec.encode_task(at, task_part(checkpoint, publish))
+        job = codec.decode_job(job_data, replace(at, task=""), job_value)
+        task = codec.decode_task(data, at, value)
+        assert task.publish is None
+        assert checkpoint_of(task, job.publish) == checkpoint
 
 
 @given(some.chains)
@@ -76,7 +105,7 @@ def test_chain_round_trips(chain: SegmentChain) -> None:
 @given(some.records)
 def test_version_one_keeps_offsets_and_changelog_markers(record: CheckpointRecord) -> None:
     """A version 1 record says the current checkpoint's ID, input offsets and changelog offsets, nothing else."""
-    read = codec.decode_record(record.key(1), codec.encode_record_v1(record), 5).current
+    read = codec.decode_record_v1(record.key_v1(), codec.encode_record_v1(record), 5).current
     assert read.checkpoint_id == record.current.checkpoint_id
     assert read.input_offsets == record.current.input_offsets
     assert read.record_version == 1

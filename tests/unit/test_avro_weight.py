@@ -183,7 +183,7 @@ def test_a_chain_that_grows_is_refused_before_it_is_decoded() -> None:
 def test_altered_records_never_take_much_memory() -> None:
     """FAULT 59: random bytes as every kind of record: an error or a value, in bounded memory."""
     random_source = random.Random(59)
-    for schema in ("snapshot_index.v1", "segment_chain.v1", "checkpoint.v2", "prepared_commit.v1"):
+    for schema in ("snapshot_index.v1", "segment_chain.v1", "checkpoint_task.v2", "prepared_commit.v1"):
         for _ in range(100):
             data = record(schema, random_source.randbytes(random_source.choice((10, 200, 3000))))
             assert len(data) > HEADER_SIZE

@@ -40,7 +40,10 @@ def test_only_one_version_is_taken_as_it_is() -> None:
     """With one version alone on the topic there is nothing to choose."""
     newest = replace(sample.RECORD, offset=5)
     assert with_version_one(newest, None) == newest
-    assert with_version_one(None, version_one(1, 6)) == version_one(1, 6)
+    alone = with_version_one(None, version_one(1, 6))
+    assert alone == version_one(1, 6)
+    assert alone is not None
+    assert alone.from_version_one
 
 
 def test_version_one_of_the_same_commit_changes_nothing() -> None:
@@ -64,6 +67,7 @@ def test_newer_version_one_is_current_with_changelog_markers_alone() -> None:
     merged = with_version_one(newest, version_one(1_800_000_000_000, 6))
     assert merged is not None
     assert merged.offset == 6
+    assert merged.from_version_one
     assert merged.layout == newest.layout
     assert merged.current.input_offsets == {"orders-0": 2000}
     assert merged.current.marker("blob-store", "totals") is None
@@ -74,15 +78,16 @@ def test_newer_version_one_is_current_with_changelog_markers_alone() -> None:
 
 def test_json_has_the_fields_of_the_record() -> None:
     """One object for each checkpoint: typed markers, hashes as hexadecimal, attachments by size."""
-    record = replace(sample.RECORD, offset=9).followed_by(
-        replace(sample.CHECKPOINT, checkpoint_id=CheckpointId(1_700_000_000_001, 0), sequence=8), 2
+    older = replace(sample.RECORD, checkpoints=(replace(sample.CHECKPOINT, offset=9),), offset=9)
+    record = older.followed_by(
+        replace(sample.CHECKPOINT, checkpoint_id=CheckpointId(1_700_000_000_001, 0), sequence=8, offset=10), 2
     )
-    shown = to_json_array(replace(record, offset=10))
+    shown = to_json_array(record)
     assert [one["current"] for one in shown] == [True, False]
     assert [one["checkpoint_id"] for one in shown] == ["1700000000001-000000", "1700000000000-000042"]
-    assert {one["offset"] for one in shown} == {10}
+    assert [one["offset"] for one in shown] == [10, 9]
     first = shown[0]
-    assert first == to_json_dict(replace(record, offset=10))
+    assert first == to_json_dict(record)
     assert first["task"] == "Partition 0"
     assert first["layout"] == {"generation": 0, "tasks": 3, "partitioner": "kafka-murmur2"}
     assert first["input_offsets"] == {"orders-0": 1234, "orders-1": 0}
@@ -97,7 +102,7 @@ def test_json_has_the_fields_of_the_record() -> None:
         ("more", 3, False),
     ]
     assert first["batch"]["batch_id"] == 3
-    assert shown[1]["attachments"] == []
+    assert [a["name"] for a in shown[1]["attachments"]] == ["rows", "more"]
 
 
 def test_json_of_an_index_has_every_file_by_path() -> None:

@@ -5,30 +5,51 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import xxhash
 
 from statemgr.errors import CorruptBlob, CorruptError, CorruptRecord, InvalidError
 from statemgr.ids import CheckpointId
 from statemgr.model import codec, codec_index
-from statemgr.model.checkpoint import Attachment, BlobRef, ChangelogMarker, IndexMarker, OpaqueMarker
-from statemgr.model.codec_checkpoint import encode as encode_checkpoint_schema
+from statemgr.model.checkpoint import (
+    Attachment,
+    BlobRef,
+    ChangelogMarker,
+    CheckpointKey,
+    IndexMarker,
+    OpaqueMarker,
+)
+from statemgr.model.checkpoint_parts import JobCheckpoint, TaskCheckpoint, publish_of, task_alone
 from statemgr.model.codec_index import encode as encode_index_schema
+from statemgr.model.codec_inputs import inputs_from_avro
+from statemgr.model.codec_wire import encode as encode_checkpoint_schema
 from statemgr.model.commit import PreparedChanges, PreparedStore
 from statemgr.model.hashing import content_hash, hasher
 from statemgr.model.schemas import shipped_schemas
 from tests import model_samples as sample
 from tests.change_lists import ChangeList
 
-KEY = sample.RECORD.key()
+KEY = sample.RECORD.key(sample.CHECKPOINT)
+KEY_V1 = sample.RECORD.key_v1()
 PLACE = {"topic": "__checkpoints", "partition": 0, "offset": 41}
+AT = codec.Place("__checkpoints", 0, 41)
+((KEY_BYTES, VALUE),) = codec.encode_record(sample.RECORD)
+JOB = JobCheckpoint(sample.LAYOUT, publish_of(sample.CHECKPOINT))
+JOB_KEY = replace(KEY, task="")
+
+
+def decode_task(value: bytes, key: CheckpointKey = KEY) -> TaskCheckpoint:
+    """The content of a task record under a key."""
+    return codec.decode_task(codec.encode_key(key), key, value, AT)
 
 
 def test_single_object_encoding() -> None:
     """Every record starts with 0xC301 and the fingerprint of its schema."""
     for name, data in {
-        "checkpoint_key.v1": codec.encode_key(KEY),
-        "checkpoint.v2": codec.encode_record(sample.RECORD),
+        "checkpoint_key.v1": codec.encode_key(KEY_V1),
+        "checkpoint_key.v2": codec.encode_key(KEY),
+        "checkpoint_job.v2": codec.encode_job(JOB_KEY, JOB)[1],
+        "checkpoint_task.v2": VALUE,
         "checkpoint.v1": codec.encode_record_v1(sample.RECORD),
-        "checkpoint_state.v1": codec.encode_checkpoint(sample.CHECKPOINT),
         "snapshot_index.v1": codec.encode_index(sample.INDEX),
         "prepared_commit.v1": codec.encode_prepared(sample.PREPARED),
         "segment_chain.v1": codec.encode_chain(sample.CHAIN),
@@ -38,75 +59,123 @@ def test_single_object_encoding() -> None:
 
 
 def test_key_bytes_are_frozen() -> None:
-    """Compaction goes by a key's bytes: a change of them would leave the old record beside the new one."""
-    expected = "c301c5e165864b0e8c1e" + "0c6f7264657273" + "0231" + "00" + "16506172746974696f6e2030" + "04"
-    assert codec.encode_key(KEY).hex() == expected
+    """Compaction goes by a key's bytes: a change of them would leave the old record next to the new one."""
+    expected = "c301c5e165864b0e8c1e" + "0c6f7264657273" + "0231" + "00" + "16506172746974696f6e2030" + "02"
+    assert codec.encode_key(KEY_V1).hex() == expected
+    expected = "c301472a55ea47f1e10d" + "0c6f7264657273" + "0231" + "00" + "16506172746974696f6e2030"
+    assert codec.encode_key(KEY)[:-8].hex() == expected + "0000000000000007"
+    assert codec.encode_key(KEY)[-8:] == xxhash.xxh3_64_digest(codec.encode_key(KEY)[:-8])
 
 
 def test_keys_differ_in_every_part() -> None:
-    """Another job, job ID, layout generation, task or version is another key."""
+    """Another job, job ID, layout generation, task, version or sequence number is another key."""
     others = [
         replace(KEY, job_name="x"),
         replace(KEY, job_id="2"),
         replace(KEY, layout_generation=1),
         replace(KEY, task="Partition 1"),
-        replace(KEY, record_version=1),
+        replace(KEY, sequence=8),
+        KEY_V1,
     ]
-    assert len({codec.encode_key(key) for key in [KEY, *others]}) == 6
+    assert len({codec.encode_key(key) for key in [KEY, *others]}) == 7
+
+
+def test_keys_of_a_task_differ_in_their_last_bytes_alone() -> None:
+    """A reader knows whose a record is by what its key begins with, whatever the sequence number."""
+    keys = {codec.encode_key(replace(KEY, sequence=n)) for n in (0, 1, 127, 128, 2**40, 2**63 - 1)}
+    assert len({key[: -codec.KEY_TAIL_SIZE] for key in keys}) == 1
+    with pytest.raises(InvalidError, match="sequence number is -1"):
+        codec.encode_key(replace(KEY, sequence=-1))
 
 
 @pytest.mark.parametrize("value", [b"", b"garbage", b"\xc3\x01", b"\xc3\x01" + b"x" * 8, b'{"json": 1}'])
 def test_poison_names_topic_partition_and_offset(value: bytes) -> None:
     """A record that statemgr did not write is an error that says where it is."""
-    with pytest.raises(CorruptRecord) as caught:
-        codec.decode_record(KEY, value, 41, topic="__checkpoints", partition=0)
-    assert caught.value.where == PLACE
-    with pytest.raises(CorruptRecord) as caught:
-        codec.decode_key(value, topic="__checkpoints", partition=0, offset=41)
-    assert caught.value.where == PLACE
+    for decode in (
+        lambda: codec.decode_task(KEY_BYTES, KEY, value, AT),
+        lambda: codec.decode_job(codec.encode_key(JOB_KEY), JOB_KEY, value, AT),
+        lambda: codec.decode_record_v1(KEY_V1, value, 41, topic="__checkpoints", partition=0),
+        lambda: codec.decode_key(value, topic="__checkpoints", partition=0, offset=41),
+    ):
+        with pytest.raises(CorruptRecord) as caught:
+            decode()
+        assert caught.value.where == PLACE
 
 
-def test_unknown_record_version_is_refused() -> None:
-    """A version that newer software writes is not guessed at."""
-    with pytest.raises(CorruptRecord, match="version 3"):
-        codec.decode_record(replace(KEY, record_version=3), codec.encode_record(sample.RECORD), 1)
+def test_every_flipped_bit_is_refused() -> None:
+    """FAULT 43: the checksums cover the whole key and the whole value of a record."""
+    for name, key, value in (("job", JOB_KEY, codec.encode_job(JOB_KEY, JOB)[1]), ("task", KEY, VALUE)):
+        data = codec.encode_key(key)
+        decode = codec.decode_job if name == "job" else codec.decode_task
+        decode(data, key, value)
+        for bit in range(8 * len(data)):
+            flipped = _flip(data, bit)
+            with pytest.raises(CorruptRecord):
+                codec.decode_key(flipped)
+            with pytest.raises(CorruptRecord):
+                decode(flipped, key, value)
+        for bit in range(8 * len(value)):
+            with pytest.raises(CorruptRecord):
+                decode(data, key, _flip(value, bit))
 
 
-def test_version_of_key_and_value_must_agree() -> None:
-    """A version 1 value under a version 2 key, or the other way round, is refused."""
-    with pytest.raises(CorruptRecord):
-        codec.decode_record(KEY, codec.encode_record_v1(sample.RECORD))
-    with pytest.raises(CorruptRecord):
-        codec.decode_record(sample.RECORD.key(1), codec.encode_record(sample.RECORD))
+def _flip(data: bytes, bit: int) -> bytes:
+    return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
 
 
-@pytest.mark.parametrize(
-    "key",
-    [replace(KEY, job_name="x"), replace(KEY, job_id="2"), replace(KEY, task="Partition 1")],
-)
-@pytest.mark.parametrize("version", [1, 2])
-def test_value_of_another_key_is_refused(key: codec.CheckpointKey, version: int) -> None:
-    """A value that says another job or task than its key does is refused, in either version."""
-    write = codec.encode_record_v1 if version == 1 else codec.encode_record
-    with pytest.raises(CorruptRecord, match="its key is of"):
-        codec.decode_record(replace(key, record_version=version), write(sample.RECORD))
+def test_a_value_under_another_key_is_refused() -> None:
+    """The checksum covers the key: a value is nothing without the key that it was written with."""
+    for key in (replace(KEY, job_name="x"), replace(KEY, task="Partition 1"), replace(KEY, sequence=8)):
+        with pytest.raises(CorruptRecord, match="checksum"):
+            decode_task(VALUE, key)
 
 
-def test_value_of_another_layout_is_refused() -> None:
-    """The layout generation in key and value must be the same."""
-    with pytest.raises(CorruptRecord, match="layout"):
-        codec.decode_record(replace(KEY, layout_generation=1), codec.encode_record(sample.RECORD))
+def test_a_value_says_the_layout_and_sequence_of_its_key() -> None:
+    """A record that carries them and has others than its key was put together wrongly."""
+    task = task_alone(sample.CHECKPOINT, sample.LAYOUT)
+    for key in (replace(KEY, layout_generation=1), replace(KEY, sequence=8)):
+        with pytest.raises(CorruptRecord, match="its key of layout"):
+            decode_task(codec.encode_task(key, task)[1], key)
+        with pytest.raises(CorruptRecord, match="its key of layout"):
+            codec.decode_job(*codec.encode_job(key, JOB)[:1], key, codec.encode_job(key, JOB)[1])
+    with pytest.raises(CorruptRecord, match="without the other"):
+        decode_task(codec.encode_task(KEY, replace(task, layout=None))[1])
+
+
+def test_version_one_value_of_another_key_is_refused() -> None:
+    """A version 1 value that says another job or task than its key does is refused."""
+    value = codec.encode_record_v1(sample.RECORD)
+    for key in (replace(KEY_V1, job_name="x"), replace(KEY_V1, job_id="2"), replace(KEY_V1, task="Partition 1")):
+        with pytest.raises(CorruptRecord, match="its key is of"):
+            codec.decode_record_v1(key, value)
 
 
 def test_record_needs_a_checkpoint() -> None:
-    """A record without any checkpoint is neither written nor read."""
-    empty = replace(sample.RECORD, checkpoints=())
+    """A record without any checkpoint is not written."""
     with pytest.raises(InvalidError):
-        codec.encode_record(empty)
-    fields = {"job_name": "orders", "job_id": "1", "task": sample.TASK, "checkpoints": []}
-    layout = {"generation": 0, "tasks": 3, "partitioner": "p"}
-    with pytest.raises(CorruptRecord, match="no checkpoint"):
-        codec.decode_record(KEY, encode_checkpoint_schema("checkpoint.v2", {**fields, "layout": layout}))
+        codec.encode_record(replace(sample.RECORD, checkpoints=()))
+
+
+def test_many_partitions_take_little_room() -> None:
+    """FAULT 58: a thousand input partitions take some bytes each, and come back as they were."""
+    offsets = {f"orders-{n}": 10**9 + n for n in range(1000)} | {"odd-name-007": 1, "no number": 2, "late-5": 3}
+    checkpoint = replace(sample.CHECKPOINT, input_offsets=offsets, input_topic_ids={"orders": "id", "unread": "x"})
+    empty = replace(sample.CHECKPOINT, input_offsets={}, input_topic_ids={})
+    assert codec.decode_checkpoint(codec.encode_checkpoint(checkpoint)) == checkpoint
+    assert len(codec.encode_checkpoint(checkpoint)) - len(codec.encode_checkpoint(empty)) < 6000
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [{"first": -1, "offsets": [1]}],
+        [{"first": 0, "offsets": [1, 2]}, {"first": 1, "offsets": [3]}],
+    ],
+)
+def test_impossible_input_partitions_are_refused(runs: list[dict[str, object]]) -> None:
+    """A negative partition, or one that is there twice, cannot be what was written."""
+    with pytest.raises(ValueError, match="partition"):
+        inputs_from_avro({"topics": [{"topic": "t", "topic_id": None, "runs": runs}], "others": {}})
 
 
 @pytest.mark.parametrize(
@@ -128,7 +197,7 @@ def test_state_id_that_is_a_path_is_refused() -> None:
     """A state ID becomes a local directory's name; one that leads elsewhere is refused when it is read."""
     checkpoint = replace(sample.CHECKPOINT, stores={"totals": "../../x"})
     with pytest.raises(CorruptRecord, match="state ID"):
-        codec.decode_record(KEY, codec.encode_record(replace(sample.RECORD, checkpoints=(checkpoint,))))
+        decode_task(codec.encode_record(replace(sample.RECORD, checkpoints=(checkpoint,)))[0][1])
     stores = {"totals": PreparedStore("a/b")}
     with pytest.raises(CorruptRecord, match="state ID"):
         codec.decode_prepared(codec.encode_prepared(replace(sample.PREPARED, stores=stores)))
@@ -160,7 +229,7 @@ def test_version_one_written_by_older_software_is_read() -> None:
             "stores": {"totals": {"topic": "changelog", "partition": 0, "offset": 99}},
         },
     )
-    record = codec.decode_record(sample.RECORD.key(1), data, 7)
+    record = codec.decode_record_v1(KEY_V1, data, 7)
     assert record.offset == 7
     assert record.layout.tasks == 0
     current = record.current
@@ -181,7 +250,7 @@ def test_version_one_with_bad_content_is_refused(field: str, value: object) -> N
     (store if field in store else fields)[field] = value  # type: ignore[assignment, index]
     data = encode_checkpoint_schema("checkpoint.v1", {**fields, "input_offsets": {}, "stores": {"s": store}})
     with pytest.raises(CorruptRecord):
-        codec.decode_record(sample.RECORD.key(1), data)
+        codec.decode_record_v1(KEY_V1, data)
 
 
 @pytest.mark.parametrize(

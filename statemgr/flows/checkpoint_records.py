@@ -1,0 +1,87 @@
+"""The records of one publish on the checkpoint topic: what it adds, once, and deletes of what retention drops.
+
+A reader may see a publish up to any of its records, so the order is:
+
+1. a version 1 checkpoint that older software made current, under a key of its own, so that it stays retained
+2. the job record, where several tasks are published together; task records refer to it
+3. one task record per task
+4. version 1 records, where older software reads them too
+5. deletes: task records first, then job records that nothing refers to any more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from statemgr.config import JobConfig
+from statemgr.model import codec
+from statemgr.model.checkpoint import Checkpoint, CheckpointKey, CheckpointRecord, Layout
+from statemgr.model.checkpoint_parts import JobCheckpoint, common_inputs, publish_of, task_alone, task_part
+
+Send = Callable[[bytes, bytes | None], None]
+Records = Mapping[str, CheckpointRecord]
+
+
+def send_records(
+    config: JobConfig,
+    send: Send,
+    layout: Layout,
+    before: Mapping[str, CheckpointRecord | None],
+    after: Records,
+    job_records: Collection[int],
+) -> None:
+    """Send all records of a publish of the tasks in ``after``.
+
+    Args:
+        send: takes the key and the value of a record, or None to delete it.
+        before: what the topic says of them.
+        job_records: the sequence numbers of the job records on the topic that are this publisher's to delete.
+    """
+    for task, record in after.items():  # 1
+        adopted = _adopted(before[task])
+        if adopted is not None and adopted.checkpoint_id in {c.checkpoint_id for c in record.checkpoints}:
+            send(*codec.encode_task(record.key(adopted), task_alone(adopted, layout)))
+    _send_new(config, send, layout, after)  # 2, 3
+    if 1 in config.write_versions:  # 4
+        for record in after.values():
+            send(codec.encode_key(record.key_v1()), codec.encode_record_v1(record))
+    for task, record in after.items():  # 5
+        for checkpoint in _dropped(before[task], record):
+            send(codec.encode_key(record.key(checkpoint)), None)
+    for sequence in sorted(set(job_records) - sequences(after)):
+        send(codec.encode_key(_job_key(config, layout, sequence)), None)
+
+
+def sequences(records: Mapping[str, CheckpointRecord | None]) -> set[int]:
+    """The sequence numbers of everything that is retained."""
+    return {checkpoint.sequence for record in records.values() if record for checkpoint in record.checkpoints}
+
+
+def _send_new(config: JobConfig, send: Send, layout: Layout, after: Records) -> None:
+    if len(after) == 1:
+        ((_, record),) = after.items()
+        send(*codec.encode_task(record.key(record.current), task_alone(record.current, layout)))
+        return
+    current = {task: record.current for task, record in after.items()}
+    publish = publish_of(next(iter(current.values())), common_inputs(current))
+    send(*codec.encode_job(_job_key(config, layout, publish.sequence), JobCheckpoint(layout, publish)))
+    for record in after.values():
+        send(*codec.encode_task(record.key(record.current), task_part(record.current, publish)))
+
+
+def _job_key(config: JobConfig, layout: Layout, sequence: int) -> CheckpointKey:
+    return CheckpointKey(config.job_name, config.job_id, layout.generation, "", 2, sequence)
+
+
+def _adopted(before: CheckpointRecord | None) -> Checkpoint | None:
+    """The checkpoint that has no version 2 record yet."""
+    return before.current if before is not None and before.from_version_one else None
+
+
+def _dropped(before: CheckpointRecord | None, after: CheckpointRecord) -> list[Checkpoint]:
+    """The checkpoints of the same layout that have a record and are retained no longer."""
+    if before is None or before.layout.generation != after.layout.generation:
+        return []
+    kept = {checkpoint.checkpoint_id for checkpoint in after.checkpoints}
+    adopted = _adopted(before)
+    return [c for c in before.checkpoints if c.checkpoint_id not in kept and c is not adopted]

@@ -1,0 +1,204 @@
+"""What was read of the checkpoint topic, by task: which records are there, and the checkpoints that they make.
+
+Reads nothing itself. Messages are kept as they are and decoded when they are asked for: most are deleted before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from confluent_kafka import Message
+
+from statemgr.errors import CorruptRecord, MissingState
+from statemgr.kafka.reader import offset_of
+from statemgr.model import codec
+from statemgr.model.checkpoint import Checkpoint, CheckpointKey, CheckpointRecord, Layout, without_outstanding
+from statemgr.model.checkpoint_parts import JobCheckpoint, TaskCheckpoint, checkpoint_of
+
+PARTITION = 0
+
+
+class TrackId(NamedTuple):
+    """What a track's records belong to. ``task`` is empty for job records; version 1 has a track of its own."""
+
+    generation: int
+    task: str
+    version: int
+
+
+@dataclass(slots=True)
+class Track:
+    """The records of one task (or the job records) in one layout that were written and not deleted since.
+
+    ``header``: the first bytes of their values. ``highest_deleted``: the highest sequence number that was deleted, and
+    ``deleted_at`` the offset of that delete.
+    ``jobs``: the sequence numbers of the job records that the checkpoints in ``made`` refer to.
+    """
+
+    id: TrackId
+    header: bytes
+    messages: dict[bytes, Message] = field(default_factory=dict)
+    highest_deleted: int = -1
+    deleted_at: int = -1
+    changes: int = 0
+    decoded: dict[bytes, tuple[int, JobCheckpoint | TaskCheckpoint]] = field(default_factory=dict)
+    made: tuple[int, CheckpointRecord] | None = None
+    jobs: frozenset[int] = frozenset()
+
+    def deleted(self, key: bytes, offset: int) -> None:
+        """A record was deleted, which leaves those after it."""
+        self.changes += 1
+        sequence = codec.sequence_of(key)
+        if sequence > self.highest_deleted:
+            self.highest_deleted, self.deleted_at = sequence, offset
+        self.messages.pop(key, None)
+        self.decoded.pop(key, None)
+
+    def sequences(self) -> set[int]:
+        """The sequence numbers of its records."""
+        return {codec.sequence_of(key) for key in self.messages}
+
+    def written(self, key: bytes, message: Message) -> None:
+        """A record was written. One that takes the place of another of its key comes last."""
+        self.changes += 1
+        self.messages.pop(key, None)
+        self.messages[key] = message
+
+    def newest_first(self) -> list[tuple[bytes, Message]]:
+        """Keys and messages, in the order of the log."""
+        return list(reversed(self.messages.items()))
+
+
+class Assembly:
+    """Makes the records of tasks out of tracks, and remembers what it has made. For one job and one topic."""
+
+    def __init__(self, job_name: str, job_id: str, topic: str) -> None:
+        self._job_name = job_name
+        self._job_id = job_id
+        self._topic = topic
+
+    def record(self, track: Track, jobs: Track | None, there: Set[int]) -> CheckpointRecord | None:
+        """A task's version 2 checkpoints; None where there never were any.
+
+        Args:
+            there: the sequence numbers of the job records.
+
+        Raises: CorruptRecord; MissingState when a record that is needed was deleted.
+        """
+        if not track.messages and track.highest_deleted < 0:
+            return None
+        self._refuse_deleted(track)
+        if track.made is None or track.made[0] != track.changes or not track.jobs <= there:
+            track.made = track.changes, self._make(track, jobs)
+        return track.made[1]
+
+    def version_one(self, track: Track | None) -> CheckpointRecord | None:
+        """A task's version 1 record. Raises: CorruptRecord."""
+        if track is None or not track.messages:
+            return None
+        if track.made is None or track.made[0] != track.changes:
+            ((_, message),) = track.messages.items()
+            value, key = message.value(), self._key(track, None)
+            assert value is not None
+            place = {"topic": self._topic, "partition": PARTITION}
+            track.made = track.changes, codec.decode_record_v1(key, value, offset_of(message), **place)  # type: ignore[arg-type]
+        return track.made[1]
+
+    def single(self, track: Track, key: bytes, message: Message, jobs: Track | None) -> CheckpointRecord | None:
+        """The checkpoint of one record; None where compaction has removed its job record already."""
+        task = self._decoded(track, key, message)
+        assert isinstance(task, TaskCheckpoint)
+        job = self._job(track, key, message, jobs) if task.publish is None else None
+        if task.publish is None and job is None:
+            return None
+        layout, checkpoint = _combined(task, job, offset_of(message))
+        return self._of(track, layout, (checkpoint,), offset_of(message))
+
+    def _make(self, track: Track, jobs: Track | None) -> CheckpointRecord:
+        checkpoints: list[Checkpoint] = []
+        layouts: list[Layout] = []
+        referred: set[int] = set()
+        for key, message in track.newest_first():
+            task = self._decoded(track, key, message)
+            assert isinstance(task, TaskCheckpoint)
+            job = None
+            if task.publish is None:
+                job = self._job(track, key, message, jobs)
+                if job is None:
+                    raise self._lost_job(track, codec.sequence_of(key), offset_of(message))
+                referred.add(job.publish.sequence)
+            layout, checkpoint = _combined(task, job, offset_of(message))
+            checkpoints.append(checkpoint)
+            layouts.append(layout)
+        track.jobs = frozenset(referred)
+        newest, *older = checkpoints
+        offset = newest.offset
+        assert offset is not None
+        return self._of(track, layouts[0], (newest, *without_outstanding(older)), offset)
+
+    def _job(self, track: Track, key: bytes, message: Message, jobs: Track | None) -> JobCheckpoint | None:
+        """The job record of the same layout and sequence number."""
+        sequence = codec.sequence_of(key)
+        if jobs is None:
+            return None
+        job_key = codec.encode_key(self._key(jobs, sequence))
+        found = jobs.messages.get(job_key)
+        if found is None:
+            return None
+        job = self._decoded(jobs, job_key, found)
+        assert isinstance(job, JobCheckpoint)
+        return job
+
+    def _decoded(self, track: Track, key: bytes, message: Message) -> JobCheckpoint | TaskCheckpoint:
+        offset, value = offset_of(message), message.value()
+        known = track.decoded.get(key)
+        if known is not None and known[0] == offset:
+            return known[1]
+        assert value is not None
+        decode = codec.decode_task if track.id.task else codec.decode_job
+        place = codec.Place(self._topic, PARTITION, offset)
+        found = decode(key, self._key(track, codec.sequence_of(key)), value, place)
+        track.decoded[key] = offset, found
+        return found
+
+    def _key(self, track: Track, sequence: int | None) -> CheckpointKey:
+        at = track.id
+        return CheckpointKey(self._job_name, self._job_id, at.generation, at.task, at.version, sequence)
+
+    def _of(self, track: Track, layout: Layout, checkpoints: tuple[Checkpoint, ...], offset: int) -> CheckpointRecord:
+        return CheckpointRecord(self._job_name, self._job_id, track.id.task, layout, checkpoints, offset)
+
+    def _refuse_deleted(self, track: Track) -> None:
+        """Retention deletes older records, never the newest: an older one does not take its place."""
+        newest = max(map(codec.sequence_of, track.messages), default=-1)
+        if newest < track.highest_deleted:
+            raise CorruptRecord(
+                f"the newest checkpoint record of {track.id.task} (sequence {track.highest_deleted}) was "
+                "deleted, which statemgr never does",
+                hint="nobody but statemgr may write to the checkpoint topic: look who does",
+                topic=self._topic,
+                partition=PARTITION,
+                offset=track.deleted_at,
+                task=track.id.task,
+            )
+
+    def _lost_job(self, track: Track, sequence: int, offset: int) -> MissingState:
+        return MissingState(
+            f"the checkpoint topic has lost the job record of sequence {sequence}, "
+            f"which a checkpoint of {track.id.task} needs",
+            hint="records were deleted from the topic: look who does that",
+            topic=self._topic,
+            partition=PARTITION,
+            offset=offset,
+            task=track.id.task,
+        )
+
+
+def _combined(task: TaskCheckpoint, job: JobCheckpoint | None, offset: int) -> tuple[Layout, Checkpoint]:
+    if job is not None:
+        return job.layout, checkpoint_of(task, job.publish, offset)
+    assert task.layout is not None
+    assert task.publish is not None
+    return task.layout, checkpoint_of(task, task.publish, offset)

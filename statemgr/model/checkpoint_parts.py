@@ -1,0 +1,136 @@
+"""What a publish writes: a job record for what its tasks have in common, and a task record for each task. Pure.
+
+A publish of several tasks has one job record, and each task's record refers to it by the sequence number. A task that
+is published alone carries both parts in one record. Together they are a :class:`Checkpoint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from statemgr.ids import CheckpointId
+from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, Markers, MicroBatch, OutstandingTtl
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """How far the input was read: source partition → next offset, and topic → Kafka's ID of it."""
+
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """What all tasks of one publish have in common."""
+
+    checkpoint_id: CheckpointId
+    sequence: int
+    epoch: int
+    inputs: Inputs
+    backup_factories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    restore_factories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    serdes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    batch: MicroBatch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobCheckpoint:
+    """The content of a job record."""
+
+    layout: Layout
+    publish: Publish
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCheckpoint:
+    """The content of a task record. ``layout`` and ``publish`` are None where the job record has them.
+
+    ``inputs``: the task's own, where they are not those of the publish.
+    """
+
+    stores: Mapping[str, str]
+    markers: Markers
+    attachments: tuple[Attachment, ...] = ()
+    outstanding_ttl: tuple[OutstandingTtl, ...] = ()
+    record_version: int = 2
+    inputs: Inputs | None = None
+    layout: Layout | None = None
+    publish: Publish | None = None
+
+
+def publish_of(checkpoint: Checkpoint, inputs: Inputs | None = None) -> Publish:
+    """What a checkpoint has in common with those of other tasks. ``inputs``: its own if None."""
+    return Publish(
+        checkpoint_id=checkpoint.checkpoint_id,
+        sequence=checkpoint.sequence,
+        epoch=checkpoint.epoch,
+        inputs=inputs_of(checkpoint) if inputs is None else inputs,
+        backup_factories=checkpoint.backup_factories,
+        restore_factories=checkpoint.restore_factories,
+        serdes=checkpoint.serdes,
+        batch=checkpoint.batch,
+    )
+
+
+def inputs_of(checkpoint: Checkpoint) -> Inputs:
+    """How far a checkpoint's task has read."""
+    return Inputs(checkpoint.input_offsets, checkpoint.input_topic_ids)
+
+
+def common_inputs(checkpoints: Mapping[str, Checkpoint]) -> Inputs:
+    """The input offsets of all tasks, if they are the same; else none."""
+    found = [inputs_of(checkpoint) for checkpoint in checkpoints.values()]
+    return found[0] if found and all(inputs == found[0] for inputs in found) else Inputs()
+
+
+def task_part(checkpoint: Checkpoint, publish: Publish) -> TaskCheckpoint:
+    """A task's own part of a publish, which refers to the job record."""
+    own = inputs_of(checkpoint)
+    return _task(checkpoint, inputs=None if own == publish.inputs else own)
+
+
+def task_alone(checkpoint: Checkpoint, layout: Layout | None = None) -> TaskCheckpoint:
+    """A task's record that needs no job record."""
+    return _task(checkpoint, layout=layout, publish=publish_of(checkpoint))
+
+
+def checkpoint_of(task: TaskCheckpoint, publish: Publish, offset: int | None = None) -> Checkpoint:
+    """Both parts together. ``offset``: where the task's record was read."""
+    inputs = publish.inputs if task.inputs is None else task.inputs
+    return Checkpoint(
+        checkpoint_id=publish.checkpoint_id,
+        sequence=publish.sequence,
+        epoch=publish.epoch,
+        input_offsets=inputs.offsets,
+        stores=task.stores,
+        state_checkpoint_markers=task.markers,
+        backup_factories=publish.backup_factories,
+        restore_factories=publish.restore_factories,
+        batch=publish.batch,
+        attachments=task.attachments,
+        outstanding_ttl=task.outstanding_ttl,
+        record_version=task.record_version,
+        input_topic_ids=inputs.topic_ids,
+        serdes=publish.serdes,
+        offset=offset,
+    )
+
+
+def _task(
+    checkpoint: Checkpoint,
+    inputs: Inputs | None = None,
+    layout: Layout | None = None,
+    publish: Publish | None = None,
+) -> TaskCheckpoint:
+    return TaskCheckpoint(
+        stores=checkpoint.stores,
+        markers=checkpoint.state_checkpoint_markers,
+        attachments=checkpoint.attachments,
+        outstanding_ttl=checkpoint.outstanding_ttl,
+        record_version=checkpoint.record_version,
+        inputs=inputs,
+        layout=layout,
+        publish=publish,
+    )

@@ -1,0 +1,46 @@
+"""A broker's log segments, on its disk: what bit rot is done to while the broker is stopped."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from statemgr.dev.kafka import KafkaBroker
+
+#: Bytes of a record batch before its checksum's own four bytes and what that covers: see Kafka's message format.
+UNCOVERED = 17
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A record batch: where it begins in the segment's file, its bytes, and the offset of its first record."""
+
+    start: int
+    size: int
+    offset: int
+
+
+def segment(broker: KafkaBroker, topic: str, partition: int = 0) -> Path:
+    """The file of a partition that has one segment."""
+    (found,) = (broker.directory / "data" / f"{topic}-{partition}").glob("*.log")
+    return found
+
+
+def batches(data: bytes) -> list[Batch]:
+    """The record batches of a segment, control batches included."""
+    found, at = [], 0
+    while at < len(data):
+        offset, size = struct.unpack_from(">qi", data, at)
+        if size <= 0:  # space that the broker has reserved
+            break
+        found.append(Batch(at, size + 12, offset))
+        at += size + 12
+    return found
+
+
+def flip(path: Path, bit: int) -> None:
+    """Change one bit of a file, counted from its beginning."""
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
