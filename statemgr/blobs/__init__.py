@@ -63,4 +63,11 @@ def _open_s3(config: JobConfig, bucket: str, prefix: str) -> BlobStore:
     # every part in flight, each of them hedged, and the indexes beside them
     settings = config.blob_s3
     client = make_client(settings, connections=2 * config.parallelism + 2)
-    return S3BlobStore(client, bucket, prefix, ttl_days=config.ttl_days, encryption=encryption_fields(settings))
+    return S3BlobStore(
+        client,
+        bucket,
+        prefix,
+        ttl_days=config.ttl_days,
+        encryption=encryption_fields(settings),
+        own=f"{config.job_key}/",
+    )

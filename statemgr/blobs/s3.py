@@ -95,18 +95,27 @@ class S3BlobStore:
         client: of boto3, as :func:`make_client` makes it.
         ttl_days: the TTL whose lifecycle rule :meth:`probe` looks for.
         encryption: fields of every PUT that ask for encryption at rest, as :func:`encryption_fields` makes them.
+        own: what the names of the job's blobs begin with; nothing is written elsewhere.
     """
 
     #: Tags are in no listing.
     listing_tells_ttl = False
 
     def __init__(
-        self, client: S3Client, bucket: str, prefix: str, *, ttl_days: int, encryption: Mapping[str, str] | None = None
+        self,
+        client: S3Client,
+        bucket: str,
+        prefix: str,
+        *,
+        ttl_days: int,
+        encryption: Mapping[str, str] | None = None,
+        own: str = "",
     ) -> None:
         self._client = client
         self._connections = Connections(client)
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
+        self._own = own
         self._ttl_days = ttl_days
         self._encryption: dict[str, Any] = dict(encryption or {})
         self._conditional = True
@@ -146,7 +155,7 @@ class S3BlobStore:
         self._client.put_object(Bucket=self._bucket, Key=key, Body=stream, ContentLength=size, **condition, **extra)
 
     def _refuses_wrong_checksum(self) -> bool:
-        key = f"{self._prefix}_statemgr-probe-{uuid.uuid4().hex}"
+        key = f"{self._prefix}{self._own}_statemgr-probe-{uuid.uuid4().hex}"
         with translated(self._bucket):
             try:
                 self._client.put_object(

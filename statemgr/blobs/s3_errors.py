@@ -60,6 +60,24 @@ _NETWORK_EXCEPTIONS = (
 )
 
 _KEYS_HINT = "check blob.store.s3.access.key, .secret.key and .session.token, the rights, and this machine's clock"
+#: Of the credentials' refusals, those that mean that a right is missing; a HEAD has no more than its status.
+_RIGHT_MISSING = {"AccessDenied", "AllAccessDisabled", "Forbidden", "UnauthorizedAccess", "403"}
+#: Request → the right that it needs.
+_RIGHTS = {
+    "PutObject": "s3:PutObject and s3:PutObjectTagging",
+    "GetObject": "s3:GetObject",
+    "HeadObject": "s3:GetObject",
+    "DeleteObject": "s3:DeleteObject",
+    "DeleteObjects": "s3:DeleteObject",
+    "ListObjectsV2": "s3:ListBucket",
+    "HeadBucket": "s3:ListBucket",
+    "GetObjectTagging": "s3:GetObjectTagging",
+    "DeleteObjectTagging": "s3:DeleteObjectTagging",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
+    "PutBucketLifecycleConfiguration": "s3:PutLifecycleConfiguration",
+}
 _BUCKET_HINT = "create the bucket, or mend blob.store.uri"
 
 
@@ -109,7 +127,10 @@ def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> Stat
     # the answer to a HEAD has no body: 400 is all that S3 says of an expired token there
     if code in _CREDENTIALS or status in (401, 403) or (status == 400 and code == "400"):
         hint = "set this machine's clock" if code == "RequestTimeTooSkewed" else _KEYS_HINT
-        return AccessDenied(text, hint=hint, bucket=bucket, blob=blob_id)
+        right = _RIGHTS.get(error.operation_name) if code in _RIGHT_MISSING else None
+        if right:
+            hint = f"give this user the rights of docs/security.md, or {_KEYS_HINT}"
+        return AccessDenied(text, hint=hint, missing_right=right, bucket=bucket, blob=blob_id)
     if status == 412 or code == "PreconditionFailed":
         return BlobExists("a blob of this name exists already", bucket=bucket, blob=blob_id)
     if code in _FULL or status == 507:

@@ -27,6 +27,7 @@ from statemgr.errors import (
     StatemgrError,
     UnavailableError,
 )
+from statemgr.kafka.rights import missing_right
 from statemgr.os_errors import LIMIT_HINT, Fault, fault_in
 
 log = logging.getLogger("statemgr.kafka.librdkafka")
@@ -94,6 +95,8 @@ class ClientErrors:
     """What librdkafka reports beside its calls: kept (a few), so that a deadline missed can say why."""
 
     def __init__(self) -> None:
+        #: The client's consumer group, set when it is made.
+        self.group: str | None = None
         #: Masks secrets in what the client says; set when it is made.
         self.hide: Callable[[str], str] = str
         self._recent: deque[KafkaError] = deque(maxlen=20)
@@ -157,10 +160,12 @@ def _settings(
 ) -> dict[str, Any]:
     fixed = {name.replace("_", "."): value for name, value in own.items()}
     errors.hide = config.hider()
-    return {**defaults, **config.kafka_client(kind), **fixed, "error_cb": errors, "logger": _Log(errors.hide)}
+    settings = {**defaults, **config.kafka_client(kind), **fixed}
+    errors.group = settings.get("group.id")
+    return {**settings, "error_cb": errors, "logger": ClientLog(errors.hide)}
 
 
-class _Log:
+class ClientLog:
     """What librdkafka logs, without secrets: with ``kafka.debug`` it shows what it was configured with."""
 
     def __init__(self, hide: Callable[[str], str]) -> None:
@@ -201,10 +206,14 @@ def translate(
     if code in _FENCED:
         return FencedError(f"{text}: another owner has taken over", hint="stop this one; nothing is lost", **where)
     if code in _DENIED or (refused is not None and code in _UNREACHABLE):
-        detail = hide(refused.str() if refused is not None and code not in _DENIED else error.str())
+        denied = refused if refused is not None and code not in _DENIED else error
+        right = missing_right(denied, doing, where, reported.group if reported else None)
         return AccessDenied(
-            f"{doing}: {detail}",
-            hint="check kafka.security.protocol, kafka.sasl.*, kafka.ssl.* and the ACLs",
+            f"{doing}: {hide(denied.str())}",
+            hint="give this user the right: docs/security.md lists all of them"
+            if right
+            else "check kafka.security.protocol, kafka.sasl.* and kafka.ssl.*",
+            missing_right=right,
             **where,
         )
     if code in _MISSING:

@@ -6,13 +6,14 @@ Opens connections. It starts where the loop puts it: neither it nor the group re
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, InvalidError
-from statemgr.kafka.clients import ClientErrors
+from statemgr.kafka.clients import ClientErrors, ClientLog
 
 log = logging.getLogger("statemgr.kafka.librdkafka")
 #: What the loop depends on.
@@ -32,10 +33,12 @@ class GroupConsumer(Consumer):
 
     never_jumps = True
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], hide: Callable[[str], str] = str) -> None:
         self.errors = ClientErrors()
+        self.errors.group, self.errors.hide = settings.get("group.id"), hide
         self._warned = False
-        super().__init__({**settings, "error_cb": self.errors, "on_commit": self._committed, "logger": log})
+        own = {"error_cb": self.errors, "on_commit": self._committed, "logger": ClientLog(hide)}
+        super().__init__({**settings, **own})
 
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         if error is not None:
@@ -63,9 +66,10 @@ def group_consumer(config: JobConfig, group: str) -> GroupConsumer:
             hint="leave it out; a partition that no checkpoint has begins at its first offset",
             key="kafka.consumer.auto.offset.reset",
         )
+    hide = config.hider()
     try:
-        return GroupConsumer({**defaults, **given, **_OWN, "group.id": group})
+        return GroupConsumer({**defaults, **given, **_OWN, "group.id": group}, hide)
     except KafkaException as error:
         raise ConfigError(
-            f"a setting under kafka.* is refused: {error.args[0].str()}", hint="see librdkafka's CONFIGURATION.md"
+            f"a setting under kafka.* is refused: {hide(error.args[0].str())}", hint="see librdkafka's CONFIGURATION.md"
         ) from None

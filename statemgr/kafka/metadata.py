@@ -181,10 +181,12 @@ class TopicMetadata:
         ``missing_is_none`` leaves out what the brokers do not know, instead of raising MissingState.
         """
         deadline = time.monotonic() + DEADLINE_S
+        about: str | None = None
         while True:
             try:
                 answers: dict[K, V] = {}
                 for name, future in request().items():
+                    about = _topic_of(name)
                     try:
                         answers[name] = future.result(_REQUEST_S + DEADLINE_S)
                     except KafkaException as error:
@@ -196,6 +198,8 @@ class TopicMetadata:
                 raise UnavailableError(f"{doing}: no answer").with_where(**where) from error
             except KafkaException as error:
                 reason = error.args[0]
+                if about is not None:
+                    where.setdefault("topic", about)
                 self.client.poll(0)
                 late = time.monotonic() >= deadline
                 if late or not may_pass(reason) or self.errors.refused():
@@ -205,3 +209,11 @@ class TopicMetadata:
     def close(self) -> None:
         """Let go of the client; it has nothing that must be waited for."""
         self.client.poll(0)
+
+
+def _topic_of(asked: object) -> str | None:
+    """The topic that a question is about."""
+    if isinstance(asked, str):
+        return asked
+    found = getattr(asked, "topic", None) or getattr(asked, "name", None)
+    return found if isinstance(found, str) else None

@@ -369,7 +369,11 @@ class TransactionalPublisher:
         return found
 
     def _translated(self, error: KafkaError, doing: str) -> StatemgrError:
-        return translate(error, doing, reported=self._errors, transactional_id=self._id)
+        where: dict[str, str | int] = {"transactional_id": self._id}
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and self._written:
+            # the client does not say which one of the transaction's
+            where["topic"] = " or ".join(sorted({topic for topic, _ in self._written}))
+        return translate(error, doing, reported=self._errors, **where)
 
     def _late(self) -> str:
         return (

@@ -122,7 +122,10 @@ class KafkaTransaction:
         if self._closed:
             raise ClosedError("the transaction has ended")
         if self._failed is not None:
-            raise translate(self._failed, "sending to Kafka", reported=self._errors) from KafkaException(self._failed)
+            topics = " or ".join(sorted({topic for topic, _ in self.written}))
+            raise translate(self._failed, "sending to Kafka", reported=self._errors, topic=topics) from KafkaException(
+                self._failed
+            )
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         topic, partition, offset = message.topic(), message.partition(), message.offset()

@@ -21,6 +21,8 @@ from statemgr.errors import (
 from statemgr.kafka.clients import ClientErrors, consumer, may_pass, producer, translate, translated, unmasked
 
 _SECRET = "correct-horse-battery"
+#: Refusals that mean a missing right, which the error names.
+_RIGHTS = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,8 @@ def test_each_error_is_of_the_kind_that_says_what_to_do(code: int, kind: type[St
     error = translate(KafkaError(code), "reading a topic", topic="orders", partition=3)
     assert type(error) is kind
     assert error.message.startswith("reading a topic: ")
+    right = error.where.pop("missing_right", None)
+    assert (right is not None) == (code in _RIGHTS)
     assert error.where == {"topic": "orders", "partition": 3}
 
 

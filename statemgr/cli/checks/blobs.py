@@ -23,7 +23,7 @@ def check_blobs(config: JobConfig, *, fix: bool) -> list[Finding]:
     with guarded("blobs", findings):
         store = open_raw_blob_store(config, clock)
         try:
-            blob_id = f"_doctor/{config.job_name}/{system_ids().attempt_id()}"
+            blob_id = f"{config.job_key}/_doctor/{system_ids().attempt_id()}"
             _requests(store, blob_id, config.ttl_days, clock, findings)
             if fix:
                 _install_rule(store, findings)

@@ -1,0 +1,192 @@
+"""A broker with an authorizer and an S3 server with bucket policies, and one user of both with the given rights."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from statemgr.dev.kafka import KafkaBroker
+from statemgr.dev.process import ServerProcess, free_port, spawn, wait_until_ready
+from statemgr.dev.s3 import S3Server, find_versitygw
+
+USER, PASSWORD = "job-user", "job-users-password"
+BUCKET = "shared"
+PAGE = Path(__file__).parents[1] / "docs" / "security.md"
+_ROW = re.compile(r"^\| (Kafka|S3) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$")
+_KINDS = {
+    "topic": ResourceType.TOPIC,
+    "group": ResourceType.GROUP,
+    "transactional ID": ResourceType.TRANSACTIONAL_ID,
+}
+
+
+@dataclass(frozen=True)
+class Right:
+    """One right on one resource, and what it is for, as the page says."""
+
+    server: str
+    resource: str
+    right: str
+    purpose: str
+
+
+def documented(names: Mapping[str, str]) -> list[Right]:
+    """The rows of the page, one right each; ``names`` replaces the placeholders (``<job.name>``)."""
+    found = []
+    for row in filter(None, map(_ROW.match, PAGE.read_text().splitlines())):
+        resource = re.sub(r"<[^>]+>", lambda name: names[name[0]], row[2])
+        for right in row[3].split(","):
+            found.append(Right(row[1], resource.strip(), right.strip().strip("`"), row[4].strip()))
+    assert len(found) > 20
+    return found
+
+
+@dataclass
+class SecuredKafka:
+    """A broker that lets in everybody as super user, and by SASL one user with ACLs."""
+
+    directory: Path
+    broker: KafkaBroker = field(init=False)
+    sasl_port: int = field(default_factory=free_port)
+
+    def __enter__(self) -> SecuredKafka:
+        port, controller = free_port(), free_port()
+        jaas = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+        listeners = f"PLAINTEXT://127.0.0.1:{port},SASL://127.0.0.1:{self.sasl_port}"
+        settings = {
+            "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": listeners,
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL:SASL_PLAINTEXT",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl.plain.sasl.jaas.config": f'{jaas} user_{USER}="{PASSWORD}";',
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+        }
+        self.broker = KafkaBroker(directory=self.directory, port=port, controller_port=controller, settings=settings)
+        self.broker.start()
+        self._admin = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.broker.delete()
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Of a job that comes as the user."""
+        return {
+            "kafka.bootstrap.servers": f"127.0.0.1:{self.sasl_port}",
+            "kafka.security.protocol": "SASL_PLAINTEXT",
+            "kafka.sasl.mechanism": "PLAIN",
+            "kafka.sasl.username": USER,
+            "kafka.sasl.password": PASSWORD,
+        }
+
+    def allow(self, rights: Iterable[Right]) -> None:
+        """The user has these rights from now on, and no others."""
+        everything = AclBindingFilter(
+            ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+        )
+        for future in self._admin.delete_acls([everything]).values():
+            future.result(30)
+        bindings = [_binding(right) for right in rights if right.server == "Kafka"]
+        for made in self._admin.create_acls(bindings).values():
+            made.result(30)
+
+
+def _binding(right: Right) -> AclBinding:
+    kind, _, name = right.resource.partition(" `")
+    name = name.strip("`")
+    pattern = ResourcePatternType.PREFIXED if name.endswith("*") else ResourcePatternType.LITERAL
+    operation = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", right.right).upper()
+    return AclBinding(
+        _KINDS[kind], name.rstrip("*"), pattern, f"User:{USER}", "*", AclOperation[operation], AclPermissionType.ALLOW
+    )
+
+
+@dataclass
+class SecuredS3:
+    """versitygw with one bucket of the root user's, which a policy opens to the user."""
+
+    directory: Path
+    server: S3Server = field(init=False)
+
+    def __enter__(self) -> SecuredS3:
+        program = find_versitygw()
+        assert program is not None
+        server = self.server = S3Server(directory=self.directory, bucket=BUCKET, kind="versitygw")
+        for name in ("objects/" + BUCKET, "iam", "metadata"):
+            (self.directory / name).mkdir(parents=True)
+        command = [
+            str(program), "--port", f"127.0.0.1:{server.port}", "--iam-dir", str(self.directory / "iam"),
+            "--iam-cache-disable", "--quiet", "posix", "--sidecar", str(self.directory / "metadata"),
+            str(self.directory / "objects"),
+        ]  # fmt: skip
+        environment = os.environ | {"ROOT_ACCESS_KEY": server.access_key, "ROOT_SECRET_KEY": server.secret_key}
+        self._process: ServerProcess = spawn(command, log=self.directory / "s3.log", environment=environment)
+        wait_until_ready(self._process, server.answers, name="the S3 server", deadline_s=30)
+        admin = [str(program), "admin", "-a", server.access_key, "-s", server.secret_key, "-er", server.endpoint]
+        subprocess.run([*admin, "create-user", "-a", USER, "-s", PASSWORD, "-r", "user"], check=True, timeout=30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.stop(2.0)
+
+    def settings(self, prefix: str) -> dict[str, object]:
+        """Of a job that comes as the user."""
+        return {
+            "blob.store.uri": f"s3://{BUCKET}/{prefix}",
+            "blob.store.s3.endpoint": self.server.endpoint,
+            "blob.store.s3.region": self.server.region,
+            "blob.store.s3.access.key": USER,
+            "blob.store.s3.secret.key": PASSWORD,
+            "blob.store.s3.path.style": True,
+        }
+
+    def root(self) -> Any:
+        """A client with all rights."""
+        import boto3
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.server.endpoint,
+            region_name=self.server.region,
+            aws_access_key_id=self.server.access_key,
+            aws_secret_access_key=self.server.secret_key,
+        )
+
+    def allow(self, rights: Iterable[Right]) -> None:
+        """The user has these rights from now on, and no others."""
+        by_resource: dict[str, list[str]] = {}
+        for right in rights:
+            if right.server == "S3":
+                by_resource.setdefault(right.resource.strip("`"), []).append(right.right)
+        statements = [
+            {
+                "Effect": "Allow",
+                "Principal": {"AWS": [USER]},
+                "Action": actions,
+                "Resource": f"arn:aws:s3:::{resource}",
+            }
+            for resource, actions in by_resource.items()
+        ]
+        client = self.root()
+        client.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps({"Version": "2012-10-17", "Statement": statements}))
+        client.close()
