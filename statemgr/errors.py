@@ -4,15 +4,18 @@
 
     StatemgrError
     ├── RetryableError          try again later: nothing was changed
-    │   └── UnavailableError    a broker or a blob store was not reached within its deadline
+    │   ├── UnavailableError    a broker or a blob store was not reached within its deadline
+    │   └── LocalStateLost      an open store's files are damaged or gone: open the task again, it is restored
     ├── FencedError             another owner took over: stop, do not retry
     ├── OutcomeUnknownError     it may or may not have happened: settle it before going on
     ├── CorruptError            bytes are not what was written: use another copy
     │   ├── CorruptBlob
+    │   ├── CorruptFile         a local file: the local copy is a cache, and is restored
     │   └── CorruptRecord
     ├── MissingError            something that must exist does not
     │   ├── MissingBlob
     │   └── MissingState
+    │       └── MissingFile     a local file or directory: the local copy is a cache, and is restored
     ├── InvalidError            the request cannot be right: mend it and call again
     │   ├── ConfigError
     │   ├── LayoutMismatch
@@ -96,6 +99,12 @@ class UnavailableError(RetryableError):
     """A broker or a blob store could not be reached, or did not answer, within its deadline."""
 
 
+class LocalStateLost(RetryableError):
+    """The files of an open store were damaged or deleted. Open the task (or the attempt) again: the store is restored
+    from a backend as of its checkpoint, and input is processed again from that checkpoint's offsets.
+    """
+
+
 class FencedError(StatemgrError):
     """Another owner has taken over this task or job. Stop; whatever was not published is not lost to it."""
 
@@ -116,6 +125,10 @@ class CorruptBlob(CorruptError):
     """A blob has the wrong length, hash or format."""
 
 
+class CorruptFile(CorruptError):
+    """A local file or directory is not what it was when it was written. The next opening restores it."""
+
+
 class CorruptRecord(CorruptError):
     """A record on a Kafka topic is not one that statemgr wrote, or of an unknown version."""
 
@@ -132,6 +145,10 @@ class MissingBlob(MissingError):
 
 class MissingState(MissingError):
     """No restore factory can supply a store that the checkpoint lists."""
+
+
+class MissingFile(MissingState):
+    """A local file or directory is gone. The next opening restores it."""
 
 
 class InvalidError(StatemgrError):

@@ -6,7 +6,7 @@ Steps of a turn, which takes one message:
 2. hand the message to ``process``; remember the next offset of its source partition
 3. tasks whose restore has ended: seek to the checkpoint's input offsets, resume their partitions
 4. commits that have ended: tell the group; when ``task.commit.ms`` has passed, start one per task, unless one is in
-   progress
+   progress; a task whose local files are damaged or gone is opened again, once, and its input goes back
 5. back-pressure: pause the partitions of a task whose commit takes longer than ``task.commit.max.delay.ms``, resume
    them when it ends
 
@@ -30,7 +30,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from statemgr.config import JobConfig
-from statemgr.errors import ConfigError, MissingState, StatemgrError, UnavailableError
+from statemgr.errors import ConfigError, LocalStateLost, MissingState, StatemgrError, UnavailableError
 from statemgr.ids import task_name
 from statemgr.input_position import GONE
 from statemgr.input_topics import InputTopics, wrong_partitions
@@ -170,6 +170,9 @@ class ConsumerLoop:
             return
         try:
             self._process(owned.task, message)
+        except LocalStateLost as lost:
+            self._open_again(owned, lost)
+            return
         except StatemgrError as failure:
             failure.with_where(topic=message.topic(), partition=message.partition(), offset=offset)
             raise
@@ -277,14 +280,27 @@ class ConsumerLoop:
 
     def _commit(self, now: float) -> None:
         for owned in self._tasks:
-            checkpoint = owned.ended_commit()
-            if checkpoint is not None:
-                self._tasks.told(owned, checkpoint.input_offsets)
-        if now < self._due:
-            return
-        for owned in self._tasks:
-            owned.start_commit()
-        self._due = monotonic() + self._interval
+            try:
+                checkpoint = owned.ended_commit()
+                if checkpoint is not None:
+                    self._tasks.told(owned, checkpoint.input_offsets)
+                if now >= self._due:
+                    owned.start_commit()
+            except LocalStateLost as lost:
+                self._open_again(owned, lost)
+        if now >= self._due:
+            self._due = monotonic() + self._interval
+
+    def _open_again(self, owned: OwnedTask, lost: LocalStateLost) -> None:
+        """Restore a task whose local files are damaged or gone, and go back to its checkpoint.
+
+        Raises: ``lost`` when that happened already since its last commit.
+        """
+        if owned.reopened:
+            raise lost
+        log.warning("%s is opened again: %s", task_name(owned.index), lost.message)
+        self._consumer.pause([position.place for position in owned.inputs])
+        self._tasks.open_again(owned)
 
     def _hold_back(self) -> None:
         for owned in self._tasks:

@@ -18,6 +18,7 @@ from statemgr.ids import task_index, task_name
 from statemgr.input_topics import InputTopics, TaskInputs
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
+from statemgr.local.clock import moment
 from statemgr.loop import ConsumerLoop
 from statemgr.metrics import Metrics
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout, MicroBatch
@@ -143,6 +144,7 @@ class StateManager:
             publisher = self._fenced(assignment, undo)
             fence_ids(self._parts, others)
             assignment.check()
+            as_of = moment(self._runtime.clock)
             records, layout = read_records(self._parts, self._log, self.layout, [task], permissions)
             check_changes(self._parts, records, permissions, application_may_choose=True)
             refill = guard_targets(self._parts, records, permissions)[task]
@@ -155,6 +157,7 @@ class StateManager:
                 published.checkpoint(task),
                 permissions=permissions,
                 older=published.older(task),
+                as_of=as_of,
                 progress=assignment.checked(progress),
             )
             for store in stores.values():

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from statemgr.errors import (
     AccessDenied,
-    CorruptError,
+    CorruptFile,
     DiskFull,
     InvalidError,
-    MissingState,
+    MissingFile,
     RetryableError,
     StatemgrError,
 )
@@ -54,9 +54,9 @@ _KINDS: Mapping[Fault, type[StatemgrError]] = {
     Fault.FULL: DiskFull,
     Fault.REFUSED: AccessDenied,
     Fault.LIMIT: RetryableError,
-    Fault.GONE: MissingState,
+    Fault.GONE: MissingFile,
     Fault.EXISTS: InvalidError,
-    Fault.ALTERED: CorruptError,
+    Fault.ALTERED: CorruptFile,
     Fault.FAILED: RetryableError,
 }
 LIMIT_HINT = "raise the process's limit (ulimit -n), or lower stores.<name>.rocksdb.max.open.files"
@@ -143,7 +143,7 @@ def translated(
 ) -> Iterator[None]:
     """Turn every OSError of the block into a typed error, as :func:`translate`.
 
-    Raises: DiskFull, AccessDenied, MissingState (it vanished), InvalidError (it exists already), CorruptError (another
+    Raises: DiskFull, AccessDenied, MissingFile (it vanished), InvalidError (it exists already), CorruptFile (another
     kind of file), RetryableError (a limit of this process, or anything else).
     """
     try:

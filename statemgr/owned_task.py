@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import monotonic
 
-from statemgr.errors import OutcomeUnknownError, RetryableError, UnavailableError
+from statemgr.errors import LocalStateLost, OutcomeUnknownError, RetryableError, UnavailableError
 from statemgr.input_position import InputPosition
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.task import Task
@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 class OwnedTask:
     """Task ``index`` of this member. Used on the loop's thread alone.
 
+    ``reopened``: it was opened again since its last commit, because its local files were damaged or gone.
     ``lost`` is set when the task was taken away: an opening in progress ends then. ``inputs``: its source partitions.
     They are paused until the task is restored and they are at its input offsets. ``skip``: go on where the input begins
     if the checkpoint's offset is gone. ``dirty``: something was processed since the last commit began. ``held``: its
@@ -36,6 +37,7 @@ class OwnedTask:
     skip: bool = False
     dirty: bool = False
     held: bool = False
+    reopened: bool = False
     lost: threading.Event = field(default_factory=threading.Event)
     _commit: Future[Checkpoint] | None = None
     _commit_started: float = 0.0
@@ -81,12 +83,18 @@ class OwnedTask:
         commit, self._commit = self._commit, None
         error = commit.exception()
         if error is None:
-            self._failing_since = None
+            self._failing_since, self.reopened = None, False
             return commit.result()
         self.dirty = True
         self.task.forgive()
         self._failed(self.task, error)
         return None
+
+    def open_again(self, opening: Future[Task], inputs: list[InputPosition]) -> None:
+        """Go on with another opening of the task, at its checkpoint: what was not committed is processed again."""
+        self.opening, self.inputs, self.task, self._commit = opening, inputs, None, None
+        self.dirty = self.held = False
+        self.reopened, self._failing_since = True, None
 
     def _prove(self) -> None:
         """No message was skipped. Raises: MissingState, UnavailableError."""
@@ -120,6 +128,8 @@ class OwnedTask:
         try:
             self._prove()
             checkpoint = self.task.commit(self.offsets)
+        except LocalStateLost:
+            raise
         except (RetryableError, OutcomeUnknownError) as error:
             if not again():
                 raise
@@ -131,6 +141,7 @@ class OwnedTask:
     def _failed(self, task: Task, error: BaseException) -> None:
         self._failing_since = self._failing_since or self._commit_started
         too_long = monotonic() - self._failing_since > self.commit_timeout_s
-        if too_long or not isinstance(error, RetryableError | OutcomeUnknownError):
+        may_pass = isinstance(error, RetryableError | OutcomeUnknownError) and not isinstance(error, LocalStateLost)
+        if too_long or not may_pass:
             raise error
         log.warning("%s: a commit failed and is repeated: %s", task.name, error)

@@ -91,6 +91,16 @@ class OwnedTasks:
             owned.inputs.append(position)
             self._by_place[partition.topic, partition.partition] = owned, position
 
+    def open_again(self, owned: OwnedTask) -> None:
+        """Open a task again whose local files are damaged or gone: it is restored from a backend."""
+        assert owned.task is not None
+        owned.task.close()
+        fencing = self._openers.submit(self._fence, {task_name(owned.index): owned.lost})
+        inputs = [InputPosition(self._consumer, p.place, never_jumps=self._never_jumps) for p in owned.inputs]
+        owned.open_again(self._openers.submit(self._open, owned.index, fencing, owned.lost), inputs)
+        for position in inputs:
+            self._by_place[position.place.topic, position.place.partition] = owned, position
+
     def told(self, owned: OwnedTask, published: Mapping[str, int]) -> None:
         """Tell the group of a published checkpoint."""
         self._group.tell([position.place for position in owned.inputs], published)

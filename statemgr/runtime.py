@@ -24,7 +24,7 @@ from statemgr.flows.parts import Parts
 from statemgr.flows.sweep import Sweep
 from statemgr.ids import IdSource, task_path
 from statemgr.kafka.changelog_topic import ChangelogTopics
-from statemgr.local import open_store, use_memory
+from statemgr.local import levels, open_store, use_memory
 from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.ports import BlobStore, Changelog, Clock, LocalDirectories, LocalStore, StateBackend
@@ -51,7 +51,8 @@ class Runtime:
         self._to_close: list[tuple[str, Callable[[], None]]] = []
         #: IDs of the attempts that are open in this process.
         self.attempts: set[str] = set()
-        self.scratch = Scratch(self._job_directory() / "scratch", self.clock, self.ids)
+        job = config.state_dir / config.job_name / config.job_id
+        self.scratch = Scratch(job / "scratch", self.clock, self.ids, config.state_dir)
         context = BackendContext(
             config=config,
             clock=self.clock,
@@ -147,16 +148,14 @@ class Runtime:
             found: T = self._made[name]
             return found
 
-    def _job_directory(self) -> Path:
-        return self.config.state_dir / self.config.job_name / self.config.job_id
-
     def _task_directory(self, task: str) -> Path:
-        return self._job_directory() / task_path(task)
+        """Raises: InvalidError when a link stands on the way to it."""
+        return levels.check(self.config.state_dir, self.config.job_name, self.config.job_id, task_path(task))
 
     def _directories(self, task: str, store: str) -> LocalDirectories:
         return self._once(
             f"directories {task} {store}",
-            lambda: StoreDirectories(self._task_directory(task) / store, self.clock, self.ids),
+            lambda: StoreDirectories(self._task_directory(task) / store, self.clock, self.ids, self.config.state_dir),
         )
 
 

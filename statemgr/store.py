@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from statemgr import ports
+from statemgr.errors import CorruptFile, LocalStateLost, MissingFile
 from statemgr.flows.open_store import OpenStore
 from statemgr.serdes import SERDES, Serde
 
@@ -14,16 +15,26 @@ class Items(Iterator[tuple[Any, Any]]):
     """Items of a store in the order of their keys' bytes, read one by one, as of the call that gave them.
 
     Leaving a ``with`` block (or :meth:`close`) lets go of the moment that it holds; so does its end, and the
-    store's close. Raises: ClosedError for a step after that, CorruptError.
+    store's close. Raises: ClosedError for a step after that, LocalStateLost.
     """
 
-    def __init__(self, scan: ports.Items, key_of: Callable[[bytes], Any], value_of: Callable[[bytes], Any]) -> None:
+    def __init__(
+        self,
+        scan: ports.Items,
+        key_of: Callable[[bytes], Any],
+        value_of: Callable[[bytes], Any],
+        give_up: Callable[[CorruptFile | MissingFile], LocalStateLost],
+    ) -> None:
         self._scan = scan
+        self._give_up = give_up
         self._key_of = key_of
         self._value_of = value_of
 
     def __next__(self) -> tuple[Any, Any]:
-        key, value = next(self._scan)
+        try:
+            key, value = next(self._scan)
+        except (CorruptFile, MissingFile) as error:
+            raise self._give_up(error) from error
         return self._key_of(key), self._value_of(value)
 
     def close(self) -> None:
@@ -42,7 +53,8 @@ class Store:
 
     Reads see the store's own writes at once. What is written becomes part of the next commit. Writes are gathered
     (``stores.<name>.write.batch.size``), so an error of the disk may be raised by a later call than the one that
-    wrote. Nothing that was written is lost then: repeat the raising call when there is space.
+    wrote. Nothing that was written is lost then: repeat the raising call when there is space. LocalStateLost is
+    different: the local files are damaged or gone, and what was not committed is lost with them. Open the task again.
     """
 
     def __init__(self, opened: OpenStore, key_serde: Serde, value_serde: Serde) -> None:
@@ -58,7 +70,7 @@ class Store:
         return self._open.identity.store
 
     def get(self, key: Any) -> Any | None:
-        """The value of a key, or None. Raises: CorruptError, ClosedError."""
+        """The value of a key, or None. Raises: LocalStateLost, ClosedError."""
         found = self._content.get(self._key.serialize(key))
         return None if found is None else self._value.deserialize(found)
 
@@ -121,7 +133,8 @@ class Store:
         return None if start is None else serialize(start), None if end is None else serialize(end)
 
     def _items(self, start: bytes | None, end: bytes | None) -> Items:
-        return Items(self._content.scan(start, end), self._key.deserialize, self._value.deserialize)
+        found = self._content.scan(start, end)
+        return Items(found, self._key.deserialize, self._value.deserialize, self._content.give_up)
 
 
 def after_prefix(prefix: bytes) -> bytes | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from statemgr import serdes
 from statemgr.commit_metrics import TaskCommits
-from statemgr.errors import ClosedError, ConfigError, FencedError, StatemgrError
+from statemgr.errors import ClosedError, ConfigError, CorruptFile, FencedError, MissingFile, StatemgrError
 from statemgr.flows.clean_up import CleanUp
 from statemgr.flows.commit import CommitBase, FrozenCommit, Refill, discard, freeze, prepare
 from statemgr.flows.first_start import remember_published
@@ -169,6 +169,7 @@ class Task:
         Raises: InvalidError for offsets that are none; MissingState when an input topic was deleted and created again
         since its offsets began; FencedError, RetryableError, OutcomeUnknownError, DiskFull, ClosedError; the error of
         an earlier asynchronous commit if nobody has seen it. After an error the next commit carries the same changes.
+        LocalStateLost: no commit of this task succeeds any more; open it again and go on from its last checkpoint.
         """
         self.commit_async(input_offsets, materialize=materialize)
         return self._in_flight.end()  # its error is raised here, not by the next commit
@@ -215,7 +216,11 @@ class Task:
     def _finish(self, frozen: FrozenCommit, input_ids: _InputIds, materialize: bool) -> Checkpoint:
         """The asynchronous part of a commit, on the commit thread."""
         with self.metrics.commit():
-            return self._upload_and_publish(frozen, input_ids, materialize)
+            try:
+                return self._upload_and_publish(frozen, input_ids, materialize)
+            except (CorruptFile, MissingFile) as error:
+                lost = [store.give_up(error) for store in self._stores.values()]
+                raise lost[0] from error
 
     def _upload_and_publish(self, frozen: FrozenCommit, input_ids: _InputIds, materialize: bool) -> Checkpoint:
         before = self._published.records[self.name]

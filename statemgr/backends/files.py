@@ -13,21 +13,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from statemgr.errors import CorruptError, InvalidError
+from statemgr.errors import CorruptFile, InvalidError
 from statemgr.os_errors import Fault, translated
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 # a planted FIFO must not make an open wait
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_KINDS = {Fault.GONE: CorruptError, Fault.ALTERED: InvalidError}
+_KINDS = {Fault.GONE: CorruptFile, Fault.ALTERED: InvalidError}
 _HINTS = {Fault.GONE: "what is local is a cache: open the task again, and it is restored"}
 
 
 def disk_errors(path: Path) -> AbstractContextManager[None]:
     """Errors of local files as statemgr's.
 
-    Raises: DiskFull, InvalidError (something else stands there), CorruptError (it is gone),
+    Raises: DiskFull, InvalidError (something else stands there), CorruptFile (it is gone),
     AccessDenied, RetryableError (a limit of this process, or an I/O error).
     """
     return translated("a local file cannot be used", path, kinds=_KINDS, hints=_HINTS)
@@ -47,13 +47,13 @@ class SourceFile:
             raise InvalidError("not a regular file", path=path)
 
     def pieces(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
-        """``length`` bytes from ``offset``, piece by piece in ``buffer``. Raises: CorruptError: too few."""
+        """``length`` bytes from ``offset``, piece by piece in ``buffer``. Raises: CorruptFile: too few."""
         with disk_errors(self._path):
             self._file.seek(offset)
             while length:
                 size = self._file.readinto(buffer[:length])
                 if not size:
-                    raise CorruptError("a local file is shorter than it was when it was committed", path=self._path)
+                    raise CorruptFile("a local file is shorter than it was when it was committed", path=self._path)
                 yield buffer[:size]
                 length -= size
 
@@ -88,7 +88,7 @@ class NewFile:
         """A descriptor to write one part with. The first one makes the file."""
         with disk_errors(self.path):
             with self._lock:
-                fd = os.open(self.path, _WRITE if self._made else _NEW, 0o644)
+                fd = os.open(self.path, _WRITE if self._made else _NEW, 0o600)
                 first, self._made = not self._made, True
             try:
                 if first and self._size:
@@ -114,7 +114,7 @@ class NewFile:
         while buffer:
             size = os.preadv(fd, [buffer], offset)
             if not size:
-                raise CorruptError("a file that is being written has become shorter", path=self.path)
+                raise CorruptFile("a file that is being written has become shorter", path=self.path)
             buffer = buffer[size:]
             offset += size
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from statemgr.backends.files import SourceFile
 from statemgr.backends.transfer import Transfer
-from statemgr.errors import CorruptError
+from statemgr.errors import CorruptFile
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.diff import LocalFile
 from statemgr.model.hashing import content_hash
@@ -32,7 +32,7 @@ def read_file(root: Path, file: LocalFile) -> tuple[bytes, bytes]:
             pass
     digest = content_hash(data)
     if source.size != file.size or file.hash not in (None, digest):
-        raise CorruptError("a local file is not what it was when it was committed", path=root / file.path)
+        raise CorruptFile("a local file is not what it was when it was committed", path=root / file.path)
     return bytes(data), digest
 
 

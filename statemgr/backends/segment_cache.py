@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,8 @@ from typing import BinaryIO
 from statemgr.backends.context import BackendContext
 from statemgr.backends.files import disk_errors
 from statemgr.backends.transfer_plan import Fetch
-from statemgr.local import hash_file
+from statemgr.errors import InvalidError
+from statemgr.local import durable, hash_file, levels
 from statemgr.model.chain import ChainSegment
 from statemgr.model.snapshot import FileIndex
 from statemgr.ports import StoreIdentity
@@ -28,6 +30,8 @@ from statemgr.ports import StoreIdentity
 log = logging.getLogger(__name__)
 #: Segments, and bytes of segments, that are fetched at a time: the next ones while these are applied.
 _AT_ONCE = 32
+#: The names of files here. Whatever is called otherwise is not ours, and stays.
+_OURS = re.compile(r"[0-9a-f]{32}\.segment\Z")
 _BYTES_AT_ONCE = 64 * 1024 * 1024
 
 
@@ -46,22 +50,25 @@ class SegmentCache:
 
     def __init__(self, context: BackendContext, identity: StoreIdentity) -> None:
         self._context = context
-        self._directory = context.task_directory(identity.task) / identity.store / "segments"
+        self._levels = (context.task_directory(identity.task), identity.store, "segments")
+        self._directory = Path(*self._levels)
 
     def keep(self, segment: ChainSegment, data: bytes | memoryview) -> None:
         """Keep the bytes of a segment that was stored. Failing is no error."""
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            self._path(segment).write_bytes(data)
-        except OSError as error:
+            levels.make(*self._levels)
+            self._path(segment).unlink(missing_ok=True)
+            with durable.create(self._path(segment)) as file:
+                file.write(data)
+        except (OSError, InvalidError) as error:
             log.warning("a segment is not kept on this machine: %s", error)
 
     def keep_only(self, segments: Collection[ChainSegment]) -> None:
         """Forget all others. Failing is no error."""
         names = {self._path(segment).name for segment in segments if segment.blob is not None}
-        with suppress(OSError):
-            for name in os.listdir(self._directory):
-                if name not in names:
+        with suppress(OSError, InvalidError):
+            for name in os.listdir(levels.check(*self._levels)):
+                if name not in names and _OURS.match(name):
                     (self._directory / name).unlink()
 
     def bring(self, segments: Sequence[ChainSegment]) -> Iterator[LocalSegment]:
@@ -72,7 +79,7 @@ class SegmentCache:
         groups = list(_grouped(segments))
         scratch = self._context.scratch() / f"segments-{self._context.ids.token()}"
         with disk_errors(scratch):
-            scratch.mkdir()
+            scratch.mkdir(0o700)
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="statemgr-segments") as pool:
                 coming = [pool.submit(self._fetch, group, scratch) for group in groups[:1]]
@@ -105,8 +112,9 @@ class SegmentCache:
         """Whether a copy is here, whole; a link of one's own then, since others tidy here too."""
         assert segment.blob is not None
         try:
+            levels.check(*self._levels)
             os.link(self._path(segment), target, follow_symlinks=False)
-        except OSError:
+        except (OSError, InvalidError):
             return False
         try:
             if hash_file(target) == (segment.blob.size, segment.blob.hash):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from typing import Any
 from statemgr.backends.context import BackendContext
 from statemgr.backends.files import disk_errors
 from statemgr.backends.segment_log import is_young
-from statemgr.local import durable
+from statemgr.errors import InvalidError
+from statemgr.local import durable, levels
 from statemgr.local.owners import exclusive_if_free
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobRef
@@ -26,6 +27,8 @@ from statemgr.ports import StoreIdentity
 
 log = logging.getLogger(__name__)
 _FILE = "snapshot.offer"
+#: Bytes; an offer names the blobs of one snapshot.
+_MAX_SIZE = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,8 @@ class Offers:
         """While an offer of a store is made: whether no other process here is at it. Raises: DiskFull."""
         path = self._path(identity)
         with disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive_if_free(path.with_name(f"{path.name}.lock")) as is_free:
+            levels.make(self._context.task_directory(identity.task), identity.store)
+        with disk_errors(path), exclusive_if_free(path.with_name(f"{path.name}.lock")) as is_free:
             yield is_free
 
     def make(self, identity: StoreIdentity, offer: Offer) -> None:
@@ -93,17 +96,19 @@ class Offers:
     def find(self, identity: StoreIdentity, chain: SegmentChain, now_ms: int) -> Offer | None:
         """The offer that fits a published chain."""
         try:
-            digest, _, text = self._path(identity).read_bytes().partition(b"\n")
+            levels.check(self._context.task_directory(identity.task), identity.store)
+            digest, _, text = durable.read_small(self._path(identity), _MAX_SIZE).partition(b"\n")
             if content_hash(text).hex().encode() != digest:
                 return None
             offer = _from_json(json.loads(text))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, InvalidError, ValueError, KeyError, TypeError):
             return None
         return offer if offer.fits(chain, now_ms) else None
 
     def take_back(self, identity: StoreIdentity) -> None:
         """An offer turned out to be of no use."""
-        self._path(identity).unlink(missing_ok=True)
+        with suppress(OSError):  # whatever else stands there is not read as an offer either
+            self._path(identity).unlink()
 
     def _path(self, identity: StoreIdentity) -> Path:
         return self._context.task_directory(identity.task) / identity.store / _FILE

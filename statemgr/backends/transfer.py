@@ -20,7 +20,7 @@ from statemgr.backends.hedging import Hedger
 from statemgr.backends.pool import Batch, Counter, Pool
 from statemgr.backends.sinks import IntoFile, IntoMemory, Sink
 from statemgr.backends.transfer_plan import Fetch, Run, Upload, cut, runs
-from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptError, StatemgrError
+from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptFile, StatemgrError
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher, read_buffer
 from statemgr.model.snapshot import FileIndex
@@ -105,7 +105,7 @@ class Transfer:
             size = source.size
         digest = whole.digest()
         if size != upload.size or upload.hash not in (None, digest):
-            raise CorruptError(
+            raise CorruptFile(
                 "a local file is not what it was when it was committed",
                 hint="delete the local state directory and open the task again",
                 path=upload.path,

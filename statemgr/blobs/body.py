@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, cast
 
-from statemgr.errors import CorruptError
+from statemgr.errors import CorruptError, CorruptFile
 from statemgr.os_errors import Fault, translated
 from statemgr.ports import BlobReader, Body, FileSlice
 
@@ -42,7 +42,7 @@ class SliceStream(io.RawIOBase):
         self._piece = piece
         self._position = 0
         self._fd = -1  # closed also when it could not be opened
-        with translated("a file to upload cannot be read", piece.path, kinds={Fault.GONE: CorruptError}):
+        with translated("a file to upload cannot be read", piece.path, kinds={Fault.GONE: CorruptFile}):
             self._fd = os.open(piece.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         if os.fstat(self._fd).st_size < piece.offset + piece.length:
             self.close()
@@ -90,7 +90,7 @@ class SliceStream(io.RawIOBase):
         super().close()
 
     def _too_short(self) -> CorruptError:
-        return CorruptError("a file changed while it was uploaded: it is shorter than it was", path=self._piece.path)
+        return CorruptFile("a file changed while it was uploaded: it is shorter than it was", path=self._piece.path)
 
 
 class BytesReader:

@@ -208,14 +208,15 @@ class FileBlobStore:
     @contextmanager
     def _directory(self, parts: Sequence[str], *, create: bool = False) -> Iterator[int]:
         if create and not self._root.is_dir():
-            self._root.mkdir(parents=True, exist_ok=True)
+            self._root.parent.mkdir(parents=True, exist_ok=True)
+            self._root.mkdir(mode=0o700, exist_ok=True)
         # the root itself may be a link: it is the user's own word
         fd = os.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
         try:
             for part in parts:
                 if create:
                     with suppress(FileExistsError):
-                        os.mkdir(part, dir_fd=fd)
+                        os.mkdir(part, 0o700, dir_fd=fd)
                     os.fsync(fd)  # also of one that another writer has just made
                 below = os.open(part, _DIRECTORY, dir_fd=fd)
                 os.close(fd)
@@ -275,7 +276,7 @@ class _FileReader:
 
 
 def _write_new(directory: int, name: str, stream: IO[bytes]) -> None:
-    fd = os.open(name, _NEW, 0o644, dir_fd=directory)
+    fd = os.open(name, _NEW, 0o600, dir_fd=directory)
     try:
         while data := memoryview(stream.read(CHUNK)):
             while data:

@@ -5,6 +5,7 @@ A PID alone may have been given to another process since; the start time tells t
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import time
@@ -100,7 +101,7 @@ def spawn(
 ) -> ServerProcess:
     """Start a command in a session of its own with its output appended to ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
         child = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from types import UnionType
 
-from statemgr.errors import ClosedError, InvalidError
+from statemgr.errors import ClosedError, CorruptFile, InvalidError, LocalStateLost, MissingFile
 from statemgr.local.change_buffer import ChangeBuffer
 from statemgr.model.commit import Change, size_of
 from statemgr.ports import Items, LocalStore, StoreIdentity
@@ -27,13 +27,20 @@ class BufferedStore:
 
     Args:
         identity: for errors.
+        give_up: what becomes of an error that says that the local files are damaged or gone.
         changes: where changes are kept for the changelog; None where no backend needs them.
         batch_size: changes that are gathered before they are written.
     """
 
     def __init__(
-        self, identity: StoreIdentity, local: LocalStore, changes: ChangeBuffer | None, batch_size: int
+        self,
+        identity: StoreIdentity,
+        local: LocalStore,
+        changes: ChangeBuffer | None,
+        batch_size: int,
+        give_up: Callable[[CorruptFile | MissingFile], LocalStateLost],
     ) -> None:
+        self.give_up = give_up
         self._where = {"task": identity.task, "store": identity.store}
         self._local = local
         self._changes = changes
@@ -60,13 +67,19 @@ class BufferedStore:
             found = self._pending.get(key, _ABSENT)
             if found is not _ABSENT:
                 return found  # type: ignore[return-value]
-        return self._local.get(key)
+        try:
+            return self._local.get(key)
+        except (CorruptFile, MissingFile) as error:
+            raise self.give_up(error) from error
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The newest values, in the order of the keys."""
         pending = self._pending
         missing = [key for key in keys if key not in pending] if pending else keys
-        stored = iter(self._local.get_many(missing))
+        try:
+            stored = iter(self._local.get_many(missing))
+        except (CorruptFile, MissingFile) as error:
+            raise self.give_up(error) from error
         return [pending[key] if key in pending else next(stored) for key in keys]
 
     def put(self, key: bytes, value: bytes | None) -> None:
@@ -97,10 +110,15 @@ class BufferedStore:
         are deleted, in the store and for the changelog alike, and the call may be repeated.
         """
         self.flush()
-        if self._changes is None:
-            self._local.delete_range(start, end)
-            return
-        found = self._local.scan(start, end)
+        try:
+            if self._changes is None:
+                self._local.delete_range(start, end)
+            else:
+                self._delete_each(self._local.scan(start, end))
+        except (CorruptFile, MissingFile) as error:
+            raise self.give_up(error) from error
+
+    def _delete_each(self, found: Items) -> None:
         try:
             while batch := dict.fromkeys(key for key, _ in islice(found, _RANGE_BATCH)):
                 self._apply(batch)
@@ -108,9 +126,15 @@ class BufferedStore:
             found.close()
 
     def scan(self, start: bytes | None, end: bytes | None) -> Items:
-        """Items with ``start`` ≤ key < ``end`` in key order, as of now. What is gathered is written first."""
+        """Items with ``start`` ≤ key < ``end`` in key order, as of now. What is gathered is written first.
+
+        An item of it may raise CorruptFile, which is for :attr:`give_up`.
+        """
         self.flush()
-        return self._local.scan(start, end)
+        try:
+            return self._local.scan(start, end)
+        except (CorruptFile, MissingFile) as error:
+            raise self.give_up(error) from error
 
     def flush(self) -> None:
         """Write what is gathered, in one batch. Raises: DiskFull; it stays gathered then."""
@@ -143,13 +167,16 @@ class BufferedStore:
 
     def _apply(self, changes: Mapping[bytes, bytes | None]) -> None:
         """One batch. Nothing is pending before it but, perhaps, these changes themselves."""
-        self._local.write(changes.items())
-        self._pending = {}
-        self._pending_bytes = 0
-        if self._changes is not None:
-            self._changes.extend(changes.items())
-            if self._on_much is not None and self._changes.has_unfrozen(self._much):
-                self._on_much()
+        try:
+            self._local.write(changes.items())
+            self._pending = {}
+            self._pending_bytes = 0
+            if self._changes is not None:
+                self._changes.extend(changes.items())
+        except (CorruptFile, MissingFile) as error:
+            raise self.give_up(error) from error
+        if self._changes is not None and self._on_much is not None and self._changes.has_unfrozen(self._much):
+            self._on_much()
 
     def _not_bytes(self) -> InvalidError:
         return InvalidError(

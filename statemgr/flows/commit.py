@@ -18,7 +18,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from statemgr.errors import RetryableError
+from statemgr.errors import CorruptFile, MissingFile, RetryableError
 from statemgr.flows.open_store import NO_CHANGES, FrozenStore, OpenStore, WholeState
 from statemgr.flows.parts import Parts
 from statemgr.ids import check_offsets
@@ -148,6 +148,7 @@ def prepare(
         attached_blobs: names of blobs that the attachments added.
 
     Raises: RetryableError, AccessDenied, DiskFull, CorruptBlob; then the next commit carries the same changes.
+        LocalStateLost: then no later commit of these stores succeeds.
     """
     try:
         pending = {
@@ -162,7 +163,12 @@ def prepare(
         backups = _back_up(parts, frozen, pending, snapshots, portable)
         for name, snapshot in snapshots.items():
             if frozen.stores[name].staging is not None:
-                stores[name].adopt(snapshot.directory, snapshot.state_id)
+                stores[name].adopt(snapshot.directory, snapshot.state_id, frozen.stores[name].as_of)
+    except (CorruptFile, MissingFile) as error:
+        discard(stores, frozen.stores)
+        # any of them may be the one that the file is of, and a task is opened again as a whole
+        lost = [store.give_up(error) for store in stores.values()]
+        raise lost[0] from error
     except BaseException as error:
         if isinstance(error, DirectoryNeeded):
             for store in stores.values():
@@ -285,4 +291,4 @@ def _finished(store: OpenStore, part: FrozenStore) -> FinishedDirectory:
                 store=store.identity.store,
             )
         return FinishedDirectory(here.path, dict(here.files))
-    return store.directories.finished(part.staging)
+    return store.finished(part.staging)

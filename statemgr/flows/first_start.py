@@ -10,10 +10,13 @@ Evidence, each enough to refuse without the one-shot permission:
 
 from __future__ import annotations
 
+import os
+
 from statemgr.backends.changelog_guard import count_records
 from statemgr.errors import MissingBlob, MissingState, PermissionNeeded
 from statemgr.flows.parts import Parts
 from statemgr.ids import task_index, task_name, task_path
+from statemgr.local import durable, levels
 from statemgr.ports import CheckpointLog
 
 _PERMISSION = (
@@ -58,10 +61,9 @@ def refuse_lost_checkpoint(parts: Parts, checkpoint_log: CheckpointLog, task: st
 
 def remember_published(parts: Parts, task: str) -> None:
     """Note on this machine that the task has published state. It only ever helps to refuse an empty start."""
-    marker = parts.task_directory(task) / _PUBLISHED
-    if not marker.exists():
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
+    directory = levels.make(parts.task_directory(task))
+    if not os.path.lexists(directory / _PUBLISHED):
+        durable.create(directory / _PUBLISHED).close()
 
 
 def _state_of_job(parts: Parts) -> str | None:
@@ -124,4 +126,4 @@ def _refuse_used_changelogs(parts: Parts, task: str) -> None:
 
 
 def _published_here(parts: Parts, task: str) -> bool:
-    return (parts.task_directory(task) / _PUBLISHED).exists()
+    return os.path.lexists(parts.task_directory(task) / _PUBLISHED)

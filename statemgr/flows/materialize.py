@@ -169,8 +169,9 @@ def materialize(
         go_on()
         staging, covered = store.snapshot_beside()
     try:
-        made, state_id = store.directories.finished(staging), f"{attempt}-{identity.store}"
-        manager.materialize(StoreSnapshot(identity, state_id, attempt, made, covered, None, check=go_on), marker)
+        made, state_id = store.finished(staging), f"{attempt}-{identity.store}"
+        with store.local_files():
+            manager.materialize(StoreSnapshot(identity, state_id, attempt, made, covered, None, check=go_on), marker)
         store.keep_beside(made, state_id)
     finally:
         store.directories.discard(staging)

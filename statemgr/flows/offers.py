@@ -121,9 +121,10 @@ class SnapshotOffers:
             return  # a later attempt has tidied it away
         own = directories.clone(copy)
         try:
-            made, attempt = directories.finished(own), self._parts.ids.attempt_id()
+            made, attempt = found.store.finished(own), self._parts.ids.attempt_id()
             snapshot = StoreSnapshot(identity, found.state_id, attempt, made, NO_CHANGES, None, check=self._go_on)
-            found.manager.offer(snapshot, found.marker)
+            with found.store.local_files():
+                found.manager.offer(snapshot, found.marker)
         finally:
             directories.discard(own)
         announce(Phase.MATERIALIZED, subject, identity.job_key)

@@ -3,30 +3,46 @@ from. Held by a task or an attempt; the commit flow freezes it."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from statemgr.config import StoreConfig
+from statemgr.errors import CorruptFile, LocalStateLost, MissingFile, StatemgrError
 from statemgr.flows.buffered_store import BufferedStore
 from statemgr.flows.parts import Parts
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
+from statemgr.local.clock import moment
 from statemgr.model.commit import Change
-from statemgr.ports import CommittedDirectory, FinishedDirectory, LocalDirectories, LocalStore, StoreIdentity
+from statemgr.ports import (
+    CommittedDirectory,
+    FinishedDirectory,
+    LocalDirectories,
+    LocalStore,
+    Moment,
+    StoreIdentity,
+)
 
+log = logging.getLogger(__name__)
 #: Bytes of changes that one store keeps in memory before they go to a local segment.
 CHANGE_BUDGET = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class FrozenStore:
-    """One store at the moment of a commit. ``staging`` is None when nothing changed and no backend needs a snapshot."""
+    """One store at the moment of a commit. ``staging`` is None when nothing changed and no backend needs a snapshot.
+
+    ``as_of``: a moment at which no newer state than this one was published yet, if one is known.
+    """
 
     state_id: str
     staging: Path | None
     changes: FrozenChanges | None
     sequence_number: int
+    as_of: Moment | None = None
 
 
 class OpenStore:
@@ -37,6 +53,7 @@ class OpenStore:
         state_id: the published state it continues, None when it has never been published.
         track_changes: whether a backend needs the changes of each commit.
         read_first: put off until the first write what only writing needs, and what waits for a busy disk.
+        as_of: a moment at which no newer state than ``state_id`` was published yet, if one is known.
 
     Attributes:
         content: reads and writes go through it.
@@ -45,6 +62,7 @@ class OpenStore:
         changes_are_whole: whether the unacknowledged changes are all that the store has: it began empty, and nothing
             of it was acknowledged yet.
         directory_needed: whether the next commit must make a directory, since a backend has to be filled from it.
+        lost: why the store is of no use any more: its local files were found damaged or gone.
     """
 
     def __init__(
@@ -57,7 +75,10 @@ class OpenStore:
         *,
         track_changes: bool,
         read_first: bool = False,
+        as_of: Moment | None = None,
     ) -> None:
+        self.lost: LocalStateLost | None = None
+        self._as_of = as_of
         self.identity = identity
         self.config = config
         self.directories: LocalDirectories = parts.directories(identity.task, identity.store)
@@ -76,7 +97,7 @@ class OpenStore:
         self._committed_at = self.local.sequence_number
         self._buffer = ChangeBuffer(self.directories.staging(), CHANGE_BUDGET) if track_changes else None
         self.changes_are_whole = track_changes and committed is None
-        self.content = BufferedStore(identity, self.local, self._buffer, config.write_batch_size)
+        self.content = BufferedStore(identity, self.local, self._buffer, config.write_batch_size, self.give_up)
         self._closed = False
 
     @property
@@ -99,15 +120,45 @@ class OpenStore:
         """What the numbers of its changes belong to; None where no backend needs changes."""
         return self._buffer.origin if self._buffer is not None else None
 
+    def give_up(self, error: CorruptFile | MissingFile) -> LocalStateLost:
+        """Local files are damaged or gone. From now on every commit fails, and whoever opens the store on this machine
+        looks at each file before it is used again. Returns: the error to raise."""
+        if self.lost is None:
+            with suppress(StatemgrError):  # where they are all gone there is nothing to look at
+                self.directories.distrust()
+            self.lost = LocalStateLost(
+                f"the local files of the store are damaged or gone: {error.message}",
+                hint="open the task again: it is restored from a backend and goes on from its last checkpoint",
+                **{**error.where, "task": self.identity.task, "store": self.identity.store},
+            )
+            log.warning("%s", self.lost)
+        return self.lost
+
+    @contextmanager
+    def local_files(self) -> Iterator[None]:
+        """A block that reads or writes local files. Raises: LocalStateLost when they are damaged or gone."""
+        try:
+            yield
+        except (CorruptFile, MissingFile) as error:
+            raise self.give_up(error) from error
+
     def freeze(self, state_id: str, *, snapshot: bool) -> FrozenStore:
-        """The synchronous part of a commit: flush and, if asked for, a checkpoint directory."""
+        """The synchronous part of a commit: flush and, if asked for, a checkpoint directory.
+
+        Raises: LocalStateLost, DiskFull.
+        """
+        if self.lost is not None:
+            raise self.lost
+        # a new state is published later than now
+        as_of = self._as_of if state_id == self.state_id else moment(self._clock)
         self.content.flush()
         changes = self._buffer.freeze() if self._buffer is not None else None
         staging = None
         if snapshot:
-            self.local.flush()
-            staging = self._staged(self.local.checkpoint)
-        return FrozenStore(state_id, staging, changes, self.local.sequence_number)
+            with self.local_files():
+                self.local.flush()
+                staging = self._staged(self.local.checkpoint)
+        return FrozenStore(state_id, staging, changes, self.local.sequence_number, as_of)
 
     def freeze_changes(self) -> FrozenChanges:
         """The changes so far, but for those that are still gathered, without anything of the database."""
@@ -122,11 +173,17 @@ class OpenStore:
         """A checkpoint directory that is made while the task goes on, and what it has for certain: all changes below
         the ``end`` of the other. Changes that are made meanwhile may be in it, too.
 
-        Raises: DiskFull, ClosedError.
+        Raises: DiskFull, ClosedError, LocalStateLost.
         """
         assert self._buffer is not None
         end = self._buffer.seal()
-        return self._staged(self.local.checkpoint_beside), self._buffer.mark(end)
+        with self.local_files():
+            return self._staged(self.local.checkpoint_beside), self._buffer.mark(end)
+
+    def finished(self, staging: Path) -> FinishedDirectory:
+        """What is in a checkpoint directory. Raises: LocalStateLost when a file was altered since it was committed."""
+        with self.local_files():
+            return self.directories.finished(staging)
 
     def _staged(self, make: Callable[[Path], None]) -> Path:
         """A directory that ``make`` has made; nothing stays of it when that fails."""
@@ -138,9 +195,10 @@ class OpenStore:
             raise
         return staging
 
-    def adopt(self, made: FinishedDirectory, state_id: str) -> None:
+    def adopt(self, made: FinishedDirectory, state_id: str, as_of: Moment | None = None) -> None:
         """Keep a checkpoint directory as the local copy of a state. What nobody has hashed is read for that."""
-        adopted = self.directories.adopt(made.path, state_id, made.files)
+        with self.local_files():
+            adopted = self.directories.adopt(made.path, state_id, made.files, as_of)
         # an earlier copy of the same state is kept instead, if there is one: other files of the same content
         made.path, made.files = adopted.path, dict(adopted.files)
 
@@ -159,10 +217,12 @@ class OpenStore:
         """Before closing: a local copy of the published state, so that the next start on this machine is quick."""
         if self.state_id is None or self.changed or self.state_id in self.copies or not self.config.backup_factories:
             return
+        if self.lost is not None:
+            return
         self.local.flush()
         staging = self._staged(self.local.checkpoint)
         try:
-            self.adopt(self.directories.finished(staging), self.state_id)
+            self.adopt(self.finished(staging), self.state_id, self._as_of)
             self.copies = [self.state_id]
             self.tidy()
         finally:
@@ -171,6 +231,7 @@ class OpenStore:
     def acknowledged(self, frozen: FrozenStore, state_id: str) -> None:
         """The commit of ``frozen`` was published as ``state_id``: later commits continue it."""
         self.state_id = state_id
+        self._as_of = frozen.as_of
         self.directory_needed = self.changes_are_whole = False
         if frozen.staging is not None:
             with self._tidying:
@@ -188,6 +249,8 @@ class OpenStore:
         self.content.close()
         try:
             self.local.close()
+        except (CorruptFile, MissingFile) as error:
+            self.give_up(error)  # nobody needs them any more
         finally:
             if self._buffer is not None:
                 self._buffer.close()

@@ -18,12 +18,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from statemgr.errors import (
     ANOTHER_COPY,
     CorruptError,
+    CorruptFile,
     MissingError,
+    MissingFile,
     MissingState,
     OpeningCancelled,
     RetryableError,
@@ -31,11 +33,11 @@ from statemgr.errors import (
 )
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.parts import Parts
-from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.model.permissions import NO_PERMISSIONS, Permissions
 from statemgr.model.plan import StorePlan, plan_stores
 from statemgr.phases import Phase, announce
-from statemgr.ports import CommittedDirectory, Progress, RestoreRequest, no_progress
+from statemgr.ports import CommittedDirectory, Moment, Progress, Restored, RestoreRequest, no_progress
 
 log = logging.getLogger(__name__)
 _STORES_AT_ONCE = 8
@@ -66,11 +68,13 @@ def restore_task(
     *,
     permissions: Permissions = NO_PERMISSIONS,
     older: Sequence[Checkpoint] = (),
+    as_of: Moment | None = None,
     progress: Progress = no_progress,
 ) -> tuple[dict[str, OpenStore], list[StoreRestore]]:
     """Restore and open all stores of a task, at once; ``progress`` is called on their threads.
 
     ``older`` are the checkpoints retained beside it, newest first: a local directory of one of them may help.
+    ``as_of`` is a moment at which no newer checkpoint was published yet, if one is known: before the topic was read.
 
     Raises: PermissionNeeded, MissingState, CorruptError, UnavailableError, DiskFull; then no store is left open.
     """
@@ -86,7 +90,7 @@ def restore_task(
         task=task,
     )
     with ThreadPoolExecutor(_STORES_AT_ONCE, thread_name_prefix="statemgr-restore") as pool:
-        running = {plan.store: pool.submit(_restore_and_open, parts, task, plan, progress) for plan in plans}
+        running = {plan.store: pool.submit(_restore_and_open, parts, task, plan, as_of, progress) for plan in plans}
     failed = [future for future in running.values() if future.exception() is not None]
     if failed:
         for future in running.values():
@@ -97,8 +101,11 @@ def restore_task(
     return {store: found for store, (found, _) in opened.items()}, [restored for _, restored in opened.values()]
 
 
-def _restore_and_open(parts: Parts, task: str, plan: StorePlan, progress: Progress) -> tuple[OpenStore, StoreRestore]:
+def _restore_and_open(
+    parts: Parts, task: str, plan: StorePlan, as_of: Moment | None, progress: Progress
+) -> tuple[OpenStore, StoreRestore]:
     """One store, on a thread of its own. A local directory that cannot be opened after all is a cache miss."""
+<<<<<<< HEAD
     committed, restored = restore_store(parts, task, plan, progress)
     announce(Phase.OPEN, f"{task}/{plan.store}", parts.config.job_key)
     try:
@@ -114,6 +121,29 @@ def _restore_and_open(parts: Parts, task: str, plan: StorePlan, progress: Progre
             directories.remove(plan.state_id)  # else it was replaced by its compaction meanwhile
         committed, restored = restore_store(parts, task, plan, progress)
         opened = _open(parts, task, plan, committed, restored)
+=======
+    directories, distrusted = parts.directories(task, plan.store), False
+    while True:
+        committed, restored = restore_store(parts, task, plan, progress, as_of)
+        announce(Phase.OPEN, f"{task}/{plan.store}", parts.config.job_key)
+        try:
+            opened = _open(parts, task, plan, committed, restored, as_of)
+            break
+        except (CorruptError, MissingError) as error:
+            log.warning("task %s store %s: the local directory cannot be opened: %s", task, plan.store, error)
+            if not distrusted:
+                distrusted = True
+                directories.distrust()
+                continue
+            # every file is what was committed, and still it is no store: another factory may have a better one
+            if plan.state_id is None:
+                raise
+            directories.remove(plan.state_id)
+            if restored.factory != "local":
+                plan = _without(plan, restored.factory, error)
+            if not plan.candidates:
+                raise
+>>>>>>> 3821908 (Local files that rot or vanish are restored without an operator; below state.dir only what is ours is touched)
     log.info(
         "task %s store %s restored from %s in %.3f s (%d bytes fetched, %d reused, %d records)%s",
         task,
@@ -129,9 +159,12 @@ def _restore_and_open(parts: Parts, task: str, plan: StorePlan, progress: Progre
 
 
 def restore_store(
-    parts: Parts, task: str, plan: StorePlan, progress: Progress
+    parts: Parts, task: str, plan: StorePlan, progress: Progress, as_of: Moment | None = None
 ) -> tuple[CommittedDirectory | None, StoreRestore]:
-    """One store: the local directory if it is exactly this state, else the first factory that can supply it."""
+    """One store: the local directory if it is exactly this state, else the first factory that can supply it.
+
+    ``as_of``: as in :func:`restore_task`.
+    """
     started = parts.clock.monotonic()
     if plan.empty:
         return None, StoreRestore(plan.store, "empty")
@@ -150,33 +183,20 @@ def restore_store(
     reasons = dict(plan.skipped)
     failure: StatemgrError | None = None
     for factory, marker in plan.candidates:
-        staging = directories.staging()
         try:
-            restored = parts.restore_manager(factory).restore(
-                RestoreRequest(
-                    parts.identity(task, plan.store),
-                    marker,
-                    staging,
-                    directories.reusable(),
-                    progress,
-                    plan.older.get(factory, {}),
-                    directories.leftovers(),
-                )
-            )
-            announce(Phase.SWAP, f"{task}/{plan.store}", parts.config.job_key)
-            committed = directories.adopt(staging, plan.state_id, restored.files)
+            try:
+                committed, restored = _from_factory(parts, task, plan, factory, marker, progress, as_of)
+            except (CorruptFile, MissingFile) as error:
+                log.warning("task %s store %s: local files are damaged or gone: %s", task, plan.store, error)
+                directories.distrust()
+                committed, restored = _from_factory(parts, task, plan, factory, marker, progress, as_of)
         except OpeningCancelled:
-            directories.abandon(staging)
             raise
         except (MissingError, CorruptError, RetryableError) as error:
             reasons[factory] = str(error)
             failure = error.with_where(task=task, store=plan.store)
             log.warning("task %s store %s: %s could not restore it: %s", task, plan.store, factory, error)
-            if isinstance(error, RetryableError):
-                directories.abandon(staging)
             continue
-        finally:
-            directories.discard(staging)
         for leftover in directories.leftovers():
             directories.discard(leftover)
         return committed, StoreRestore(
@@ -191,8 +211,52 @@ def restore_store(
     raise _none_could(failure, reasons, parts.config.job_name, task, plan.store)
 
 
+def _from_factory(
+    parts: Parts,
+    task: str,
+    plan: StorePlan,
+    factory: str,
+    marker: Marker,
+    progress: Progress,
+    as_of: Moment | None,
+) -> tuple[CommittedDirectory, Restored]:
+    """One try at one factory. What failed for the moment leaves what it has fetched to the next try."""
+    assert plan.state_id is not None
+    directories = parts.directories(task, plan.store)
+    staging = directories.staging()
+    try:
+        restored = parts.restore_manager(factory).restore(
+            RestoreRequest(
+                parts.identity(task, plan.store),
+                marker,
+                staging,
+                directories.reusable(),
+                progress,
+                plan.older.get(factory, {}),
+                directories.leftovers(),
+            )
+        )
+        announce(Phase.SWAP, f"{task}/{plan.store}", parts.config.job_key)
+        return directories.adopt(staging, plan.state_id, restored.files, as_of), restored
+    except (RetryableError, OpeningCancelled):
+        directories.abandon(staging)
+        raise
+    finally:
+        directories.discard(staging)
+
+
+def _without(plan: StorePlan, factory: str, why: StatemgrError) -> StorePlan:
+    others = tuple(candidate for candidate in plan.candidates if candidate[0] != factory)
+    return replace(plan, candidates=others, skipped={**plan.skipped, factory: str(why)})
+
+
 def _open(
-    parts: Parts, task: str, plan: StorePlan, committed: CommittedDirectory | None, restored: StoreRestore
+    parts: Parts,
+    task: str,
+    plan: StorePlan,
+    committed: CommittedDirectory | None,
+    restored: StoreRestore,
+    as_of: Moment | None,
 ) -> OpenStore:
     config = parts.config.stores[plan.store]
     needs_changes = any(parts.backup_manager(factory).needs_changes for factory in config.backup_factories)
@@ -204,6 +268,7 @@ def _open(
         plan.state_id if committed is not None else None,
         track_changes=needs_changes,
         read_first=restored.bytes_fetched >= _MUCH,
+        as_of=as_of,
     )
 
 

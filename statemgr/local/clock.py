@@ -6,6 +6,8 @@ import time
 import uuid
 
 from statemgr.ids import IdSource
+from statemgr.local.durable import boot_id
+from statemgr.ports import Clock, Moment
 
 #: Longer than any deadline.
 _LEAP_S = 7 * 24 * 3600.0
@@ -40,6 +42,11 @@ class SystemClock:
         """Wait ``seconds`` (nothing when it is not positive)."""
         if seconds > 0 and not self._given_up:
             time.sleep(seconds)
+
+
+def moment(clock: Clock) -> Moment:
+    """Now, in a form that other processes on this machine can compare with theirs."""
+    return Moment(boot_id(), clock.monotonic(), clock.time_ns() // 1_000_000)
 
 
 def system_ids() -> IdSource:

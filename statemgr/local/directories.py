@@ -18,21 +18,24 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from statemgr.errors import CorruptError, InvalidError
+from statemgr.errors import CorruptError, CorruptFile, InvalidError
 from statemgr.ids import IdSource
-from statemgr.local import durable, manifest, trees
-from statemgr.local.manifest import SUFFIX, Manifest, RecordedFile
+from statemgr.local import durable, levels, manifest, trees
+from statemgr.local.clock import moment
+from statemgr.local.manifest import IN_DOUBT, SUFFIX, Manifest, RecordedFile
 from statemgr.local.owners import Owner, exclusive, is_alive
 from statemgr.local.trees import Tree
 from statemgr.model.snapshot import name_problem
 from statemgr.os_errors import translated
-from statemgr.ports import Clock, CommittedDirectory, FinishedDirectory
+from statemgr.ports import Clock, CommittedDirectory, FinishedDirectory, Moment
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +45,11 @@ _UNUSABLE = {errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
 _LEFT = ".left"
 _MAX_STATE_ID = 200
 #: Longer than a commit may take: for so long a directory is spared that another living owner made.
-_GRACE_MS = 15 * 60 * 1000
+_GRACE_S = 15 * 60
+#: Names that live and staging directories have here. Whatever is called otherwise is not ours, and stays.
+_OURS = re.compile(r"\d{1,19}-[0-9a-f]{16}(\.[0-9a-f]{16}|\.left)\Z")
+#: Names of the states that commits make: an attempt's ID, and the store's name.
+_STATE = re.compile(r"\d{1,19}-[0-9a-f]{16}-[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
 
 
 class StoreDirectories:
@@ -50,10 +57,15 @@ class StoreDirectories:
 
     Keep the object as long as a directory that it gave out is used: when it goes (or the process dies), its live and
     staging directories count as abandoned. Safe to use from many threads and processes.
+
+    Args:
+        base: the root is below it, at any depth; no level in between is entered through a link. Default: its parent.
     """
 
-    def __init__(self, root: Path, clock: Clock, ids: IdSource) -> None:
+    def __init__(self, root: Path, clock: Clock, ids: IdSource, base: Path | None = None) -> None:
         self._root = root
+        self._base = base or root.parent
+        self._levels = root.relative_to(self._base).parts
         self._clock = clock
         self._ids = ids
         self._owner: Owner | None = None
@@ -61,17 +73,17 @@ class StoreDirectories:
     def find(self, state_id: str) -> CommittedDirectory | None:
         """As the port says. Raises: InvalidError (not a state ID), UnavailableError, AccessDenied."""
         _check_state_id(state_id)
-        if not self._root.is_dir():
+        if not self._exists():
             return None
         with self._changing("cannot look for a local directory"):
             return self._verified(state_id)
 
     def reusable(self) -> Sequence[CommittedDirectory]:
         """As the port says."""
-        if not self._root.is_dir():
+        if not self._exists():
             return []
         with self._changing("cannot look for local directories"):
-            newest_first = sorted(self._manifests(), key=lambda found: found.adopted_ms, reverse=True)
+            newest_first = sorted(self._manifests(), key=lambda found: found.adopted.wall_ms, reverse=True)
             verified = [self._verified(found.state_id) for found in newest_first]
         return [directory for directory in verified if directory is not None]
 
@@ -88,23 +100,26 @@ class StoreDirectories:
 
     def leftovers(self) -> Sequence[Path]:
         """As the port says."""
-        staging = self._root / "staging"
-        if not staging.is_dir():
+        if not self._exists():
             return []
         with self._changing("cannot look for unfinished local directories"):
-            signs = self._root / "owners"
-            names = sorted(os.listdir(staging))
-            dead = {token for token in {name.rpartition(".")[2] for name in names} if not is_alive(signs, token)}
-            return [staging / name for name in names if name.rpartition(".")[2] in dead]
+            staging, alive = self._root / "staging", self._alive()
+            names = [name for name in sorted(os.listdir(staging)) if _OURS.match(name)]
+            left = [staging / name for name in names if name.rpartition(".")[2] not in alive]
+            return [path for path in left if stat.S_ISDIR(os.lstat(path).st_mode)]
 
     def finished(self, directory: Path) -> FinishedDirectory:
-        """As the port says. Raises: InvalidError (not flushed), CorruptError (a link in it), MissingState."""
+        """As the port says. Raises: InvalidError (not flushed), CorruptFile (altered, a link in it), MissingFile."""
         with translated("cannot read a local directory", directory):
             tree = trees.only_state(directory)
-            return FinishedDirectory(directory, _known(tree, self._held()))
+            return FinishedDirectory(directory, _known(directory, tree, self._held()))
 
     def adopt(
-        self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes | None]] | None
+        self,
+        staging: Path,
+        state_id: str,
+        files: Mapping[str, tuple[int, bytes | None]] | None,
+        as_of: Moment | None = None,
     ) -> CommittedDirectory:
         """As the port says. One that is there for this state already, and verifies, is kept instead.
 
@@ -128,14 +143,14 @@ class StoreDirectories:
             tree = trees.only_state(staging)
             held = self._held()
             if files is None:
-                files = _known(tree, held)
+                files = _known(staging, tree, held)
             trees.check_files(staging, tree, files)
             hashed = {p: (size, known or durable.hash_file(staging / p)[1]) for p, (size, known) in files.items()}
             if not boot:
                 trees.sync_tree(staging, tree, held)
+            trees.make_private(staging, tree)
             recorded = {p: RecordedFile(s.st_size, s.st_mtime_ns, hashed[p][1]) for p, s in tree.files.items()}
-            adopted_ms = self._clock.time_ns() // 1_000_000
-            made = Manifest(state_id, adopted_ms, owner.token, recorded, tree.dirs, boot)
+            made = Manifest(state_id, moment(self._clock), owner.token, recorded, tree.dirs, boot, as_of)
         with self._changing("cannot adopt a local directory"):
             target = self._committed / state_id
             if instead:
@@ -149,14 +164,14 @@ class StoreDirectories:
             durable.write_file(_manifest_path(target), manifest.encode(made), synced=not boot)
             if not boot:
                 durable.sync(self._committed)
-        return CommittedDirectory(state_id, target, hashed)
+        return CommittedDirectory(state_id, target, hashed, as_of)
 
     def clone(self, committed: CommittedDirectory | FinishedDirectory | None) -> Path:
         """As the port says. Raises: MissingState when the directory was removed meanwhile; DiskFull."""
         live = self._new("live")
         with self._changing("cannot clone a local directory"):
             try:
-                os.mkdir(live)
+                os.mkdir(live, 0o700)
                 if committed is not None:
                     trees.clone_tree(committed.path, live, committed.files)
             except BaseException:
@@ -172,6 +187,18 @@ class StoreDirectories:
         with translated("cannot remove a local directory", directory):
             durable.remove(directory)
 
+    def distrust(self) -> None:
+        """As the port says. A directory that this cannot be noted of is not used any more."""
+        if not self._exists():
+            return
+        with self._changing("cannot note that local directories are in doubt"):
+            for found in list(self._manifests()):
+                path = _manifest_path(self._committed / found.state_id)
+                try:
+                    durable.write_file(path, manifest.encode(replace(found, boot=IN_DOUBT)))
+                except OSError:
+                    durable.remove(path)
+
     def remove(self, state_id: str) -> None:
         """As the port says."""
         _check_state_id(state_id)
@@ -181,28 +208,35 @@ class StoreDirectories:
 
     def keep_only(self, state_ids: Collection[str]) -> None:
         """As the port says. What another living owner made lately may be on its way to a backend, and stays."""
-        if not self._root.is_dir():
+        if not self._exists():
             return
         mine = self._owner.token if self._owner is not None else ""
         with self._changing("cannot clean up local directories"):
-            signs = self._root / "owners"
-            alive = {token for token in os.listdir(signs) if is_alive(signs, token)}
-            kept = set(state_ids)
-            now_ms = self._clock.time_ns() // 1_000_000
+            alive, now = self._alive(), moment(self._clock)
+            there = {found.state_id: found for found in self._manifests()}
+            kept = {state_id for state_id in state_ids if state_id in there}
             kept.update(
                 found.state_id
-                for found in self._manifests()
-                if found.owner in alive - {mine} and abs(now_ms - found.adopted_ms) < _GRACE_MS
+                for found in there.values()
+                if found.owner in alive - {mine} and now.monotonic_s - found.adopted.monotonic_s < _GRACE_S
             )
             for name in os.listdir(self._committed):
                 # one name without the other is what a crash left
-                state_id = name.removesuffix(SUFFIX)
-                if state_id not in kept or not _manifest_path(self._committed / state_id).exists():
+                state_id = name.removesuffix(durable.TEMPORARY).removesuffix(SUFFIX)
+                if state_id in kept and not name.endswith(durable.TEMPORARY):
+                    continue
+                if state_id in there or state_id in state_ids or _STATE.match(state_id):
                     durable.remove(self._committed / name)
             for part in ("live", "staging"):
                 for name in os.listdir(self._root / part):
-                    if name.rpartition(".")[2] not in alive:
+                    if _OURS.match(name) and name.rpartition(".")[2] not in alive:
                         durable.remove(self._root / part / name)
+
+    def _alive(self) -> set[str]:
+        """The owners that live; this one does, whoever deleted its sign. The lock is held."""
+        signs = self._root / "owners"
+        alive = {token for token in os.listdir(signs) if is_alive(signs, token)}
+        return alive | {self._owner.token} if self._owner is not None else alive
 
     def close(self) -> None:
         """Declare everything live and staging of this object abandoned. Repeating it is no error."""
@@ -225,22 +259,22 @@ class StoreDirectories:
                 yield
 
     def _make(self) -> None:
-        self._root.mkdir(parents=True, exist_ok=True)
-        for path in (self._root, *(self._root / part for part in _PARTS)):
-            with suppress(FileExistsError):
-                os.mkdir(path)
-            if not stat.S_ISDIR(os.lstat(path).st_mode):
-                raise InvalidError(
-                    "something else stands where a local directory belongs",
-                    hint="a symbolic link is never followed there; remove it",
-                    path=path,
-                )
+        levels.make(self._base, *self._levels)
+        for part in _PARTS:
+            levels.make(self._root, part)
+
+    def _exists(self) -> bool:
+        """Whether anything may be here. Raises: InvalidError for a link on the way."""
+        with translated("cannot look for local directories", self._root):
+            return levels.check(self._base, *self._levels).is_dir()
 
     def _own(self) -> Owner:
-        if self._owner is None:
-            with self._changing("cannot make local directories"):
-                if self._owner is None:
-                    self._owner = Owner(self._root / "owners", self._ids.token()[:16])
+        """This owner, whose sign of life is there."""
+        with self._changing("cannot make local directories"):
+            if self._owner is None:
+                self._owner = Owner(self._root / "owners", self._ids.token()[:16])
+            else:
+                self._owner.renew()
         return self._owner
 
     def _new(self, part: str) -> Path:
@@ -280,7 +314,8 @@ class StoreDirectories:
                         found, files={**found.files, **touched}, boot="" if found.is_doubtful() else found.boot
                     )
                     durable.write_file(_manifest_path(path), manifest.encode(found))
-                return CommittedDirectory(state_id, path, {p: (f.size, f.hash) for p, f in found.files.items()})
+                files = {p: (f.size, f.hash) for p, f in found.files.items()}
+                return CommittedDirectory(state_id, path, files, found.as_of)
         else:
             problem = found
         if os.path.lexists(path) or os.path.lexists(_manifest_path(path)):
@@ -296,35 +331,57 @@ class StoreDirectories:
         else:
             durable.remove(path)
 
-    def _held(self) -> dict[tuple[int, int], RecordedFile]:
-        """Device and inode → content, for every file that a committed directory holds as it was recorded.
+    def _held(self) -> dict[tuple[int, int], _Held]:
+        """Device and inode → content, for every file that a committed directory shares with others by hard links.
 
         While a hard link holds the inode it cannot be another file's, so a new link to it has the same content.
         """
-        held: dict[tuple[int, int], RecordedFile] = {}
+        held: dict[tuple[int, int], _Held] = {}
         if not self._committed.is_dir():
             return held
         for found in self._manifests():
-            if found.is_doubtful():
-                continue
+            doubtful = found.is_doubtful()
             for name, file in found.files.items():
                 try:
                     status = os.lstat(self._committed / found.state_id / name)
                 except OSError:
                     continue
-                if _is_as_recorded(status, file):
-                    held[status.st_dev, status.st_ino] = file
+                inode = status.st_dev, status.st_ino
+                is_certain = not doubtful and _is_as_recorded(status, file)
+                if is_certain or (status.st_nlink > 1 and inode not in held):
+                    held[inode] = _Held(file, is_certain)
         return held
 
 
-def _known(tree: Tree, held: Mapping[tuple[int, int], RecordedFile]) -> dict[str, tuple[int, bytes | None]]:
-    """The sizes of a tree's files, and the hashes of those that are held."""
+class _Held(NamedTuple):
+    """What a file that a committed directory shares was recorded as, and whether it certainly still is that."""
+
+    file: RecordedFile
+    is_certain: bool
+
+
+def _known(directory: Path, tree: Tree, held: Mapping[tuple[int, int], _Held]) -> dict[str, tuple[int, bytes | None]]:
+    """The sizes of a tree's files, and the hashes of those that are held. Files that are shared never change.
+
+    Raises: CorruptFile when one has changed: its content must never pass for something new.
+    """
     files: dict[str, tuple[int, bytes | None]] = {}
     for path, status in tree.files.items():
         known = held.get((status.st_dev, status.st_ino))
-        if known is not None and not _is_as_recorded(status, known):
-            known = None
-        files[path] = status.st_size, known.hash if known is not None else None
+        if known is None:
+            files[path] = status.st_size, None
+            continue
+        file, is_certain = known
+        if not (is_certain and _is_as_recorded(status, file)) and durable.hash_file(directory / path) != (
+            file.size,
+            file.hash,
+        ):
+            raise CorruptFile(
+                "a local file was altered after it was committed",
+                hint="open the task again: the store is restored from a backend",
+                path=directory / path,
+            )
+        files[path] = file.size, file.hash
     return files
 
 

@@ -18,6 +18,11 @@ from statemgr.model.hashing import hasher, read_buffer
 
 #: Bytes that are read and hashed at once: they stay in the processor's cache meanwhile.
 _BUFFER = 256 * 1024
+#: Ends the names under which files are written.
+TEMPORARY = ".tmp"
+#: The mode of new files.
+PRIVATE = 0o600
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 #: A hard link is not possible here: another file system, no rights, no support, or too many links already.
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
@@ -37,15 +42,36 @@ def boot_id() -> str:
 
 def open_file(path: Path) -> BinaryIO:
     """Open a regular file for reading, unbuffered. Raises: OSError with ELOOP for anything else."""
+    return open(open_regular(path, os.O_RDONLY), "rb", buffering=0)
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """A descriptor of a regular file; one that ``flags`` create is for this user alone.
+
+    Raises: OSError with ELOOP for a link, a FIFO, a device and whatever else is no regular file.
+    """
     # O_NONBLOCK: a planted FIFO must not make the open wait
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.ELOOP, "not a regular file", str(path))
-        return open(descriptor, "rb", buffering=0)
     except BaseException:
         os.close(descriptor)
         raise
+    return descriptor
+
+
+def create(path: Path) -> BinaryIO:
+    """Open a new file for writing, for this user alone. Raises: OSError (EEXIST when anything is there)."""
+    return open(os.open(path, _NEW, PRIVATE), "wb")
+
+
+def read_small(path: Path, limit: int) -> bytes:
+    """The content of a regular file of at most ``limit`` bytes. Raises: OSError (EFBIG for a larger one)."""
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
+        return file.read(limit)
 
 
 def hash_file(path: Path) -> tuple[int, bytes]:
@@ -60,7 +86,7 @@ def hash_file(path: Path) -> tuple[int, bytes]:
 
 def copy_file(source: Path, target: Path) -> None:
     """Copy a regular file's content to a new file."""
-    with open_file(source) as content, open(target, "xb") as copy:
+    with open_file(source) as content, create(target) as copy:
         shutil.copyfileobj(content, copy, _BUFFER)
 
 
@@ -90,10 +116,10 @@ def write_file(path: Path, data: bytes, *, synced: bool = True) -> None:
 
     Without ``synced`` that holds until the machine crashes: then it may be gone or torn.
     """
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(path.name + TEMPORARY)
     with suppress(FileNotFoundError):
         os.unlink(temporary)
-    with open(temporary, "xb") as file:
+    with create(temporary) as file:
         file.write(data)
         if synced:
             file.flush()

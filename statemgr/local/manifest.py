@@ -6,21 +6,24 @@ digits. It is written after the directory has its name, so a directory without o
 
 from __future__ import annotations
 
+import errno
 import json
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from statemgr.errors import CorruptError
+from statemgr.errors import CorruptFile
 from statemgr.local import durable
-from statemgr.local.durable import hash_file, open_file
+from statemgr.local.durable import hash_file, read_small
 from statemgr.local.trees import SMALL, scan
 from statemgr.model.hashing import HASH_SIZE, content_hash
+from statemgr.ports import Moment
 
 SUFFIX = ".manifest"
-_FORMAT = 2
+_FORMAT = 3
 _MAX_SIZE = 512 * 1024 * 1024
+#: In place of a run of the operating system: the files are in doubt, whatever the machine did.
+IN_DOUBT = "in doubt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +39,22 @@ class RecordedFile:
 class Manifest:
     """What a directory held when it became the one for ``state_id``, when that was, and the owner that made it.
 
-    ``boot``: the run of the operating system in which it was made without syncing its files; empty when they are
+    ``as_of``: a moment at which no newer state was published yet, if one is known. ``boot``: the run of the
+    operating system in which it was made without syncing its files; empty when they are
     known to be on the disk.
     """
 
     state_id: str
-    adopted_ms: int
+    adopted: Moment
     owner: str
     files: Mapping[str, RecordedFile]
     dirs: tuple[str, ...]
     boot: str = ""
+    as_of: Moment | None = None
 
     def is_doubtful(self) -> bool:
-        """Whether the machine may have crashed before the files' content was on the disk."""
+        """Whether files may have changed unseen: the machine may have crashed before their content was on the disk, or
+        one was found damaged."""
         return self.boot not in ("", durable.boot_id())
 
 
@@ -58,7 +64,8 @@ def encode(manifest: Manifest) -> bytes:
         {
             "format": _FORMAT,
             "state_id": manifest.state_id,
-            "adopted_ms": manifest.adopted_ms,
+            "adopted": astuple(manifest.adopted),
+            "as_of": astuple(manifest.as_of) if manifest.as_of else None,
             "owner": manifest.owner,
             "files": {path: [f.size, f.mtime_ns, f.hash.hex()] for path, f in sorted(manifest.files.items())},
             "dirs": list(manifest.dirs),
@@ -70,23 +77,27 @@ def encode(manifest: Manifest) -> bytes:
 
 def read(path: Path) -> Manifest:
     """Read a manifest. Raises: CorruptError when it is not whole or not one; OSError."""
-    with open_file(path) as file:
-        if os.fstat(file.fileno()).st_size > _MAX_SIZE:
-            raise CorruptError("a manifest of an absurd size", path=path)
-        data = file.read()
+    try:
+        data = read_small(path, _MAX_SIZE)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise CorruptFile("a manifest of an absurd size", path=path) from error
+        raise
     line, _, rest = data.partition(b"\n")
     if rest != content_hash(line).hex().encode() + b"\n":
-        raise CorruptError("a manifest does not have its checksum", path=path)
+        raise CorruptFile("a manifest does not have its checksum", path=path)
     content = json.loads(line)
     if content["format"] != _FORMAT:
-        raise CorruptError(f"a manifest of unknown format {content['format']}", path=path)
+        raise CorruptFile(f"a manifest of unknown format {content['format']}", path=path)
     files = {
         name: RecordedFile(size, mtime_ns, bytes.fromhex(digest))
         for name, (size, mtime_ns, digest) in content["files"].items()
     }
     assert all(len(file.hash) == HASH_SIZE for file in files.values())
     dirs = tuple(content["dirs"])
-    return Manifest(content["state_id"], content["adopted_ms"], content["owner"], files, dirs, content["boot"])
+    as_of = Moment(*content["as_of"]) if content["as_of"] else None
+    adopted = Moment(*content["adopted"])
+    return Manifest(content["state_id"], adopted, content["owner"], files, dirs, content["boot"], as_of)
 
 
 def deviation(manifest: Manifest, directory: Path) -> tuple[str | None, Mapping[str, RecordedFile]]:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from statemgr.errors import ClosedError, CorruptBlob, CorruptError, InvalidError
+from statemgr.errors import ClosedError, CorruptBlob, CorruptFile, InvalidError
 from statemgr.local import durable
 from statemgr.model.commit import Change
 from statemgr.model.segment import read_segment, write_segment
@@ -43,7 +43,7 @@ class MemoryStore:
             if not os.listdir(directory):
                 return cls(directory, {})
             if not path.is_file():
-                raise CorruptError(
+                raise CorruptFile(
                     f"a directory with files but without {FILE} is no store in memory",
                     hint="the local copy is damaged: remove it, and it is restored",
                     path=directory,
@@ -52,7 +52,7 @@ class MemoryStore:
                 try:
                     content = {key: value for key, value in read_segment(file) if value is not None}
                 except CorruptBlob as error:
-                    raise CorruptError(error.message, hint="remove it, and it is restored", path=path) from error
+                    raise CorruptFile(error.message, hint="remove it, and it is restored", path=path) from error
         store = cls(directory, content)
         store._flushed_at = store._sequence_number
         return store
@@ -131,7 +131,8 @@ class MemoryStore:
         temporary = path.with_name(FILE + ".tmp")
         with translated("cannot flush the store", self._directory):
             try:
-                with open(temporary, "wb") as file:
+                temporary.unlink(missing_ok=True)
+                with durable.create(temporary) as file:
                     write_segment(sorted(content.items()), file)
                     file.flush()
                     os.fsync(file.fileno())

@@ -6,6 +6,7 @@ mistaken for another's. Touches ``<root>/lock`` and ``<root>/owners/``.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import weakref
@@ -14,9 +15,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from statemgr.errors import UnavailableError
+from statemgr.local.durable import open_regular
 from statemgr.ports import Clock
 
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_FLAGS = os.O_RDWR | os.O_CREAT
+#: No file of that name, or something else: nobody gives a sign of life there.
+_NO_SIGN = {errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENXIO}
 _DEADLINE_SECONDS = 60.0
 _STEP_SECONDS = 0.005
 
@@ -32,9 +36,29 @@ class Owner:
     def __init__(self, directory: Path, token: str) -> None:
         self.token = token
         self._path = directory / token
-        descriptor = os.open(self._path, _FLAGS | os.O_EXCL, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        self._end = weakref.finalize(self, _end, self._path, descriptor, os.getpid())
+        self._give_sign()
+
+    def _give_sign(self) -> None:
+        self._descriptor = open_regular(self._path, _FLAGS | os.O_EXCL)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        self._end = weakref.finalize(self, _end, self._path, self._descriptor, os.getpid())
+
+    def renew(self) -> None:
+        """Give the sign of life again where somebody deleted its file. The lock of the directories is held.
+
+        Raises: OSError when the directory of the signs is gone too.
+        """
+        try:
+            there, own = os.lstat(self._path), os.fstat(self._descriptor)
+            if (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino):
+                return
+            os.unlink(self._path)
+        except FileNotFoundError:
+            pass
+        ended, before = self._end, self._descriptor
+        ended.detach()
+        self._give_sign()
+        os.close(before)
 
     def close(self) -> None:
         """Give the sign of life up: what still bears this owner's name may be removed by others."""
@@ -53,9 +77,11 @@ def is_alive(directory: Path, token: str) -> bool:
     """Whether the owner of that name still exists; the file of a dead one is removed."""
     path = directory / token
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
+        descriptor = open_regular(path, os.O_RDWR)
+    except OSError as error:
+        if error.errno in _NO_SIGN:
+            return False
+        raise
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -71,7 +97,7 @@ def is_alive(directory: Path, token: str) -> bool:
 @contextmanager
 def exclusive_if_free(lock: Path) -> Iterator[bool]:
     """Hold a lock file against all other threads and processes, unless one has it; tells whether it is held."""
-    descriptor = os.open(lock, _FLAGS, 0o600)
+    descriptor = open_regular(lock, _FLAGS)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,7 +115,7 @@ def exclusive(lock: Path, clock: Clock) -> Iterator[None]:
 
     Raises: UnavailableError when another one holds it for a minute.
     """
-    descriptor = os.open(lock, _FLAGS, 0o600)
+    descriptor = open_regular(lock, _FLAGS)
     try:
         deadline = clock.monotonic() + _DEADLINE_SECONDS
         while True:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rocksdict import Checkpoint, CompactOptions, Options, Rdict
 
-from statemgr.errors import ClosedError, CorruptError, DiskFull, InvalidError
+from statemgr.errors import ClosedError, CorruptFile, DiskFull, InvalidError
 from statemgr.local import rocksdb_options, rocksdb_statistics, trees
 from statemgr.local.rocksdb_errors import translate, translated
 from statemgr.local.rocksdb_handle import (
@@ -78,7 +78,7 @@ class RocksDbStore:
             directory.mkdir(parents=True, exist_ok=True)
             new = not os.listdir(directory)
             if not new and not (directory / "CURRENT").is_file():
-                raise CorruptError(
+                raise CorruptFile(
                     "a directory with files but without CURRENT is no RocksDB database",
                     hint="the local copy is damaged: remove it, and it is restored",
                     path=directory,
@@ -95,7 +95,7 @@ class RocksDbStore:
         Raises: CorruptError (also for a directory without a database), AccessDenied.
         """
         if not (directory / "CURRENT").is_file():
-            raise CorruptError("the directory holds no RocksDB database", path=directory)
+            raise CorruptFile("the directory holds no RocksDB database", path=directory)
         normal = rocksdb_options.normal(options, create=False)
         database = open_database(directory, normal, read_only=True)
         return cls(directory, options, normal, database, reads_only=True)
@@ -225,7 +225,7 @@ class RocksDbStore:
                 shutil.copyfile(self._directory / "IDENTITY", directory / "IDENTITY")
             for log in directory.glob("*.log"):
                 if log.stat().st_size:
-                    raise CorruptError("a checkpoint has a write-ahead log with content", path=log)
+                    raise CorruptFile("a checkpoint has a write-ahead log with content", path=log)
                 log.unlink()
 
     def checkpoint_beside(self, directory: Path) -> None:

@@ -14,7 +14,7 @@ from rocksdict import DbClosedError
 from statemgr.errors import (
     AccessDenied,
     ClosedError,
-    CorruptError,
+    CorruptFile,
     DiskFull,
     InvalidError,
     RetryableError,
@@ -43,7 +43,7 @@ def translate(error: Exception, what: str, path: Path) -> StatemgrError:
         hint = hint_of(fault)
         return _KINDS[fault](reason, hint=hint, path=path)
     if fault is Fault.GONE or text.startswith(("Corruption", "Invalid argument")):
-        return CorruptError(reason, hint="the local copy is damaged: remove it, and it is restored", path=path)
+        return CorruptFile(reason, hint="the local copy is damaged: remove it, and it is restored", path=path)
     return RetryableError(reason, hint=FAILED_HINT, path=path)
 
 

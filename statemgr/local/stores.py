@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from statemgr.errors import ConfigError, CorruptError
+from statemgr.errors import ConfigError, CorruptFile
 from statemgr.local.memory import FILE, MemoryStore
 from statemgr.local.read_only import ReadOnlyStore
 from statemgr.local.rocksdb import RocksDbStore
@@ -53,7 +53,7 @@ def open_snapshot(kind: str, directory: Path, options: Mapping[str, object]) -> 
         return ReadOnlyStore(RocksDbStore.open_snapshot(directory, options), directory)
     if kind == "memory":
         if not (directory / FILE).is_file():
-            raise CorruptError("the directory holds no snapshot of a store in memory", path=directory)
+            raise CorruptFile("the directory holds no snapshot of a store in memory", path=directory)
         return ReadOnlyStore(MemoryStore.open(directory), directory)
     raise _unknown(kind)
 

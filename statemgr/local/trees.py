@@ -12,7 +12,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from statemgr.errors import CorruptError, InvalidError, MissingState
+from statemgr.errors import CorruptFile, InvalidError, MissingFile
 from statemgr.local import durable
 from statemgr.model.snapshot import MAX_DEPTH, MAX_FILES
 from statemgr.os_errors import translated
@@ -44,7 +44,7 @@ def scan(directory: Path) -> Tree:
     dirs: list[str] = []
     pending = [""]
     if not stat.S_ISDIR(os.lstat(directory).st_mode):
-        raise CorruptError("not a directory", path=directory)
+        raise CorruptFile("not a directory", path=directory)
     while pending:
         prefix = pending.pop()
         with os.scandir(directory / prefix) as entries:
@@ -56,9 +56,9 @@ def scan(directory: Path) -> Tree:
                 elif entry.is_file(follow_symlinks=False):
                     files[path] = entry.stat(follow_symlinks=False)
                 else:
-                    raise CorruptError("neither a file nor a directory", path=directory / path)
+                    raise CorruptFile("neither a file nor a directory", path=directory / path)
         if len(files) + len(dirs) > MAX_FILES or prefix.count("/") > MAX_DEPTH:
-            raise CorruptError(f"more than {MAX_FILES} files or {MAX_DEPTH} levels", path=directory)
+            raise CorruptFile(f"more than {MAX_FILES} files or {MAX_DEPTH} levels", path=directory)
     return Tree(files, tuple(sorted(dirs)))
 
 
@@ -96,10 +96,19 @@ def check_files(staging: Path, tree: Tree, files: Mapping[str, tuple[int, bytes 
     """Raises: CorruptError unless the directory holds exactly ``files`` (path → size and hash), by name and size."""
     if tree.files.keys() != files.keys():
         names = sorted(tree.files.keys() ^ files.keys())
-        raise CorruptError("a finished directory lacks a file, or has one too many", path=staging / names[0])
+        raise CorruptFile("a finished directory lacks a file, or has one too many", path=staging / names[0])
     for path, status in tree.files.items():
         if status.st_size != files[path][0]:
-            raise CorruptError(f"a file has {status.st_size} bytes instead of {files[path][0]}", path=staging / path)
+            raise CorruptFile(f"a file has {status.st_size} bytes instead of {files[path][0]}", path=staging / path)
+
+
+def make_private(staging: Path, tree: Tree) -> None:
+    """Take the rights of everybody else from directories and files that a library made."""
+    for directory in ("", *tree.dirs):
+        os.chmod(staging / directory, 0o700)
+    for path, status in tree.files.items():
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            os.chmod(staging / path, durable.PRIVATE)
 
 
 def sync_tree(staging: Path, tree: Tree, held: Container[tuple[int, int]]) -> None:
@@ -122,7 +131,7 @@ def cloned(directory: CommittedDirectory, target: Path) -> bool:
         os.mkdir(target)
         try:
             clone_tree(directory.path, target, directory.files)
-        except (MissingState, FileNotFoundError):
+        except (MissingFile, FileNotFoundError):
             durable.remove(target)
             return False
     return True
@@ -142,11 +151,11 @@ def unshare(directory: Path) -> None:
 def clone_tree(source: Path, target: Path, files: Mapping[str, object]) -> None:
     """Fill an empty directory: hard links to immutable files, copies of the others.
 
-    Raises: MissingState when the source does not hold exactly ``files`` any more; OSError.
+    Raises: MissingFile when the source does not hold exactly ``files`` any more; OSError.
     """
     tree = scan(source)
     if tree.files.keys() != files.keys():
-        raise MissingState("the local copy is not what it was", hint="restore it", path=source)
+        raise MissingFile("the local copy is not what it was", hint="restore it", path=source)
     link_files(source, target, tree)
 
 

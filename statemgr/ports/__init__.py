@@ -29,7 +29,7 @@ from statemgr.ports.blobs import (
     FileSlice,
     UnfinishedUpload,
 )
-from statemgr.ports.clock import Clock
+from statemgr.ports.clock import Clock, Moment
 from statemgr.ports.kafka import (
     Changelog,
     ChangelogBatch,
@@ -69,6 +69,7 @@ __all__ = [
     "Items",
     "LocalDirectories",
     "LocalStore",
+    "Moment",
     "PreparedBackup",
     "Progress",
     "Publisher",

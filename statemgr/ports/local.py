@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from statemgr.model.commit import Change
+from statemgr.ports.clock import Moment
 
 
 class Items(Iterator[tuple[bytes, bytes]], Protocol):
@@ -60,11 +61,15 @@ class LocalStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CommittedDirectory:
-    """A local directory that was made for exactly one state, and its files' hashes (path → size, XXH3-128)."""
+    """A local directory that was made for exactly one state, and its files' hashes (path → size, XXH3-128).
+
+    ``as_of``: a moment at which no newer state of the store was published yet; None where that is not known.
+    """
 
     state_id: str
     path: Path
     files: Mapping[str, tuple[int, bytes]]
+    as_of: Moment | None = None
 
 
 @dataclass(slots=True)
@@ -102,13 +107,19 @@ class LocalDirectories(Protocol):
 
     def finished(self, directory: Path) -> FinishedDirectory:
         """A directory, with the content hashes of the files whose inodes a committed directory holds by a hard link.
-        Files that are no state are removed."""
+        Files that are no state are removed.
+
+        Raises: CorruptFile when a file that such a directory shares is not what it was."""
 
     def adopt(
-        self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes | None]] | None
+        self,
+        staging: Path,
+        state_id: str,
+        files: Mapping[str, tuple[int, bytes | None]] | None,
+        as_of: Moment | None = None,
     ) -> CommittedDirectory:
         """Make a finished directory the one for ``state_id``: record what it holds, swap it in by rename. Files
-        without a hash are read; ``files`` None: all of them."""
+        without a hash are read; ``files`` None: all of them. ``as_of``: as in :class:`CommittedDirectory`."""
 
     def replace(
         self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes | None]]
@@ -121,6 +132,10 @@ class LocalDirectories(Protocol):
 
     def discard(self, directory: Path) -> None:
         """Remove a staging or live directory."""
+
+    def distrust(self) -> None:
+        """A file turned out to be damaged, and directories share files: from now on each is used only after all of it
+        was hashed, by whichever process."""
 
     def remove(self, state_id: str) -> None:
         """Remove the directory made for this state, whoever made it: it turned out to be of no use."""

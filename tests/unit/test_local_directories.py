@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.errors import CorruptError, DiskFull, InvalidError, MissingState, UnavailableError
+from statemgr.errors import CorruptError, CorruptFile, DiskFull, InvalidError, MissingState, UnavailableError
 from statemgr.ids import IdSource
 from statemgr.local import durable
 from statemgr.local.clock import SystemClock, system_ids
@@ -371,7 +373,59 @@ def test_hashes_are_remembered_by_a_held_inode(directories: StoreDirectories, mo
     assert read == ["new.sst"]
 
 
-@pytest.mark.parametrize("how", ["removed", "replaced", "altered in place"])
+def test_an_altered_file_is_never_taken_for_a_new_one(directories: StoreDirectories) -> None:
+    """FAULT 44: a table file that directories share is not what was committed: nothing is made of it. One that was
+    only touched is hashed."""
+    adopted = commit(directories, "s1")
+    staging = fill(directories.staging(), {"keep": b""})
+    os.link(adopted.path / "000008.sst", staging / "000077.sst")
+    os.utime(staging / "000077.sst", ns=(1, 1))
+    assert directories.finished(staging).files["000077.sst"] == expected(FILES)["000008.sst"]
+    content = bytearray(FILES["000008.sst"])
+    content[7] ^= 1
+    (staging / "000077.sst").write_bytes(content)
+    with pytest.raises(CorruptFile, match="altered"):
+        directories.finished(staging)
+    with pytest.raises(CorruptFile, match="altered"):
+        directories.adopt(staging, "s2", None)
+    assert directories.find("s2") is None
+    assert directories.find("s1") is None
+
+
+def test_what_is_in_doubt_is_hashed_before_it_is_used(directories: StoreDirectories, root: Path) -> None:
+    """FAULT 44: a bit that flipped while size and time stayed is found in every directory that shares the file, by
+    whichever process looks next; directories that are whole are used again."""
+    large = fill(directories.staging(), {"000008.sst": b"table" * 20_000})
+    table = directories.adopt(large, "s1", None).path / "000008.sst"
+    staging = fill(directories.staging(), {"000010.sst": b"other" * 1000})
+    os.link(table, staging / "000008.sst")
+    directories.adopt(staging, "s2", None)
+    whole = fill(directories.staging(), {"000011.sst": b"whole" * 10_000})
+    directories.adopt(whole, "s3", None)
+    flip(table)
+    assert directories.find("s1") is not None, "nothing that is cheap to look at has changed"
+    directories.distrust()
+    other = directories_at(root)
+    assert [found.state_id for found in other.reusable()] == ["s3"]
+    assert other.find("s1") is other.find("s2") is None
+    directories.distrust()
+    flip(root / "committed" / "s3" / "000011.sst")
+    staging = fill(directories.staging(), {"keep": b""})
+    os.link(root / "committed" / "s3" / "000011.sst", staging / "000011.sst")
+    with pytest.raises(CorruptFile, match="altered"):
+        directories.finished(staging)
+
+
+def flip(path: Path) -> None:
+    """Flip one bit of a file whose size and time stay as they were."""
+    before, content = os.stat(path), bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    with path.open("r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
 def test_a_reused_inode_is_hashed_again(how: str, directories: StoreDirectories) -> None:
     """Fault 33: without a live hard link that is as recorded, an inode number and a size prove nothing."""
     adopted = commit(directories, "s1")
@@ -379,18 +433,13 @@ def test_a_reused_inode_is_hashed_again(how: str, directories: StoreDirectories)
     recorded, other = os.stat(table), b"TABLE" * 1000
     staging = fill(directories.staging(), {"keep": b""})
     target = staging / "000008.sst"
-    if how == "altered in place":
-        os.link(table, target)
-        target.write_bytes(other)
-        os.utime(target, ns=(recorded.st_atime_ns, recorded.st_mtime_ns + 1))
-    else:
-        table.unlink()
-        target.write_bytes(other)
-        # what is left to tell the two apart is that nothing holds the old inode
-        os.utime(target, ns=(recorded.st_atime_ns, recorded.st_mtime_ns))
-        if how == "replaced":
-            table.write_bytes(b"LBTAE" * 1000)
-            os.utime(table, ns=(recorded.st_atime_ns, recorded.st_mtime_ns))
+    table.unlink()
+    target.write_bytes(other)
+    # what is left to tell the two apart is that nothing holds the old inode
+    os.utime(target, ns=(recorded.st_atime_ns, recorded.st_mtime_ns))
+    if how == "replaced":
+        table.write_bytes(b"LBTAE" * 1000)
+        os.utime(table, ns=(recorded.st_atime_ns, recorded.st_mtime_ns))
     assert directories.finished(staging).files["000008.sst"] == (5000, None)
     assert directories.adopt(staging, "s2", None).files["000008.sst"] == (5000, content_hash(other))
 
@@ -463,13 +512,14 @@ def test_keep_only(directories: StoreDirectories, root: Path) -> None:
     """Other states go, with strays of crashes; the kept ones and what living owners use stay."""
     for state_id in ("s1", "s2", "s3"):
         commit(directories, state_id)
-    (root / "committed" / "half").mkdir()
-    (root / "committed" / "lost.manifest").write_bytes(b"x")
-    (root / "committed" / "s4.manifest.tmp").write_bytes(b"x")
-    (root / "committed" / "link").symlink_to("/etc")
-    (root / "live" / "123-abc.dead").mkdir()
-    (root / "staging" / "stray").mkdir()
-    (root / "staging" / "link.dead").symlink_to("/etc")
+    attempt, dead = "1700000000000-0123456789abcdef", "fedcba9876543210"
+    (root / "committed" / f"{attempt}-half").mkdir()
+    (root / "committed" / f"{attempt}-lost.manifest").write_bytes(b"x")
+    (root / "committed" / f"{attempt}-s4.manifest.tmp").write_bytes(b"x")
+    (root / "committed" / f"{attempt}-link").symlink_to("/etc")
+    (root / "live" / f"{attempt}.{dead}").mkdir()
+    (root / "staging" / f"{attempt}.left").mkdir()
+    (root / "staging" / f"{attempt}.{dead}").symlink_to("/etc")
     mine, other = directories.clone(None), directories_at(root)
     theirs = other.clone(None)
     commit(other, "s5")
@@ -582,6 +632,89 @@ def test_discard_is_for_own_directories_only(directories: StoreDirectories, tmp_
     directories.discard(staging)
     directories.discard(staging)
     assert not staging.exists()
+
+
+def test_what_is_called_otherwise_is_not_ours(directories: StoreDirectories, root: Path, tmp_path: Path) -> None:
+    """FAULT 49, invariant 16: names that nothing here is given stay, whatever they are; what a link of one of our
+    names leads to stays too, and none of it is read."""
+    commit(directories, "s1")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious.sst").write_bytes(b"x")
+    planted = []
+    for part in ("committed", "live", "staging", "owners"):
+        for name in ("photos", "notes.manifest", "1-2.left", "x.dead"):
+            (root / part / name).mkdir()
+            (root / part / name / "precious").write_bytes(b"x")
+            planted.append(root / part / name / "precious")
+        os.mkfifo(root / part / "fifo")
+        (root / part / "link").symlink_to(outside)
+        planted += [root / part / "fifo", root / part / "link"]
+    ours = "1700000000000-0123456789abcdef"
+    (root / "staging" / f"{ours}.left").symlink_to(outside)
+    (root / "live" / f"{ours}.0123456789abcdef").symlink_to(outside)
+    os.mkfifo(root / "committed" / f"{ours}-totals.manifest")
+    assert directories.leftovers() == []
+    assert [found.state_id for found in directories.reusable()] == ["s1"]
+    directories.keep_only(["s1"])
+    assert all(os.path.lexists(path) for path in planted)
+    assert names(outside) == ["precious.sst"]
+    assert names(root / "staging") == sorted(["photos", "notes.manifest", "1-2.left", "x.dead", "fifo", "link"])
+    assert not os.path.lexists(root / "committed" / f"{ours}-totals.manifest")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "link", "huge"])
+def test_a_planted_file_ends_in_an_error_at_once(kind: str, directories: StoreDirectories, root: Path) -> None:
+    """FAULT 49: the lock and a manifest are read only where they are regular files of a size that they can have."""
+    commit(directories, "s1")
+    for path in (root / "lock", root / "committed" / "s1.manifest"):
+        path.unlink()
+        if kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "directory":
+            path.mkdir()
+        elif kind == "link":
+            path.symlink_to("/etc/passwd")
+        else:
+            path.touch()
+            os.truncate(path, 1 << 42)
+        if path.name == "lock" and kind != "huge":
+            with pytest.raises(CorruptFile):
+                directories.find("s1")
+        else:
+            assert (directories.find("s1") is None) == (path.name != "lock")
+        durable.remove(path)
+
+
+def test_local_files_are_for_this_user_alone(directories: StoreDirectories, root: Path) -> None:
+    """Invariant 16: directories have mode 0700 and files 0600, whatever the umask is, also what a library made."""
+    umask = os.umask(0)
+    try:
+        adopted = commit(directories, "s1")
+        live = directories.clone(adopted)
+    finally:
+        os.umask(umask)
+    for path in (root, *(root / part for part in ("committed", "live", "staging", "owners")), live):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
+    found = [path for path in (*adopted.path.rglob("*"), *live.rglob("*"), root / "lock") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600}
+
+
+@pytest.mark.parametrize("gone", ["owners", "root"])
+def test_a_living_owner_keeps_what_is_its_own(directories: StoreDirectories, root: Path, gone: str) -> None:
+    """FAULT 47: somebody deletes the sign of life, or everything: what a living owner makes after that is still its
+    own, for itself and for others."""
+    commit(directories, "s1")
+    before = directories.clone(None)
+    shutil.rmtree(root / "owners" if gone == "owners" else root)
+    live = directories.clone(None)
+    directories.keep_only([])
+    assert live.is_dir()
+    assert before.is_dir() == (gone == "owners")
+    other = directories_at(root)
+    commit(other, "s2")
+    other.keep_only(["s2"])
+    assert live.is_dir()
 
 
 @pytest.mark.parametrize("part", ["committed", "live", "staging", "owners", ""])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from statemgr.backends.scratch import Scratch
+from statemgr.errors import InvalidError
 from statemgr.local.clock import SystemClock, system_ids
 
 #: A process that writes to its scratch directory, says so, and waits.
@@ -56,19 +57,24 @@ def other(path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 def test_what_a_killed_process_left_goes_at_once(
     path: Path, tmp_path: Path, other: tuple[subprocess.Popen[str], Path], how: str
 ) -> None:
-    """Invariant 13: the next process removes it, and nothing of one that lives; links are not followed."""
+    """Invariants 13 and 16: the next process removes it, and nothing of one that lives; links are not followed, and
+    what has another name than a process's directory stays."""
     process, theirs = other
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "rows").write_bytes(b"x")
+    (path / "0123456789abcdef").symlink_to(outside)
     (path / "link").symlink_to(outside)
+    (path / "photos").mkdir()
     mine = scratch_of(path)
     if how == "call":
         (mine() / "mine").write_bytes(b"x")
     else:
         mine.tidy()
     assert (theirs / "frame").exists()
-    assert not os.path.lexists(path / "link")
+    assert not os.path.lexists(path / "0123456789abcdef")
+    assert os.path.lexists(path / "link")
+    assert (path / "photos").is_dir()
     assert (outside / "rows").exists()
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -93,6 +99,25 @@ def test_a_close_leaves_nothing(path: Path) -> None:
     assert list((path / "owners").iterdir()) == []
     assert scratch().is_dir()
     scratch.close()
+
+
+@pytest.mark.parametrize("level", ["state", "state/scratch", "state/scratch/owners"])
+def test_a_link_on_the_way_is_refused(tmp_path: Path, level: str) -> None:
+    """FAULT 49, invariant 16: with a link in place of any level, nothing behind it is removed or made."""
+    outside = tmp_path / "outside"
+    (outside / "scratch" / "owners").mkdir(parents=True)
+    (outside / "0123456789abcdef").mkdir()
+    (outside / "0123456789abcdef" / "precious").write_bytes(b"x")
+    before = sorted(outside.rglob("*"))
+    planted = tmp_path / level
+    planted.parent.mkdir(parents=True, exist_ok=True)
+    planted.symlink_to(outside)
+    scratch = Scratch(tmp_path / "state" / "scratch", SystemClock(), system_ids(), tmp_path)
+    for call in (scratch, scratch.tidy):
+        with pytest.raises(InvalidError, match="symbolic link"):
+            call()
+    scratch.close()
+    assert sorted(outside.rglob("*")) == before
 
 
 def test_it_is_made_again_when_it_was_removed(path: Path) -> None:

@@ -1,0 +1,70 @@
+"""Directories below ``state.dir``, level by level: for this user alone, and never entered through a link.
+
+What the caller gives as ``base`` is the operator's own word and may be a link. Every level below it must be a
+directory of this user (or of root). It is made with mode 0700, so that nobody else can put anything in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from statemgr.errors import InvalidError
+
+_PRIVATE = 0o700
+
+
+def make(base: Path, *names: str) -> Path:
+    """Make ``base`` and each level below it, if it is missing. Returns the last one.
+
+    Raises: InvalidError when something else than a directory of this user stands there; OSError.
+    """
+    _make_parents(base)
+    path = base
+    for name in names:
+        path = path / name
+        with suppress(FileExistsError):
+            os.mkdir(path, _PRIVATE)
+        _check(path)
+    return path
+
+
+def check(base: Path, *names: str) -> Path:
+    """The path of the last level. A level that does not exist is no error.
+
+    Raises: InvalidError when something else than a directory of this user stands there; OSError.
+    """
+    path = base
+    for name in names:
+        path = path / name
+        with suppress(FileNotFoundError):
+            _check(path)
+    return path
+
+
+def _make_parents(path: Path) -> None:
+    if path.is_dir():
+        return
+    if path.parent != path:
+        _make_parents(path.parent)
+    with suppress(FileExistsError):
+        os.mkdir(path, _PRIVATE)
+
+
+def _check(path: Path) -> None:
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        raise InvalidError(
+            "something else stands where a local directory belongs",
+            hint="a symbolic link below state.dir is never followed; remove it",
+            path=path,
+        )
+    user = os.geteuid()
+    if status.st_uid not in (user, 0) and user != 0:
+        raise InvalidError(
+            f"a local directory belongs to another user (ID {status.st_uid})",
+            hint="give this user a state.dir of its own, or remove the directory",
+            path=path,
+        )
