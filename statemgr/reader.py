@@ -138,7 +138,9 @@ class JobReader:
 
         Raises: InvalidError, MissingState, CorruptError, UnavailableError, DiskFull.
         """
-        checkpoint = self.checkpoint(task, checkpoint_id)
+        record = self.records().get(task)
+        checkpoint = self._checkpoint(record, task, checkpoint_id)
+        assert record is not None
         config = self.config.stores
         chosen = list(stores) if stores else sorted(set(config) & set(checkpoint.stores))
         for store in chosen:
@@ -151,6 +153,7 @@ class JobReader:
             {name: tuple(factories or s.restore_factories) for name, s in config.items() if name in chosen},
             durable=self._runtime.parts.durable,
             permissions=Permissions(allow_removed_stores=True),
+            newer=record.checkpoints[: record.checkpoints.index(checkpoint)][::-1],
             job=self.config.job_name,
             task=task,
         )

@@ -51,7 +51,7 @@ class Runtime:
         self._to_close: list[tuple[str, Callable[[], None]]] = []
         #: IDs of the attempts that are open in this process.
         self.attempts: set[str] = set()
-        job = config.state_dir / config.job_name / config.job_id
+        job = levels.check(config.state_dir, config.job_name, config.job_id)
         self.scratch = Scratch(job / "scratch", self.clock, self.ids, config.state_dir)
         context = BackendContext(
             config=config,
@@ -85,8 +85,8 @@ class Runtime:
         #: For the stores of attempts, which are open for a moment only.
         self.attempt_parts = replace(self.parts, open_store=_open_briefly)
         self.offers = SnapshotOffers(self.parts)
-        self.compactions = Compactions(self.parts, self._job_directory() / "compaction.lock")
-        self.sweep = Sweep(self.parts, self._job_directory() / "swept")
+        self.compactions = Compactions(self.parts, job / "compaction.lock")
+        self.sweep = Sweep(self.parts, job / "swept")
 
     def blobs(self) -> BlobStore:
         return self._once("blobs", lambda: open_blob_store(self.config, self.clock), BlobStore.close)

@@ -1,8 +1,10 @@
 """Where a replay can start: a local directory of an older retained checkpoint. Decides only; reads no file.
 
 Replaying the offsets after an older marker onto its state gives exactly the newer state, as long as no delete between
-the two can have been compacted away: a cleaner keeps a delete for ``delete.retention.ms`` at least, and it was written
-after the older checkpoint was. So that one must be younger when the replay has ended.
+the two can have been compacted away. A cleaner keeps a delete for ``delete.retention.ms`` at least after it was
+written, and it was written after the moment at which the directory's state was known to be the newest. How long ago
+that was is counted by this machine's monotonic clock, within one run of the operating system. Wall clocks decide
+nothing: where they contradict the monotonic one, all of the changelog is replayed.
 """
 
 from __future__ import annotations
@@ -10,56 +12,60 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from statemgr.model.checkpoint import ChangelogMarker
-from statemgr.model.plan import OlderState
-from statemgr.ports import CommittedDirectory
+from statemgr.model.checkpoint import ChangelogMarker, Marker
+from statemgr.ports import CommittedDirectory, Moment
 
 _RETENTION = "delete.retention.ms"
-#: The clocks of this machine, of the one that made the checkpoint and of the broker may differ by this much.
-CLOCK_MARGIN_MS = 60_000
+#: This much of a time that the cleaner waits is left unused, or a tenth where that is less.
+MARGIN_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayBase:
-    """A local directory, the offset that it is the state at, and until when (epoch milliseconds) it may be used."""
+    """A local directory, the offset that it is the state at, and for how many seconds after its moment it is usable."""
 
     directory: CommittedDirectory
     offset: int
-    usable_until_ms: int
+    as_of: Moment
+    usable_s: float
+
+    def is_usable(self, now: Moment) -> bool:
+        """Whether every delete that was written after the directory's state is certainly still there."""
+        age_s = now.seconds_since(self.as_of)
+        return age_s is not None and age_s < self.usable_s
 
 
 def newest_base(
     marker: ChangelogMarker,
     local: Sequence[CommittedDirectory],
-    older: Mapping[str, OlderState],
+    older: Mapping[str, Marker],
     settings: Mapping[str, str],
-    now_ms: int,
+    now: Moment,
 ) -> ReplayBase | None:
     """The local directory with the shortest replay to ``marker``; None where all of the changelog must be replayed.
 
     Args:
-        older: state ID → what the older retained checkpoints say of it.
+        older: state ID → the marker that older retained checkpoints have of it.
         settings: the changelog topic's.
     """
-    retention_ms = int(settings.get(_RETENTION, "0"))
+    usable_s = certain_ms(int(settings.get(_RETENTION, "0"))) / 1000
     found: list[ReplayBase] = []
     for directory in local:
-        state = older.get(directory.state_id)
-        if state is None or not _is_before(state, marker):
+        of = older.get(directory.state_id)
+        if directory.as_of is None or not isinstance(of, ChangelogMarker) or not _is_before(of, marker):
             continue
-        assert isinstance(state.marker, ChangelogMarker)
-        until_ms = state.checkpoint_ms + retention_ms - min(CLOCK_MARGIN_MS, retention_ms // 10)
-        if now_ms < until_ms:
-            found.append(ReplayBase(directory, state.marker.offset, until_ms))
+        base = ReplayBase(directory, of.offset, directory.as_of, usable_s)
+        if base.is_usable(now):
+            found.append(base)
     return max(found, key=lambda base: base.offset, default=None)
 
 
-def _is_before(state: OlderState, marker: ChangelogMarker) -> bool:
-    """Whether a state is of the same changelog for sure, not after ``marker``."""
-    of, same = state.marker, (marker.topic, marker.topic_id, marker.partition)
-    return (
-        isinstance(of, ChangelogMarker)
-        and marker.topic_id is not None
-        and (of.topic, of.topic_id, of.partition) == same
-        and of.offset <= marker.offset
-    )
+def certain_ms(waited_ms: int) -> int:
+    """What of a time that the cleaner waits can be relied on."""
+    return waited_ms - min(MARGIN_MS, waited_ms // 10)
+
+
+def _is_before(of: ChangelogMarker, marker: ChangelogMarker) -> bool:
+    """Whether a marker is of the same changelog for sure, not after ``marker``."""
+    same = (marker.topic, marker.topic_id, marker.partition)
+    return marker.topic_id is not None and (of.topic, of.topic_id, of.partition) == same and of.offset <= marker.offset

@@ -1,9 +1,10 @@
 """``kafka-changelog``, the restore part: replay the changelog up to the marker, exactly; from its beginning, or onto a
 local directory of an older checkpoint where nothing between the two can be missing.
 
-Reads Kafka and writes the staging directory that it is given. An adopted changelog may have a tail beyond the marker,
-written by software that publishes its checkpoints later: it is left out, and the next commit overwrites
-it. That is exact only while the cleaner cannot have used the tail to drop a value from before the marker.
+Reads Kafka and writes the staging directory that it is given. A changelog may go on beyond the marker: newer
+checkpoints follow an older one that is asked for, and software that publishes its checkpoints later has written a tail
+to an adopted one. What goes on is left out. That is exact only while the cleaner cannot have used it to drop a value
+from before the marker. The broker's time decides that, since a delete that did so is gone itself after a while.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import logging
 from dataclasses import replace
 from typing import NoReturn
 
-from statemgr.backends.changelog_base import CLOCK_MARGIN_MS, newest_base
+from statemgr.backends.changelog_base import certain_ms, newest_base
 from statemgr.backends.context import BackendContext
 from statemgr.backends.files import disk_errors
 from statemgr.config import StoreConfig
-from statemgr.errors import CorruptError, MissingError, MissingState
+from statemgr.errors import AccessDenied, CorruptError, InvalidError, MissingError, MissingState
 from statemgr.ids import task_index
 from statemgr.local import ChangeWriter, bulk_writer, cloned, open_store, remove
+from statemgr.local.clock import moment
 from statemgr.model.checkpoint import ChangelogMarker
+from statemgr.model.plan import Successor
 from statemgr.phases import Phase, announce
 from statemgr.ports import Restored, RestoreRequest, TopicInfo
 
@@ -45,8 +48,10 @@ class ChangelogRestore:
             raise MissingState("the marker names no changelog partition of this task", hint=_BLOB_INSTEAD)
         info = self._checked(marker)
         start, end = self._checked_bounds(marker)
+        self._check_successor(request.successor, marker, info)
         announce(Phase.REPLAY, f"{request.identity.task}/{request.identity.store}", request.identity.job_key)
         restored = self._continued(request, store, marker, info) or self._replayed(request, store, marker, start)
+        self._check_successor(request.successor, marker, info)
         oldest_ms = self._oldest_of_tail(marker, end)
         if oldest_ms is not None:
             self._check_rewind(marker, info, oldest_ms)
@@ -80,7 +85,7 @@ class ChangelogRestore:
         self, request: RestoreRequest, store: StoreConfig, marker: ChangelogMarker, info: TopicInfo
     ) -> Restored | None:
         """Onto a copy of the newest local directory that can be continued; None when there is none."""
-        base = newest_base(marker, request.reusable, request.older, info.config, self._now_ms())
+        base = newest_base(marker, request.reusable, request.older, info.config, moment(self._context.clock))
         if base is None or not cloned(base.directory, request.staging):
             return None
         try:
@@ -93,10 +98,10 @@ class ChangelogRestore:
         except (MissingError, CorruptError) as error:
             log.warning("the local directory of state %s is not continued: %s", base.directory.state_id, error)
         else:
-            if self._now_ms() < base.usable_until_ms:
+            if base.is_usable(moment(self._context.clock)):
                 reused = sum(size for size, _ in base.directory.files.values())
                 return replace(restored, bytes_reused=reused)
-            log.warning("the replay took so long that deletes may have been compacted away meanwhile: it starts anew")
+            log.warning("the replay took so long that deletes may have been compacted away meanwhile: it starts again")
         with disk_errors(request.staging):
             remove(request.staging)
         return None
@@ -111,8 +116,16 @@ class ChangelogRestore:
             request.progress(what, batch.end - start, marker.offset - start)
         return Restored(None, bytes_fetched=size, records=records)
 
-    def _now_ms(self) -> int:
-        return self._context.clock.time_ns() // 1_000_000
+    def _broker_ms(self) -> int:
+        """Raises: MissingState where the broker does not say; UnavailableError."""
+        try:
+            return self._context.changelog().time_ms()
+        except (AccessDenied, InvalidError) as error:
+            raise MissingState(
+                f"what the changelog has beyond the checkpoint cannot be judged without the broker's time: {error}",
+                hint="allow this user to create, write and delete topics that start with __statemgr_doctor_, or "
+                + _BLOB_INSTEAD,
+            ) from error
 
     def _oldest_of_tail(self, marker: ChangelogMarker, end: int) -> int | None:
         """The time (epoch milliseconds) of the oldest committed record beyond the marker; None without a tail."""
@@ -122,22 +135,43 @@ class ChangelogRestore:
             oldest_ms = in_batch if oldest_ms is None else min(oldest_ms, in_batch)
         return oldest_ms
 
+    def _check_successor(self, successor: Successor | None, marker: ChangelogMarker, info: TopicInfo) -> None:
+        """An older checkpoint: the records of the one that followed it may be gone, so its time counts. The check
+        before the replay saves one, and the check after it decides.
+
+        Raises: MissingState when the cleaner may have dropped a value that the checkpoint had.
+        """
+        if successor is None:
+            return
+        if successor.published_ms is None:
+            raise _impossible(
+                f"checkpoint {successor.checkpoint_id} followed, and the checkpoint topic does not say when", marker
+            )
+        self._check_rewind(marker, info, successor.published_ms)
+
     def _check_rewind(self, marker: ChangelogMarker, info: TopicInfo, oldest_ms: int) -> None:
-        """After the replay: what is still too young for the cleaner was so all the time.
+        """What is still too young for the cleaner after the replay was so all the time.
 
         Raises: MissingState when the cleaner may have dropped a value that the checkpoint had.
         """
         lag_ms = int(info.config.get(_LAG, "0"))
-        age_ms = self._now_ms() - oldest_ms
-        if age_ms >= lag_ms - min(CLOCK_MARGIN_MS, lag_ms // 10):
-            raise MissingState(
-                f"an exact rewind is impossible: the changelog has records beyond the checkpoint that are "
-                f"{age_ms} ms old, and records older than {lag_ms} ms may have been compacted with them",
-                hint=_BLOB_INSTEAD,
-                topic=marker.topic,
-                partition=marker.partition,
-                offset=marker.offset,
+        age_ms = self._broker_ms() - oldest_ms
+        if age_ms >= certain_ms(lag_ms):
+            raise _impossible(
+                f"the changelog has gone on beyond the checkpoint for {age_ms} ms, and what is older than "
+                f"{lag_ms} ms ({_LAG}) may have been compacted",
+                marker,
             )
+
+
+def _impossible(why: str, marker: ChangelogMarker) -> MissingState:
+    return MissingState(
+        f"an exact rewind is impossible: {why}",
+        hint=_BLOB_INSTEAD,
+        topic=marker.topic,
+        partition=marker.partition,
+        offset=marker.offset,
+    )
 
 
 def _lost(marker: ChangelogMarker, why: str) -> NoReturn:

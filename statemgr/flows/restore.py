@@ -105,23 +105,6 @@ def _restore_and_open(
     parts: Parts, task: str, plan: StorePlan, as_of: Moment | None, progress: Progress
 ) -> tuple[OpenStore, StoreRestore]:
     """One store, on a thread of its own. A local directory that cannot be opened after all is a cache miss."""
-<<<<<<< HEAD
-    committed, restored = restore_store(parts, task, plan, progress)
-    announce(Phase.OPEN, f"{task}/{plan.store}", parts.config.job_key)
-    try:
-        opened = _open(parts, task, plan, committed, restored)
-    except (CorruptError, MissingError) as error:
-        if restored.factory != "local":
-            raise
-        log.warning("task %s store %s: the local directory cannot be opened: %s", task, plan.store, error)
-        assert plan.state_id is not None
-        directories = parts.directories(task, plan.store)
-        now = directories.find(plan.state_id)
-        if now is None or committed is None or now.files == committed.files:
-            directories.remove(plan.state_id)  # else it was replaced by its compaction meanwhile
-        committed, restored = restore_store(parts, task, plan, progress)
-        opened = _open(parts, task, plan, committed, restored)
-=======
     directories, distrusted = parts.directories(task, plan.store), False
     while True:
         committed, restored = restore_store(parts, task, plan, progress, as_of)
@@ -143,7 +126,6 @@ def _restore_and_open(
                 plan = _without(plan, restored.factory, error)
             if not plan.candidates:
                 raise
->>>>>>> 3821908 (Local files that rot or vanish are restored without an operator; below state.dir only what is ours is touched)
     log.info(
         "task %s store %s restored from %s in %.3f s (%d bytes fetched, %d reused, %d records)%s",
         task,
@@ -234,6 +216,7 @@ def _from_factory(
                 progress,
                 plan.older.get(factory, {}),
                 directories.leftovers(),
+                plan.successors.get(factory),
             )
         )
         announce(Phase.SWAP, f"{task}/{plan.store}", parts.config.job_key)

@@ -24,10 +24,11 @@ from statemgr.flows.first_start import remember_published
 from statemgr.flows.parts import Parts
 from statemgr.flows.restore import StoreRestore, restore_store
 from statemgr.ids import CheckpointId, task_index
+from statemgr.local.clock import moment
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.permissions import Permissions
 from statemgr.model.plan import StorePlan, plan_stores
-from statemgr.ports import CheckpointLog, Progress
+from statemgr.ports import CheckpointLog, Moment, Progress
 
 log = logging.getLogger(__name__)
 _TASKS_AT_ONCE = 4
@@ -68,26 +69,27 @@ class Follower:
 
         Raises: ConfigError; what reading the checkpoint topic raises.
         """
+        as_of = moment(self._parts.clock)
         records = self._read()  # 1
         due = sorted((task for task, record in records.items() if self._due(task, record)), key=task_index)
         missing = [Followed(task, None, error=self._unknown(task)) for task in self._tasks if task not in records]
         with ThreadPoolExecutor(_TASKS_AT_ONCE, thread_name_prefix="statemgr-standby") as pool:
-            followed = pool.map(lambda task: self._follow(task, records[task]), due)
+            followed = pool.map(lambda task: self._follow(task, records[task], as_of), due)
             return [*missing, *(found for found in followed if found is not None)]
 
     def _due(self, task: str, record: CheckpointRecord) -> bool:
         checkpoint_id, looked = self._here.get(task, (None, 0.0))
         return record.current.checkpoint_id != checkpoint_id or self._parts.clock.monotonic() > looked + _LOOK_AGAIN_S
 
-    def _follow(self, task: str, record: CheckpointRecord) -> Followed | None:
-        """None when all was still here."""
+    def _follow(self, task: str, record: CheckpointRecord, as_of: Moment) -> Followed | None:
+        """None when all was still here. ``as_of``: before the topic was read."""
         started = self._parts.clock.monotonic()
         failure: StatemgrError | None = None
         current = record.current
         for _chase in range(_CHASES):
             current = record.current
             try:
-                stores = self._bring(task, record)
+                stores = self._bring(task, record, as_of)
             except ConfigError:
                 raise
             except StatemgrError as error:
@@ -105,7 +107,7 @@ class Follower:
             return Followed(task, current, tuple(stores), self._parts.clock.monotonic() - started)
         return Followed(task, current, (), self._parts.clock.monotonic() - started, failure)
 
-    def _bring(self, task: str, record: CheckpointRecord) -> list[StoreRestore]:
+    def _bring(self, task: str, record: CheckpointRecord, as_of: Moment) -> list[StoreRestore]:
         """Steps 2 and 3. A store that the configuration has and the checkpoint has not is none of a standby's."""
         checkpoint = record.current
         plans = plan_stores(
@@ -117,22 +119,23 @@ class Follower:
             job=self._parts.config.job_name,
             task=task,
         )
-        return [self._bring_store(task, checkpoint, plan) for plan in plans if not plan.empty]
+        return [self._bring_store(task, checkpoint, plan, as_of) for plan in plans if not plan.empty]
 
-    def _bring_store(self, task: str, checkpoint: Checkpoint, plan: StorePlan) -> StoreRestore:
+    def _bring_store(self, task: str, checkpoint: Checkpoint, plan: StorePlan, as_of: Moment) -> StoreRestore:
         """The preferred factory first; before another is asked, which may take hours, look for a newer checkpoint."""
 
         def progress(_: str, done: int, total: int) -> None:
             self._progress(f"{task} / {plan.store}", done, total)
 
         try:
-            return restore_store(self._parts, task, replace(plan, candidates=plan.candidates[:1]), progress)[1]
+            first = replace(plan, candidates=plan.candidates[:1])
+            return restore_store(self._parts, task, first, progress, as_of)[1]
         except StatemgrError:
             newest = self._newest(task)
             superseded = newest is not None and newest.current.checkpoint_id != checkpoint.checkpoint_id
             if superseded or len(plan.candidates) == 1:
                 raise
-        return restore_store(self._parts, task, plan, progress)[1]
+        return restore_store(self._parts, task, plan, progress, as_of)[1]
 
     def _tidy(self, task: str, here: Checkpoint) -> None:
         """An owner on this machine needs the newest, and what it made lately is spared anyway. It fails no turn."""

@@ -11,6 +11,7 @@ from confluent_kafka import Message
 
 from statemgr.config import JobConfig
 from statemgr.errors import ANOTHER_COPY, CorruptRecord, MissingState
+from statemgr.kafka.broker_time import BrokerTime
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.ports import ChangelogBatch, ChangelogRecord, Clock, TopicInfo
@@ -26,6 +27,7 @@ class ChangelogTopics:
     def __init__(self, config: JobConfig, clock: Clock, *, stall_s: float | None = None) -> None:
         self._metadata = TopicMetadata(config)
         self._reader = PartitionReader(config, clock, stall_s)
+        self._time = BrokerTime(config, clock)
 
     def describe(self, topic: str) -> TopicInfo:
         """See :meth:`statemgr.ports.Changelog.describe`. Also raises: UnavailableError, AccessDenied."""
@@ -63,6 +65,10 @@ class ChangelogTopics:
                 raise self._keyless(topic, partition, offset_of(batch[keys.index(None)]))
             size = sum(map(len, keys)) + sum(map(len, filter(None, values)))  # type: ignore[arg-type]
             yield ChangelogBatch(list(zip(keys, values, strict=True)), size, offset_of(batch[-1]) + 1)  # type: ignore[arg-type]
+
+    def time_ms(self) -> int:
+        """See :meth:`statemgr.ports.Changelog.time_ms`. Raises: UnavailableError, AccessDenied, InvalidError."""
+        return self._time.now_ms()
 
     def _messages(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[Message]]:
         low, high = self.bounds(topic, partition)

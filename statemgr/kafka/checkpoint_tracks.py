@@ -6,10 +6,10 @@ Reads nothing itself. Messages are kept as they are and decoded when they are as
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from confluent_kafka import Message
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
 from statemgr.errors import CorruptRecord, MissingState
 from statemgr.kafka.reader import offset_of
@@ -113,7 +113,7 @@ class Assembly:
         job = self._job(track, key, message, jobs) if task.publish is None else None
         if task.publish is None and job is None:
             return None
-        layout, checkpoint = _combined(task, job, offset_of(message))
+        layout, checkpoint = _combined(task, job, message)
         return self._of(track, layout, (checkpoint,), offset_of(message))
 
     def _make(self, track: Track, jobs: Track | None) -> CheckpointRecord:
@@ -129,7 +129,7 @@ class Assembly:
                 if job is None:
                     raise self._lost_job(track, codec.sequence_of(key), offset_of(message))
                 referred.add(job.publish.sequence)
-            layout, checkpoint = _combined(task, job, offset_of(message))
+            layout, checkpoint = _combined(task, job, message)
             checkpoints.append(checkpoint)
             layouts.append(layout)
         track.jobs = frozenset(referred)
@@ -196,9 +196,10 @@ class Assembly:
         )
 
 
-def _combined(task: TaskCheckpoint, job: JobCheckpoint | None, offset: int) -> tuple[Layout, Checkpoint]:
-    if job is not None:
-        return job.layout, checkpoint_of(task, job.publish, offset)
-    assert task.layout is not None
-    assert task.publish is not None
-    return task.layout, checkpoint_of(task, task.publish, offset)
+def _combined(task: TaskCheckpoint, job: JobCheckpoint | None, message: Message) -> tuple[Layout, Checkpoint]:
+    layout, publish = (task.layout, task.publish) if job is None else (job.layout, job.publish)
+    assert layout is not None
+    assert publish is not None
+    kind, at_ms = message.timestamp()
+    made = checkpoint_of(task, publish, offset_of(message))
+    return layout, replace(made, published_ms=at_ms if kind == TIMESTAMP_LOG_APPEND_TIME else None)

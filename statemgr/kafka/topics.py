@@ -30,7 +30,8 @@ _FACTORY = "kafka-changelog"
 class TopicSpec:
     """How a topic must be: partitions exactly, replicas at least (-1: any), and settings.
 
-    ``config`` is what it is created with. ``at_least`` names those of them for which more is fine too.
+    ``config`` is what it is created with. ``at_least`` names those of them for which more is fine too, ``created_with``
+    what else a new one gets, which an existing one need not have.
     """
 
     name: str
@@ -38,6 +39,7 @@ class TopicSpec:
     replication_factor: int
     config: Mapping[str, str]
     at_least: Collection[str] = field(default=())
+    created_with: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +52,14 @@ class TopicProblem:
 
 
 def checkpoint_topic_spec(config: JobConfig) -> TopicSpec:
-    """One partition, compacted: the newest record of every task stays for ever."""
+    """One partition, compacted: the newest record of every task stays for ever. The broker says when it was written."""
     return TopicSpec(
         config.checkpoint_topic,
         1,
         config.checkpoint_replication_factor,
         {"cleanup.policy": "compact", "max.message.bytes": str(MAX_MESSAGE_BYTES)},
         at_least=("max.message.bytes",),
+        created_with={"message.timestamp.type": "LogAppendTime"},
     )
 
 
@@ -111,7 +114,9 @@ class TopicAdmin:
         missing = [spec for spec in specs if spec.name not in found]
         if not missing:
             return []
-        requested = [NewTopic(s.name, s.partitions, s.replication_factor, config=dict(s.config)) for s in missing]
+        requested = [
+            NewTopic(s.name, s.partitions, s.replication_factor, config={**s.config, **s.created_with}) for s in missing
+        ]
         futures = self._metadata.client.create_topics(
             requested, operation_timeout=DEADLINE_S, request_timeout=DEADLINE_S
         )

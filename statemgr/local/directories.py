@@ -125,16 +125,24 @@ class StoreDirectories:
 
         Raises: CorruptError when the directory does not hold exactly ``files``; DiskFull, MissingState.
         """
-        return self._adopt(staging, state_id, files, instead=False)
+        return self._adopt(staging, state_id, files, as_of, instead=False)
 
     def replace(
         self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes | None]]
     ) -> CommittedDirectory:
         """As the port says. Raises: as :meth:`adopt`."""
-        return self._adopt(staging, state_id, files, instead=True)
+        before = self._manifest(state_id)
+        as_of = before.as_of if isinstance(before, Manifest) else None
+        return self._adopt(staging, state_id, files, as_of, instead=True)
 
     def _adopt(
-        self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes | None]] | None, *, instead: bool
+        self,
+        staging: Path,
+        state_id: str,
+        files: Mapping[str, tuple[int, bytes | None]] | None,
+        as_of: Moment | None,
+        *,
+        instead: bool,
     ) -> CommittedDirectory:
         _check_state_id(state_id)
         owner = self._own()

@@ -130,6 +130,9 @@ class Checkpoint:
     attachments: tuple[Attachment, ...] = ()
     outstanding_ttl: tuple[OutstandingTtl, ...] = ()
     record_version: int = 2
+    #: When it was published by the broker's clock (epoch milliseconds); None where the topic does not say. Not part of
+    #: the encoded record.
+    published_ms: int | None = field(default=None, compare=False)
     input_topic_ids: Mapping[str, str] = field(default_factory=dict)
     serdes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     offset: int | None = field(default=None, compare=False)

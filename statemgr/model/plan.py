@@ -13,12 +13,15 @@ from statemgr.model.snapshot import DirIndex, FileIndex
 
 
 @dataclass(frozen=True, slots=True)
-class OlderState:
-    """What older retained checkpoints say of a state: a backend's marker of it, and the time of the newest checkpoint
-    that has it (epoch milliseconds, by the clock of the machine that made the checkpoint)."""
+class Successor:
+    """The first retained checkpoint after the wanted one in which a backend has gone on.
 
-    marker: Marker
-    checkpoint_ms: int
+    ``published_ms`` is the earliest time (epoch milliseconds) at which that may have happened: by the broker and by the
+    machine that made it. None where the broker's time is not known.
+    """
+
+    checkpoint_id: str
+    published_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,8 @@ class StorePlan:
     """How one store comes back: the factories to try in order, each with its marker, why others are not.
 
     An empty ``candidates`` with ``empty`` set means that the store starts empty, knowingly. ``older``: factory →
-    state ID → what older retained checkpoints say of it, where a restore may start from such a state.
+    state ID → the marker that older retained checkpoints have of it, where a restore may start from such a state.
+    ``successors``: factory → how it went on after the checkpoint, where it did.
     """
 
     store: str
@@ -34,7 +38,8 @@ class StorePlan:
     candidates: tuple[tuple[str, Marker], ...]
     skipped: Mapping[str, str]
     empty: bool = False
-    older: Mapping[str, Mapping[str, OlderState]] = field(default_factory=dict)
+    older: Mapping[str, Mapping[str, Marker]] = field(default_factory=dict)
+    successors: Mapping[str, Successor] = field(default_factory=dict)
 
 
 def plan_stores(
@@ -44,6 +49,7 @@ def plan_stores(
     durable: Mapping[str, bool],
     permissions: Permissions = NO_PERMISSIONS,
     older: Sequence[Checkpoint] = (),
+    newer: Sequence[Checkpoint] = (),
     job: str = "",
     task: str = "",
 ) -> list[StorePlan]:
@@ -53,7 +59,8 @@ def plan_stores(
         checkpoint: the current one, or None at the job's first start.
         restore_factories: store → factories in order of preference.
         durable: store → whether it is backed up at all; one that is not starts empty every time.
-        older: the checkpoints retained beside the current one, newest first.
+        older: the retained checkpoints before this one, newest first.
+        newer: the retained checkpoints after this one, oldest first, where it is not the current one.
 
     Raises:
         PermissionNeeded: a store that the checkpoint does not list, or one it lists that the config lacks.
@@ -88,20 +95,33 @@ def plan_stores(
                 store=store,
             )
         states = {factory: _older_states(store, factory, (checkpoint, *older)) for factory, _ in found}
-        plans.append(StorePlan(store, checkpoint.stores[store], tuple(found), skipped, older=states))
+        later = {factory: _successor(store, factory, marker, newer) for factory, marker in found}
+        successors = {factory: successor for factory, successor in later.items() if successor is not None}
+        state_id = checkpoint.stores[store]
+        plans.append(StorePlan(store, state_id, tuple(found), skipped, older=states, successors=successors))
     return plans
 
 
-def _older_states(store: str, factory: str, checkpoints: Sequence[Checkpoint]) -> dict[str, OlderState]:
+def _successor(store: str, factory: str, marker: Marker, newer: Sequence[Checkpoint]) -> Successor | None:
+    for checkpoint in newer:
+        if checkpoint.marker(factory, store) != marker:
+            at_ms = checkpoint.published_ms
+            if at_ms is not None:
+                at_ms = min(at_ms, checkpoint.checkpoint_id.millis)
+            return Successor(str(checkpoint.checkpoint_id), at_ms)
+    return None
+
+
+def _older_states(store: str, factory: str, checkpoints: Sequence[Checkpoint]) -> dict[str, Marker]:
     """State ID → its marker, of the checkpoints after the first. A version 1 among them ends it: older software wrote
     to the changelog meanwhile, with timestamps of its own."""
-    found: dict[str, OlderState] = {}
+    found: dict[str, Marker] = {}
     for newer, checkpoint in pairwise(checkpoints):
         marker = checkpoint.marker(factory, store)
         if 1 in (newer.record_version, checkpoint.record_version):
             break
         if marker is not None and store in checkpoint.stores:
-            found.setdefault(checkpoint.stores[store], OlderState(marker, checkpoint.checkpoint_id.millis))
+            found.setdefault(checkpoint.stores[store], marker)
     return found
 
 

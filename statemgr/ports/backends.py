@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 from statemgr.errors import RetryableError
 from statemgr.model.checkpoint import CheckpointRecord, Marker
 from statemgr.model.commit import ChangeSet, NumberedChanges, PreparedChanges
-from statemgr.model.plan import OlderState
+from statemgr.model.plan import Successor
 from statemgr.ports.kafka import Transaction
 from statemgr.ports.local import CommittedDirectory, FinishedDirectory
 
@@ -241,9 +241,10 @@ class SegmentBackupManager(BackupManager, Protocol):
 class RestoreRequest:
     """Bring the state that ``marker`` names into ``staging`` (which does not exist yet).
 
-    ``reusable`` directories may give files by hard link. ``older``: state ID → what older retained checkpoints say of
-    it; where such a state is among the reusable directories, a replay may start from it. ``leftovers`` are what earlier
-    tries left unfinished: files may be moved out of them, and nothing in them is what it seems before it is verified.
+    ``reusable`` directories may give files by hard link. ``older``: state ID → the marker that older retained
+    checkpoints have of it; where such a state is among the reusable directories, a replay may start from it.
+    ``leftovers`` are what earlier tries left unfinished: files may be moved out of them, and nothing in them is what it
+    seems before it is verified. ``successor``: how the backend went on after the marker, where it did.
     """
 
     identity: StoreIdentity
@@ -251,8 +252,9 @@ class RestoreRequest:
     staging: Path
     reusable: Sequence[CommittedDirectory]
     progress: Progress
-    older: Mapping[str, OlderState] = field(default_factory=dict)
+    older: Mapping[str, Marker] = field(default_factory=dict)
     leftovers: Sequence[Path] = ()
+    successor: Successor | None = None
 
 
 @dataclass(frozen=True, slots=True)

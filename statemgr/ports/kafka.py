@@ -143,3 +143,6 @@ class Changelog(Protocol):
 
     def changes(self, topic: str, partition: int, start: int, end: int) -> Iterator[ChangelogBatch]:
         """The same as :meth:`read`, for replays of millions of records: keys and values only. Raises: as that."""
+
+    def time_ms(self) -> int:
+        """The broker's time (epoch milliseconds), never earlier than it is: what the cleaner goes by."""

@@ -22,14 +22,14 @@ from statemgr.errors import CorruptBlob, MissingBlob, MissingState, StatemgrErro
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_id
 from statemgr.local import open_store
-from statemgr.local.clock import SystemClock, system_ids
+from statemgr.local.clock import SystemClock, moment, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.checkpoint import ChangelogMarker, IndexMarker, Marker
 from statemgr.model.commit import Change, PreparedChanges
-from statemgr.model.plan import OlderState
 from statemgr.phases import Phase, observed
 from statemgr.ports import (
     Clock,
+    CommittedDirectory,
     FinishedDirectory,
     PreparedBackup,
     Restored,
@@ -118,7 +118,7 @@ class _Job:
             staging,
             [local.directory for local in older],
             lambda what, done, total: None,
-            {local.directory.state_id: OlderState(local.marker, local.checkpoint_ms) for local in older},
+            {local.directory.state_id: local.marker for local in older},
         )
         context = replace(self.context, clock=clock) if clock else self.context
         restored = self.backend(context).restore_manager().restore(request)
@@ -129,33 +129,39 @@ class _Job:
         finally:
             store.close()
 
-    def keep(self, marker: Marker, age_ms: int = 0) -> _Local:
-        """Restore a marker into a local directory, as a checkpoint of that age had left it here."""
+    def keep(self, marker: Marker) -> _Local:
+        """Restore a marker, which is the newest, into a local directory."""
+        as_of = moment(self.context.clock)
         directories = StoreDirectories(self.directory / "local", self.context.clock, self.context.ids)
         staging = directories.staging()
         request = RestoreRequest(self.identity, marker, staging, (), lambda what, done, total: None)
         restored = self.backend().restore_manager().restore(request)
-        committed = directories.adopt(staging, f"state-{self.context.ids.token()}", restored.files)
-        return _Local(committed, marker, self.context.clock.time_ns() // 1_000_000 - age_ms)
+        committed = directories.adopt(staging, f"state-{self.context.ids.token()}", restored.files, as_of)
+        return _Local(committed, marker)
 
 
 @dataclass(frozen=True)
 class _Local:
     """A local directory of an older checkpoint."""
 
-    directory: FinishedDirectory
+    directory: CommittedDirectory
     marker: Marker
-    checkpoint_ms: int
 
 
 class _Jumping(SystemClock):
-    """A clock that is two days ahead from the second look on."""
+    """Clocks that are two days ahead from the second look on."""
 
-    looks = 0
+    def __init__(self, *, monotonic: bool = True) -> None:
+        super().__init__()
+        self._jumps = monotonic
+        self._looks = 0
 
     def time_ns(self) -> int:
-        self.looks += 1
-        return super().time_ns() + (2 * _DAY_MS * 1_000_000 if self.looks > 1 else 0)
+        self._looks += 1
+        return super().time_ns() + (2 * _DAY_MS * 1_000_000 if self._looks > 1 else 0)
+
+    def monotonic(self) -> float:
+        return super().monotonic() + (2 * _DAY_MS / 1000 if self._jumps and self._looks > 0 else 0)
 
 
 def _context(config: JobConfig, directory: Path) -> Iterator[BackendContext]:
@@ -461,8 +467,8 @@ def test_a_replay_continues_the_newest_local_directory(make_job: Callable[..., _
     here = make_job(stores__totals__type=kind)
     first = here.commit(None, whole={b"k%d" % n: b"1" for n in range(100)})
     second = here.commit(first, (b"k1", None), (b"k2", b"2"))
-    third = here.commit(second, (b"k3", None), (b"k2", None), (b"k1", b"3"), (b"new", b"3"))
     older = [here.keep(first), here.keep(second)]
+    third = here.commit(second, (b"k3", None), (b"k2", None), (b"k1", b"3"), (b"new", b"3"))
     state, restored = here.restore(third, older)
     whole, replayed = here.restore(third)
     assert state == whole
@@ -482,8 +488,8 @@ def test_what_a_replay_continues_stays_as_it_was(make_job: Callable[..., _Job]) 
     """The older directory is copied by hard links, and still has its own state afterwards."""
     here = make_job(stores__totals__type="rocksdb")
     first = here.commit(None, whole={b"a": b"1", b"b": b"1"})
-    second = here.commit(first, (b"a", None))
     older = here.keep(first)
+    second = here.commit(first, (b"a", None))
     assert here.restore(second, [older])[0] == {b"b": b"1"}
     assert here.restore(first, [older]) == ({b"a": b"1", b"b": b"1"}, Restored(None, bytes_reused=_size(older)))
 
@@ -512,12 +518,15 @@ def test_a_delete_that_was_compacted_away_is_not_brought_back(make_job: Callable
     assert restored.bytes_reused == 0
 
 
-def test_a_replay_that_takes_too_long_starts_anew(make_job: Callable[..., _Job]) -> None:
-    """The horizon counts at the end of the replay: the cleaner works meanwhile."""
+@pytest.mark.parametrize("monotonic", [True, False])
+def test_a_replay_that_takes_too_long_starts_anew(make_job: Callable[..., _Job], monotonic: bool) -> None:
+    """The horizon counts at the end of the replay: the cleaner works meanwhile. A wall clock that was set meanwhile
+    contradicts the monotonic one, and is no reason to take the shortcut either (FAULT 54)."""
     here = make_job()
     base = here.commit(None, whole={b"a": b"1", b"b": b"1"})
+    older = here.keep(base)
     marker = here.commit(base, (b"a", None))
-    state, restored = here.restore(marker, [here.keep(base)], clock=_Jumping())
+    state, restored = here.restore(marker, [older], clock=_Jumping(monotonic=monotonic))
     assert state == {b"b": b"1"}
     assert (restored.records, restored.bytes_reused) == (3, 0)
 

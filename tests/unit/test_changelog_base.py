@@ -9,24 +9,27 @@ import pytest
 
 from statemgr.backends.changelog_base import newest_base
 from statemgr.model.checkpoint import BlobRef, ChangelogMarker, IndexMarker, Marker
-from statemgr.model.plan import OlderState
-from statemgr.ports import CommittedDirectory
+from statemgr.ports import CommittedDirectory, Moment
 
-_NOW_MS = 1_700_000_000_000
-_HOUR_MS = 3_600_000
-_SETTINGS = {"delete.retention.ms": str(_HOUR_MS)}
+_HOUR_S = 3600.0
+_DAYS_MS = 3 * 24 * 3_600_000
+_NOW = Moment("this run", 1_000_000.0, 1_700_000_000_000)
+_SETTINGS = {"delete.retention.ms": "3600000"}
 _MARKER = ChangelogMarker("totals", "id", 3, 100)
 
 
-def _start(older: dict[str, OlderState], settings: dict[str, str] = _SETTINGS) -> int | None:
+def _start(
+    older: dict[str, Marker], age_s: float = 0.0, settings: dict[str, str] = _SETTINGS, now: Moment = _NOW
+) -> int | None:
     """The offset that a replay to the marker starts at, with a local directory of every state; None: all of it."""
-    local = [CommittedDirectory(state, Path(state), {}) for state in ("a", "b", "c")]
-    base = newest_base(_MARKER, local, older, settings, _NOW_MS)
+    as_of = Moment(_NOW.boot, _NOW.monotonic_s - age_s, _NOW.wall_ms - int(age_s * 1000))
+    local = [CommittedDirectory(state, Path(state), {}, as_of) for state in ("a", "b", "c")]
+    base = newest_base(_MARKER, local, older, settings, now)
     return None if base is None else base.offset
 
 
-def _at(offset: int, age_ms: int = 0) -> OlderState:
-    return OlderState(replace(_MARKER, offset=offset), _NOW_MS - age_ms)
+def _at(offset: int) -> Marker:
+    return replace(_MARKER, offset=offset)
 
 
 def test_the_shortest_replay_is_taken() -> None:
@@ -37,12 +40,28 @@ def test_the_shortest_replay_is_taken() -> None:
 
 
 def test_deletes_must_still_be_there() -> None:
-    """An older checkpoint counts until a delete after it may be compacted away, clocks that differ allowed for."""
-    margin_ms = 60_000
-    assert _start({"a": _at(10, _HOUR_MS - margin_ms - 1)}) == 10
-    assert _start({"a": _at(10, _HOUR_MS - margin_ms)}) is None
-    assert _start({"a": _at(10)}, {"delete.retention.ms": "0"}) is None
-    assert _start({"a": _at(10)}, {}) is None
+    """An older state counts until a delete after it may be compacted away, with a margin."""
+    assert _start({"a": _at(10)}, _HOUR_S - 61) == 10
+    assert _start({"a": _at(10)}, _HOUR_S - 59) is None
+    assert _start({"a": _at(10)}, settings={"delete.retention.ms": "0"}) is None
+    assert _start({"a": _at(10)}, settings={}) is None
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        replace(_NOW, wall_ms=_NOW.wall_ms - _DAYS_MS),
+        replace(_NOW, wall_ms=_NOW.wall_ms + _DAYS_MS),
+        replace(_NOW, boot="another run"),
+        replace(_NOW, boot=""),
+        replace(_NOW, monotonic_s=_NOW.monotonic_s - 1),
+    ],
+)
+def test_clocks_that_contradict_each_other_are_no_shortcut(now: Moment) -> None:
+    """FAULT 54: a wall clock that was set, a machine that was suspended or started again: all of it is replayed."""
+    assert _start({"a": _at(10)}, now=now) is None
+    local = [CommittedDirectory("a", Path("a"), {})]
+    assert newest_base(_MARKER, local, {"a": _at(10)}, _SETTINGS, _NOW) is None, "nobody knows how old it is"
 
 
 _OTHERS: dict[str, Marker] = {
@@ -58,11 +77,11 @@ _OTHERS: dict[str, Marker] = {
 @pytest.mark.parametrize("kind", sorted(_OTHERS))
 def test_a_state_of_another_changelog_is_not_continued(kind: str) -> None:
     """Offsets mean something only within one topic."""
-    assert _start({"a": OlderState(_OTHERS[kind], _NOW_MS)}) is None
+    assert _start({"a": _OTHERS[kind]}) is None
 
 
 def test_without_a_topic_id_nothing_is_known() -> None:
     """A version 1 marker could be of a topic that was made anew since."""
     old = replace(_MARKER, topic_id=None)
-    state = OlderState(replace(old, offset=10), _NOW_MS)
-    assert newest_base(old, [CommittedDirectory("a", Path("a"), {})], {"a": state}, _SETTINGS, _NOW_MS) is None
+    local = [CommittedDirectory("a", Path("a"), {}, _NOW)]
+    assert newest_base(old, local, {"a": replace(old, offset=10)}, _SETTINGS, _NOW) is None

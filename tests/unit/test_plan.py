@@ -10,7 +10,7 @@ from statemgr.errors import MissingState, PermissionNeeded
 from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint
 from statemgr.model.permissions import Permissions
-from statemgr.model.plan import OlderState, plan_files, plan_stores
+from statemgr.model.plan import Successor, plan_files, plan_stores
 from statemgr.model.snapshot import DirIndex
 from tests import model_samples as sample
 
@@ -137,8 +137,8 @@ def test_older_checkpoints_tell_of_their_states() -> None:
     (plan,) = plan_stores(_older(40, "c"), {"totals": BOTH[1:]}, durable={"totals": True}, older=older)
     assert plan.older == {
         "kafka-changelog": {
-            "b": OlderState(ChangelogMarker("totals", "id", 0, 30), 30),
-            "a": OlderState(ChangelogMarker("totals", "id", 0, 10), 10),
+            "b": ChangelogMarker("totals", "id", 0, 30),
+            "a": ChangelogMarker("totals", "id", 0, 10),
         }
     }
 
@@ -154,3 +154,21 @@ def test_older_software_ends_what_older_checkpoints_tell(versions: tuple[int, ..
     ]
     (plan,) = plan_stores(current, {"totals": BOTH[1:]}, durable={"totals": True}, older=older)
     assert list(plan.older["kafka-changelog"]) == list(states)
+
+
+def test_what_followed_an_older_checkpoint() -> None:
+    """FAULT 53: per factory, the first newer checkpoint in which it has gone on, at the earliest time that it may have
+    done so; one that only repeats the marker does not count."""
+    same = replace(_older(10, "a"), checkpoint_id=CheckpointId(15, 0), published_ms=15)
+    newer = [same, _older(20, "b", published_ms=25), _older(30, "c", published_ms=20)]
+
+    def successors(*after: Checkpoint) -> object:
+        return plan_stores(_older(10, "a"), {"totals": BOTH[1:]}, durable={"totals": True}, newer=after)[0].successors
+
+    assert successors() == successors(same) == {}
+    assert successors(*newer) == {"kafka-changelog": Successor("20-000000", 20)}
+    assert successors(newer[2]) == {"kafka-changelog": Successor("30-000000", 20)}
+    unknown = _older(20, "b")
+    assert successors(same, unknown, newer[2]) == {"kafka-changelog": Successor("20-000000", None)}
+    gone = _older(20, "b", state_checkpoint_markers={}, published_ms=20)
+    assert successors(gone) == {"kafka-changelog": Successor("20-000000", 20)}
