@@ -31,6 +31,7 @@ from statemgr.backends.segment_log import Materialized, SegmentLog
 from statemgr.backends.shared_segments import Read, SharedSegments
 from statemgr.backends.snapshot_offers import Offer, Offers, history_of
 from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
+from statemgr.local.clock import moment
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobRef, ChainMarker, IndexMarker, Marker
 from statemgr.model.codec import encode_chain
@@ -38,7 +39,7 @@ from statemgr.model.commit import NumberedChanges, PreparedChanges
 from statemgr.model.record_size import inline_chain_limit
 from statemgr.model.segment import encode_segment, write_segment
 from statemgr.phases import Phase, announce
-from statemgr.ports import Backlog, PreparedBackup, StagedChanges, StoreIdentity, StoreSnapshot
+from statemgr.ports import Backlog, Moment, PreparedBackup, StagedChanges, StoreIdentity, StoreSnapshot
 
 log = logging.getLogger(__name__)
 #: Bytes of changes up to which a segment may travel inside its chain.
@@ -159,13 +160,13 @@ class ChainBackup:
         if published is None:
             segments.start_anew()
             return self._filled(snapshot, segments, None, changes.end)
-        segments.continue_from(published, changes, self._now_ms())
+        segments.continue_from(published, changes, self._now())
         if snapshot.materialize:
             return self._filled(snapshot, segments, published.snapshot, segments.number_of(changes.end))
         pending, first = segments.unpersisted(changes)
         if segments.waiting is None:
             self._take_offer(identity, segments, published)
-        taken = segments.snapshot_for(changes, self._now_ms())
+        taken = segments.snapshot_for(changes, self._now())
         newest, blobs = taken if taken is not None else (published.snapshot, ())
         stored = segments.stored_after(newest.end)
         kept = {segment.blob.blob_id for segment in stored if segment.blob}
@@ -177,7 +178,7 @@ class ChainBackup:
 
     def _take_offer(self, identity: StoreIdentity, segments: SegmentLog, published: SegmentChain) -> None:
         """Begin with the snapshot that is offered on this machine, if all its blobs are still there."""
-        offer = self._offers.find(identity, published, self._now_ms())
+        offer = self._offers.find(identity, published, self._now())
         if offer is None:
             return
         for blob, error in self._context.transfer().absent(offer.blobs).items():
@@ -186,7 +187,7 @@ class ChainBackup:
             log.warning("%s/%s: an offered snapshot has lost %s", identity.task, identity.store, blob)
             self._offers.take_back(identity)
             return
-        segments.begin_with(offer.snapshot, offer.base, offer.blobs, offer.stored_ms)
+        segments.begin_with(offer.snapshot, offer.base, offer.blobs, offer.stored)
 
     def _filled(self, snapshot: StoreSnapshot, segments: SegmentLog, base: ChainSnapshot | None, end: int) -> _Draft:
         """The state as a snapshot that is stored now, without segments."""
@@ -246,7 +247,7 @@ class ChainBackup:
             refs = [marker.blob, *(segment.blob for segment in chain.segments)]
             size += sum(ref.size for ref in refs if ref is not None and ref.blob_id == stored.blob_id)
             if draft.changes.count:
-                draft.log.persisted(chain.segments[-1], self._now_ms())
+                draft.log.persisted(chain.segments[-1], self._now())
             if stored.shared:
                 self._shared.stored(stored.blob_id, draft.snapshot.identity, chain.end)
         self._chains.remember(marker, chain)
@@ -274,11 +275,11 @@ class ChainBackup:
     def backlog(self, identity: StoreIdentity, marker: Marker, origin: object | None = None) -> Backlog:
         """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
         chain = self._chains.get(self._context.transfer(), identity, marker)
-        now_ms = self._now_ms()
+        now = self._now()
         if origin is None:
-            found: object = self._offers.find(identity, chain, now_ms)
+            found: object = self._offers.find(identity, chain, now)
         else:
-            found = self._log(origin).usable(chain, now_ms)
+            found = self._log(origin).usable(chain, now)
         return Backlog(len(chain.segments), sum(segment.size for segment in chain.segments), found is not None)
 
     def snapshot_made_ms(self, identity: StoreIdentity, marker: Marker) -> int:
@@ -289,23 +290,23 @@ class ChainBackup:
     def materialize(self, snapshot: StoreSnapshot, base: Marker) -> None:
         """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
         changes, published = snapshot.changes, self._chains.get(self._context.transfer(), snapshot.identity, base)
-        before, began_ms = published.snapshot.index, self._now_ms()
+        before, began = published.snapshot.index, self._now()
         index, stored = self._store_snapshot(snapshot, before)
         self._log(changes.origin).waiting = Materialized(
-            index, snapshot.state_id, changes.end, changes.moment, before, stored.added_blobs, began_ms
+            index, snapshot.state_id, changes.end, changes.moment, before, stored.added_blobs, began
         )
 
     def offer(self, snapshot: StoreSnapshot, marker: Marker) -> None:
         """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
-        identity, began_ms = snapshot.identity, self._now_ms()
+        identity, began = snapshot.identity, self._now()
         published = self._chains.get(self._context.transfer(), identity, marker)
         with self._offers.making(identity) as is_free:
-            if not is_free or self._offers.find(identity, published, began_ms) is not None:
+            if not is_free or self._offers.find(identity, published, began) is not None:
                 return
             base = published.snapshot.index
             index, stored = self._store_snapshot(snapshot, base)
             made = ChainSnapshot(index, snapshot.state_id, published.end)
-            offer = Offer(made, base, history_of(published.segments), tuple(stored.added_blobs), began_ms)
+            offer = Offer(made, base, history_of(published.segments), tuple(stored.added_blobs), began)
             self._offers.make(identity, offer)
 
     def _store_snapshot(self, snapshot: StoreSnapshot, base: BlobRef | None) -> tuple[BlobRef, PreparedBackup]:
@@ -375,6 +376,9 @@ class ChainBackup:
     def _log(self, origin: object) -> SegmentLog:
         with self._lock:
             return self._logs.setdefault(origin, SegmentLog())
+
+    def _now(self) -> Moment:
+        return moment(self._context.clock)
 
     def _now_ms(self) -> int:
         return self._context.clock.time_ns() // 1_000_000

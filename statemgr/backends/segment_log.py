@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, truncated
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.commit import NumberedChanges
+from statemgr.ports import Moment
 
-#: Milliseconds for which what was stored may wait for a publish: less than half of the shortest grace period, after
+#: Seconds for which what was stored may wait for a publish: less than half of the shortest grace period, after
 #: which a collection might take it.
-REUSE_MS = 6 * 3600 * 1000
+REUSE_S = 6 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Materialized:
     only a commit that was frozen after that may begin with it, one of a later ``moment``.
 
     ``base``: the index that it was diffed against, whose blobs it shares. ``blobs`` were added for it, from
-    ``stored_ms`` on (epoch milliseconds).
+    ``stored`` on.
     """
 
     index: BlobRef
@@ -38,7 +39,7 @@ class Materialized:
     moment: int
     base: BlobRef
     blobs: tuple[str, ...]
-    stored_ms: int
+    stored: Moment
 
 
 @dataclass
@@ -50,16 +51,16 @@ class SegmentLog:
     """
 
     chain: SegmentChain | None = None
-    durable: list[tuple[ChainSegment, int]] = field(default_factory=list)
+    durable: list[tuple[ChainSegment, Moment]] = field(default_factory=list)
     waiting: Materialized | None = None
     _offset: int = 0
 
-    def continue_from(self, chain: SegmentChain, changes: NumberedChanges, now_ms: int) -> None:
+    def continue_from(self, chain: SegmentChain, changes: NumberedChanges, now: Moment) -> None:
         """The next commit continues a published chain. What that has already, or what waited too long, is let go."""
         self.chain = chain
         self._offset = chain.end - changes.first
         kept = [(s, at) for s, at in self.durable if s.first >= chain.end]
-        self.durable = kept if all(is_young(at, now_ms) for _, at in kept) else []
+        self.durable = kept if all(is_young(at, now) for _, at in kept) else []
 
     def start_anew(self) -> None:
         """The next commit fills the backend: nothing of what was stored before counts."""
@@ -81,26 +82,26 @@ class SegmentLog:
         end = self.durable[-1][0].end if self.durable else self.chain.end
         return changes.since(end - self._offset), end
 
-    def persisted(self, segment: ChainSegment, now_ms: int) -> None:
+    def persisted(self, segment: ChainSegment, now: Moment) -> None:
         """A segment was stored: if the commit that it was made for fails, the next one uses it again."""
-        self.durable.append((segment, now_ms))
+        self.durable.append((segment, now))
 
-    def usable(self, chain: SegmentChain, now_ms: int) -> Materialized | None:
+    def usable(self, chain: SegmentChain, now: Moment) -> Materialized | None:
         """The snapshot that waits, unless the published chain stands on another one by now, or it waited too long."""
         waiting = self.waiting
-        if waiting is None or waiting.base != chain.snapshot.index or not is_young(waiting.stored_ms, now_ms):
+        if waiting is None or waiting.base != chain.snapshot.index or not is_young(waiting.stored, now):
             return None
         return waiting
 
-    def begin_with(self, snapshot: ChainSnapshot, base: BlobRef, blobs: tuple[str, ...], stored_ms: int) -> None:
+    def begin_with(self, snapshot: ChainSnapshot, base: BlobRef, blobs: tuple[str, ...], stored: Moment) -> None:
         """The next commit takes a snapshot up of a state that is in the published chain."""
         end = snapshot.end - self._offset
-        self.waiting = Materialized(snapshot.index, snapshot.state_id, end, -1, base, blobs, stored_ms)
+        self.waiting = Materialized(snapshot.index, snapshot.state_id, end, -1, base, blobs, stored)
 
-    def snapshot_for(self, changes: NumberedChanges, now_ms: int) -> tuple[ChainSnapshot, tuple[str, ...]] | None:
+    def snapshot_for(self, changes: NumberedChanges, now: Moment) -> tuple[ChainSnapshot, tuple[str, ...]] | None:
         """The snapshot that a commit of these changes takes up, and its blobs; None when the published one stays."""
         assert self.chain is not None
-        waiting = self.usable(self.chain, now_ms)
+        waiting = self.usable(self.chain, now)
         if waiting is None or waiting.moment >= changes.moment:
             return None
         return ChainSnapshot(waiting.index, waiting.state_id, self.number_of(waiting.end)), waiting.blobs
@@ -111,6 +112,7 @@ class SegmentLog:
         return truncated((*self.chain.segments, *(segment for segment, _ in self.durable)), number)
 
 
-def is_young(stored_ms: int, now_ms: int) -> bool:
-    """Whether what was stored may still be published."""
-    return abs(now_ms - stored_ms) < REUSE_MS
+def is_young(stored: Moment, now: Moment) -> bool:
+    """Whether what was stored may still be published. Not where nobody knows how long ago that was."""
+    age_s = now.seconds_since(stored)
+    return age_s is not None and age_s < REUSE_S

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from statemgr.local.owners import exclusive_if_free
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
-from statemgr.ports import StoreIdentity
+from statemgr.ports import Moment, StoreIdentity
 
 log = logging.getLogger(__name__)
 _FILE = "snapshot.offer"
@@ -41,16 +41,16 @@ class Offer:
         history: the segments on top of the base that it has (:func:`history_of`): numbers alone do not tell two
             histories apart.
         blobs: what was added for it.
-        stored_ms: when that was begun, in epoch milliseconds.
+        stored: when that was begun.
     """
 
     snapshot: ChainSnapshot
     base: BlobRef
     history: bytes
     blobs: tuple[str, ...]
-    stored_ms: int
+    stored: Moment
 
-    def fits(self, chain: SegmentChain, now_ms: int) -> bool:
+    def fits(self, chain: SegmentChain, now: Moment) -> bool:
         """Whether a commit that continues the chain may begin with the snapshot."""
         covered = [segment for segment in chain.segments if segment.end <= self.snapshot.end]
         return (
@@ -58,7 +58,7 @@ class Offer:
             and bool(covered)
             and covered[-1].end == self.snapshot.end
             and history_of(covered) == self.history
-            and is_young(self.stored_ms, now_ms)
+            and is_young(self.stored, now)
         )
 
 
@@ -93,7 +93,7 @@ class Offers:
         except OSError as error:
             log.warning("a snapshot is not offered on this machine: %s", error)
 
-    def find(self, identity: StoreIdentity, chain: SegmentChain, now_ms: int) -> Offer | None:
+    def find(self, identity: StoreIdentity, chain: SegmentChain, now: Moment) -> Offer | None:
         """The offer that fits a published chain."""
         try:
             levels.check(self._context.task_directory(identity.task), identity.store)
@@ -103,7 +103,7 @@ class Offers:
             offer = _from_json(json.loads(text))
         except (OSError, InvalidError, ValueError, KeyError, TypeError):
             return None
-        return offer if offer.fits(chain, now_ms) else None
+        return offer if offer.fits(chain, now) else None
 
     def take_back(self, identity: StoreIdentity) -> None:
         """An offer turned out to be of no use."""
@@ -121,7 +121,7 @@ def _to_json(offer: Offer) -> dict[str, Any]:
         "base": _ref(offer.base),
         "history": offer.history.hex(),
         "blobs": offer.blobs,
-        "stored_ms": offer.stored_ms,
+        "stored": astuple(offer.stored),
     }
 
 
@@ -132,7 +132,7 @@ def _from_json(found: dict[str, Any]) -> Offer:
         _blob(found["base"]),
         bytes.fromhex(found["history"]),
         tuple(found["blobs"]),
-        found["stored_ms"],
+        Moment(*found["stored"]),
     )
 
 

@@ -9,12 +9,16 @@ either published already (and marked), or never will be.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, RetryableError
 from statemgr.ids import IdSource, attempt_millis
 from statemgr.model.commit import PreparedCommit
 
 _DAY_MS = 24 * 3600 * 1000
+#: The clocks of two machines may differ by this much without anybody being asked.
+_CLOCKS_DIFFER_MS = 10 * 60 * 1000
 
 
 def shortest_grace_ms(config: JobConfig) -> int:
@@ -34,16 +38,25 @@ def chosen_grace_ms(config: JobConfig, wanted_ms: int | None) -> int:
     return shortest if wanted_ms is None else wanted_ms
 
 
-def check_young(config: JobConfig, ids: IdSource, commit: PreparedCommit) -> None:
-    """Before a publish; the age is by the clock that IDs come from.
+def check_young(
+    config: JobConfig, ids: IdSource, commit: PreparedCommit, age_in_store: Callable[[Collection[str]], int]
+) -> None:
+    """Before a publish. The clocks of the machines that began the commit and that publishes it give its age; where they
+    make it old, or younger than now, the blob store is asked, whose clock a collection goes by.
+
+    Args:
+        age_in_store: how long ago the oldest of some blobs was written, in milliseconds by the store's own clock.
 
     Raises: RetryableError when a collection might take what the commit has uploaded.
     """
     began_ms = attempt_millis(commit.attempt)
     if not commit.added_blobs or began_ms is None:
         return
+    limit_ms = shortest_grace_ms(config) // 2
     age_ms = ids.time_ns() // 1_000_000 - began_ms
-    if age_ms > shortest_grace_ms(config) // 2:
+    if not -_CLOCKS_DIFFER_MS < age_ms <= limit_ms:
+        age_ms = age_in_store(commit.added_blobs)
+    if age_ms > limit_ms:
         raise RetryableError(
             f"the commit was begun {age_ms // 1000} s ago: its blobs may be collected as garbage any time",
             hint="its changes are in the next one; make batches smaller, or mend this machine's clock",

@@ -17,7 +17,7 @@ Where the brokers had forgotten the transactional ID, steps 1 to 6 are taken a s
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -98,7 +98,7 @@ def _publish(
             check_offsets(commit.input_offsets, task=commit.task)
             check_inputs(parts.config, Inputs(commit.input_offsets))
         _check(parts, published, commit)
-        check_young(parts.config, parts.ids, commit)
+        check_young(parts.config, parts.ids, commit, partial(_age_in_store, parts))
     staged = {commit.task: _stage(parts, published, commit) for commit in commits}  # 2
     checkpoint_id = parts.ids.checkpoint_id()
     sequence = 1 + published.newest_sequence
@@ -261,3 +261,9 @@ def _record(parts: Parts, published: Published, commit: PreparedCommit, checkpoi
     if before is not None:
         return replace(before.followed_by(checkpoint, parts.config.retained), layout=published.layout)
     return CheckpointRecord(commit.job_name, commit.job_id, commit.task, published.layout, (checkpoint,))
+
+
+def _age_in_store(parts: Parts, blob_ids: Collection[str]) -> int:
+    blobs = parts.blobs()
+    oldest_ms = min(blobs.stat(blob_id).modified_ms for blob_id in blob_ids)
+    return blobs.time_ms() - oldest_ms

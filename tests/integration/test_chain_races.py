@@ -24,6 +24,7 @@ from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
 from statemgr.local.rocksdb import RocksDbStore
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.phases import Phase, observed
+from statemgr.ports import Moment
 from statemgr.reader import JobReader
 from tests.commits import TASK, blob_files, commit, current, failing, referenced
 from tests.integration.test_blob_changelog import (
@@ -397,15 +398,20 @@ def test_size_beside_a_spill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_old_blobs_of_a_long_materialisation(kafka: KafkaServer, tmp_path: Path) -> None:
     """A publish refers to no blob that was uploaded more than half the shortest grace period ago."""
     config = config_of(kafka, tmp_path)
-    hours = 3600 * 1000
+    hours = 3600
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
         task.commit({})
         task.store("totals").put(b"a", BIG)
         task.commit({"orders-0": 1})
         backup: ChainBackup = task._parts.backup_manager(FACTORY)  # type: ignore[assignment]
-        now, late = backup._now_ms, [0]
-        backup._now_ms = lambda: now() + late[0]  # type: ignore[method-assign]
+        now, late = backup._now, [0]
+
+        def later() -> Moment:
+            moment = now()
+            return Moment(moment.boot, moment.monotonic_s + late[0], moment.wall_ms + late[0] * 1000)
+
+        backup._now = later  # type: ignore[method-assign]
 
         def slow(phase: Phase, _: str) -> None:
             if phase is Phase.PUT_INDEX:

@@ -466,11 +466,21 @@ def prepared(job: Job, age_s: float, *, added: bool = True) -> PreparedCommit:
 
 
 def test_a_commit_that_is_too_old_is_not_published(job: Job) -> None:
-    """FAULT 38, protocol 8: a publish refers to blobs younger than half the grace period, or to none of its own."""
-    check_young(job.config, IdSource(job.clock.time_ns, str), prepared(job, DAY_S / 2 - 1))
-    check_young(job.config, IdSource(job.clock.time_ns, str), prepared(job, 10 * DAY_S, added=False))
+    """FAULTS 38 and 54, protocol 8: a publish refers to blobs younger than half the grace period, or to none of its
+    own."""
+
+    def check(commit: PreparedCommit, age_in_store_s: float) -> None:
+        check_young(job.config, IdSource(job.clock.time_ns, str), commit, lambda _: int(age_in_store_s * 1000))
+
+    check(prepared(job, DAY_S / 2 - 1), 10 * DAY_S)
+    check(prepared(job, 10 * DAY_S, added=False), 10 * DAY_S)
     with pytest.raises(RetryableError, match="garbage"):
-        check_young(job.config, IdSource(job.clock.time_ns, str), prepared(job, DAY_S / 2 + 1))
+        check(prepared(job, DAY_S / 2 + 1), DAY_S / 2 + 1)
+    # clocks that are off by days: the blob store's decides
+    for skew_s in (-3 * DAY_S, 3 * DAY_S):
+        check(prepared(job, skew_s), 60)
+        with pytest.raises(RetryableError, match="garbage"):
+            check(prepared(job, skew_s), DAY_S / 2 + 1)
 
 
 # --- TTLs, order, numbers -----------------------------------------------------------------------------------

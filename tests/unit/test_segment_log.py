@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from statemgr.backends.segment_log import REUSE_MS, Materialized, SegmentLog
+from statemgr.backends.segment_log import REUSE_S, Materialized, SegmentLog
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobRef
+from statemgr.ports import Moment
 
+NOW, LATE = Moment("run", 0.0, 0), Moment("run", float(REUSE_S), REUSE_S * 1000)
 INDEX, NEWER = BlobRef("j/1/a/index", 1, bytes(16)), BlobRef("j/1/b/index", 1, bytes(16))
 
 
@@ -38,7 +40,7 @@ def ranges(segments: Sequence[ChainSegment]) -> list[tuple[int, int]]:
 def test_numbers_go_on_where_the_published_chain_ends(tmp_path: Path) -> None:
     """A store that was opened at change 100 writes change 100 next, whatever it counts itself."""
     log, changes = SegmentLog(), frozen(ChangeBuffer(tmp_path, 1000), b"a", b"b")
-    log.continue_from(chain(90, (90, 100)), changes, 0)
+    log.continue_from(chain(90, (90, 100)), changes, NOW)
     pending, first = log.unpersisted(changes)
     assert (first, log.number_of(changes.end), list(pending)) == (100, 102, list(changes))
 
@@ -47,49 +49,49 @@ def test_a_stored_segment_is_not_written_again(tmp_path: Path) -> None:
     """C2: after a failed commit only what came later is written; once published, nothing is left over."""
     log, buffer = SegmentLog(), ChangeBuffer(tmp_path, 1000)
     base = chain(0)
-    log.continue_from(base, frozen(buffer, b"a"), 0)
-    log.persisted(segment(0, 1), 0)
+    log.continue_from(base, frozen(buffer, b"a"), NOW)
+    log.persisted(segment(0, 1), NOW)
     changes = frozen(buffer, b"b")
-    log.continue_from(base, changes, 0)
+    log.continue_from(base, changes, NOW)
     pending, first = log.unpersisted(changes)
     assert (first, list(pending)) == (1, [(b"b", b"")])
     assert ranges(log.stored_after(0)) == [(0, 1)]
     buffer.acknowledge(changes)
-    log.continue_from(chain(0, (0, 1), (1, 2)), frozen(buffer), 0)
+    log.continue_from(chain(0, (0, 1), (1, 2)), frozen(buffer), NOW)
     assert log.durable == []
 
 
 def test_what_waited_too_long_is_written_again(tmp_path: Path) -> None:
     """FAULT 38: a segment or a snapshot that a collection might have taken is not published."""
     log, buffer, base = SegmentLog(), ChangeBuffer(tmp_path, 1000), chain(0)
-    log.continue_from(base, frozen(buffer, b"a"), 0)
-    log.persisted(segment(0, 1), 0)
-    log.waiting = Materialized(NEWER, "new", 1, 0, INDEX, (), 0)
+    log.continue_from(base, frozen(buffer, b"a"), NOW)
+    log.persisted(segment(0, 1), NOW)
+    log.waiting = Materialized(NEWER, "new", 1, 0, INDEX, (), NOW)
     changes = frozen(buffer)
-    log.continue_from(base, changes, REUSE_MS)
+    log.continue_from(base, changes, LATE)
     assert log.unpersisted(changes)[1] == 0
-    assert log.snapshot_for(changes, REUSE_MS) is None
+    assert log.snapshot_for(changes, LATE) is None
 
 
 def test_a_snapshot_is_taken_up_by_a_later_commit_alone(tmp_path: Path) -> None:
     """C1: not by the commit that was frozen before it, and never by one on another base."""
     log, buffer = SegmentLog(), ChangeBuffer(tmp_path, 1000)
     base, before = chain(40, (40, 50)), frozen(buffer, b"a")
-    log.continue_from(base, before, 0)
+    log.continue_from(base, before, NOW)
     mark = buffer.mark(buffer.seal())
-    log.waiting = Materialized(NEWER, "new", mark.end, mark.moment, INDEX, ("x",), 0)
-    assert log.snapshot_for(before, 0) is None
+    log.waiting = Materialized(NEWER, "new", mark.end, mark.moment, INDEX, ("x",), NOW)
+    assert log.snapshot_for(before, NOW) is None
     after = frozen(buffer, b"b")
-    assert log.snapshot_for(after, 0) == (ChainSnapshot(NEWER, "new", 51), ("x",))
-    log.continue_from(chain(40, (40, 50), index=NEWER), after, 0)
-    assert log.snapshot_for(after, 0) is None
+    assert log.snapshot_for(after, NOW) == (ChainSnapshot(NEWER, "new", 51), ("x",))
+    log.continue_from(chain(40, (40, 50), index=NEWER), after, NOW)
+    assert log.snapshot_for(after, NOW) is None
 
 
 def test_a_fill_forgets_what_was_stored(tmp_path: Path) -> None:
     """Invariant 4: a backend that is filled anew continues nothing of before."""
     log, buffer = SegmentLog(), ChangeBuffer(tmp_path, 1000)
-    log.continue_from(chain(0, (0, 7)), frozen(buffer, b"a"), 0)
-    log.persisted(segment(7, 8), 0)
-    log.waiting = Materialized(NEWER, "new", 1, 0, INDEX, (), 0)
+    log.continue_from(chain(0, (0, 7)), frozen(buffer, b"a"), NOW)
+    log.persisted(segment(7, 8), NOW)
+    log.waiting = Materialized(NEWER, "new", 1, 0, INDEX, (), NOW)
     log.start_anew()
     assert (log.durable, log.waiting, log.published, log.number_of(3)) == ([], None, (), 3)
