@@ -46,7 +46,7 @@ from statemgr.errors import (
     StatemgrError,
     from_json,
 )
-from statemgr.ids import task_name
+from statemgr.ids import source_topic, task_name
 from statemgr.phases import Phase, announce
 
 if TYPE_CHECKING:
@@ -90,6 +90,9 @@ class Driver:
         self._epoch = epoch
         self._checkpoints: dict[str, Checkpoint | None] = dict(epoch.checkpoints)
         self._query_id: str | None = None
+        self._inputs = manager.job_inputs(epoch)
+        #: Topics that were deleted and created again, which was permitted: the published offsets mean nothing in them.
+        self._recreated = self._inputs.recreated
 
     # --- what is published --------------------------------------------------------------------------------
 
@@ -103,7 +106,8 @@ class Driver:
         return batches.pop() if len(batches) == 1 else None
 
     def input_offsets(self) -> dict[str, int] | None:
-        """Where the published state has read to, over all tasks; None where nothing is published.
+        """Where the published state has read to, over all tasks; None where nothing is published. Topics that are read
+        from their beginning again, because that was permitted, are left out.
 
         Raises: BatchMismatch when tasks disagree about a partition (a consumer loop left them so).
         """
@@ -125,7 +129,7 @@ class Driver:
                         partition=partition,
                         task=task,
                     )
-        return offsets
+        return {name: offset for name, offset in offsets.items() if source_topic(name) not in self._recreated}
 
     # --- a batch ------------------------------------------------------------------------------------------
 
@@ -240,8 +244,12 @@ class Driver:
             raise next((error for error in failures if isinstance(error, FencedError)), failures[0])
         # workers neither get the input's offsets nor give them back
         offsets = plan.partitioning.offsets_of_tasks(plan.config.tasks, source.end)
+        topic_ids = self._inputs.asked(source.end)()  # after the rows were read: these topics they came from
         prepared = [
-            replace(prepared_from_bytes(bytes(row.prepared)), input_offsets=offsets[row.task]) for row in results
+            replace(
+                prepared_from_bytes(bytes(row.prepared)), input_offsets=offsets[row.task], input_topic_ids=topic_ids
+            )
+            for row in results
         ]
         self._check_complete(prepared)
         restored = [RestoreReport.from_dict(report) for row in results for report in json.loads(row.restored)]
@@ -302,6 +310,7 @@ class Driver:
             else:
                 break
         self._checkpoints.update(checkpoints)
+        self._recreated = frozenset()
         # permissions and fills were for one publish
         self._epoch = self._epoch.after_publish()
 

@@ -294,6 +294,18 @@ class StateManager:
         inputs = None if input_offsets is None else Inputs(dict(input_offsets), dict(input_topic_ids or {}))
         return self._job.publish(prepared_commits, batch, inputs, wait=wait)
 
+    def job_inputs(self, epoch: Epoch) -> TaskInputs:
+        """The input topics of an acquired job, for an engine that reads its input by itself.
+
+        Raises: MissingState when one was deleted and created again since the checkpoints, unless the epoch permits it.
+        """
+        known: dict[str, str] = {}
+        for checkpoint in epoch.checkpoints.values():
+            known |= checkpoint.input_topic_ids if checkpoint is not None else {}
+        inputs = TaskInputs(self._inputs, "all", known, skip=epoch.permissions.allow_skipped_input)
+        inputs.expect()
+        return inputs
+
     def confirm(self) -> None:
         """Confirm that what this manager published last is still what the topic says, before anything outside relies
         on it: a process that was suspended may have been overtaken without noticing.

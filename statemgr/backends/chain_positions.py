@@ -16,12 +16,14 @@ from statemgr.backends.context import BackendContext
 from statemgr.backends.snapshot_offers import history_of
 from statemgr.local import durable
 from statemgr.model.chain import SegmentChain
+from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.ports import StoreIdentity
 
 log = logging.getLogger(__name__)
 _FILE = "positions.json"
 _MOST = 8
+_MAX_SIZE = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Position:
 
     Attributes:
         state_id: whose directory it is.
-        base: the blob ID of the snapshot's index that the segments begin at.
+        base: where the index of the snapshot is that the segments begin at.
         end: the sequence number after the last change that the directory has.
         history: those segments (:func:`history_of`): numbers alone do not tell two histories apart.
         compacted: it was compacted, so that a restore from it and the newer segments is worth more than a newer copy.
@@ -47,8 +49,12 @@ class Position:
         covered = [segment for segment in chain.segments if segment.end <= self.end]
         end = covered[-1].end if covered else chain.snapshot.end
         return (
-            chain.snapshot.index.blob_id == self.base and end == self.end and history_of(covered).hex() == self.history
+            _place(chain.snapshot.index) == self.base and end == self.end and history_of(covered).hex() == self.history
         )
+
+
+def _place(ref: BlobRef) -> str:
+    return f"{ref.blob_id}@{ref.offset or 0}"
 
 
 class ChainPositions:
@@ -59,7 +65,7 @@ class ChainPositions:
 
     def note(self, chain: SegmentChain) -> None:
         """The directory of the chain's own state is at its end. Failing is no error."""
-        position = Position(chain.state_id, chain.snapshot.index.blob_id, chain.end, history_of(chain.segments).hex())
+        position = Position(chain.state_id, _place(chain.snapshot.index), chain.end, history_of(chain.segments).hex())
         others = [known for known in self._read() if known.state_id != chain.state_id]
         self._write([position, *others])
 
@@ -80,8 +86,10 @@ class ChainPositions:
 
     def _read(self) -> list[Position]:
         try:
-            digest, _, text = self._path.read_bytes().partition(b"\n")
-            if content_hash(text).hex().encode() != digest:
+            with durable.open_file(self._path) as file:  # a regular file, whatever stands there
+                data: bytes = file.read(_MAX_SIZE + 1)
+            digest, _, text = data.partition(b"\n")
+            if len(data) > _MAX_SIZE or content_hash(text).hex().encode() != digest:
                 return []
             return [Position(**found) for found in json.loads(text)]
         except (OSError, ValueError, TypeError):

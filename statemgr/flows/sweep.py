@@ -18,6 +18,7 @@ from pathlib import Path
 from statemgr.errors import StatemgrError
 from statemgr.flows.parts import Parts
 from statemgr.ids import task_name
+from statemgr.local import durable
 from statemgr.local.owners import exclusive_if_free
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class Sweep:
             for index in range(self._parts.config.tasks):
                 for store in self._parts.config.stores:
                     self._sweep(task_name(index), store, now_s)
-            self._stamp.write_bytes(b"swept\n")
+            durable.write_file(self._stamp, b"swept\n", synced=False)
 
     def _sweep(self, task: str, store: str, now_s: float) -> None:
         try:

@@ -9,11 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from pyspark.errors import StreamingQueryException
 
 from spark_integration import StatefulQuery
 from statemgr import JobConfig, StateManager
-from statemgr.errors import BatchMismatch, FencedError, InvalidError, LayoutMismatch
+from statemgr.errors import BatchMismatch, FencedError, InvalidError, LayoutMismatch, MissingState
+from tests.kafka_jobs import wait_until
 from tests.spark.conftest import OUTPUT, PARTITIONER, Pipeline
 
 MakePipeline = Callable[..., Pipeline]
@@ -56,6 +59,56 @@ def test_an_older_checkpoint_location(pipeline: MakePipeline) -> None:
     with pytest.raises(BatchMismatch, match=r"starts at offset 40, the checkpoint is at offset 120.*twice"):
         job.run(job.query().option("checkpointLocation", old.as_uri()))
     assert job.state("blob-store") == job.produced
+
+
+@pytest.mark.parametrize("location", ["kept", "lost"])
+def test_an_input_topic_that_was_created_again(pipeline: MakePipeline, location: str) -> None:
+    """FAULT 51: the new topic has more rows than the old one had, so its middle would be read. Refused; with
+    the permission, and a new location, it is read from its beginning."""
+    job = pipeline(tasks=2, partitions=1)
+    job.produce(40)
+    job.run()
+    recreate(job)
+    job.produce(90)
+    query = job.query()
+    if location == "lost":
+        query = query.option("checkpointLocation", (job.directory / "new").as_uri())
+
+    with pytest.raises(MissingState, match="deleted and created again"):
+        job.run(query)
+    assert sum(job.state("blob-store").values()) == 40
+    if location == "kept":
+        with pytest.raises(BatchMismatch, match="new location"):
+            job.run(query, allow_skipped_input=True)
+    else:
+        job.run(query, allow_skipped_input=True)
+        assert job.state("blob-store") == job.outputs.counts() == job.produced
+
+
+def test_an_input_topic_that_is_created_again_while_the_query_runs(pipeline: MakePipeline) -> None:
+    """FAULT 51: the next batch ends the query, and publishes nothing."""
+    job = pipeline(tasks=2, partitions=1)
+    job.produce(40)
+    running = job.query().trigger(processingTime="100 milliseconds").start()
+    try:
+        running.processAllAvailable()
+        before = dict(job.produced)
+        recreate(job)
+        job.produce(90)
+        with pytest.raises((MissingState, StreamingQueryException)):
+            running.processAllAvailable()
+    finally:
+        running.stop()
+    assert job.state("blob-store") == before
+
+
+def recreate(job: Pipeline) -> None:
+    """Delete the input topic and create it again."""
+    admin = AdminClient({"bootstrap.servers": job.kafka.bootstrap_servers})
+    admin.delete_topics([job.topic])[job.topic].result(30)
+    wait_until(lambda: job.topic not in admin.list_topics(timeout=10).topics)
+    admin.create_topics([NewTopic(job.topic, 1, 1)])[job.topic].result(30)
+    wait_until(lambda: job.topic in admin.list_topics(timeout=10).topics)
 
 
 def test_a_location_with_a_history_that_the_topic_lacks(pipeline: MakePipeline) -> None:
