@@ -90,13 +90,8 @@ def _publish(
 ) -> None:
     go_on(parts, publisher, log, published)  # 1
     _check_whole(parts, published, commits, inputs)
-    if inputs is not None:
-        check_offsets(inputs.offsets)
-        check_inputs(parts.config, inputs)
+    _check_inputs(parts, commits, inputs)
     for commit in commits:
-        if commit.input_offsets is not None:
-            check_offsets(commit.input_offsets, task=commit.task)
-            check_inputs(parts.config, Inputs(commit.input_offsets))
         _check(parts, published, commit)
         check_young(parts.config, parts.ids, commit, partial(_age_in_store, parts))
     staged = {commit.task: _stage(parts, published, commit) for commit in commits}  # 2
@@ -168,6 +163,17 @@ def _check_whole(parts: Parts, published: Published, commits: Sequence[PreparedC
                 job=parts.config.job_name,
                 task=commit.task,
             )
+
+
+def _check_inputs(parts: Parts, commits: Sequence[PreparedCommit], inputs: Inputs | None) -> None:
+    """Tasks often share one mapping, which is checked once. Raises: InvalidError."""
+    found: list[tuple[str | None, Mapping[str, int] | None]] = [(c.task, c.input_offsets) for c in commits]
+    checked = set()
+    for task, offsets in [(None, inputs.offsets if inputs else None), *found]:
+        if offsets is not None and id(offsets) not in checked:
+            checked.add(id(offsets))
+            check_offsets(offsets, **({"task": task} if task else {}))
+            check_inputs(parts.config, Inputs(offsets))
 
 
 def _check(parts: Parts, published: Published, commit: PreparedCommit) -> None:

@@ -155,7 +155,7 @@ class CheckpointTopic:
         seen = self._seen
         if seen is None or not seen.continues(bounds, position):
             seen = self._seen = _Seen(bounds, bounds.start)
-        by_key = seen.by_key
+        by_key, is_whole = seen.by_key, codec.is_whole
         for batch in self._reader.read(self._topic, PARTITION, seen.position, bounds.end):
             for message in batch:
                 # a million times: as few calls as can be
@@ -165,10 +165,14 @@ class CheckpointTopic:
                 except (KeyError, TypeError):
                     self._take(seen, message)
                     continue
-                if track is None or value is None or value[:HEADER_SIZE] != track.header:
+                if track is None:
                     self._take(seen, message)
-                else:
+                elif value is not None and value[:HEADER_SIZE] == track.header:
                     track.written(key, message)  # type: ignore[arg-type]
+                elif value is None and is_whole(key):  # type: ignore[arg-type]
+                    track.deleted(key, offset_of(message))  # type: ignore[arg-type]
+                else:
+                    self._take(seen, message)
             seen.position = offset_of(batch[-1]) + 1
         seen.position = max(seen.position, bounds.end)
         return seen
