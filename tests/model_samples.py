@@ -49,6 +49,7 @@ CHECKPOINT = Checkpoint(
     outstanding_ttl=(OutstandingTtl(BLOB.blob_id, 1_700_000_000_000),),
     input_topic_ids={"orders": "b3JkZXJzLWlucHV0LWlk"},
     serdes={"totals": ("string v1", "json v1")},
+    retired_changelogs={"totals": (ChangelogMarker("old-changelog", "some-id", 0, 7),)},
 )
 RECORD = CheckpointRecord("orders", "1", TASK, LAYOUT, (CHECKPOINT,))
 

@@ -143,12 +143,14 @@ def _guard_fill(
     manager = parts.backup_manager(factory)
     if not isinstance(manager, GuardedBackupManager):
         return
-    current, *older = (
-        [checkpoint.marker(factory, identity.store) for checkpoint in record.checkpoints] if record else [None]
-    )
-    retired = [marker for marker in older if marker is not None]
+    current = record.current if record else None
     try:
-        manager.guard_fill(identity, current, retired, overwrite=permissions.overwrite_changelog)
+        manager.guard_fill(
+            identity,
+            current.marker(factory, identity.store) if current else None,
+            current.retired_changelogs.get(identity.store, ()) if current else (),
+            overwrite=permissions.overwrite_changelog,
+        )
     except MissingError:
         return  # there is nothing yet
 

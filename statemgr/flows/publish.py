@@ -37,6 +37,7 @@ from statemgr.model.checkpoint import (
 )
 from statemgr.model.checkpoint_parts import Inputs
 from statemgr.model.commit import PreparedCommit
+from statemgr.model.retired import retired_changelogs
 from statemgr.phases import Phase, announce
 from statemgr.ports import CheckpointLog, IdForgotten, Publisher, StagedChanges, Transaction
 
@@ -118,6 +119,8 @@ def _publish(
                     tuple(outstanding.get(commit.task, ())),
                 )
                 ours = _with_changelog_markers(ours, staged[commit.task], delivered)
+                retired = retired_changelogs(published.checkpoint(commit.task), ours.state_checkpoint_markers)
+                ours = replace(ours, retired_changelogs=retired)
                 records[commit.task] = _record(parts, published, commit, ours)
             send = partial(transaction.send, parts.config.checkpoint_topic, partition=0)
             send_records(parts.config, send, published.layout, published.records, records, published.job_records)

@@ -114,7 +114,8 @@ class Checkpoint:
     ``input_offsets``: source partition (``orders-0``) → next offset to read. ``input_topic_ids``: input topic →
     Kafka's ID of it as text. ``stores``: every store of the job → its state ID, unique per attempt that made this
     content. ``serdes``: store → its key and value serde, each with its version. ``state_checkpoint_markers``:
-    factory → store → marker. ``sequence`` counts publishes and is never used twice. ``offset``: where its record was
+    factory → store → marker. ``retired_changelogs``: store → last markers of changelogs that it no longer writes,
+    newest first. ``sequence`` counts publishes and is never used twice. ``offset``: where its record was
     read on the checkpoint topic; None before it is published.
     """
 
@@ -135,6 +136,7 @@ class Checkpoint:
     published_ms: int | None = field(default=None, compare=False)
     input_topic_ids: Mapping[str, str] = field(default_factory=dict)
     serdes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    retired_changelogs: Mapping[str, tuple[ChangelogMarker, ...]] = field(default_factory=dict)
     offset: int | None = field(default=None, compare=False)
 
     def marker(self, factory: str, store: str) -> Marker | None:

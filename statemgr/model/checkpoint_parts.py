@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from statemgr.ids import CheckpointId
-from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, Markers, MicroBatch, OutstandingTtl
+from statemgr.model.checkpoint import (
+    Attachment,
+    ChangelogMarker,
+    Checkpoint,
+    Layout,
+    Markers,
+    MicroBatch,
+    OutstandingTtl,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,7 @@ class TaskCheckpoint:
     inputs: Inputs | None = None
     layout: Layout | None = None
     publish: Publish | None = None
+    retired_changelogs: Mapping[str, tuple[ChangelogMarker, ...]] = field(default_factory=dict)
 
 
 def publish_of(checkpoint: Checkpoint, inputs: Inputs | None = None) -> Publish:
@@ -114,6 +123,7 @@ def checkpoint_of(task: TaskCheckpoint, publish: Publish, offset: int | None = N
         record_version=task.record_version,
         input_topic_ids=inputs.topic_ids,
         serdes=publish.serdes,
+        retired_changelogs=task.retired_changelogs,
         offset=offset,
     )
 
@@ -127,6 +137,7 @@ def _task(
     return TaskCheckpoint(
         stores=checkpoint.stores,
         markers=checkpoint.state_checkpoint_markers,
+        retired_changelogs=checkpoint.retired_changelogs,
         attachments=checkpoint.attachments,
         outstanding_ttl=checkpoint.outstanding_ttl,
         record_version=checkpoint.record_version,

@@ -18,6 +18,8 @@ from statemgr.model.codec_parts import (
     Avro,
     attachment_from_avro,
     attachment_to_avro,
+    changelog_marker,
+    changelog_to_avro,
     each,
     layout_from_avro,
     layout_to_avro,
@@ -164,6 +166,7 @@ def _task_to_avro(task: TaskCheckpoint) -> Avro:
         "inputs": None if task.inputs is None else inputs_to_avro(task.inputs),
         "stores": each(task.stores, str),
         "state_checkpoint_markers": each(task.markers, lambda stores: each(stores, marker_to_avro)),
+        "retired_changelogs": each(task.retired_changelogs, lambda markers: [changelog_to_avro(m) for m in markers]),
         "attachments": [attachment_to_avro(attachment) for attachment in task.attachments],
         "outstanding_ttl": [{"blob_id": ttl.blob_id, "since_ms": ttl.since_ms} for ttl in task.outstanding_ttl],
         "record_version": task.record_version,
@@ -178,6 +181,10 @@ def _task_from_avro(value: Avro, refuse: Refuse) -> TaskCheckpoint:
             markers={
                 factory: {store: marker_from_avro(marker) for store, marker in stores.items()}
                 for factory, stores in value["state_checkpoint_markers"].items()
+            },
+            retired_changelogs={
+                store: tuple(changelog_marker(**marker) for marker in markers)
+                for store, markers in value["retired_changelogs"].items()
             },
             attachments=tuple(attachment_from_avro(attachment) for attachment in value["attachments"]),
             outstanding_ttl=tuple(OutstandingTtl(**ttl) for ttl in value["outstanding_ttl"]),

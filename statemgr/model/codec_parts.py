@@ -88,6 +88,16 @@ def changelog_marker(topic: str, topic_id: str | None, partition: int, offset: i
     return ChangelogMarker(topic, topic_id, partition, offset)
 
 
+def changelog_to_avro(marker: ChangelogMarker) -> Avro:
+    """The fields of a changelog marker, outside of a union."""
+    return {
+        "topic": marker.topic,
+        "topic_id": marker.topic_id,
+        "partition": marker.partition,
+        "offset": marker.offset,
+    }
+
+
 def state_id_from_avro(value: str) -> str:
     """A state ID, which becomes a local directory's name. Raises: ValueError when it may not be one."""
     if problem := name_problem(value):

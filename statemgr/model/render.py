@@ -56,6 +56,10 @@ def to_json_dict(record: CheckpointRecord, checkpoint: Checkpoint | None = None)
             factory: {store: _marker(marker) for store, marker in sorted(stores.items())}
             for factory, stores in sorted(shown.state_checkpoint_markers.items())
         },
+        "retired_changelogs": {
+            store: [_marker(marker) for marker in markers]
+            for store, markers in sorted(shown.retired_changelogs.items())
+        },
         "backup_factories": {store: list(names) for store, names in sorted(shown.backup_factories.items())},
         "restore_factories": {store: list(names) for store, names in sorted(shown.restore_factories.items())},
         "serdes": {store: {"key": key, "value": value} for store, (key, value) in sorted(shown.serdes.items())},

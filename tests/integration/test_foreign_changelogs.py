@@ -137,7 +137,7 @@ def test_records_that_come_after_the_opening(kafka: KafkaServer, tmp_path: Path,
 
 def test_the_jobs_own_records_need_no_permission(kafka: KafkaServer, tmp_path: Path) -> None:
     """FAULT 35 and 48: switched off and on again, renamed and renamed back, a store removed and added again."""
-    config = job(kafka, tmp_path, task__checkpoint__retained=20)
+    config = job(kafka, tmp_path, task__checkpoint__retained=1)
     blobs = with_changes(config, task__backup__factories=["blob-store"], task__restore__factories=["blob-store"])
     renamed = with_changes(config, stores__totals__changelog__topic=f"{topic_of(config)}-2")
     commit(config, {b"a": b"1", b"gone": b"1"}, 1)

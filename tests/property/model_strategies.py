@@ -72,6 +72,7 @@ checkpoints = st.builds(
     record_version=st.integers(1, 2),
     input_topic_ids=maps(texts),
     serdes=maps(st.tuples(texts, texts)),
+    retired_changelogs=maps(few(st.builds(ChangelogMarker, texts, st.none() | texts, ints, counts))),
 )
 records = st.builds(
     CheckpointRecord, texts, texts, texts, layouts, st.lists(checkpoints, min_size=1, max_size=3).map(tuple)

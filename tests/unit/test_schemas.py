@@ -20,7 +20,7 @@ FROZEN = {
     "checkpoint_job.v2": "3c1e4d785e8ad397",
     "checkpoint_key.v1": "c5e165864b0e8c1e",
     "checkpoint_key.v2": "472a55ea47f1e10d",
-    "checkpoint_task.v2": "60d70931acede633",
+    "checkpoint_task.v2": "b158fc38bf409c62",
     "prepared_commit.v1": "6b676c99b2fc0824",
     "segment_chain.v1": "71496a2d41276dea",
     "snapshot_index.v1": "818290aa7c5c980c",
