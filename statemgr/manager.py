@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from statemgr.config import JobConfig
 from statemgr.engine import Epoch
 from statemgr.errors import ClosedError, InvalidError, MissingState
 from statemgr.flows.changes import check_changes, serdes_in_force
-from statemgr.flows.opening import fence, fence_ids, guard_targets, in_parallel, prepare_topics, read_records
+from statemgr.flows.opening import Found, fence, fence_ids, guard_targets, in_parallel, prepare_topics, read_records
 from statemgr.flows.published import Published
 from statemgr.flows.restore import restore_task
 from statemgr.ids import task_index, task_name
@@ -21,7 +22,7 @@ from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_i
 from statemgr.local.clock import moment
 from statemgr.loop import ConsumerLoop
 from statemgr.metrics import Metrics
-from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout, MicroBatch
+from statemgr.model.checkpoint import Checkpoint, Layout, MicroBatch
 from statemgr.model.checkpoint_parts import Inputs
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import PermissionFlags, Permissions
@@ -145,10 +146,11 @@ class StateManager:
             fence_ids(self._parts, others)
             assignment.check()
             as_of = moment(self._runtime.clock)
-            records, layout = read_records(self._parts, self._log, self.layout, [task], permissions)
-            check_changes(self._parts, records, permissions, application_may_choose=True)
-            refill = guard_targets(self._parts, records, permissions)[task]
-            published = self._published(records, layout, others, assignment.still_owned)
+            found = read_records(self._parts, self._log, self.layout, [task], permissions)
+            permissions = found.permissions[task]
+            check_changes(self._parts, found.records, found.permissions, application_may_choose=True)
+            refill = guard_targets(self._parts, found.records, found.permissions)[task]
+            published = self._published(found, others, assignment.still_owned)
             published.serdes = serdes_in_force(self._parts, published.checkpoint(task))
             inputs = self._task_inputs(task, published.checkpoint(task), permissions.allow_skipped_input)
             stores, restored = restore_task(
@@ -180,7 +182,7 @@ class StateManager:
             assignment.check()
             for restore in restored:
                 self.metrics.restored(restore)
-            if refill or inputs.recreated or permissions.names:
+            if refill or inputs.recreated or permissions.names or found.permits:
                 # changes beyond the checkpoint were left out: overwrite them now, in one transaction with a checkpoint;
                 # and a permission was for this opening alone, whether or not input follows
                 opened.commit(opened.start_offsets)
@@ -253,10 +255,10 @@ class StateManager:
             publisher = self._publisher(job_transactional_id(self.config))
             undo.callback(publisher.close)
             fence(self._parts, publisher, others)
-            records, layout = read_records(self._parts, self._log, self.layout, names, allowed)
-            check_changes(self._parts, records, allowed, application_may_choose=False)
-            refill = guard_targets(self._parts, records, allowed)
-            published = self._published(records, layout, others)
+            found = read_records(self._parts, self._log, self.layout, names, allowed)
+            check_changes(self._parts, found.records, found.permissions, application_may_choose=False)
+            refill = guard_targets(self._parts, found.records, found.permissions)
+            published = self._published(found, others)
             published.job_records = set(self._log.job_records())
             self._job = WholeJob(self._parts, self._log, publisher, published)
             refill = {task: pairs | self._job.lost[task] for task, pairs in refill.items()}
@@ -266,7 +268,7 @@ class StateManager:
             published.layout,
             {name: published.checkpoint(name) for name in names},
             refill,
-            allowed,
+            found.permitted,
         )
 
     def publish(
@@ -376,17 +378,12 @@ class StateManager:
     def _publisher(self, transactional_id: str) -> TransactionalPublisher:
         return TransactionalPublisher(self.config, transactional_id, self._runtime.clock)
 
-    def _published(
-        self,
-        records: dict[str, CheckpointRecord | None],
-        layout: Layout,
-        others: Sequence[str],
-        still_owned: Callable[[], bool] = always,
-    ) -> Published:
+    def _published(self, found: Found, others: Sequence[str], still_owned: Callable[[], bool] = always) -> Published:
         """The epoch is a fencing token: above every published one, and unlike that of an owner that never published."""
-        newest = max((record.current.epoch for record in records.values() if record), default=0)
+        newest = max((record.current.epoch for record in found.records.values() if record), default=0)
         epoch = self._runtime.ids.epoch(newest)
-        return Published(records, epoch, layout, lambda: fence_ids(self._parts, others), still_owned)
+        fence_others = partial(fence_ids, self._parts, others)
+        return Published(found.records, epoch, found.layout, fence_others, still_owned, permits=found.permits)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -60,7 +60,7 @@ class FillGuard:
             f"the changelog holds {count} records that no checkpoint of this job explains: the next commit would "
             "delete them",
             hint=f"set stores.{identity.store}.changelog.topic to a topic that nobody else writes to; to delete these "
-            "records, open the job once with overwrite_changelog=True",
+            "records, use `statemgr permit --overwrite-changelog`, or open the job once with overwrite_changelog=True",
             job=identity.job_name,
             task=identity.task,
             store=identity.store,

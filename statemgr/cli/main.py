@@ -37,6 +37,7 @@ _BUILT_IN = {
     "doctor": ("statemgr.cli.doctor:command", "Check everything that the job needs, and say how to mend it."),
     "gc": ("statemgr.cli.gc:command", "Delete the blobs that no checkpoint needs."),
     "init": ("statemgr.cli.init:command", "Write a commented configuration file."),
+    "permit": ("statemgr.cli.permit:command", "Permit the next opening what could lose state."),
     "restore": ("statemgr.cli.restore:command", "Restore published state into a directory."),
     "snapshots": ("statemgr.cli.snapshots:command", "List and show snapshots in the blob store."),
     "standby": ("statemgr.cli.standby:command", "Keep a copy of tasks' state on this machine, up to date."),

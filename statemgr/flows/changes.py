@@ -15,7 +15,7 @@ from statemgr.model.serde_check import Labels, check_serdes
 def check_changes(
     parts: Parts,
     records: Mapping[str, CheckpointRecord | None],
-    permissions: Permissions,
+    permissions: Mapping[str, Permissions],
     *,
     application_may_choose: bool,
 ) -> None:
@@ -36,8 +36,12 @@ def check_changes(
     for task, record in records.items():
         if record is None:
             continue
-        check_listing(record.current, config.stores, permissions, durable=parts.durable, job=config.job_name, task=task)
-        check_serdes(record.current, labels, allowed=permissions.allow_serde_change, job=config.job_name, task=task)
+        check_listing(
+            record.current, config.stores, permissions[task], durable=parts.durable, job=config.job_name, task=task
+        )
+        check_serdes(
+            record.current, labels, allowed=permissions[task].allow_serde_change, job=config.job_name, task=task
+        )
 
 
 def serdes_in_force(parts: Parts, checkpoint: Checkpoint | None) -> dict[str, tuple[str, str]]:

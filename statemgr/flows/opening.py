@@ -13,9 +13,11 @@ Steps (DESIGN of the protocol: fence, then read):
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import reduce
 
 from statemgr.errors import LayoutMismatch, MissingError
 from statemgr.flows.commit import Refill
@@ -25,7 +27,8 @@ from statemgr.flows.record_limits import check_config
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
 from statemgr.model.checkpoint import CheckpointRecord, Layout, Marker
-from statemgr.model.permissions import Permissions
+from statemgr.model.permissions import NO_PERMISSIONS, Permissions
+from statemgr.model.permits import Permit
 from statemgr.phases import Phase, announce
 from statemgr.ports import CheckpointLog, GuardedBackupManager, Publisher, StoreIdentity
 
@@ -73,12 +76,27 @@ def in_parallel(fence_one: Callable[[str], None], names: Sequence[str]) -> None:
         list(pool.map(fence_one, names))
 
 
-def read_records(
-    parts: Parts, log: CheckpointLog, layout: Layout, tasks: Collection[str], permissions: Permissions
-) -> tuple[dict[str, CheckpointRecord | None], Layout]:
+@dataclass(frozen=True)
+class Found:
+    """What the topic has: the records of tasks, the layout with its generation, and what each task's opening may do."""
+
+    records: dict[str, CheckpointRecord | None]
+    layout: Layout
+    permissions: Mapping[str, Permissions]
+    permits: tuple[Permit, ...]
+
+    @property
+    def permitted(self) -> Permissions:
+        """What the opening of any of the tasks may do."""
+        return reduce(operator.or_, self.permissions.values(), NO_PERMISSIONS)
+
+
+def read_records(parts: Parts, log: CheckpointLog, layout: Layout, tasks: Collection[str], given: Permissions) -> Found:
     """Steps 3 and 4. The layout of every task is checked, not only of those that are asked for.
 
-    Returns: the records of ``tasks``, and the layout with the generation that the topic has.
+    Args:
+        given: what the caller permits; what waits on the topic for a task is added.
+
     Raises: LayoutMismatch, PermissionNeeded, CorruptRecord, UnavailableError.
     """
     announce(Phase.READ_TOPIC, ", ".join(tasks), parts.config.job_key)
@@ -86,14 +104,18 @@ def read_records(
     for published in found.values():
         check_layout(parts, published, layout)
     records = {task: found.get(task) for task in tasks}
-    if not permissions.allow_empty_start:
-        if not found:
-            refuse_lost_job(parts)
-        for task, record in records.items():
-            if record is None:
-                refuse_lost_checkpoint(parts, log, task, look_at_blobs=bool(found))
+    permits = tuple(permit for permit in log.permits() if permit.task in records)
+    permissions = dict.fromkeys(tasks, given)
+    for permit in permits:
+        permissions[permit.task] |= permit.permissions
+    lost = [task for task in tasks if records[task] is None and not permissions[task].allow_empty_start]
+    if lost and not found:
+        refuse_lost_job(parts)
+    for task in lost:
+        refuse_lost_checkpoint(parts, log, task, look_at_blobs=bool(found))
     generations = {record.layout.generation for record in found.values()}
-    return records, replace(layout, generation=max(generations, default=layout.generation))
+    layout = replace(layout, generation=max(generations, default=layout.generation))
+    return Found(records, layout, permissions, permits)
 
 
 def check_layout(parts: Parts, record: CheckpointRecord, layout: Layout) -> None:
@@ -113,7 +135,7 @@ def check_layout(parts: Parts, record: CheckpointRecord, layout: Layout) -> None
 
 
 def guard_targets(
-    parts: Parts, records: Mapping[str, CheckpointRecord | None], permissions: Permissions
+    parts: Parts, records: Mapping[str, CheckpointRecord | None], permissions: Mapping[str, Permissions]
 ) -> dict[str, Refill]:
     """Step 5: task → backends and stores that hold committed changes beyond the checkpoint.
 
@@ -131,7 +153,7 @@ def guard_targets(
                 if has_tail:
                     pairs.add((factory, store.name))
                 if has_tail or marker is None:
-                    _guard_fill(parts, parts.identity(task, store.name), factory, record, permissions)
+                    _guard_fill(parts, parts.identity(task, store.name), factory, record, permissions[task])
         found[task] = frozenset(pairs)
     return found
 

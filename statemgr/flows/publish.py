@@ -124,6 +124,8 @@ def _publish(
                 records[commit.task] = _record(parts, published, commit, ours)
             send = partial(transaction.send, parts.config.checkpoint_topic, partition=0)
             send_records(parts.config, send, published.layout, published.records, records, published.job_records)
+            for permit in published.permits:
+                send(permit.key, None)
             published.pending = records  # from here on the outcome may become unknown
             announce(Phase.COMMIT_TRANSACTION, subject, parts.config.job_key)  # 6
     except (RetryableError, FencedError):

@@ -18,6 +18,7 @@ from statemgr.errors import FencedError, MissingError, OutcomeUnknownError, Stat
 from statemgr.flows.checkpoint_records import sequences
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
+from statemgr.model.permits import Permit
 from statemgr.phases import Phase, announce
 from statemgr.ports import CheckpointLog, Publisher
 
@@ -29,7 +30,8 @@ class Published:
     ``pending`` holds the records of a publish that was sent and not answered; while it does, only :func:`settle`
     helps. ``fence_others`` fences the other kind of owner again, when the own ID was initialised once more;
     ``still_owned`` is asked before that. ``serdes``: store → labels of its serdes, where they are not those of the
-    configuration. ``job_records``: the sequence numbers of the job records on the topic, for a publisher of several
+    configuration. ``permits``: one-shot permissions that the opening was given, which the first publish uses up.
+    ``job_records``: the sequence numbers of the job records on the topic, for a publisher of several
     tasks.
     """
 
@@ -41,6 +43,7 @@ class Published:
     serdes: dict[str, tuple[str, str]] = field(default_factory=dict)
     pending: dict[str, CheckpointRecord] = field(default_factory=dict)
     job_records: set[int] = field(default_factory=set)
+    permits: tuple[Permit, ...] = ()
 
     @property
     def newest_sequence(self) -> int:
@@ -49,7 +52,7 @@ class Published:
 
     def acknowledge(self, records: Mapping[str, CheckpointRecord]) -> None:
         """Take over what was published."""
-        self.pending = {}
+        self.pending, self.permits = {}, ()
         self.records.update(records)
         if len(self.records) > 1:
             of_publish = {record.current.sequence for record in records.values()}

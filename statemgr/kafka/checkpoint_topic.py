@@ -10,7 +10,7 @@ read goes on from there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -24,6 +24,7 @@ from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.model import codec
 from statemgr.model.checkpoint import CheckpointRecord, with_version_one
 from statemgr.model.codec_wire import HEADER_SIZE, MARK
+from statemgr.model.permits import Permit, decode_permit, is_permit
 from statemgr.model.schemas import shipped_schemas
 from statemgr.ports import Clock
 
@@ -51,6 +52,7 @@ class _Seen:
     position: int
     tracks: dict[TrackId, Track] = field(default_factory=dict)
     by_key: dict[bytes, Track | None] = field(default_factory=dict)
+    permits: dict[bytes, Permit] = field(default_factory=dict)
 
     def continues(self, bounds: _Bounds, position: int) -> bool:
         """Whether the topic with these bounds still has what was read, up to ``position`` when it was asked for them.
@@ -99,6 +101,11 @@ class CheckpointTopic:
                 return ()
             jobs = self._seen.tracks.get(TrackId(self._generation(self._seen), "", 2))
             return jobs.sequences() if jobs is not None else ()
+
+    def permits(self) -> Sequence[Permit]:
+        """See :meth:`statemgr.ports.CheckpointLog.permits`."""
+        with self._lock:
+            return tuple(self._seen.permits.values()) if self._seen is not None else ()
 
     def history(self) -> Iterator[CheckpointRecord]:
         """Every committed checkpoint of the job that is still there, one in each record, oldest first.
@@ -205,6 +212,9 @@ class CheckpointTopic:
         key, value, offset = message.key(), message.value(), offset_of(message)
         if key is None:
             raise self._corrupt("it has no key", offset)
+        if is_permit(key):
+            self._permit(seen, key, value, offset)
+            return None
         track = self._track(seen, key, offset)
         if track is None:
             return None
@@ -215,6 +225,13 @@ class CheckpointTopic:
             self._refuse_value(value, offset)
         track.written(key, message)
         return track
+
+    def _permit(self, seen: _Seen, key: bytes, value: bytes | None, offset: int) -> None:
+        permit = decode_permit(key, value, self._topic, PARTITION, offset)
+        if value is None:
+            seen.permits.pop(key, None)
+        elif (permit.job_name, permit.job_id) == (self._config.job_name, self._config.job_id):
+            seen.permits[key] = permit
 
     def _track(self, seen: _Seen, key: bytes, offset: int) -> Track | None:
         for known in (key[:-_TAIL], key):

@@ -43,6 +43,10 @@ class Permissions:
         """Those that are given."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name))
 
+    def __or__(self, other: Permissions) -> Permissions:
+        """What either permits."""
+        return Permissions(**dict.fromkeys((*self.names, *other.names), True))
+
 
 #: Nothing that could lose state.
 NO_PERMISSIONS = Permissions()

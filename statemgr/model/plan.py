@@ -141,7 +141,8 @@ def check_listing(
     if new and not permissions.allow_new_stores:
         raise PermissionNeeded(
             f"store {new[0]!r} is not one of those in checkpoint {checkpoint.checkpoint_id} ({listed})",
-            hint="a mistyped name? To start it empty, open once with allow_new_stores=True",
+            hint="a mistyped name? To start it empty, use `statemgr permit --allow-new-stores`, or open once with "
+            "allow_new_stores=True",
             job=job,
             task=task,
             store=new[0],
@@ -150,7 +151,8 @@ def check_listing(
         raise PermissionNeeded(
             f"store {gone[0]!r} is in checkpoint {checkpoint.checkpoint_id} but "
             + ("no longer backed up" if gone[0] in configured else "not in the configuration"),
-            hint="a mistyped name? To drop it, open once with allow_removed_stores=True",
+            hint="a mistyped name? To drop it, use `statemgr permit --allow-removed-stores`, or open once with "
+            "allow_removed_stores=True",
             job=job,
             task=task,
             store=gone[0],

@@ -38,8 +38,8 @@ def check_serdes(
         raise PermissionNeeded(
             f"the {what}s of checkpoint {checkpoint.checkpoint_id} were written with the serde {was!r}, "
             f"the store now has {now!r}: {_CONSEQUENCES[what]}",
-            hint=f"set {key} back, or pass the serde that it had. To go on with the new one, open the job once with "
-            "allow_serde_change=True",
+            hint=f"set {key} back, or pass the serde that it had. To go on with the new one, use "
+            "`statemgr permit --allow-serde-change`, or open the job once with allow_serde_change=True",
             job=job,
             task=task,
             store=store,

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from statemgr.errors import RetryableError
 from statemgr.model.checkpoint import CheckpointRecord
 from statemgr.model.commit import Change
+from statemgr.model.permits import Permit
 
 
 class CheckpointLog(Protocol):
@@ -24,6 +25,9 @@ class CheckpointLog(Protocol):
         ``only_settled``, to the last stable offset, waiting for nobody.
         Raises: CorruptRecord, UnavailableError (deadline), MissingState (the topic is gone or truncated).
         """
+
+    def permits(self) -> Sequence[Permit]:
+        """The one-shot permissions that wait for an opening of the job's tasks, as of the last read."""
 
     def job_records(self) -> Collection[int]:
         """The sequence numbers of all job records in the newest layout, as of the last read."""

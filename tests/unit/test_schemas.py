@@ -21,6 +21,8 @@ FROZEN = {
     "checkpoint_key.v1": "c5e165864b0e8c1e",
     "checkpoint_key.v2": "472a55ea47f1e10d",
     "checkpoint_task.v2": "b158fc38bf409c62",
+    "permit.v1": "ba5a4b91594540d9",
+    "permit_key.v1": "4e96af5e2082b5cb",
     "prepared_commit.v1": "6b676c99b2fc0824",
     "segment_chain.v1": "71496a2d41276dea",
     "snapshot_index.v1": "818290aa7c5c980c",

@@ -1,0 +1,57 @@
+"""Permissions on the checkpoint topic: given, listed and taken back. Fences no owner of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from statemgr.config import JobConfig
+from statemgr.ids import IdSource
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.kafka.publisher import TransactionalPublisher
+from statemgr.model.permissions import Permissions
+from statemgr.model.permits import Permit
+from statemgr.ports import Clock
+
+
+class PermitTopic:
+    """The permissions of one job that wait for an opening."""
+
+    def __init__(self, config: JobConfig, clock: Clock, ids: IdSource) -> None:
+        self._config = config
+        self._clock = clock
+        self._ids = ids
+        self._log = CheckpointTopic(config, clock)
+
+    def give(self, tasks: Collection[str], permissions: Permissions) -> list[Permit]:
+        """Permissions for the next opening of each of these tasks. Raises: MissingState without a checkpoint topic."""
+        self._log.read(())
+        now_ms = self._clock.time_ns() // 1_000_000
+        name, job_id = self._config.job_name, self._config.job_id
+        made = [Permit(name, job_id, task, self._ids.token(), permissions, now_ms) for task in tasks]
+        self._write((permit.key, permit.value) for permit in made)
+        return made
+
+    def waiting(self, tasks: Collection[str]) -> list[Permit]:
+        """Those that no opening has used up."""
+        self._log.read(())
+        return [permit for permit in self._log.permits() if permit.task in tasks]
+
+    def revoke(self, permits: Sequence[Permit]) -> None:
+        """Take permissions back."""
+        self._write((permit.key, None) for permit in permits)
+
+    def close(self) -> None:
+        """Let go of the clients."""
+        self._log.close()
+
+    def _write(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """With an ID of its own, which no owner has."""
+        config = self._config
+        publisher = TransactionalPublisher(config, f"statemgr.{config.job_name}.{config.job_id}.permit", self._clock)
+        try:
+            publisher.fence()
+            with publisher.transaction() as transaction:
+                for key, value in records:
+                    transaction.send(config.checkpoint_topic, key, value, partition=0)
+        finally:
+            publisher.close()

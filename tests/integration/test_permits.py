@@ -1,0 +1,128 @@
+"""`statemgr permit`: one-shot permissions on the checkpoint topic, used up by the next opening."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statemgr import JobConfig, StateManager
+from statemgr.cli.main import cli
+from statemgr.errors import PermissionNeeded, UnavailableError
+from statemgr.phases import Phase
+from tests.commits import attempt, commit, failing, totals
+from tests.jobs import job_mapping, with_changes
+from tests.kafka_jobs import make_topics
+from tests.servers import KafkaServer
+
+TASKS = ("Partition 0", "Partition 1")
+Permit = Callable[..., Result]
+
+
+@pytest.fixture
+def config(kafka: KafkaServer, tmp_path: Path) -> JobConfig:
+    """A job of two tasks with a checkpoint each."""
+    found = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=2))
+    for number, task in enumerate(TASKS):
+        commit(found, {b"a": b"1"}, {f"orders-{number}": 1}, task)
+    return found
+
+
+@pytest.fixture
+def permit(config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Permit:
+    """Run `statemgr permit` for the job."""
+    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in config.to_mapping().items()]
+    (tmp_path / "job.toml").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Result:
+        result = CliRunner().invoke(cli, ["permit", *arguments], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result
+
+    return run
+
+
+def waiting(permit: Permit) -> dict[str, list[str]]:
+    """Task → permissions that no opening has used up."""
+    return {entry["task"]: entry["permissions"] for entry in json.loads(permit("--list", "--json").stdout)}
+
+
+def with_extra(config: JobConfig) -> JobConfig:
+    """A store that the checkpoints do not list."""
+    return with_changes(config, stores__extra__value__serde="bytes")
+
+
+def test_a_task_uses_its_permission_up_without_input(config: JobConfig, permit: Permit) -> None:
+    """FAULT 31, protocol 6: given while the owner runs, which goes on; the next opening commits at once."""
+    more = with_extra(config)
+    with StateManager(config) as manager, manager.open_task(TASKS[0]) as running:
+        given = json.loads(permit("--task", TASKS[0], "--allow-new-stores", "--json").stdout)
+        assert [(entry["task"], entry["permissions"]) for entry in given] == [(TASKS[0], ["allow_new_stores"])]
+        running.store("totals").put(b"b", b"2")
+        running.commit({"orders-0": 2})  # it was not fenced, and uses nothing up
+    assert waiting(permit) == {TASKS[0]: ["allow_new_stores"]}
+    with StateManager(more) as manager:
+        with pytest.raises(PermissionNeeded):
+            manager.open_task(TASKS[1])
+        with failing(Phase.SEND_CHECKPOINT), pytest.raises(UnavailableError):
+            manager.open_task(TASKS[0])
+        assert waiting(permit) == {TASKS[0]: ["allow_new_stores"]}  # used up by a commit, and by nothing less
+        with manager.open_task(TASKS[0]) as task:
+            assert dict(task.store("extra").range()) == {}
+    assert waiting(permit) == {}
+    with StateManager(more) as manager, manager.open_task(TASKS[0]) as task:
+        assert task.last_checkpoint is not None
+        assert task.last_checkpoint.input_offsets == {"orders-0": 2}
+    assert totals(config, "blob-store")[TASKS[0]] == {b"a": b"1", b"b": b"2"}
+
+
+def test_a_whole_job_uses_permissions_up_with_its_first_publish(config: JobConfig, permit: Permit) -> None:
+    """FAULT 31: every task has its own; the opening of the job takes them all."""
+    more = with_extra(config)
+    permit("--task", "0", "--allow-new-stores")
+    with StateManager(more) as manager, pytest.raises(PermissionNeeded) as caught:
+        manager.acquire()
+    assert caught.value.where["task"] == TASKS[1]
+    permit("--allow-new-stores")
+    with StateManager(more) as manager:
+        epoch = manager.acquire()
+        assert len(waiting(permit)) == 2
+        manager.publish([attempt(more, epoch, task, {b"b": b"2"}, 2) for task in TASKS])
+    assert waiting(permit) == {}
+    with StateManager(more) as manager:
+        manager.acquire()
+
+
+def test_a_permission_is_taken_back(config: JobConfig, permit: Permit) -> None:
+    """--revoke takes back what waits for these tasks."""
+    permit("--allow-removed-stores", "--allow-new-stores")
+    assert waiting(permit) == {task: ["allow_new_stores", "allow_removed_stores"] for task in TASKS}
+    assert "revoked" in permit("--task", "1", "--revoke").stdout
+    assert list(waiting(permit)) == [TASKS[0]]
+    with StateManager(with_extra(config)) as manager, pytest.raises(PermissionNeeded):
+        manager.open_task(TASKS[1])
+
+
+def test_an_empty_start_is_permitted(config: JobConfig, permit: Permit, kafka: KafkaServer) -> None:
+    """FAULT 17, A16: for one task, whose state on this machine says that it had some."""
+    other = with_changes(config, task__checkpoint__topic=f"{config.job_name}-other")
+    make_topics(other)
+    with StateManager(other) as manager:
+        with pytest.raises(PermissionNeeded):
+            manager.open_task(TASKS[0])
+        permit(
+            "--set", f"task.checkpoint.topic={other.checkpoint_topic}", "--allow-empty-start", "--overwrite-changelog"
+        )
+        with manager.open_task(TASKS[0]) as task:
+            assert dict(task.store("totals").range()) == {}
+    assert totals(other, "kafka-changelog")[TASKS[0]] == {}
+
+
+def test_what_the_command_refuses(config: JobConfig, permit: Permit) -> None:
+    """Nothing to give, or two things at once."""
+    for arguments in ([], ["--list", "--revoke"], ["--list", "--allow-new-stores"]):
+        assert CliRunner().invoke(cli, ["permit", *arguments]).exit_code == 2
