@@ -66,3 +66,45 @@ def check_command(config: JobConfig, as_json: bool) -> None:
         click.echo(f"ok: {', '.join(spec.name for spec in specs)}")
     if problems:
         raise SystemExit(1)
+
+
+@command.command("repair")
+@with_config
+@json_option
+@click.option("--to", "target", metavar="TOPIC", help="The new topic.  [default: <checkpoint topic>-repaired]")
+@click.option("--dry-run", is_flag=True, help="Only list what would be left out.")
+def repair_command(config: JobConfig, as_json: bool, target: str | None, dry_run: bool) -> None:
+    """Copy the valid records of the checkpoint topic to a new topic, and list what is left out.
+
+    Run it with --dry-run first. Every owner of the job is fenced before the copy; afterwards set task.checkpoint.topic.
+    """
+    from statemgr.flows.opening import fence_ids
+    from statemgr.ids import task_name
+    from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
+    from statemgr.kafka.topic_repair import copy_valid, look
+    from statemgr.runtime import Runtime
+
+    target = target or f"{config.checkpoint_topic}-repaired"
+    runtime = Runtime(config)
+    try:
+        if dry_run:
+            result = look(config, runtime.clock)
+        else:
+            tasks = [task_transactional_id(config, task_name(index)) for index in range(config.tasks)]
+            fence_ids(runtime.parts, [job_transactional_id(config), *tasks])
+            result = copy_valid(config, runtime.clock, target)
+    finally:
+        runtime.close()
+    if as_json:
+        left_out = [{"offset": r.offset, "key": r.key, "why": r.why} for r in result.left_out]
+        print_json({"to": None if dry_run else target, "valid": result.copied, "left_out": left_out})
+        return
+    print_table(
+        ("offset", "key", "left out because"),
+        [(r.offset, r.key, r.why) for r in result.left_out],
+        empty="every record is valid",
+    )
+    if dry_run:
+        click.echo(f"{result.copied} records are valid; nothing was changed")
+    else:
+        click.echo(f"{result.copied} records were copied; now set task.checkpoint.topic = {target}")

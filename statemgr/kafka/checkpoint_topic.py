@@ -267,7 +267,8 @@ class CheckpointTopic:
     def _corrupt(self, why: str, offset: int) -> CorruptRecord:
         return CorruptRecord(
             f"checkpoint record refused: {why}",
-            hint="nobody but statemgr may write to the checkpoint topic: look who does",
+            hint="nobody but statemgr may write to the checkpoint topic: look who does. "
+            "`statemgr topics repair --dry-run` lists all such records",
             topic=self._topic,
             partition=PARTITION,
             offset=offset,

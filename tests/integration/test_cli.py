@@ -19,6 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from statemgr import JobConfig, StateManager, Task
 from statemgr.cli.main import cli
+from statemgr.errors import FencedError
 from statemgr.local import open_store
 from tests.jobs import elsewhere, job_mapping
 from tests.kafka_jobs import client, make_topic, plain_producer, wait_until
@@ -387,6 +388,34 @@ def test_doctor_reads_the_checkpoint_topic_to_its_end(run: Run, job: JobConfig, 
     assert problem["check"] == "checkpoints"
     assert f"offset={placed[0]}" in problem["detail"]
     assert "CorruptRecord" in problem["detail"]
+
+
+def test_a_foreign_record_is_left_out_by_a_repair(run: Run, job: JobConfig, running: list[Task]) -> None:
+    """FAULT 57: every command stops at it; the copy has all that is valid, and the job goes on there exactly."""
+    before = json.loads(run("checkpoints", "list", "--json").stdout)
+    producer = plain_producer(job)
+    for key, value in ((b"?", b"foreign"), (b"?", None)):
+        producer.produce(job.checkpoint_topic, value, key, 0)
+    assert producer.flush(10) == 0
+    running[0].store("totals", key_serde="bytes").put(b"later", b"1")
+    running[0].commit({"orders-0": 201})
+    assert run("checkpoints", "list").exit_code == 4
+    dry = json.loads(run("topics", "repair", "--dry-run", "--json").stdout)
+    assert [entry["key"] for entry in dry["left_out"]] == ["?", "?"]
+    assert all(entry["why"] for entry in dry["left_out"])
+    new = f"{job.checkpoint_topic}-repaired"
+    assert new not in client(job).list_topics(timeout=10).topics
+    done = json.loads(run("topics", "repair", "--json").stdout)
+    assert (done["to"], done["left_out"], done["valid"]) == (new, dry["left_out"], dry["valid"])
+    with pytest.raises(FencedError):  # nobody publishes to the old topic any more
+        running[1].commit({"orders-1": 201})
+    there = ("--set", f"task.checkpoint.topic={new}")
+    after = json.loads(run("checkpoints", "list", "--json", *there).stdout)
+    known = {entry["checkpoint_id"] for entry in before}
+    assert {entry["checkpoint_id"] for entry in after} - known
+    found = run("store", "get", "totals", "later", "--task", "0", *there)
+    assert found.exit_code == 0, found.output
+    assert run("topics", "repair").exit_code == 2  # the new topic is there already
 
 
 def test_doctor_compares_the_layout_and_the_input_topics(run: Run, job: JobConfig, running: list[Task]) -> None:

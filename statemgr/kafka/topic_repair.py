@@ -1,0 +1,127 @@
+"""Copies what is valid on a checkpoint topic to a new topic, and tells what it leaves out.
+
+Order, keys, values and deletes stay as they are; only committed records are read. The copy is one transaction: the new
+topic has all of it or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from confluent_kafka import Message
+
+from statemgr.config import JobConfig
+from statemgr.errors import CorruptError, InvalidError
+from statemgr.kafka.checkpoint_tracks import PARTITION
+from statemgr.kafka.metadata import TopicMetadata
+from statemgr.kafka.publisher import TransactionalPublisher
+from statemgr.kafka.reader import PartitionReader, offset_of
+from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
+from statemgr.model import codec
+from statemgr.model.permits import decode_permit, is_permit
+from statemgr.ports import Clock
+
+_SHOWN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A record that no version of this software can have written: its offset, its key as text, and what is wrong."""
+
+    offset: int
+    key: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """How many records are valid, and those that are not."""
+
+    copied: int
+    left_out: tuple[LeftOut, ...]
+
+
+def look(config: JobConfig, clock: Clock) -> Repaired:
+    """What a repair would do. Raises: MissingState, UnavailableError."""
+    return _sort(config, clock)[0]
+
+
+def copy_valid(config: JobConfig, clock: Clock, target: str) -> Repaired:
+    """Copy the valid records to ``target``, which is created and must be empty. The owners must be fenced before.
+
+    Raises: InvalidError when the target has records; UnavailableError, AccessDenied.
+    """
+    # not with the broker's times: those of the copies would make old checkpoints look young
+    spec = replace(checkpoint_topic_spec(config), name=target, created_with={})
+    with TopicAdmin(config) as admin:
+        admin.create_missing([spec])
+        admin.verify([spec])
+    metadata = TopicMetadata(config)
+    try:
+        start, end = metadata.bounds(target, PARTITION)
+    finally:
+        metadata.close()
+    if end > start:
+        raise InvalidError(
+            "the topic to copy to has records already", hint="`statemgr topics repair --to` names another"
+        )
+    result, valid = _sort(config, clock)
+    publisher = TransactionalPublisher(config, f"statemgr.{config.job_name}.{config.job_id}.repair", clock)
+    try:
+        publisher.fence()
+        with publisher.transaction() as transaction:
+            for message in valid:
+                transaction.send(target, message.key(), message.value(), partition=PARTITION)
+    finally:
+        publisher.close()
+    return result
+
+
+def _sort(config: JobConfig, clock: Clock) -> tuple[Repaired, list[Message]]:
+    valid: list[Message] = []
+    left_out = []
+    for message in _records(config, clock):
+        why = _problem(config.checkpoint_topic, message)
+        if why is None:
+            valid.append(message)
+        else:
+            key = message.key()
+            shown = "(none)" if key is None else repr(key[:_SHOWN])[2:-1]
+            left_out.append(LeftOut(offset_of(message), shown, why))
+    return Repaired(len(valid), tuple(left_out)), valid
+
+
+def _records(config: JobConfig, clock: Clock) -> Iterator[Message]:
+    metadata = TopicMetadata(config)
+    try:
+        start, end = metadata.bounds(config.checkpoint_topic, PARTITION)
+    finally:
+        metadata.close()
+    for batch in PartitionReader(config, clock).read(config.checkpoint_topic, PARTITION, start, end):
+        yield from batch
+
+
+def _problem(topic: str, message: Message) -> str | None:
+    """Why a record is refused; None when it is valid. Records of other jobs on the same topic are."""
+    data, value, offset = message.key(), message.value(), offset_of(message)
+    if data is None:
+        return "it has no key"
+    try:
+        if is_permit(data):
+            decode_permit(data, value, topic, PARTITION, offset)
+            return None
+        key = codec.decode_key(data, topic=topic, partition=PARTITION, offset=offset)
+        if value is None:
+            return "it deletes a version 1 record, which nothing here does" if key.sequence is None else None
+        if key.sequence is None:
+            if key.record_version != 1:
+                return f"record version {key.record_version} is unknown"
+            codec.decode_record_v1(key, value, offset, topic=topic, partition=PARTITION)
+        elif key.task:
+            codec.decode_task(data, key, value, codec.Place(topic, PARTITION, offset))
+        else:
+            codec.decode_job(data, key, value, codec.Place(topic, PARTITION, offset))
+    except CorruptError as error:
+        return error.message
+    return None
