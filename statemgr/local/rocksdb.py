@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rocksdict import Checkpoint, CompactOptions, Options, Rdict
 
-from statemgr.errors import ClosedError, CorruptFile, DiskFull, InvalidError
+from statemgr.errors import ClosedError, CorruptFile, DiskFull, InvalidError, RetryableError
 from statemgr.local import rocksdb_options, rocksdb_statistics, trees
 from statemgr.local.rocksdb_errors import translate, translated
 from statemgr.local.rocksdb_handle import (
@@ -268,12 +268,14 @@ class RocksDbStore:
         try:
             with translated(what, self._directory):
                 yield
-        except DiskFull:
+        except (DiskFull, RetryableError):
+            # RocksDB repeats the error of a failed flush for ever, also when there are descriptors or space again
             self._stuck = not self._reads_only
             raise
 
     def _recover(self) -> None:
-        """After a full disk RocksDB refuses writes for good: reopen it, with what was in memory only.
+        """After a full disk, or without descriptors, RocksDB refuses writes for good: reopen it, with what was in
+        memory only.
 
         Raises: DiskFull while there is no space; what was in memory is then kept for the next call.
         """

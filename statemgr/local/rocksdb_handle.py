@@ -17,6 +17,7 @@ from rocksdict import AccessType, Options, Rdict, RdictIter, ReadOptions, WriteB
 from statemgr.errors import ClosedError, InvalidError
 from statemgr.local.rocksdb_errors import translate, translated
 from statemgr.model.commit import Change
+from statemgr.os_errors import Fault, fault_in
 
 _PROBE_SIZE = 1024 * 1024
 
@@ -43,7 +44,7 @@ def close_database(database: Rdict, directory: Path) -> None:
 
 
 def _is_stuck(error: Exception) -> bool:
-    return "No space left on device" in str(error)
+    return fault_in(str(error)) in (Fault.FULL, Fault.LIMIT)
 
 
 def batch_of(changes: Iterable[Change]) -> WriteBatch:
