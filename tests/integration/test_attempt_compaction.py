@@ -134,7 +134,7 @@ def test_a_sweep_bounds_the_disk_of_an_executor(kafka: KafkaServer, tmp_path: Pa
         stamp = runtime.sweep._stamp
         wait_until(lambda: stamp.is_file() and stamp.stat().st_size > 0)  # the first attempt has begun one
         stamp.write_bytes(b"")
-        (roots[1] / "live" / "1-2.dead").mkdir()
+        (roots[1] / "live" / f"1-{0:016x}.{1:016x}").mkdir()  # its owner is dead
         long_ago = time.time() - 2 * 3600
         for root in roots[1:]:
             os.utime(root / "committed", (long_ago, long_ago))
