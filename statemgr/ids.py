@@ -95,6 +95,19 @@ def check_offsets(input_offsets: Mapping[str, int], **where: object) -> None:
             )
 
 
+def topic_name(*names: str) -> str:
+    """Names joined by ``-``, with every ``-`` inside of one doubled: different names never give the same topic.
+
+    A name begins with something else than ``-``, so that the last one of an odd number of them is the separator.
+    """
+    return "-".join(name.replace("-", "--") for name in names)
+
+
+def transactional_id(*names: str) -> str:
+    """Names joined by ``.`` behind ``statemgr``, with every ``.`` inside of one as ``%2E``, which no name contains."""
+    return ".".join(("statemgr", *(name.replace(".", "%2E") for name in names)))
+
+
 def attempt_millis(attempt: str) -> int | None:
     """When an attempt began by the clock of its machine (epoch milliseconds); None when its ID does not say."""
     millis = attempt.partition("-")[0]

@@ -17,7 +17,7 @@ _REPORT_EVERY = 5_000
 _DEADLINE_S = 60
 #: A little less than brokers and clients take by default.
 _RECORD_LIMIT = 900_000
-_OF_A_RUN = re.compile(r"(demo-|__statemgr_checkpoints_demo_)[0-9a-f]{8}(-|\Z)")
+_OF_A_RUN = re.compile(r"(demo-|__statemgr_checkpoints_demo-)[0-9a-f]{8}(-|\Z)")
 
 
 def forget_older_runs(bootstrap_servers: str) -> None:

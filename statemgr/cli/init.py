@@ -29,7 +29,7 @@ commit.ms = 60000
 # commit.max.delay.ms = 60000           # age of a commit on its way from which its task waits for it
 # commit.snapshot.interval = ["50 commits", "256 MiB", "10 min"]     # with blob-changelog
 # commit.timeout.ms = 300000
-# checkpoint.topic = "__statemgr_checkpoints_{name}_1"
+# checkpoint.topic = "{checkpoint_topic}"
 # checkpoint.replication.factor = 3     # of the topics that statemgr creates; -1 is the broker's default
 # checkpoint.retained = 2               # checkpoints kept per task
 # checkpoint.read.versions = [1, 2]
@@ -43,7 +43,7 @@ type = "rocksdb"                  # or "memory"
 # write.batch.size = 5000               # changes gathered for one batch; reads see them at once
 # backup.factories = ["blob-store"]     # for this store alone
 # restore.factories = ["blob-store"]
-# changelog.topic = "{name}-1-totals-changelog"
+# changelog.topic = "{changelog_topic}"
 # changelog.min.compaction.lag.ms = 14400000
 # rocksdb.compression = "lz4"
 # rocksdb.write.buffer.size.bytes = 16777216
@@ -86,9 +86,14 @@ dir = "./.statemgr/state"         # a cache: it may vanish at any time
 def command(as_json: bool, path: Path, name: str, force: bool) -> None:
     """Write a commented configuration file (job.toml, if no PATH is given)."""
     # Checked before anything is written.
-    JobConfig.from_mapping({"job.name": name})
+    config = JobConfig.from_mapping({"job.name": name, "stores.totals.type": "memory"})
     blob_uri = (Path.cwd() / ".statemgr" / "blobs").as_uri()
-    text = TEMPLATE.format(name=name, blob_uri=blob_uri)
+    text = TEMPLATE.format(
+        name=name,
+        blob_uri=blob_uri,
+        checkpoint_topic=config.checkpoint_topic,
+        changelog_topic=config.stores["totals"].changelog_topic,
+    )
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
     try:
         # Only its owner may read it: people do put passwords here.

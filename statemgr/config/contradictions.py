@@ -18,6 +18,8 @@ KAFKA_CHANGELOG = "kafka-changelog"
 #: Those that need a blob store.
 BLOB_FACTORIES = ("blob-store", "blob-changelog")
 _BUILT_IN = (KAFKA_CHANGELOG, *BLOB_FACTORIES)
+#: What stands next to the stores' directories of a task; blobs of the task's own have names that start with ``_``.
+_RESERVED = ("PUBLISHED",)
 #: What the protocol depends on.
 _OWN_SETTINGS = ("transactional.id", "enable.idempotence", "isolation.level", "enable.auto.commit", "acks")
 
@@ -37,6 +39,12 @@ def check_factories(key: str, factories: Iterable[str]) -> None:
 def check_store(store: StoreConfig, *, has_blob_uri: bool, write_versions: Sequence[int]) -> None:
     """One store against the rest. Raises: ConfigError."""
     prefix = f"stores.{store.name}"
+    if store.name.startswith("_") or store.name in _RESERVED:
+        raise ConfigError(
+            f"{prefix} names a store with a reserved name: statemgr keeps something of its own under it",
+            hint="choose a name that does not start with '_'" + "".join(f" and is not {name}" for name in _RESERVED),
+            key=prefix,
+        )
     if store.restore_factories and not store.durable:
         key = f"{prefix}.restore.factories"
         raise ConfigError(

@@ -24,6 +24,7 @@ from statemgr.config.secrets import has_reference, hidden_texts, masked, resolve
 from statemgr.config.store import StoreConfig, store_from_values
 from statemgr.config.values import Value
 from statemgr.errors import ConfigError
+from statemgr.ids import topic_name
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -167,7 +168,7 @@ class JobConfig:
     def checkpoint_topic(self) -> str:
         """The checkpoint topic's name."""
         given = self.values.get("task.checkpoint.topic")
-        return str(given or f"__statemgr_checkpoints_{self.job_name}_{self.job_id}")
+        return str(given or f"__statemgr_checkpoints_{topic_name(self.job_name, self.job_id)}")
 
     @property
     def checkpoint_replication_factor(self) -> int:
@@ -220,8 +221,7 @@ class JobConfig:
     def stores(self) -> Mapping[str, StoreConfig]:
         """The declared stores by name, in the order of their names. Any key of a store declares it."""
         names = sorted({key.split(".", 2)[1] for key in self.values if key.startswith("stores.")})
-        job = f"{self.job_name}-{self.job_id}"
-        return {name: store_from_values(name, self.values, changelog_prefix=job) for name in names}
+        return {name: store_from_values(name, self.values, (self.job_name, self.job_id)) for name in names}
 
     # --- blobs ----------------------------------------------------------------------------------------------
 

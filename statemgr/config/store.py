@@ -11,6 +11,7 @@ from statemgr.config.rocksdb_options import ROCKSDB_OPTIONS, rocksdb_defaults
 from statemgr.config.secrets import has_reference, resolve
 from statemgr.config.values import AVRO_SCHEMAS, Value
 from statemgr.errors import ConfigError
+from statemgr.ids import topic_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +52,11 @@ class StoreConfig:
             raise ConfigError(f"{key} must be {AVRO_SCHEMAS.expected}", key=key) from None
 
 
-def store_from_values(name: str, values: Mapping[str, Value], *, changelog_prefix: str) -> StoreConfig:
-    """The store ``name`` from checked values. A store that is not backed up is not restored by default."""
+def store_from_values(name: str, values: Mapping[str, Value], job: tuple[str, str]) -> StoreConfig:
+    """The store ``name`` of a job (its name and ID) from checked values.
+
+    A store that is not backed up is not restored by default.
+    """
 
     def value(suffix: str) -> Any:
         key = f"stores.{name}.{suffix}"
@@ -67,7 +71,7 @@ def store_from_values(name: str, values: Mapping[str, Value], *, changelog_prefi
         type=value("type"),
         backup_factories=tuple(backup),
         restore_factories=tuple(restore),
-        changelog_topic=value("changelog.topic") or f"{changelog_prefix}-{name}-changelog",
+        changelog_topic=value("changelog.topic") or topic_name(*job, name, "changelog"),
         min_compaction_lag_ms=value("changelog.min.compaction.lag.ms"),
         key_serde=value("key.serde"),
         value_serde=value("value.serde"),

@@ -78,7 +78,7 @@ _CHECKPOINTS = (
     Key(
         pattern="task.checkpoint.topic",
         kind=TOPIC,
-        default_text="`__statemgr_checkpoints_<job.name>_<job.id>`",
+        default_text="`__statemgr_checkpoints_<job.name>-<job.id>`",
         doc="The checkpoint topic.",
     ),
     Key(

@@ -27,6 +27,7 @@ from statemgr.errors import (
     StatemgrError,
     UnavailableError,
 )
+from statemgr.ids import topic_name
 from statemgr.kafka.rights import missing_right
 from statemgr.os_errors import LIMIT_HINT, Fault, fault_in
 
@@ -133,7 +134,7 @@ def consumer(config: JobConfig, errors: ClientErrors, **own: Any) -> Consumer:
     Raises: ConfigError.
     """
     defaults = {
-        "group.id": f"statemgr-{config.job_name}-{config.job_id}",
+        "group.id": topic_name("statemgr", config.job_name, config.job_id),
         # librdkafka's default of 1000 ms starves a fast reader (measured: 210 k/s instead of over 900 k/s)
         "fetch.queue.backoff.ms": 2,
         # the wait at the end of a topic, which every read to a captured end would otherwise pay with 500 ms

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord
-from statemgr.ids import IdSource
+from statemgr.ids import IdSource, transactional_id
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.publisher import TransactionalPublisher
@@ -24,11 +24,10 @@ def probe_transaction(config: JobConfig, clock: Clock, ids: IdSource) -> int:
     Raises: UnavailableError, AccessDenied, ConfigError and the other errors of publishing.
     """
     topic = f"__statemgr_doctor_{ids.attempt_id()}"
-    transactional_id = f"statemgr.{config.job_name}.{config.job_id}.doctor"
     with TopicAdmin(config) as topics:
         topics.create_missing([TopicSpec(topic, 1, -1, {"message.timestamp.type": "LogAppendTime"})])
     try:
-        publisher = TransactionalPublisher(config, transactional_id, clock)
+        publisher = TransactionalPublisher(config, transactional_id(config.job_name, config.job_id, "doctor"), clock)
         try:
             publisher.fence()
             with publisher.transaction() as transaction:

@@ -31,7 +31,7 @@ from statemgr.errors import (
     StatemgrError,
     UnavailableError,
 )
-from statemgr.ids import task_path
+from statemgr.ids import task_path, transactional_id
 from statemgr.kafka.clients import (
     SLICE_S,
     ClientErrors,
@@ -58,12 +58,12 @@ _FENCE_TIMEOUT_S = 60.0
 
 def task_transactional_id(config: JobConfig, task: str) -> str:
     """The ID of the owner of one task."""
-    return f"statemgr.{config.job_name}.{config.job_id}.{task_path(task)}"
+    return transactional_id(config.job_name, config.job_id, task_path(task))
 
 
 def job_transactional_id(config: JobConfig) -> str:
     """The ID of the owner of a whole job (a Spark driver, the command line)."""
-    return f"statemgr.{config.job_name}.{config.job_id}.job"
+    return transactional_id(config.job_name, config.job_id, "job")
 
 
 class _State(Enum):

@@ -98,7 +98,7 @@ def test_defaults() -> None:
     config = load(stores__totals__type="rocksdb")
     store = config.stores["totals"]
     assert (config.job_id, config.tasks, config.retained, config.commit_ms) == ("1", 1, 2, 60_000)
-    assert config.checkpoint_topic == "__statemgr_checkpoints_orders_1"
+    assert config.checkpoint_topic == "__statemgr_checkpoints_orders-1"
     assert (config.read_versions, config.write_versions) == ((1, 2), (2,))
     assert (config.blob_uri, config.metrics_port) == (None, None)
     assert config.state_dir == Path(".statemgr/state")
@@ -232,7 +232,7 @@ def test_a_bad_value_names_the_key_and_what_is_expected(key: str, value: object)
         ({"task.checkpoint.write.versions": [1, 2], "task.checkpoint.read.versions": [2]},
          "task.checkpoint.read.versions"),
         ({"stores.a.changelog.topic": "t", "stores.b.changelog.topic": "t"}, "stores.b.changelog.topic"),
-        ({"stores.a.changelog.topic": "__statemgr_checkpoints_orders_1"}, "stores.a.changelog.topic"),
+        ({"stores.a.changelog.topic": "__statemgr_checkpoints_orders-1"}, "stores.a.changelog.topic"),
         ({"task.inputs": "t", "stores.a.changelog.topic": "t"}, "task.inputs"),
         ({"stores.a.changelog": "t", "stores.a.changelog.topic": "u"}, "stores.a.changelog.topic"),
         ({"stores.a.value.serde": "avro"}, "stores.a.value.avro.schemas"),
