@@ -78,6 +78,17 @@ dir = "./.statemgr/state"         # a cache: it may vanish at any time
 """
 
 
+def filled_template(name: str) -> str:
+    """The template for a job of this name. Raises: ConfigError when it is not a name."""
+    config = JobConfig.from_mapping({"job.name": name, "stores.totals.type": "memory"})
+    return TEMPLATE.format(
+        name=name,
+        blob_uri=(Path.cwd() / ".statemgr" / "blobs").as_uri(),
+        checkpoint_topic=config.checkpoint_topic,
+        changelog_topic=config.stores["totals"].changelog_topic,
+    )
+
+
 @click.command("init")
 @json_option
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT_FILE)
@@ -85,15 +96,7 @@ dir = "./.statemgr/state"         # a cache: it may vanish at any time
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def command(as_json: bool, path: Path, name: str, force: bool) -> None:
     """Write a commented configuration file (job.toml, if no PATH is given)."""
-    # Checked before anything is written.
-    config = JobConfig.from_mapping({"job.name": name, "stores.totals.type": "memory"})
-    blob_uri = (Path.cwd() / ".statemgr" / "blobs").as_uri()
-    text = TEMPLATE.format(
-        name=name,
-        blob_uri=blob_uri,
-        checkpoint_topic=config.checkpoint_topic,
-        changelog_topic=config.stores["totals"].changelog_topic,
-    )
+    text = filled_template(name)
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
     try:
         # Only its owner may read it: people do put passwords here.

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from statemgr import __version__, errors
 from statemgr.cli import main, output
-from statemgr.cli.init import TEMPLATE
+from statemgr.cli.init import filled_template
 from statemgr.cli.main import cli
 from statemgr.config import JobConfig
 from statemgr.config.table import KEYS
@@ -175,7 +175,7 @@ def test_init_refuses_a_name_that_cannot_be_one(run: Run) -> None:
 
 def test_what_the_template_has_in_comments_is_valid_too(run: Run) -> None:
     """Each commented key, uncommented, is a known key with a good value."""
-    text = TEMPLATE.format(name="orders", blob_uri="file:///blobs")
+    text = filled_template("orders")
     table, checked = "", 0
     for line in text.splitlines():
         if header := re.match(r"(# )?\[([a-z.]+)\]", line):
