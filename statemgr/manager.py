@@ -51,7 +51,7 @@ class StateManager:
         self.layout = Layout(1, config.tasks, partitioner)
         self._runtime = Runtime(config)
         self._parts = self._runtime.parts
-        self._log = CheckpointTopic(config, self._runtime.clock)
+        self._log = CheckpointTopic(config, self._runtime.clock, owned=True)
         self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, self._runtime.clock)
         self._lock = threading.Lock()
         self._topics_ready = False

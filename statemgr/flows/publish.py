@@ -8,7 +8,8 @@ Steps:
 2. stage: bring the changelogs' changes to this machine (nothing has been written to Kafka yet)
 3. begin the transaction
 4. send the changelog records and the output, wait for their offsets: the changelog markers
-5. send the records of the checkpoint topic, and the deletes of what is retained no longer (``checkpoint_records``)
+5. send the records of the checkpoint topic, and the deletes of what is retained no longer (``checkpoint_records``);
+   it must still be the topic that was read
 6. commit the transaction; an unknown outcome is settled, and the topic says what happened
 
 Where the brokers had forgotten the transactional ID, steps 1 to 6 are taken a second time.
@@ -100,6 +101,7 @@ def _publish(
     sequence = 1 + published.newest_sequence
     subject = ", ".join(commit.task for commit in commits)
     records: dict[str, CheckpointRecord] = {}
+    check_topic = log.begin_check()
     try:
         announce(Phase.BEGIN, subject, parts.config.job_key)
         with publisher.transaction() as transaction:  # 3
@@ -126,6 +128,7 @@ def _publish(
             send_records(parts.config, send, published.layout, published.records, records, published.job_records)
             for permit in published.permits:
                 send(permit.key, None)
+            check_topic(transaction.flush()[parts.config.checkpoint_topic, 0])
             published.pending = records  # from here on the outcome may become unknown
             announce(Phase.COMMIT_TRANSACTION, subject, parts.config.job_key)  # 6
     except (RetryableError, FencedError):

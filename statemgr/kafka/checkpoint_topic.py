@@ -10,8 +10,9 @@ read goes on from there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NoReturn
 
 from confluent_kafka import Message
@@ -21,6 +22,7 @@ from statemgr.errors import CorruptRecord, MissingState, TopicMisconfigured
 from statemgr.kafka.checkpoint_tracks import PARTITION, Assembly, Track, TrackId
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
+from statemgr.kafka.topic_watch import TopicWatch
 from statemgr.model import codec
 from statemgr.model.checkpoint import CheckpointRecord, with_version_one
 from statemgr.model.codec_wire import HEADER_SIZE, MARK
@@ -68,12 +70,14 @@ class CheckpointTopic:
 
     Args:
         stall_s: seconds without progress after which reading fails (see :class:`PartitionReader`).
+        owned: read by an owner, for whom a topic that was created again is another one.
     """
 
-    def __init__(self, config: JobConfig, clock: Clock, *, stall_s: float | None = None) -> None:
+    def __init__(self, config: JobConfig, clock: Clock, *, stall_s: float | None = None, owned: bool = False) -> None:
         self._config = config
         self._topic = config.checkpoint_topic
         self._metadata = TopicMetadata(config)
+        self._watch = TopicWatch(self._topic, self._metadata, clock) if owned else None
         self._reader = PartitionReader(config, clock, stall_s)
         self._lock = threading.Lock()
         self._seen: _Seen | None = None
@@ -106,6 +110,12 @@ class CheckpointTopic:
         """See :meth:`statemgr.ports.CheckpointLog.permits`."""
         with self._lock:
             return tuple(self._seen.permits.values()) if self._seen is not None else ()
+
+    def begin_check(self) -> Callable[[int], None]:
+        """See :meth:`statemgr.ports.CheckpointLog.begin_check`."""
+        if self._watch is None:
+            return lambda end: None
+        return partial(self._watch.check, asked=self._watch.ask())
 
     def history(self) -> Iterator[CheckpointRecord]:
         """Every committed checkpoint of the job that is still there, one in each record, oldest first.
@@ -155,7 +165,11 @@ class CheckpointTopic:
                 hint="set task.checkpoint.topic to a new topic, or delete this one if it is none of yours",
                 topic=self._topic,
             )
+        if self._watch is not None:
+            self._watch.compare(str(found.topic_id))
         start, end = self._metadata.bounds(self._topic, PARTITION, only_settled=only_settled)
+        if self._watch is not None:
+            self._watch.reached(end)
         return _Bounds(str(found.topic_id), start, end)
 
     def _read_to(self, bounds: _Bounds, position: int) -> _Seen:

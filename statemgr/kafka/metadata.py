@@ -59,6 +59,12 @@ class TopicMetadata:
         allowed = {operation.name for operation in described[group].authorized_operations or ()}
         return [needed for needed in _GROUP_RIGHTS if needed not in allowed]
 
+    def describe_later(self, topic: str) -> Future[TopicDescription]:
+        """Begin to ask for a topic's description, once. The future raises KafkaException."""
+        answers = self.client.describe_topics(TopicCollection([topic]), request_timeout=_REQUEST_S)
+        future: Future[TopicDescription] = answers[topic]
+        return future
+
     def wait_for(self, topics: Sequence[str]) -> None:
         """Return when new topics are known to the broker that is asked. Raises: UnavailableError."""
         deadline = time.monotonic() + DEADLINE_S

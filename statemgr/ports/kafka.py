@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -31,6 +31,13 @@ class CheckpointLog(Protocol):
 
     def job_records(self) -> Collection[int]:
         """The sequence numbers of all job records in the newest layout, as of the last read."""
+
+    def begin_check(self) -> Callable[[int], None]:
+        """Begin to ask whether the topic is still the one that was read.
+
+        Returns: what is called before a transaction is committed, with the offset after its last record on the topic.
+            Raises: MissingState when the topic was deleted, or deleted and created again.
+        """
 
     def was_truncated(self) -> bool:
         """True when records before the first offset were removed from the topic."""

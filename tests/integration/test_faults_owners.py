@@ -11,7 +11,7 @@ import pytest
 
 from statemgr import JobConfig, StateManager, Task
 from statemgr.dev.kafka import KafkaBroker
-from statemgr.errors import FencedError
+from statemgr.errors import FencedError, MissingState
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
 from statemgr.local.clock import SystemClock
@@ -19,7 +19,7 @@ from statemgr.model.checkpoint import Checkpoint
 from statemgr.phases import Phase
 from tests.commits import TASK, attempt, current, totals, write
 from tests.jobs import DUAL, elsewhere, job_mapping
-from tests.kafka_jobs import committed, state_of
+from tests.kafka_jobs import client, committed, plain_producer, recreate, send, state_of, wait_until
 from tests.owners import FORGETFUL, STRICT, Suspended, forgotten, job
 from tests.servers import KafkaServer
 
@@ -190,6 +190,34 @@ def test_a_process_that_was_suspended_while_another_published_is_fenced(
         assert not [one for one in found if "sequence" in one], found
         assert commit(owner, 8).sequence == 3
         whole(config, 8)
+
+
+@pytest.mark.parametrize("how", ["by hand", "by the broker", "and written to"])
+def test_a_checkpoint_topic_that_was_created_again_takes_no_commit(
+    own_kafka: Callable[..., KafkaBroker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """FAULT 50, invariant 8: its owner is told that, and not that there is another owner; nothing is published."""
+    config = job(own_kafka(**{"auto.create.topics.enable": str(how == "by the broker").lower()}), tmp_path)
+    topic = config.checkpoint_topic
+    with StateManager(config) as manager:
+        task = manager.open_task(TASK)
+        for number in (1, 2):
+            commit(task, number)
+        if how == "by the broker":
+            admin, other = client(config), plain_producer(config)
+            admin.delete_topics([topic])[topic].result(30)
+            wait_until(lambda: other.list_topics(topic, timeout=10).topics[topic].error is None)
+        else:
+            recreate(config, topic)
+        if how == "and written to":  # its offsets are beyond those of the old one
+            monkeypatch.setattr("statemgr.kafka.topic_watch._EVERY_S", 0.0)
+            send(config, topic, [(b"key", b"value")] * 50)
+        before = committed(config, topic)
+        for number in (3, 4):
+            with pytest.raises(MissingState, match="deleted and created again") as caught:
+                commit(task, number)
+            assert "another owner" not in str(caught.value)
+    assert committed(config, topic) == before
 
 
 def test_owners_never_share_an_epoch(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
