@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,37 @@ class Suspended:
         return [json.loads(line) for line in out.splitlines()]
 
 
+def killed_in_all_commits(config: JobConfig) -> None:
+    """Run a process that opens every task of a job, and is killed while each has a transaction open."""
+    order = json.dumps({"config": dict(config.to_mapping())})
+    ended = subprocess.run([sys.executable, "-m", "tests.owners", order], check=False, timeout=120)
+    assert ended.returncode == -signal.SIGKILL
+
+
+def _commit_all_and_die(config: JobConfig) -> None:
+    together = threading.Barrier(config.tasks)
+
+    def die(phase: Phase, _: str) -> None:
+        if phase is Phase.COMMIT_TRANSACTION and together.wait(60) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    manager = StateManager(config)
+    tasks = [manager.open_task(f"Partition {index}") for index in range(config.tasks)]
+    for task in tasks:
+        task.store("totals").put(b"number", b"1")
+        task.commit({f"orders-{task.name.split()[1]}": 1})
+        task.store("totals").put(b"number", b"2")
+    add_observer(die)
+    for task in tasks:
+        task.commit_async({f"orders-{task.name.split()[1]}": 2})
+    threading.Event().wait()
+
+
 def _main() -> None:
     """The process: three more commits after the one that it was suspended in, each is tried once."""
     order = json.loads(sys.argv[1])
+    if "phase" not in order:
+        _commit_all_and_die(JobConfig.from_mapping(order["config"]))
     with StateManager(JobConfig.from_mapping(order["config"])) as manager, manager.open_task("Partition 0") as task:
         task.store("totals").put(b"number", b"1")
         task.commit({"orders-0": 1})
