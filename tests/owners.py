@@ -90,8 +90,11 @@ def _commit_all_and_die(config: JobConfig) -> None:
     together = threading.Barrier(config.tasks)
 
     def die(phase: Phase, _: str) -> None:
-        if phase is Phase.COMMIT_TRANSACTION and together.wait(60) == 0:
+        if phase is not Phase.COMMIT_TRANSACTION:
+            return
+        if together.wait(60) == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()  # none of them goes on
 
     manager = StateManager(config)
     tasks = [manager.open_task(f"Partition {index}") for index in range(config.tasks)]
