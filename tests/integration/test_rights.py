@@ -144,7 +144,7 @@ def test_each_right_of_kafka_is_needed_and_named(servers: tuple[SecuredKafka, Se
         if right.server != "Kafka":
             continue
         # what is needed for making something is tried by a job that has nothing
-        job = Life(servers, tmp_path / str(number), f"fresh-{number}") if right.right == "Create" else life
+        job = Life(servers, tmp_path / str(number), f"fresh{number}") if right.right == "Create" else life
         lost = job.rights[number]
         job.allow([other for other in job.rights if other != lost])
         kind, _, name = lost.resource.strip("`").partition(" `")
