@@ -35,7 +35,7 @@ from statemgr.flows.restore import StoreRestore, restore_task
 from statemgr.hand_out import HandOut, hand_out, handed_out, withdraw
 from statemgr.ids import NAME, task_path
 from statemgr.model import codec
-from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, MicroBatch
+from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, Layout, MicroBatch
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import NO_PERMISSIONS, PERMISSIONS, Permissions
 from statemgr.model.record_size import inline_attachments_limit
@@ -145,7 +145,7 @@ class Attempt:
 
         Raises: InvalidError for a name that is taken or more than 256 MiB; RetryableError, AccessDenied.
         """
-        if not NAME.match(name) or any(name == attached.name for attached in self._attachments):
+        if not NAME.match(name) or name == SEQUENCE or any(name == attached.name for attached in self._attachments):
             raise InvalidError(f"{name!r} cannot be attached: a plain name is needed, once", task=self.task)
         size = len(data) if isinstance(data, bytes) else data.stat().st_size
         if size > ATTACHMENT_LIMIT:
@@ -250,7 +250,10 @@ def open_attempt(
                 stores[store].directories.keep_only({state_id, *others, *compacted.get(store, ())})
         runtime.offers.start(stores, checkpoint)
     runtime.sweep.start()
-    base = CommitBase(task, epoch.layout, epoch.number, checkpoint, epoch.refill.get(task, frozenset()))
+    # what the restore found to be damaged is filled by this attempt's commit
+    damaged = {(factory, one.store) for one in restored for factory in one.damaged}
+    refill = epoch.refill.get(task, frozenset()) | damaged
+    base = CommitBase(task, epoch.layout, epoch.number, checkpoint, refill)
     return Attempt(runtime, base, stores, restored)
 
 

@@ -1,18 +1,57 @@
-"""The commit of a task that is on its way: its thread, its age, and who waits for it how long."""
+"""The commit of a task that is on its way: its thread, its age, and who waits for it how long; and whose turn it is."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 
 from statemgr.commit_metrics import TaskCommits
 from statemgr.config import JobConfig
 from statemgr.errors import RetryableError
+from statemgr.flows.repair import GivesWay
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import Clock
 
 log = logging.getLogger(__name__)
+
+
+class Turn:
+    """Either a commit is begun or a repair runs. A commit, or the close, makes a repair give way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counting = threading.Lock()
+        self._waiting = 0
+
+    @contextmanager
+    def commit(self) -> Iterator[None]:
+        """Begin a commit: a repair that runs is given up, and waited for."""
+        with self._counting:
+            self._waiting += 1
+        try:
+            with self._lock:
+                yield
+        finally:
+            with self._counting:
+                self._waiting -= 1
+
+    @contextmanager
+    def repair(self) -> Iterator[bool]:
+        """Run a repair, if it is free."""
+        is_free = self._lock.acquire(blocking=False)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self._lock.release()
+
+    def give_way(self) -> None:
+        """Raises: GivesWay when a commit waits."""
+        if self._waiting:
+            raise GivesWay("a commit goes first")
 
 
 class InFlight:

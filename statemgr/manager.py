@@ -8,10 +8,12 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
+from statemgr.caretaker import Caretaker
 from statemgr.config import JobConfig
 from statemgr.engine import Epoch
 from statemgr.errors import ClosedError, InvalidError, MissingState
 from statemgr.flows.changes import check_changes, serdes_in_force
+from statemgr.flows.commit import Refill
 from statemgr.flows.opening import Found, fence, fence_ids, guard_targets, in_parallel, prepare_topics, read_records
 from statemgr.flows.published import Published
 from statemgr.flows.restore import restore_task
@@ -58,6 +60,7 @@ class StateManager:
         self._tasks = OpenTasks(self._runtime.clock, config.commit_timeout_ms / 1000)
         self._inputs = InputTopics(config)
         self._job: WholeJob | None = None
+        self._caretaker = Caretaker(self._runtime.clock)
         self._closed = False
 
     # --- a consumer loop -----------------------------------------------------------------------------------------
@@ -176,7 +179,7 @@ class StateManager:
                 self.metrics.commits.of(task),
                 inputs,
                 permissions,
-                on_close=lambda: self._tasks.forget(task),
+                on_close=lambda: self._forget(opened),
             )
             undo.callback(opened.close)
             assignment.check()
@@ -187,6 +190,7 @@ class StateManager:
                 # and a permission was for this opening alone, whether or not input follows
                 opened.commit(opened.start_offsets)
             undo.pop_all()
+        opened.damage.watch(lambda: self._caretaker.wake(opened))
         return opened
 
     def run(
@@ -260,9 +264,10 @@ class StateManager:
             refill = guard_targets(self._parts, found.records, found.permissions)
             published = self._published(found, others)
             published.job_records = set(self._log.job_records())
-            self._job = WholeJob(self._parts, self._log, publisher, published)
-            refill = {task: pairs | self._job.lost[task] for task, pairs in refill.items()}
+            self._job = job = WholeJob(self._parts, self._log, publisher, published)
+            refill = {task: pairs | self._job.damaged[task] for task, pairs in refill.items()}
             undo.pop_all()
+        job.watch(lambda: self._caretaker.wake(job))
         return Epoch(
             published.epoch,
             published.layout,
@@ -291,10 +296,32 @@ class StateManager:
         Raises: FencedError; RetryableError; OutcomeUnknownError (call again with the same commits); InvalidError.
         """
         self._check_open()
-        if self._job is None:
-            raise InvalidError("publish needs acquire() first", job=self.config.job_name)
         inputs = None if input_offsets is None else Inputs(dict(input_offsets), dict(input_topic_ids or {}))
-        return self._job.publish(prepared_commits, batch, inputs, wait=wait)
+        return self._acquired().publish(prepared_commits, batch, inputs, wait=wait)
+
+    def damaged(self) -> Mapping[str, Refill]:
+        """Task → (factory, store) pairs whose published backups are damaged: what an epoch's ``refill`` should have.
+
+        Raises: InvalidError before :meth:`acquire`.
+        """
+        return self._acquired().damaged
+
+    def when_damaged(self, repair: Callable[[], bool]) -> None:
+        """Call this when a published backup turns out to be damaged, on another thread, until it returns True.
+
+        It calls :meth:`repair` when no commit is being prepared. Otherwise it returns False, or leaves the repair to
+        the next commit.
+        """
+        self._acquired().when_damaged = repair
+
+    def repair(self) -> Mapping[str, Checkpoint]:
+        """Make damaged backups of the current checkpoints again, by a commit without input. No commit may be in
+        preparation: it would no longer continue what is published.
+
+        Returns: task → its current checkpoint. Raises: as :meth:`publish`; MissingState and CorruptError when nothing
+        can supply a store.
+        """
+        return self._acquired().repair()
 
     def job_inputs(self, epoch: Epoch) -> TaskInputs:
         """The input topics of an acquired job, for an engine that reads its input by itself.
@@ -333,6 +360,7 @@ class StateManager:
             closing.callback(self.metrics.close)
             if self._job is not None:
                 closing.callback(self._job.close)
+            closing.callback(self._caretaker.close)
             closing.callback(self._tasks.close)
 
     def __enter__(self) -> StateManager:
@@ -384,6 +412,15 @@ class StateManager:
         epoch = self._runtime.ids.epoch(newest)
         fence_others = partial(fence_ids, self._parts, others)
         return Published(found.records, epoch, found.layout, fence_others, still_owned, permits=found.permits)
+
+    def _acquired(self) -> WholeJob:
+        if self._job is None:
+            raise InvalidError("the job was not acquired", hint="call acquire() first", job=self.config.job_name)
+        return self._job
+
+    def _forget(self, task: Task) -> None:
+        self._caretaker.dismiss(task)
+        self._tasks.forget(task.name)
 
     def _check_open(self) -> None:
         if self._closed:

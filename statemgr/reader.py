@@ -154,6 +154,7 @@ class JobReader:
             durable=self._runtime.parts.durable,
             permissions=Permissions(allow_removed_stores=True),
             newer=record.checkpoints[: record.checkpoints.index(checkpoint)][::-1],
+            older=_older(record, checkpoint),
             job=self.config.job_name,
             task=task,
         )
@@ -204,3 +205,9 @@ def _find(record: CheckpointRecord, checkpoint_id: str | None) -> Checkpoint | N
     if checkpoint_id is None:
         return record.current
     return next((c for c in record.checkpoints if str(c.checkpoint_id) == checkpoint_id), None)
+
+
+def _older(record: CheckpointRecord | None, checkpoint: Checkpoint) -> Sequence[Checkpoint]:
+    """The checkpoints that are retained beside one and were published before it, newest first."""
+    checkpoints = record.checkpoints if record else ()
+    return checkpoints[checkpoints.index(checkpoint) + 1 :] if checkpoint in checkpoints else ()

@@ -15,6 +15,7 @@ from statemgr.commit_metrics import TaskCommits
 from statemgr.errors import ClosedError, ConfigError, CorruptFile, FencedError, MissingFile, StatemgrError
 from statemgr.flows.clean_up import CleanUp
 from statemgr.flows.commit import CommitBase, FrozenCommit, Refill, discard, freeze, prepare
+from statemgr.flows.damage import find_damage
 from statemgr.flows.first_start import remember_published
 from statemgr.flows.materialize import Materializer
 from statemgr.flows.open_store import OpenStore
@@ -22,9 +23,10 @@ from statemgr.flows.parts import Parts
 from statemgr.flows.persist import AHEAD_BYTES, PersistAhead, is_useful
 from statemgr.flows.publish import publish
 from statemgr.flows.published import Published, settle
+from statemgr.flows.repair import GivesWay, can_repair, prepare_repair
 from statemgr.flows.restore import StoreRestore
 from statemgr.ids import check_offsets, source_topic
-from statemgr.in_flight import InFlight
+from statemgr.in_flight import InFlight, Turn
 from statemgr.input_topics import TaskInputs
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.commit import PreparedCommit, ProducedRecord
@@ -47,6 +49,7 @@ class Task:
         name: ``Partition <i>``.
         restored: how each store came back.
         metrics: what its commits cost and held up.
+        damage: what is wrong with the backups of the current checkpoint.
     """
 
     def __init__(
@@ -77,17 +80,20 @@ class Task:
         self._permissions = permissions
         self._on_close = on_close
         self._clean_up = CleanUp(parts, name, checkpoint_log)
+        self.damage = self._clean_up.damage
         self._output = Output(name)
         self._in_flight = InFlight(name, parts.config, parts.clock, metrics)
-        self._materializer = Materializer(parts, name, stores, metrics)
+        self._materializer = Materializer(parts, name, stores, metrics, self.damage.suspect)
         self._ahead = PersistAhead(parts, name, portable=False)
         for store in stores.values():
             if is_useful(parts, store):
                 store.content.watch(AHEAD_BYTES, partial(self._persist_ahead, store))
+        self._turn = Turn()
         self._unsettled: tuple[FrozenCommit, PreparedCommit, CheckpointRecord | None] | None = None
         self._fenced: FencedError | None = None
         self._closed = False
         self._clean_up.at_open(published.records[name])
+        self.damage.note(restored)
 
     # --- state ---------------------------------------------------------------------------------------------------
 
@@ -183,17 +189,18 @@ class Task:
         instead. An error that no later commit has raised is logged by :meth:`close`.
         """
         check_offsets(input_offsets, task=self.name)
-        self._in_flight.make_way()
-        self._check_usable()
-        self._settle()
-        self._materializer.check()
-        base = self._base()
-        input_ids = self._inputs.asked(input_offsets)
-        with self._ahead.held(), self.metrics.phase("flush"):
-            waiting = self._output.waiting()
-            frozen = freeze(self._parts, self._stores, base, input_offsets, waiting, local_copy=materialize)
-        self.metrics.carried(sum(self._stores[name].changes_in(part) for name, part in frozen.stores.items()))
-        return self._in_flight.start(lambda: self._finish(frozen, input_ids, materialize))
+        with self._turn.commit():
+            self._in_flight.make_way()
+            self._check_usable()
+            self._settle()
+            self._materializer.check()
+            base = self._base()
+            input_ids = self._inputs.asked(input_offsets)
+            with self._ahead.held(), self.metrics.phase("flush"):
+                waiting = self._output.waiting()
+                frozen = freeze(self._parts, self._stores, base, input_offsets, waiting, local_copy=materialize)
+            self.metrics.carried(sum(self._stores[name].changes_in(part) for name, part in frozen.stores.items()))
+            return self._in_flight.start(lambda: self._finish(frozen, input_ids, materialize))
 
     @property
     def in_flight_seconds(self) -> float | None:
@@ -205,7 +212,7 @@ class Task:
         self._in_flight.forgive()
 
     def _base(self) -> CommitBase:
-        refill = self._refill | self._clean_up.lost
+        refill = self._refill | self.damage.pairs
         return CommitBase(self.name, self._published.layout, self._published.epoch, self.last_checkpoint, refill)
 
     def _persist_ahead(self, store: OpenStore) -> None:
@@ -233,6 +240,11 @@ class Task:
         with self.metrics.phase("upload"):
             whole = frozen.stores if materialize else ()
             prepared = prepare(self._parts, self._stores, frozen, portable=False, materialize=whole)
+        return self._publish(frozen, prepared, before, input_ids)
+
+    def _publish(
+        self, frozen: FrozenCommit, prepared: PreparedCommit, before: CheckpointRecord | None, input_ids: _InputIds
+    ) -> Checkpoint:
         self.metrics.uploaded(prepared.added_bytes)
         outstanding = {self.name: self._clean_up.outstanding}
         try:
@@ -257,8 +269,8 @@ class Task:
         for name, part in frozen.stores.items():
             self._stores[name].acknowledged(part, prepared.stores[name].state_id)
         self._output.published(len(frozen.produced))
-        self._refill = frozenset()
-        self._clean_up.lost -= frozen.base.refill
+        self._refill -= frozen.base.refill
+        self.damage.repaired(frozen.base.refill)
         with self.metrics.phase("clean-up"):
             self._clean_up.after_publish(before, record, prepared)
             self._keep_local()
@@ -274,6 +286,43 @@ class Task:
                 store.tidy()
         except (StatemgrError, OSError) as error:
             log.warning("task %s: local directories are not tidied: %s", self.name, error)
+
+    # --- repair --------------------------------------------------------------------------------------------------
+
+    def check_up(self) -> bool:
+        """Look for damage in the backups of the current checkpoint and repair it, on another thread than the task's.
+
+        Returns: whether nothing is left to do. Raises: StatemgrError; then it is worth another try.
+        """
+        checkpoint, suspicion = self.last_checkpoint, self.damage.suspicion
+        if checkpoint is None or self._closed or self._fenced is not None:
+            return True
+        if suspicion is not None:
+            found = find_damage(self._parts, self.name, checkpoint)
+            if self.last_checkpoint is not checkpoint:
+                return False  # it was evicted meanwhile, perhaps, and its blobs deleted
+            self.damage.checked(suspicion, found)
+        return not self.damage.pairs or self._repair()
+
+    def _repair(self) -> bool:
+        """Publish the current checkpoint once more with backups that are whole, unless a commit does it first."""
+        with self._turn.repair() as is_free:
+            if not is_free or self._closed or self._in_flight.seconds is not None:
+                return False
+            self._settle()
+            before, base = self._published.records[self.name], self._base()
+            if before is None or not base.refill or not can_repair(self._parts, before):
+                return not base.refill
+            try:
+                for store in {store for _, store in base.refill}:
+                    self._stores[store].copy_published()
+                base, prepared = prepare_repair(self._parts, before, base, check=self._turn.give_way)
+            except GivesWay:
+                return False
+            repeated = FrozenCommit(prepared.attempt, base, prepared.input_offsets, {})
+            with self.metrics.commit():
+                self._publish(repeated, prepared, before, lambda: prepared.input_topic_ids)
+        return True
 
     def _settle(self) -> None:
         """Before a new commit: find out what became of one whose acknowledgement was lost."""
@@ -306,7 +355,7 @@ class Task:
         if self._closed:
             return
         self._closed = True
-        with ExitStack() as closing:
+        with ExitStack() as closing, self._turn.commit():
             closing.callback(self._on_close)
             closing.callback(self._publisher.close)
             for store in self._stores.values():

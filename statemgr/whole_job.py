@@ -1,18 +1,21 @@
-"""The owner of a whole job: publishes the prepared commits of all its tasks, and cleans up after them."""
+"""The owner of a whole job: publishes the prepared commits of all its tasks, cleans up after them, and makes damaged
+backups again."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from statemgr.errors import FencedError
 from statemgr.flows.clean_up import CleanUp
-from statemgr.flows.commit import Refill
+from statemgr.flows.commit import CommitBase, Refill
+from statemgr.flows.damage import Damage, find_damage
 from statemgr.flows.first_start import remember_published
 from statemgr.flows.parts import Parts
 from statemgr.flows.publish import publish
 from statemgr.flows.published import Published, confirm, settle
+from statemgr.flows.repair import can_repair, prepare_repair, repeated_attachments
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, MicroBatch
 from statemgr.model.checkpoint_parts import Inputs
 from statemgr.model.commit import PreparedCommit
@@ -33,6 +36,10 @@ class WholeJob:
         self.published = published
         self._parts = parts
         self._log = checkpoint_log
+        self.name = parts.config.job_name
+        self.closed = False
+        #: Asked to have what is damaged repaired, on the caretaker's thread. Returns whether it was done.
+        self.when_damaged: Callable[[], bool] | None = None
         self._fenced: FencedError | None = None
         self._unsettled: tuple[Sequence[PreparedCommit], Mapping[str, CheckpointRecord | None]] | None = None
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="statemgr-clean-up")
@@ -41,10 +48,66 @@ class WholeJob:
         with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-open") as pool:
             list(pool.map(lambda item: self._clean_ups[item[0]].at_open(item[1]), published.records.items()))
 
+    # --- damage --------------------------------------------------------------------------------------------------
+
     @property
-    def lost(self) -> Mapping[str, Refill]:
-        """Task → backends and stores whose published snapshots have lost blobs, as far as the opening has found."""
-        return {task: frozenset(clean_up.lost) for task, clean_up in self._clean_ups.items()}
+    def damaged(self) -> Mapping[str, Refill]:
+        """Task → backends and stores whose published backups are known to be damaged."""
+        return {task: clean_up.damage.pairs for task, clean_up in self._clean_ups.items()}
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call this whenever :meth:`check_up` has something to do, from whichever thread."""
+        for clean_up in self._clean_ups.values():
+            clean_up.damage.watch(changed)
+
+    def check_up(self) -> bool:
+        """Look for damage in the current checkpoints, on another thread than the owner's; ask the owner to repair it.
+
+        Returns: whether nothing is left to do. Raises: StatemgrError; then it is worth another try.
+        """
+        done = True
+        for task, clean_up in self._clean_ups.items():
+            record, suspicion = self.published.records[task], clean_up.damage.suspicion
+            if record is None or suspicion is None:
+                continue
+            found = find_damage(self._parts, task, record.current)
+            if self.published.records[task] is record:
+                clean_up.damage.checked(suspicion, found)
+            else:
+                done = False  # it was evicted meanwhile, perhaps, and its blobs deleted
+        if any(self.damaged.values()) and self.when_damaged is not None:
+            done = self.when_damaged() and done
+        return done
+
+    def repair(self) -> Mapping[str, Checkpoint]:
+        """Publish the current checkpoints once more, with damaged backups made again; on the thread that publishes.
+
+        The micro-batch, the output and the input offsets stay what they are. Nothing is published where nothing is
+        damaged, and where only a commit can help: a task has no checkpoint, or the stores are other ones by now.
+
+        Returns: task → its current checkpoint. Raises: as :meth:`publish` and :func:`prepare_repair`.
+        """
+        if self._fenced is not None:
+            raise self._fenced
+        self._cleaned_up()
+        self._settled(())
+        damaged, records = self.damaged, [record for record in self.published.records.values() if record is not None]
+        possible = len(records) == len(self.published.records) and all(can_repair(self._parts, r) for r in records)
+        if not possible or not any(damaged.values()):
+            return self._checkpoints()
+        batches = {record.current.batch for record in records}
+        batch = batches.pop() if len(batches) == 1 else None
+
+        def again(record: CheckpointRecord) -> PreparedCommit:
+            current, published = record.current, self.published
+            base = CommitBase(record.task, published.layout, published.epoch, current, damaged[record.task])
+            return prepare_repair(self._parts, record, base, attachments=repeated_attachments(current))[1]
+
+        with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-repair") as pool:
+            commits = list(pool.map(again, records))
+        return self.publish(commits, batch, wait=False)
+
+    # --- commits -------------------------------------------------------------------------------------------------
 
     def publish(
         self,
@@ -123,6 +186,7 @@ class WholeJob:
         def clean_up(commit: PreparedCommit) -> None:
             record = records[commit.task]
             assert record is not None
+            self._look_again(self._clean_ups[commit.task].damage)
             self._clean_ups[commit.task].after_publish(before[commit.task], record, commit)
             try:
                 remember_published(self._parts, commit.task)
@@ -135,6 +199,13 @@ class WholeJob:
 
         self._cleaning = self._cleaner.submit(clean_up_all)
 
+    @staticmethod
+    def _look_again(damage: Damage) -> None:
+        """The commit has made again what was damaged when it was begun; whether that was all is looked at."""
+        if pairs := damage.pairs:
+            damage.repaired(pairs)
+            damage.suspect()
+
     def _cleaned_up(self) -> None:
         """Return when the last publish has been cleaned up after."""
         cleaning, self._cleaning = self._cleaning, None
@@ -143,6 +214,7 @@ class WholeJob:
 
     def close(self) -> None:
         """Finish the clean-up, and let the publisher go."""
+        self.closed = True
         self._cleaner.shutdown()
         self.publisher.close()
 

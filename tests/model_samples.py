@@ -76,6 +76,7 @@ CHAIN = SegmentChain(
     store="totals",
     state_id="1700-ab-totals",
     attempt="1700-ab",
+    lineage="1500-aa",
     created_ms=1_700_000_000_000,
     snapshot=ChainSnapshot(INDEX_BLOB, "1600-ef-totals", 10),
     segments=(

@@ -36,7 +36,11 @@ class Collector:
         self._gone: dict[str, None] = {}
 
     def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
-        """Delete. Raises: UnavailableError, AccessDenied; then the next clean-up finds the rest."""
+        """Delete. ``retained`` is newest first.
+
+        Raises: UnavailableError, AccessDenied; then the next clean-up finds the rest. MissingBlob, CorruptBlob: the
+        newest index is damaged, and nothing was deleted.
+        """
         kept = [m.index for m in retained if isinstance(m, IndexMarker)]
         kept_ids = {ref.blob_id for ref in kept}
         starts = [m.index for m in evicted if isinstance(m, IndexMarker) and m.index.blob_id not in kept_ids]
@@ -45,6 +49,8 @@ class Collector:
             try:
                 index = self._get(identity, ref)
             except (MissingBlob, CorruptBlob) as error:
+                if ref is kept[0]:
+                    raise
                 log.warning(
                     "%s/%s: nothing is deleted, since a retained index cannot be read: %s",
                     identity.task, identity.store, error,

@@ -162,7 +162,7 @@ class ChainBackup:
             return self._filled(snapshot, segments, None, changes.end)
         segments.continue_from(published, changes, self._now())
         if snapshot.materialize:
-            return self._filled(snapshot, segments, published.snapshot, segments.number_of(changes.end))
+            return self._filled(snapshot, segments, published, segments.number_of(changes.end))
         pending, first = segments.unpersisted(changes)
         if segments.waiting is None:
             self._take_offer(identity, segments, published)
@@ -173,7 +173,7 @@ class ChainBackup:
         # what an earlier commit stored, and the snapshot covers, is left to its TTL
         reused = tuple(dict.fromkeys(s.blob.blob_id for s, _ in segments.durable if s.blob and s.blob.blob_id in kept))
         added = (*reused, newest.index.blob_id) if taken is not None else reused
-        chain = self._chain(snapshot, newest, stored, added)
+        chain = self._chain(snapshot, published.lineage, newest, stored, added)
         return _Draft(snapshot, segments, chain, pending, first, (*reused, *blobs))
 
     def _take_offer(self, identity: StoreIdentity, segments: SegmentLog, published: SegmentChain) -> None:
@@ -189,16 +189,18 @@ class ChainBackup:
             return
         segments.begin_with(offer.snapshot, offer.base, offer.blobs, offer.stored)
 
-    def _filled(self, snapshot: StoreSnapshot, segments: SegmentLog, base: ChainSnapshot | None, end: int) -> _Draft:
-        """The state as a snapshot that is stored now, without segments."""
-        index, stored = self._store_snapshot(snapshot, base.index if base else None)
-        chain = self._chain(snapshot, ChainSnapshot(index, snapshot.state_id, end), (), (index.blob_id,))
+    def _filled(self, snapshot: StoreSnapshot, segments: SegmentLog, base: SegmentChain | None, end: int) -> _Draft:
+        """The state as a snapshot that is stored now, without segments. Without a base, a lineage begins."""
+        index, stored = self._store_snapshot(snapshot, base.snapshot.index if base else None)
+        lineage = base.lineage if base else snapshot.attempt
+        chain = self._chain(snapshot, lineage, ChainSnapshot(index, snapshot.state_id, end), (), (index.blob_id,))
         nothing = snapshot.changes.since(snapshot.changes.end)
         return _Draft(snapshot, segments, chain, nothing, end, stored.added_blobs, stored.added_bytes)
 
     def _chain(
         self,
         snapshot: StoreSnapshot,
+        lineage: str,
         newest: ChainSnapshot,
         stored: tuple[ChainSegment, ...],
         added: tuple[str, ...],
@@ -206,7 +208,7 @@ class ChainBackup:
         owner = snapshot.identity
         return SegmentChain(
             owner.job_name, owner.job_id, owner.task, owner.store, snapshot.state_id, snapshot.attempt,
-            self._now_ms(), newest, stored, added,
+            lineage, self._now_ms(), newest, stored, added,
         )  # fmt: skip
 
     def _inline(self, draft: _Draft, together: bool) -> _Chained | None:

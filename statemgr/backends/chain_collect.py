@@ -42,7 +42,8 @@ def clean_up_chains(
             stores that are not named here: then no blob of segments is deleted.
 
     Returns: blobs of segments that the task does not need any more, and that other tasks may share.
-    Raises: UnavailableError, AccessDenied; then what is left is tried again.
+    Raises: UnavailableError, AccessDenied; then what is left is tried again. MissingBlob, CorruptBlob: the newest chain
+        of a store is damaged, and nothing was deleted.
     """
     live: set[str] = set()
     gone: dict[str, None] = {}
@@ -87,7 +88,7 @@ def _read(
     *,
     missing_is_gone: bool = False,
 ) -> dict[ChainMarker, SegmentChain] | None:
-    """The chains of markers; None when one cannot be read, unless a missing one is no wonder."""
+    """The chains of markers; None when an older one cannot be read, unless a missing one is no wonder."""
     found = {}
     for marker in markers:
         if not isinstance(marker, ChainMarker):
@@ -97,6 +98,8 @@ def _read(
         except (MissingBlob, CorruptBlob) as error:
             if missing_is_gone:
                 continue
+            if marker is markers[0]:
+                raise
             log.warning(
                 "%s/%s: nothing is deleted, since a retained chain cannot be read: %s",
                 identity.task, identity.store, error,

@@ -56,7 +56,12 @@ class SegmentLog:
     _offset: int = 0
 
     def continue_from(self, chain: SegmentChain, changes: NumberedChanges, now: Moment) -> None:
-        """The next commit continues a published chain. What that has already, or what waited too long, is let go."""
+        """The next commit continues a published chain. What that has already, or what waited too long, is let go.
+
+        So is everything when the chain is of another lineage: the backend was filled again meanwhile.
+        """
+        if self.chain is not None and self.chain.lineage != chain.lineage:
+            self.start_anew()
         self.chain = chain
         self._offset = chain.end - changes.first
         kept = [(s, at) for s, at in self.durable if s.first >= chain.end]

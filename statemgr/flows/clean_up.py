@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from statemgr.errors import ConfigError, CorruptError, MissingBlob, MissingError, RetryableError, StatemgrError
+from statemgr.flows.damage import Damage
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker, OutstandingTtl
 from statemgr.model.commit import PreparedCommit
@@ -36,8 +37,8 @@ class CleanUp:
         self._task = task
         #: blob → since when (epoch milliseconds) its TTL could not be removed
         self._outstanding: dict[str, int] = {}
-        #: (factory, store) whose published snapshot has lost blobs: the next commit must fill it anew
-        self.lost: set[tuple[str, str]] = set()
+        #: what is wrong with the backups of the current checkpoint
+        self.damage = Damage(task)
         #: markers of the current checkpoint whose additions a dead owner may have left with a TTL, not looked at yet
         self._unread: list[tuple[str, str, Marker]] = []
         self._left: set[str] = set()
@@ -52,6 +53,7 @@ class CleanUp:
         if record is None:
             return
         current = record.current
+        self.damage.suspect()
         self._outstanding = {o.blob_id: o.since_ms for o in current.outstanding_ttl}
         self._unread = [
             (f, s, m) for f, of_store in current.state_checkpoint_markers.items() for s, m in of_store.items()
@@ -122,13 +124,19 @@ class CleanUp:
                 manager = self._parts.backup_manager(factory)
                 added = manager.added_blobs(self._parts.identity(self._task, store), marker)
             except (MissingError, CorruptError) as error:
-                log.error("task %s: the published snapshot of %s cannot be read: %s", self._task, store, error)
+                self._damaged(factory, store, error)
             except ConfigError as error:
                 self._leave(factory, error)
             if self._remove_ttls(added) & set(added):
-                log.error("task %s: %s is filled anew in %s: its snapshot has lost blobs", self._task, store, factory)
-                self.lost.add((factory, store))
+                self._damaged(factory, store, "it has lost blobs")
             self._unread.pop()
+
+    def _damaged(self, factory: str, store: str, why: object) -> None:
+        config = self._parts.config.stores.get(store)
+        if config is not None and factory in config.backup_factories:
+            self.damage.found(factory, store, why)
+        else:
+            log.warning("task %s: what %s has left of %s is damaged: %s", self._task, factory, store, why)
 
     def _remove_ttls(self, added: Iterable[str]) -> set[str]:
         """Returns: the blobs that are gone."""
@@ -142,6 +150,7 @@ class CleanUp:
             if isinstance(error, MissingBlob):
                 log.warning("task %s: %s is gone before its TTL was removed", self._task, blob)
                 gone.add(blob)
+                self.damage.suspect()
                 continue
             kept[blob] = self._outstanding.get(blob, now)
             log.warning("task %s: REMOVE_TTL of %s failed, it is retried: %s", self._task, blob, error)
@@ -188,6 +197,9 @@ class CleanUp:
             clean_up(*args)
         except ConfigError as error:
             self._leave(factory, error)
+        except (MissingError, CorruptError) as error:
+            log.warning("task %s: a clean-up in %s deletes nothing: %s", self._task, factory, error)
+            self.damage.suspect()
         except StatemgrError as error:
             log.warning("task %s: a clean-up in %s failed: %s", self._task, factory, error)
 

@@ -15,7 +15,7 @@ Nothing here changes what is current: a prepared commit that is never published 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from statemgr.errors import CorruptFile, MissingFile, RetryableError
@@ -139,6 +139,7 @@ def prepare(
     materialize: Collection[str] = (),
     attachments: Sequence[Attachment] = (),
     attached_blobs: Sequence[str] = (),
+    check: Callable[[], None] = lambda: None,
 ) -> PreparedCommit:
     """Steps 2 to 4: make everything durable.
 
@@ -146,6 +147,7 @@ def prepare(
         portable: the result is published by another process, so everything it needs is inline or in a blob.
         materialize: stores that are stored as snapshots even where their changes would do.
         attached_blobs: names of blobs that the attachments added.
+        check: called between pieces of long work; what it raises gives the commit up.
 
     Raises: RetryableError, AccessDenied, DiskFull, CorruptBlob; then the next commit carries the same changes.
         LocalStateLost: then no later commit of these stores succeeds.
@@ -156,7 +158,7 @@ def prepare(
             for name, part in frozen.stores.items()
         }
         snapshots = {
-            name: _snapshot(parts, stores[name], frozen, frozen.stores[name], name in materialize)
+            name: _snapshot(parts, stores[name], frozen, frozen.stores[name], name in materialize, check)
             for name, found in pending.items()
             if found.pending
         }
@@ -231,7 +233,12 @@ def _has_segments(manager: BackupManager, identity: StoreIdentity, base: Marker)
 
 
 def _snapshot(
-    parts: Parts, store: OpenStore, frozen: FrozenCommit, part: FrozenStore, materialize: bool
+    parts: Parts,
+    store: OpenStore,
+    frozen: FrozenCommit,
+    part: FrozenStore,
+    materialize: bool,
+    check: Callable[[], None],
 ) -> StoreSnapshot:
     made = _finished(store, part) if part.staging is not None or part.state_id == store.state_id else None
     return StoreSnapshot(
@@ -242,6 +249,7 @@ def _snapshot(
         changes=part.changes if part.changes is not None else NO_CHANGES,
         whole=_whole(parts, store, part, made),
         materialize=materialize,
+        check=check,
     )
 
 

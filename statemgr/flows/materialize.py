@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from statemgr.errors import ClosedError, RetryableError, StatemgrError
+from statemgr.errors import ClosedError, CorruptError, MissingError, RetryableError, StatemgrError
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, Marker
@@ -43,10 +43,18 @@ class MaterializerMetrics(Protocol):
 
 
 class Materializer:
-    """The background snapshots of one task's stores."""
+    """The background snapshots of one task's stores. ``suspect`` is called when what is published looks damaged."""
 
-    def __init__(self, parts: Parts, task: str, stores: Mapping[str, OpenStore], metrics: MaterializerMetrics) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        task: str,
+        stores: Mapping[str, OpenStore],
+        metrics: MaterializerMetrics,
+        suspect: Callable[[], None] = lambda: None,
+    ) -> None:
         self._parts = parts
+        self._suspect = suspect
         self._task = task
         self._stores = stores
         self._metrics = metrics
@@ -72,6 +80,8 @@ class Materializer:
                 due = self._due(store, checkpoint)
             except StatemgrError as error:
                 log.warning("task %s: %s is not materialised now: %s", self._task, name, error)
+                if isinstance(error, MissingError | CorruptError):
+                    self._suspect()
                 continue
             if due is not None and not busy:
                 busy = True

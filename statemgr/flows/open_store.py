@@ -208,6 +208,25 @@ class OpenStore:
             self.adopt(made, state_id)
             self.copies = [*self.copies[-1:], state_id]
 
+    def copy_published(self) -> bool:
+        """A local copy of the published state, made from another thread while the task goes on.
+
+        Returns: whether there is one; not where changes were made that are not published. Raises: DiskFull.
+        """
+        state_id = self.state_id
+        if state_id is None or self.directories.find(state_id) is not None:
+            return state_id is not None
+        if self.changed:
+            return False
+        staging = self._staged(self.local.checkpoint_beside)
+        try:
+            if self.changed or self.state_id != state_id:
+                return False
+            self.keep_beside(self.directories.finished(staging), state_id)
+        finally:
+            self.directories.discard(staging)
+        return True
+
     def tidy(self) -> None:
         """Remove local directories that no restart on this machine would begin with."""
         with self._tidying:

@@ -16,7 +16,7 @@ has fetched is left where it is: the next one goes on with what is right of it, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -49,7 +49,8 @@ _MUCH = 256 * 1024 * 1024
 class StoreRestore:
     """How one store came back. ``factory`` is a factory's name, ``local`` (the directory was here) or ``empty``.
 
-    ``seconds`` of wall time; ``reasons``: factory → why it was not used.
+    ``seconds`` of wall time; ``reasons``: factory → why it was not used. ``damaged``: factories whose backup turned out
+    to be incomplete or corrupt. ``unreachable``: those that could not be asked.
     """
 
     store: str
@@ -59,6 +60,8 @@ class StoreRestore:
     records: int = 0
     seconds: float = 0.0
     reasons: Mapping[str, str] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
 
 
 def restore_task(
@@ -69,9 +72,10 @@ def restore_task(
     permissions: Permissions = NO_PERMISSIONS,
     older: Sequence[Checkpoint] = (),
     as_of: Moment | None = None,
+    only: Collection[str] | None = None,
     progress: Progress = no_progress,
 ) -> tuple[dict[str, OpenStore], list[StoreRestore]]:
-    """Restore and open all stores of a task, at once; ``progress`` is called on their threads.
+    """Restore and open all stores of a task (or ``only`` some), at once; ``progress`` is called on their threads.
 
     ``older`` are the checkpoints retained beside it, newest first: a local directory of one of them may help.
     ``as_of`` is a moment at which no newer checkpoint was published yet, if one is known: before the topic was read.
@@ -89,6 +93,7 @@ def restore_task(
         job=config.job_name,
         task=task,
     )
+    plans = [plan for plan in plans if only is None or plan.store in only]
     with ThreadPoolExecutor(_STORES_AT_ONCE, thread_name_prefix="statemgr-restore") as pool:
         running = {plan.store: pool.submit(_restore_and_open, parts, task, plan, as_of, progress) for plan in plans}
     failed = [future for future in running.values() if future.exception() is not None]
@@ -163,6 +168,7 @@ def restore_store(
             reasons=plan.skipped,
         )
     reasons = dict(plan.skipped)
+    damaged, unreachable = list[str](), list[str]()
     failure: StatemgrError | None = None
     for factory, marker in plan.candidates:
         try:
@@ -178,7 +184,14 @@ def restore_store(
             reasons[factory] = str(error)
             failure = error.with_where(task=task, store=plan.store)
             log.warning("task %s store %s: %s could not restore it: %s", task, plan.store, factory, error)
+            if isinstance(error, RetryableError):
+                unreachable.append(factory)
+            elif not isinstance(error, CorruptFile | MissingFile):
+                damaged.append(factory)
             continue
+        if restored.damage is not None:
+            reasons[factory] = restored.damage
+            damaged.append(factory)
         for leftover in directories.leftovers():
             directories.discard(leftover)
         return committed, StoreRestore(
@@ -189,6 +202,8 @@ def restore_store(
             restored.records,
             parts.clock.monotonic() - started,
             reasons,
+            tuple(damaged),
+            tuple(unreachable),
         )
     raise _none_could(failure, reasons, parts.config.job_name, task, plan.store)
 
@@ -217,6 +232,7 @@ def _from_factory(
                 plan.older.get(factory, {}),
                 directories.leftovers(),
                 plan.successors.get(factory),
+                plan.retained.get(factory, ()),
             )
         )
         announce(Phase.SWAP, f"{task}/{plan.store}", parts.config.job_key)

@@ -10,7 +10,7 @@ such numbers; Spark's changelog checkpointing of its RocksDB state store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from statemgr.errors import ANOTHER_COPY, CorruptBlob
@@ -54,8 +54,9 @@ class ChainSnapshot:
 class SegmentChain:
     """Necessary and sufficient to rebuild one state of a store.
 
-    ``attempt``: as in a snapshot index. ``added``: blobs that the chain's own commit added, but for the one that the
-    chain lies in; of a snapshot, its index alone.
+    ``attempt``: as in a snapshot index. ``lineage``: the attempt that filled the backend. In chains of one lineage a
+    sequence number means the same change; in another lineage it means another one. ``added``: blobs that the chain's
+    own commit added, but for the one that the chain lies in; of a snapshot, its index alone.
     """
 
     job_name: str
@@ -64,6 +65,7 @@ class SegmentChain:
     store: str
     state_id: str
     attempt: str
+    lineage: str
     created_ms: int
     snapshot: ChainSnapshot
     segments: tuple[ChainSegment, ...] = ()
@@ -97,6 +99,51 @@ def _named(segment: ChainSegment, blob_id: str) -> ChainSegment:
     return replace(segment, blob=replace(segment.blob, blob_id=blob_id))
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a state is rebuilt: a snapshot, and segments that reach from its end to the state's, in order. They may
+    overlap: of each, the changes are applied that the ones before it do not have."""
+
+    snapshot: ChainSnapshot
+    segments: tuple[ChainSegment, ...]
+
+
+def own_way(chain: SegmentChain) -> Way:
+    """By the chain's own snapshot and segments."""
+    return Way(chain.snapshot, truncated(chain.segments, chain.start))
+
+
+def another_way(
+    chain: SegmentChain,
+    older: Sequence[SegmentChain],
+    broken_snapshots: Container[BlobRef],
+    broken_segments: Container[ChainSegment],
+) -> Way | None:
+    """A way to the state of ``chain`` that uses nothing that is broken, by what older chains have, too.
+
+    ``older``: newest first. Chains of another lineage are left out, since their sequence numbers mean other changes. So
+    is everything from a chain on that reaches further than a newer one: what it says was taken back.
+    """
+    chains = [chain]
+    for one in older:
+        if one.lineage != chain.lineage or one.end > chains[-1].end:
+            break
+        chains.append(one)
+    segments = [segment for one in chains for segment in one.segments if segment not in broken_segments]
+    for snapshot in sorted({one.snapshot for one in chains}, key=lambda one: one.end, reverse=True):
+        found: list[ChainSegment] = []
+        reached = snapshot.end
+        while reached < chain.end:
+            following = [segment for segment in segments if segment.first <= reached < segment.end]
+            if not following:
+                break
+            found.append(max(following, key=lambda segment: segment.end))
+            reached = found[-1].end
+        if reached == chain.end and snapshot.index not in broken_snapshots:
+            return Way(snapshot, tuple(found))
+    return None
+
+
 def truncated(segments: tuple[ChainSegment, ...], before: int) -> tuple[ChainSegment, ...]:
     """The segments that have a change from ``before`` on: one that straddles it stays whole."""
     return tuple(segment for segment in segments if segment.end > before)
@@ -126,6 +173,7 @@ def _problem(chain: SegmentChain, job_name: str, job_id: str, task: str, store: 
     for what, name in (
         ("state ID", chain.state_id),
         ("attempt", chain.attempt),
+        ("lineage", chain.lineage),
         ("snapshot's state ID", chain.snapshot.state_id),
     ):
         if problem := name_problem(name):

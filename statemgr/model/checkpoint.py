@@ -67,6 +67,10 @@ Marker = IndexMarker | ChangelogMarker | ChainMarker | OpaqueMarker
 Markers = Mapping[str, Mapping[str, Marker]]
 
 
+#: The attachment that a repetition of a checkpoint has: the sequence number under which its output was first published.
+SEQUENCE = "sequence"
+
+
 @dataclass(frozen=True, slots=True)
 class Attachment:
     """Bytes published with a checkpoint (output rows of a micro-batch): either inline, or in a blob."""
@@ -138,6 +142,12 @@ class Checkpoint:
     serdes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     retired_changelogs: Mapping[str, tuple[ChangelogMarker, ...]] = field(default_factory=dict)
     offset: int | None = field(default=None, compare=False)
+
+    @property
+    def output_sequence(self) -> int:
+        """The sequence number that belongs to the attachments: that of the first publish, if this one repeats it."""
+        noted = next((a.inline for a in self.attachments if a.name == SEQUENCE and a.inline), None)
+        return int(noted) if noted is not None else self.sequence
 
     def marker(self, factory: str, store: str) -> Marker | None:
         """The marker of a backend for a store, or None where the backend has none."""

@@ -31,6 +31,7 @@ class StorePlan:
     An empty ``candidates`` with ``empty`` set means that the store starts empty, knowingly. ``older``: factory →
     state ID → the marker that older retained checkpoints have of it, where a restore may start from such a state.
     ``successors``: factory → how it went on after the checkpoint, where it did.
+    ``retained``: factory → its markers in the older retained checkpoints, newest first.
     """
 
     store: str
@@ -40,6 +41,7 @@ class StorePlan:
     empty: bool = False
     older: Mapping[str, Mapping[str, Marker]] = field(default_factory=dict)
     successors: Mapping[str, Successor] = field(default_factory=dict)
+    retained: Mapping[str, tuple[Marker, ...]] = field(default_factory=dict)
 
 
 def plan_stores(
@@ -98,8 +100,14 @@ def plan_stores(
         later = {factory: _successor(store, factory, marker, newer) for factory, marker in found}
         successors = {factory: successor for factory, successor in later.items() if successor is not None}
         state_id = checkpoint.stores[store]
-        plans.append(StorePlan(store, state_id, tuple(found), skipped, older=states, successors=successors))
+        retained = {factory: _older_markers(store, factory, older) for factory, _ in found}
+        plans.append(StorePlan(store, state_id, tuple(found), skipped, False, states, successors, retained))
     return plans
+
+
+def _older_markers(store: str, factory: str, older: Sequence[Checkpoint]) -> tuple[Marker, ...]:
+    found = [checkpoint.marker(factory, store) for checkpoint in older]
+    return tuple(dict.fromkeys(marker for marker in found if marker is not None))
 
 
 def _successor(store: str, factory: str, marker: Marker, newer: Sequence[Checkpoint]) -> Successor | None:

@@ -245,6 +245,8 @@ class RestoreRequest:
     checkpoints have of it; where such a state is among the reusable directories, a replay may start from it.
     ``leftovers`` are what earlier tries left unfinished: files may be moved out of them, and nothing in them is what it
     seems before it is verified. ``successor``: how the backend went on after the marker, where it did.
+    ``retained``: the backend's markers in older retained checkpoints, newest first; where what ``marker`` names is
+    damaged, what they name may supply the same state.
     """
 
     identity: StoreIdentity
@@ -255,19 +257,22 @@ class RestoreRequest:
     older: Mapping[str, Marker] = field(default_factory=dict)
     leftovers: Sequence[Path] = ()
     successor: Successor | None = None
+    retained: Sequence[Marker] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
     """What a restore manager did: hashes of the files (None: to be read), bytes fetched, bytes reused, records.
 
-    Bytes are those of the content: what is compressed in the blob store counts as what it is here.
+    Bytes are those of the content: what is compressed in the blob store counts as what it is here. ``damage``: what was
+    missing or corrupt and could be replaced; the backup has to be made again all the same.
     """
 
     files: Mapping[str, tuple[int, bytes]] | None
     bytes_fetched: int = 0
     bytes_reused: int = 0
     records: int = 0
+    damage: str | None = None
 
 
 class RestoreManager(Protocol):

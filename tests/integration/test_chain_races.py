@@ -106,7 +106,7 @@ def test_its_collection_is_no_loss(kafka: KafkaServer, tmp_path: Path, caplog: p
         (tmp_path / "blobs" / blob).unlink()
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
-        assert task._clean_up.lost == set()
+        assert task.damage.pairs == frozenset()
 
 
 def test_a_late_snapshot_on_an_old_base(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ chain_segments = st.builds(ChainSegment, counts, counts, blob=blobs) | st.builds
     ChainSegment, counts, counts, inline=contents
 )
 chains = st.builds(
-    SegmentChain, texts, texts, texts, texts, texts, texts, longs,
+    SegmentChain, texts, texts, texts, texts, texts, texts, texts, longs,
     st.builds(ChainSnapshot, blobs, texts, counts), few(chain_segments), few(texts),
 )  # fmt: skip
 

@@ -176,7 +176,7 @@ def test_a_chain_that_grows_is_refused_before_it_is_decoded() -> None:
     """FAULT 59: as for an index: two million segments of five bytes."""
     snapshot = texts(1) + zigzag(5) + bytes(16) + b"\0" + texts(1) + zigzag(0)
     entry = zigzag(0) + zigzag(1) + b"\0" + b"\2\0"
-    body = texts(6) + zigzag(1) + snapshot + zigzag(2_000_000) + entry * 2_000_000 + b"\0\0"
+    body = texts(7) + zigzag(1) + snapshot + zigzag(2_000_000) + entry * 2_000_000 + b"\0\0"
     assert "far more memory" in decoded_in_a_child("decode_chain", record("segment_chain.v1", body))
 
 

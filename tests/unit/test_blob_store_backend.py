@@ -423,7 +423,11 @@ def test_nothing_is_deleted_when_a_retained_index_cannot_be_read(snapshots: Snap
     snapshots.reopen()
     blobs.altered[markers[1].index.blob_id] = lambda data: data[:-1]
     before = snapshots.names()
-    snapshots.clean_up([markers[0]], markers[1:])
+    snapshots.clean_up([markers[0]], [markers[2], markers[1]])
+    assert snapshots.names() == before
+    # the owner is told of the newest one: it is made again
+    with pytest.raises(CorruptBlob):
+        snapshots.clean_up([markers[0]], [markers[1]])
     assert snapshots.names() == before
 
 

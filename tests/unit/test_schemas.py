@@ -24,7 +24,7 @@ FROZEN = {
     "permit.v1": "ba5a4b91594540d9",
     "permit_key.v1": "4e96af5e2082b5cb",
     "prepared_commit.v1": "6b676c99b2fc0824",
-    "segment_chain.v1": "71496a2d41276dea",
+    "segment_chain.v1": "9790d8a3f270a040",
     "snapshot_index.v1": "818290aa7c5c980c",
 }
 NAMES = list(FROZEN)

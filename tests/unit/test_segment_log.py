@@ -18,7 +18,7 @@ INDEX, NEWER = BlobRef("j/1/a/index", 1, bytes(16)), BlobRef("j/1/b/index", 1, b
 def chain(start: int, *ranges: tuple[int, int], index: BlobRef = INDEX) -> SegmentChain:
     """A published chain."""
     segments = tuple(segment(first, end) for first, end in ranges)
-    return SegmentChain("j", "1", "Partition 0", "s", "id", "a", 0, ChainSnapshot(index, "snap", start), segments)
+    return SegmentChain("j", "1", "Partition 0", "s", "id", "a", "l", 0, ChainSnapshot(index, "snap", start), segments)
 
 
 def segment(first: int, end: int) -> ChainSegment:

@@ -27,7 +27,7 @@ SEGMENTS = tuple(
     ChainSegment(first, first + 10, BlobRef(f"j/1/{first}", 1, content_hash(b"%d" % first), 5))
     for first in (100, 110, 120)
 )
-CHAIN = SegmentChain("j", "1", "Partition 0", "s", "id", "a", 0, ChainSnapshot(BASE, "snap", 100), SEGMENTS)
+CHAIN = SegmentChain("j", "1", "Partition 0", "s", "id", "a", "l", 0, ChainSnapshot(BASE, "snap", 100), SEGMENTS)
 OFFER = Offer(ChainSnapshot(MADE, "newer", 120), BASE, history_of(SEGMENTS[:2]), ("j/1/b/x", "j/1/b/index"), at(1000))
 IDENTITY = StoreIdentity("j", "1", "Partition 0", "s")
 

@@ -1,0 +1,89 @@
+"""A whole job's damaged backups are made again by its owner, without a commit of the engine."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from statemgr import JobConfig, StateManager
+from statemgr.engine import MicroBatch, read_attachment
+from tests.commits import TASK, attempt, blob_files, current, totals
+from tests.integration.test_repair import BLOBS, delete, is_whole, record_of, wait_until
+from tests.jobs import job_mapping, with_changes
+from tests.servers import KafkaServer
+
+OTHER = "Partition 1"
+BATCH = MicroBatch("query", 3, "{}", "{}")
+ROWS = {"output": random.Random(0).randbytes(20_000)}
+ITEMS = {b"key": random.Random(1).randbytes(80_000)}
+
+
+def job(kafka: KafkaServer, directory: Path, factory: str) -> JobConfig:
+    """A job of two tasks in dual commit."""
+    mapping = job_mapping(kafka, directory, backup=("kafka-changelog", factory), restore=("kafka-changelog",), tasks=2)
+    return JobConfig.from_mapping(mapping | {"task.checkpoint.retained": 2})
+
+
+@pytest.mark.parametrize("factory", BLOBS)
+def test_damage_is_repaired_between_the_batches(kafka: KafkaServer, tmp_path: Path, factory: str) -> None:
+    """FAULT 45, invariant 12: no micro-batch comes; the repair keeps the batch, its output and its sequence number."""
+    config = job(kafka, tmp_path, factory)
+    with StateManager(config) as manager:
+        epoch = manager.acquire()
+        prepared = [attempt(config, epoch, task, ITEMS, 7, ROWS) for task in (TASK, OTHER)]
+        manager.publish(prepared, BATCH)
+    before, other = record_of(config), current(config, OTHER)
+    assert other is not None
+    delete(config, tmp_path, "index")
+    with StateManager(config) as manager:
+        epoch = manager.acquire()
+        repaired = threading.Event()
+
+        def repair() -> bool:
+            manager.repair()
+            repaired.set()
+            return True
+
+        manager.when_damaged(repair)
+        assert repaired.wait(60)
+        after = record_of(config).current
+        assert is_whole(config, factory, ITEMS)
+        assert totals(config, factory)[OTHER] == ITEMS
+        assert (after.batch, after.input_offsets, after.stores) == (BATCH, {"orders-0": 7}, before.current.stores)
+        assert after.sequence == before.current.sequence + 1
+        assert after.output_sequence == before.current.sequence
+        output = next(attached for attached in after.attachments if attached.name == "output")
+        assert read_attachment(config, output) == ROWS["output"]
+        # nothing more is published without need, and the next batch goes on from the repair
+        wait_until(lambda: not any(manager.damaged().values()))
+        checkpoints = manager.repair()
+        assert checkpoints[TASK].sequence == after.sequence
+        prepared = [
+            attempt(config, epoch.after_publish(), task, {b"next": b"1"}, 8, ROWS, checkpoints)
+            for task in (TASK, OTHER)
+        ]
+        manager.publish(prepared, BATCH)
+        assert record_of(config).current.output_sequence == after.sequence + 1
+    assert totals(config, factory) == {TASK: ITEMS | {b"next": b"1"}, OTHER: ITEMS | {b"next": b"1"}}
+
+
+@pytest.mark.parametrize("factory", BLOBS)
+def test_what_an_attempt_fell_back_from_is_in_its_commit(kafka: KafkaServer, tmp_path: Path, factory: str) -> None:
+    """FAULT 45: an executor restores from the changelog, since blobs are damaged, and its commit makes them again."""
+    config = with_changes(job(kafka, tmp_path, factory), task__restore__factories=[factory, "kafka-changelog"])
+    with StateManager(config) as manager:
+        epoch = manager.acquire()
+        manager.publish([attempt(config, epoch, task, ITEMS, 7) for task in (TASK, OTHER)], BATCH)
+    spoilt = [name for name in blob_files(tmp_path) if "Partition_0/" in name and not name.endswith("/index")]
+    for name in spoilt:
+        path = tmp_path / "blobs" / name
+        data = path.read_bytes()
+        path.write_bytes(data[:50] + bytes([data[50] ^ 1]) + data[51:])
+    moved = with_changes(config, state__dir=str(tmp_path / "other"))
+    with StateManager(moved) as manager:
+        epoch = manager.acquire()
+        manager.publish([attempt(moved, epoch, task, {b"b": b"2"}, 8) for task in (TASK, OTHER)], BATCH)
+    assert totals(config, factory)[TASK] == ITEMS | {b"b": b"2"}
