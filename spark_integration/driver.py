@@ -90,6 +90,8 @@ class Driver:
         self._epoch = epoch
         self._checkpoints: dict[str, Checkpoint | None] = dict(epoch.checkpoints)
         self._query_id: str | None = None
+        #: Held while a batch runs, or a repair.
+        self._turn = threading.Lock()
         self._inputs = manager.job_inputs(epoch)
         #: Topics that were deleted and created again, which was permitted: the published offsets mean nothing in them.
         self._recreated = self._inputs.recreated
@@ -154,10 +156,35 @@ class Driver:
         except Exception:
             log.exception("on_batch failed for the report of batch %s, sequence %s", report.batch_id, report.sequence)
 
+    def repair(self) -> bool:
+        """Have damaged backups made again between two batches, on another thread than theirs.
+
+        Returns: whether nothing is left to do here; a batch that runs may be the one that does it.
+        Raises: as :meth:`statemgr.StateManager.repair`.
+        """
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            damaged = self._manager.damaged()
+            self._checkpoints.update(self._manager.repair())
+            left = {task: pairs - damaged.get(task, frozenset()) for task, pairs in self._epoch.refill.items()}
+            self._epoch = replace(self._epoch, refill=left)
+        finally:
+            self._turn.release()
+        return not any(self._manager.damaged().values())
+
+    def _attempts_epoch(self) -> Epoch:
+        """The epoch for the workers, with all that is known to be damaged by now."""
+        refill = dict(self._epoch.refill)
+        for task, pairs in self._manager.damaged().items():
+            refill[task] = refill.get(task, frozenset()) | pairs
+        return replace(self._epoch, refill=refill).for_executor()
+
     @contextlib.contextmanager
     def _typed(self) -> Iterator[None]:
         try:
-            yield
+            with self._turn:
+                yield
         except StatemgrError as error:
             self.failure = error
             raise
@@ -272,7 +299,7 @@ class Driver:
         plan, published = self._plan, self.published()
         return Work(
             config=json.dumps(plan.config.to_mapping()),
-            epoch=epoch_to_bytes(self._epoch.for_executor()),
+            epoch=epoch_to_bytes(self._attempts_epoch()),
             checkpoints=checkpoints,
             tasks=plan.config.tasks,
             partitioning=plan.partitioning,
@@ -320,7 +347,7 @@ class Driver:
         Raises: FencedError when another owner has published since; then the output is not called.
         """
         published = self.published()
-        sequence = max(checkpoint.sequence for checkpoint in published.values())
+        sequence = max(checkpoint.output_sequence for checkpoint in published.values())
         announce(Phase.OUTPUT, f"sequence {sequence}", self._plan.config.job_key)
         with contextlib.ExitStack() as kept:
             try:

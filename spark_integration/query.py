@@ -124,6 +124,7 @@ class StatefulQuery:
         manager = StateManager(self.config, plan.partitioning.name(rows))
         try:
             driver = Driver(plan, manager, manager.acquire(**permissions))
+            manager.when_damaged(driver.repair)
             return self._start(driver, manager, uri)
         except BaseException:
             manager.close()

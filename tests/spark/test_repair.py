@@ -1,0 +1,58 @@
+"""Damaged backups of a query are made again between its batches, and its output is what it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from statemgr.errors import CorruptError, MissingError
+from tests.commits import published, referenced
+from tests.spark.conftest import Pipeline
+
+MakePipeline = Callable[..., Pipeline]
+
+
+def is_whole(job: Pipeline, factory: str) -> bool:
+    """Whether the state can be had from the blobs alone; nobody is fenced by an attempt that fails."""
+    try:
+        published(job.config, factory)
+    except (MissingError, CorruptError):
+        return False
+    return True
+
+
+def with_rows(job: Pipeline) -> dict[int, list[tuple[object, ...]]]:
+    """Sequence → the rows that the output was given, where there were any."""
+    return {sequence: rows for sequence, rows in job.outputs.calls if rows}
+
+
+@pytest.mark.parametrize("factory", ["blob-store", "blob-changelog"])
+def test_a_query_without_input_repairs_what_is_damaged(pipeline: MakePipeline, factory: str) -> None:
+    """FAULT 45, invariant 12: no micro-batch comes; the driver repairs, and gives no row a second sequence number."""
+    job = pipeline(backup=("kafka-changelog", factory), restore=("kafka-changelog",))
+    job.produce(60)
+    job.run()
+    given = with_rows(job)
+    for task in range(job.config.tasks):
+        for name in referenced(job.config, f"Partition {task}"):
+            if name.endswith("/index"):
+                (job.directory / "blobs" / name).unlink()
+    assert not is_whole(job, factory)
+    running = job.query().trigger(processingTime="1 hour").start()
+    try:
+        deadline = time.monotonic() + 60
+        while not is_whole(job, factory):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    finally:
+        running.stop()
+    assert with_rows(job) == given
+    # a new location gives the published rows again, under the sequence number that they had
+    moved = job.query().option("checkpointLocation", (job.directory / "moved").as_uri())
+    job.run(moved)
+    assert with_rows(job) == given
+    job.produce(30)
+    job.run(moved)
+    assert job.state(factory) == job.produced == job.outputs.counts()
