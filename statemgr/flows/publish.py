@@ -134,10 +134,10 @@ def _publish(
     except (RetryableError, FencedError):
         published.pending = {}
         raise
-    except OutcomeUnknownError:
+    except OutcomeUnknownError as error:
         if not settle(parts, publisher, log, published):
             raise RetryableError(
-                "the commit was not published",
+                f"the commit was not published: {error.message}",
                 hint="its changes are in the next one",
                 job=parts.config.job_name,
             ) from None
