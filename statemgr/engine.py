@@ -33,7 +33,7 @@ from statemgr.flows.open_store import OpenStore
 from statemgr.flows.persist import AHEAD_BYTES, PersistAhead, is_useful
 from statemgr.flows.restore import StoreRestore, restore_task
 from statemgr.hand_out import HandOut, hand_out, handed_out, withdraw
-from statemgr.ids import NAME, task_path
+from statemgr.ids import NAME, check_offsets, task_path
 from statemgr.model import codec
 from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, Layout, MicroBatch
 from statemgr.model.commit import PreparedCommit
@@ -173,6 +173,8 @@ class Attempt:
 
         Raises: RetryableError, AccessDenied, DiskFull.
         """
+        if input_offsets is not None:
+            check_offsets(input_offsets, task=self.task)
         if self._closed or self._prepared:
             raise ClosedError("the attempt is closed or prepared already", task=self.task)
         self._prepared = True

@@ -47,16 +47,27 @@ class InputTopics:
 
         Raises: MissingState, ConfigError, AccessDenied, UnavailableError.
         """
-        tasks = self._config.tasks
+        published = published_tasks()
         for topic in topics:
             found = self._listed(consumer, topic)
-            if found.error is not None and is_missing(found.error):
-                hint = f"create it with {tasks} partitions, or correct task.inputs"
-                raise MissingState("the input topic does not exist", hint=hint, topic=topic)
-            if found.error is not None:
+            if found.error is not None and not is_missing(found.error):
                 raise translate(found.error, "asking for the input topic", topic=topic)
-            if len(found.partitions) != tasks:
-                raise wrong_partitions(self._config, topic, len(found.partitions), published_tasks())
+            problem = topic_problem(self._config, topic, None if found.error else len(found.partitions), published)
+            if problem is not None:
+                raise problem
+
+    def problems(self, published_tasks: int | None) -> list[StatemgrError]:
+        """What is wrong with the topics of ``task.inputs``: what :meth:`check` would raise, for each of them.
+
+        Args:
+            published_tasks: for how many tasks the job has checkpoints; None for a new job.
+
+        Raises: UnavailableError, AccessDenied.
+        """
+        topics = self._config.inputs
+        found = {name: len(topic.partitions) for name, topic in self._client().describe(topics).items()}
+        problems = (topic_problem(self._config, topic, found.get(topic), published_tasks) for topic in topics)
+        return [problem for problem in problems if problem is not None]
 
     def _listed(self, consumer: Consumer, topic: str) -> ListedTopic:
         """As the consumer sees it. What it reports beside the call says whether its credentials were refused."""
@@ -193,26 +204,35 @@ def refuse_recreated(known: Mapping[str, str], found: Mapping[str, str], **where
             )
 
 
-def wrong_partitions(config: JobConfig, topic: str, partitions: int, published_tasks: int | None) -> StatemgrError:
-    """The one message for an input topic whose partitions are not the job's tasks.
+def topic_problem(
+    config: JobConfig, topic: str, partitions: int | None, published_tasks: int | None
+) -> StatemgrError | None:
+    """The one message for an input topic that does not exist or whose partitions are not the job's tasks.
 
     Args:
+        partitions: how many the topic has; None: it does not exist.
         published_tasks: for how many tasks the job has checkpoints; None: there are none yet.
     """
+    if partitions is None:
+        hint = f"create it with {published_tasks or config.tasks} partitions, or correct task.inputs"
+        return MissingState("the input topic does not exist", hint=hint, topic=topic)
+    if partitions == config.tasks and published_tasks in (None, config.tasks):
+        return None
     if published_tasks is None:
         hint = f"set job.tasks = {partitions}; of several input topics all must have as many partitions"
     elif published_tasks == partitions:
-        hint = f"set job.tasks back to {partitions}: the job has state of {partitions} tasks"
+        hint = f"set job.tasks back to {partitions}"
     else:
         hint = (
-            f"keep job.tasks = {published_tasks} and change no other topic: the job has state of {published_tasks} "
-            "tasks, and this release cannot spread it over another number. Either write the rows that follow to a new "
-            f"topic with {published_tasks} partitions and set task.inputs to it, or start a new job (another job.id) "
-            f"with job.tasks = {partitions} that reads this topic from its beginning"
+            f"keep job.tasks = {published_tasks} and the partitions of the changelogs: this release cannot spread the "
+            "state over another number of tasks. Either write the rows that follow to a new topic with "
+            f"{published_tasks} partitions and set task.inputs to it, or start a new job (another job.id) with "
+            f"job.tasks = {partitions} that reads this topic from its beginning"
         )
+    state = "no state yet" if published_tasks is None else f"state of {published_tasks} tasks"
     return ConfigError(
-        f"the input topic has {partitions} partitions, and the job has {config.tasks} tasks: a task reads one "
-        "partition of each input topic",
+        f"the input topic has {partitions} partitions, and a task reads one of them: the job has {state}, "
+        f"and job.tasks is {config.tasks}",
         hint=hint,
         topic=topic,
         key="job.tasks",

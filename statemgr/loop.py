@@ -33,7 +33,7 @@ from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, LocalStateLost, MissingState, StatemgrError, UnavailableError
 from statemgr.ids import task_name
 from statemgr.input_position import GONE
-from statemgr.input_topics import InputTopics, wrong_partitions
+from statemgr.input_topics import InputTopics, topic_problem
 from statemgr.kafka.clients import ClientErrors, translate
 from statemgr.owned_task import OwnedTask
 from statemgr.owned_tasks import Opener, OwnedTasks
@@ -214,7 +214,9 @@ class ConsumerLoop:
         for partition in partitions:
             if partition.partition >= self._config.tasks:
                 now = len(consumer.list_topics(partition.topic, timeout=_ANSWER_S).topics[partition.topic].partitions)
-                raise wrong_partitions(self._config, partition.topic, now, self._published_tasks())
+                problem = topic_problem(self._config, partition.topic, now, self._published_tasks())
+                if problem is not None:
+                    raise problem
         at_start = [TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING) for partition in partitions]
         try:
             consumer.assign(at_start)
@@ -245,7 +247,8 @@ class ConsumerLoop:
         for position in owned.inputs:
             if position.next is not None:
                 continue
-            offset = position.start(owned.offsets.get(position.source), skip=owned.skip)
+            known = owned.offsets.get(position.source)
+            offset = position.start(known, skip=owned.skip)
             place = position.place
             try:
                 self._consumer.seek(TopicPartition(place.topic, place.partition, offset))
@@ -254,6 +257,7 @@ class ConsumerLoop:
                     return
                 raise UnavailableError(f"seeking failed: {error.args[0].str()}", topic=place.topic) from error
             position.next = offset
+            owned.dirty |= known not in (None, offset)  # what was skipped knowingly is published, input or not
             self._consumer.resume([place])
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:

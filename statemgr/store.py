@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from statemgr import ports
-from statemgr.errors import CorruptFile, LocalStateLost, MissingFile
+from statemgr.errors import CorruptError, CorruptFile, InvalidError, LocalStateLost, MissingFile, StatemgrError
 from statemgr.flows.open_store import OpenStore
 from statemgr.serdes import SERDES, Serde
 
@@ -60,8 +60,8 @@ class Store:
     def __init__(self, opened: OpenStore, key_serde: Serde, value_serde: Serde) -> None:
         self._open = opened
         self._content = opened.content
-        self._key = key_serde
-        self._value = value_serde
+        self._key = _named(key_serde, "key", opened)
+        self._value = _named(value_serde, "value", opened)
         #: Bytes in and out, so that nothing needs to be called for each of many.
         self._plain = key_serde is value_serde is SERDES["bytes"]
 
@@ -135,6 +135,41 @@ class Store:
     def _items(self, start: bytes | None, end: bytes | None) -> Items:
         found = self._content.scan(start, end)
         return Items(found, self._key.deserialize, self._value.deserialize, self._content.give_up)
+
+
+def _named(serde: Serde, what: str, opened: OpenStore) -> Serde:
+    """The serde, with errors that name the store: InvalidError for what it cannot take, CorruptError for bytes."""
+    if serde is SERDES["bytes"]:
+        return serde  # the store below looks at what it is given
+    where = {"task": opened.identity.task, "store": opened.identity.store}
+
+    def serialize(value: Any) -> bytes:
+        try:
+            return serde.serialize(value)
+        except StatemgrError as error:
+            error.with_where(**where)
+            raise
+        except Exception as error:
+            raise InvalidError(
+                f"the {what} serde of the store does not take a {what} of type {type(value).__name__}: {error}",
+                hint=f"give it the type that the {what} serde is for, or configure another one",
+                **where,
+            ) from error
+
+    def deserialize(data: bytes) -> Any:
+        try:
+            return serde.deserialize(data)
+        except StatemgrError as error:
+            error.with_where(**where)
+            raise
+        except Exception as error:
+            raise CorruptError(
+                f"the {what} serde of the store does not understand the bytes of a {what}: {error}",
+                hint="is the serde the one that they were written with?",
+                **where,
+            ) from error
+
+    return Serde(serialize, deserialize)
 
 
 def after_prefix(prefix: bytes) -> bytes | None:

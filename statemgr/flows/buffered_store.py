@@ -62,7 +62,9 @@ class BufferedStore:
         return len(self._pending)
 
     def get(self, key: bytes) -> bytes | None:
-        """The newest value of a key, or None."""
+        """The newest value of a key, or None. Raises: InvalidError (not bytes)."""
+        if not isinstance(key, bytes):
+            raise self._not_bytes()
         if self._pending:
             found = self._pending.get(key, _ABSENT)
             if found is not _ABSENT:
@@ -74,6 +76,8 @@ class BufferedStore:
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The newest values, in the order of the keys."""
+        if not _are_all(bytes, keys):
+            raise self._not_bytes()
         pending = self._pending
         missing = [key for key in keys if key not in pending] if pending else keys
         try:
@@ -180,7 +184,9 @@ class BufferedStore:
 
     def _not_bytes(self) -> InvalidError:
         return InvalidError(
-            "cannot write a key or value that is not bytes", hint="a serde makes bytes of other types", **self._where
+            "a key or value is not bytes",
+            hint="a serde makes bytes of other types; the key of a message that has none is None",
+            **self._where,
         )
 
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from statemgr.errors import CorruptFile, MissingFile, RetryableError
 from statemgr.flows.open_store import NO_CHANGES, FrozenStore, OpenStore, WholeState
 from statemgr.flows.parts import Parts
-from statemgr.ids import check_offsets
 from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, Marker
 from statemgr.model.commit import ChangeSet, PreparedChanges, PreparedCommit, PreparedStore, ProducedRecord
 from statemgr.phases import Phase, announce
@@ -82,10 +81,8 @@ def freeze(
     Args:
         local_copy: make a directory of every changed store, also where no backend needs one.
 
-    Raises: InvalidError for input offsets that are none; DiskFull. Then nothing has changed.
+    Raises: DiskFull; then nothing has changed and the commit can be repeated.
     """
-    if input_offsets is not None:
-        check_offsets(input_offsets, task=base.task)
     attempt = attempt or parts.ids.attempt_id()
     frozen: dict[str, FrozenStore] = {}
     try:

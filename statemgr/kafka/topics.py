@@ -162,14 +162,12 @@ class TopicAdmin:
             message = f"it has {partitions} partitions and must have {spec.partitions}"
             if spec.partitions == 1:
                 command = "set task.checkpoint.topic to a new topic, or delete this one if it is none of yours"
-            elif partitions < spec.partitions:
-                message += "; partitions may be added only while the job has no state yet"
-                command = (
-                    f"kafka-topics.sh --bootstrap-server {self._servers} --alter --topic {spec.name} "
-                    f"--partitions {spec.partitions}"
-                )
             else:
-                command = f"set job.tasks = {partitions}, or give the store a new changelog topic"
+                message += ", one for each task"
+                command = (
+                    f"set job.tasks = {partitions} if the job has state on it (more partitions would not spread that); "
+                    "a new job may give the store a new topic in stores.<name>.changelog.topic"
+                )
             problems.append(TopicProblem(spec.name, message, command))
         replicas = min((len(p.replicas) for p in found.partitions), default=0)
         if replicas < spec.replication_factor:

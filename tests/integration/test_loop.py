@@ -6,78 +6,21 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from statemgr import JobConfig, StateManager, Task
+from statemgr import JobConfig, StateManager
 from statemgr.errors import MissingState
 from tests.commits import commit
-from tests.jobs import contents, elsewhere, job_mapping, with_changes
+from tests.jobs import contents, elsewhere, job_mapping
 from tests.kafka_jobs import wait_until
+from tests.loop_members import make_topic, member, produce
 from tests.servers import KafkaServer
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def make_topic(kafka: KafkaServer, name: str, partitions: int) -> None:
-    """Create an input topic, and wait until the broker's metadata have it."""
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(15)
-    wait_until(lambda: name in admin.list_topics(timeout=10).topics)
-
-
-def produce(kafka: KafkaServer, topic: str, partitions: int, numbers: range) -> None:
-    """One message per number: key ``k<number % 50>``, spread over the partitions by key."""
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
-    for number in numbers:
-        key = number % 50
-        producer.produce(topic, str(number).encode(), f"k{key}".encode(), partition=key % partitions)
-    producer.flush(15)
-
-
-def count(task: Task, message: Message) -> None:
-    """The job: count messages by key."""
-    totals = task.store("totals")
-    key = message.key()
-    assert isinstance(key, bytes)
-    totals.put(key, b"%d" % (int(totals.get(key) or 0) + 1))
-
-
-def member(
-    config: JobConfig,
-    group: str,
-    topic: str,
-    process: Callable[[Task, Message], None] = count,
-    consumer: Consumer | None = None,
-    **permissions: bool,
-) -> tuple[Callable[[], None], list[Exception]]:
-    """Start a member of the group in a thread. Returns how to stop it, and what it raised."""
-    consumer = consumer or with_changes(config, kafka__consumer__session__timeout__ms=6000).consumer(group)
-    manager = StateManager(config)
-    loop = manager.loop(consumer, process, topics=[topic], **permissions)
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            loop.run()
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-
-    def stop() -> None:
-        loop.stop()
-        thread.join(60)
-        manager.close()
-        consumer.close()
-
-    return stop, errors
 
 
 def counted(config: JobConfig, partitions: int) -> int:

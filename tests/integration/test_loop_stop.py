@@ -1,0 +1,121 @@
+"""A consumer loop that is asked to stop: out within five seconds and one message. Real processes, real SIGTERM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from statemgr import JobConfig
+from statemgr.errors import RetryableError
+from tests.commits import commit
+from tests.integration.s3_proxy import Fault, S3Proxy
+from tests.jobs import contents, elsewhere, job_mapping, with_changes
+from tests.loop_members import Process, make_topic, produce
+from tests.servers import KafkaServer, S3Server
+
+#: Seconds that a stop may take, and those that a busy machine adds: a process starts and ends more slowly there.
+STOP_S = 5.0
+BUSY_S = 2.0
+TASK = "Partition 0"
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts members in processes of their own, and kills what a failed test leaves."""
+    started: list[Process] = []
+
+    def begin(config: JobConfig, group: str, topic: str, **order: object) -> Process:
+        log = tmp_path / f"member-{len(started)}.log"
+        started.append(Process.start(config, group, topic, log, **order))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+
+
+def test_a_stop_and_a_commit_wait_for_one_message(kafka: KafkaServer, tmp_path: Path, start: Start) -> None:
+    """FAULT 56: with 40 messages at hand that take half a second each, commits come in time and a stop is quick."""
+    topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
+    make_topic(kafka, topic, 1)
+    produce(kafka, topic, 1, range(40))
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), task__commit__ms=1000))
+    member = start(config, group, topic, slow=0.5)
+    member.wait_for(lambda lines: "phase publish.acknowledged" in lines)
+    assert len(member.processed()) < 10, "the first commit came after some of the messages, and not after all"
+    seconds, error = member.terminate()
+    assert error is None
+    assert seconds < STOP_S + 0.5 + BUSY_S
+    done = len(member.processed())
+    assert done < 40
+    state, offsets = contents(config)
+    assert offsets == {f"{topic}-0": done}
+    assert sum(int(value) for value in state["totals"].values()) == done
+
+
+def test_a_slow_member_stays_in_its_group(kafka: KafkaServer, tmp_path: Path, start: Start) -> None:
+    """FAULT 56: messages that together take twice max.poll.interval.ms: nothing is taken away or read again."""
+    topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
+    make_topic(kafka, topic, 1)
+    produce(kafka, topic, 1, range(30))
+    config = JobConfig.from_mapping(
+        job_mapping(
+            kafka,
+            tmp_path,
+            backup=("blob-store",),
+            kafka__consumer__session__timeout__ms=6000,
+            kafka__consumer__max__poll__interval__ms=6000,
+        )
+    )
+    member = start(config, group, topic, slow=0.4)
+    member.wait_for(lambda lines: sum(not line.startswith("phase") for line in lines) == 30)
+    _, error = member.terminate()
+    assert error is None
+    assert member.processed() == [f"{topic} 0 {offset}" for offset in range(30)]
+    assert member.lines().count("phase restore.plan") == 1, "the task was opened once"
+    assert contents(config)[1] == {f"{topic}-0": 30}
+
+
+@pytest.mark.parametrize("held", ["/index", ".sst"])
+def test_a_stop_ends_a_restore(kafka: KafkaServer, s3: S3Server, tmp_path: Path, start: Start, held: str) -> None:
+    """FAULT 56: SIGTERM while the blob store keeps a restore waiting."""
+    topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
+    make_topic(kafka, topic, 1)
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), s3=s3))
+    commit(config, {b"k%d" % number: Random(number).randbytes(1000) for number in range(500)}, {f"{topic}-0": 0})
+    with S3Proxy(s3.endpoint) as proxy:
+        proxy.faults.append(Fault("GET", held, times=100, wait=60))
+        slow = with_changes(
+            elsewhere(config, tmp_path / "other", "blob-store"), blob__store__s3__endpoint=proxy.endpoint
+        )
+        member = start(slow, group, topic)
+        member.wait_for(lambda _: proxy.faults[0].times < 100)
+        seconds, error = member.terminate()
+    assert error is None
+    assert seconds < STOP_S + BUSY_S
+    assert len(contents(config)[0]["totals"]) == 500
+
+
+def test_a_stop_ends_a_commit(kafka: KafkaServer, s3: S3Server, tmp_path: Path, start: Start) -> None:
+    """FAULT 56: SIGTERM while the blob store keeps a commit waiting: said as an error, and the checkpoint stands."""
+    topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
+    make_topic(kafka, topic, 1)
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), s3=s3, task__commit__ms=200))
+    commit(config, {b"before": b"1"}, {f"{topic}-0": 0})
+    produce(kafka, topic, 1, range(5))
+    with S3Proxy(s3.endpoint) as proxy:
+        proxy.faults.append(Fault("PUT", times=100, wait=60))
+        slow = with_changes(config, blob__store__s3__endpoint=proxy.endpoint)
+        member = start(slow, group, topic)
+        member.wait_for(lambda _: any(method == "PUT" for method, _ in proxy.requests))
+        seconds, error = member.terminate()
+    assert isinstance(error, RetryableError)
+    assert seconds < STOP_S + BUSY_S
+    state, offsets = contents(config)
+    assert state == {"totals": {b"before": b"1"}}
+    assert offsets == {f"{topic}-0": 0}

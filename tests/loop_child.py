@@ -1,0 +1,55 @@
+"""A member of a consumer group in a process of its own: ``python -m tests.loop_child '{…}'``.
+
+Input is a JSON object: ``config`` (a mapping), ``group``, ``topics``, ``log`` (a file that gets a line for each message
+that was processed, ``<topic> <partition> <offset>``, and ``phase <name>`` for each step that is announced), ``slow``
+(seconds that each message takes), ``permissions``. It counts messages by key in the store ``totals``. A typed error is
+the last line of the standard output, as JSON, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import TextIO
+
+from confluent_kafka import Message
+
+from statemgr import JobConfig, StateManager, StatemgrError, Task
+from statemgr.phases import Phase, add_observer
+
+
+def main() -> int:
+    """Run until SIGTERM."""
+    order = json.loads(sys.argv[1])
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    config = JobConfig.from_mapping(order["config"])
+    with open(order["log"], "a", encoding="utf-8", buffering=1) as log:
+        add_observer(lambda phase, subject: _phase(log, phase))
+
+        def process(task: Task, message: Message) -> None:
+            time.sleep(order.get("slow", 0))
+            totals, key = task.store("totals"), message.key()
+            totals.put(key, b"%d" % (int(totals.get(key) or 0) + 1))
+            log.write(f"{message.topic()} {message.partition()} {message.offset()}\n")
+
+        consumer = config.consumer(order["group"])
+        try:
+            with StateManager(config) as manager:
+                manager.run(consumer, process, topics=order["topics"], **order.get("permissions", {}))
+        except StatemgrError as error:
+            print(error.to_json(), flush=True)
+            return 1
+        finally:
+            consumer.close()
+    return 0
+
+
+def _phase(log: TextIO, phase: Phase) -> None:
+    if not log.closed:
+        log.write(f"phase {phase.value}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Members of a consumer group for tests: in threads, and in processes of their own; and the input that they read."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from confluent_kafka import Consumer, Message, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from statemgr import JobConfig, StateManager, Task
+from statemgr.errors import StatemgrError, from_json
+from tests.jobs import with_changes
+from tests.kafka_jobs import wait_until
+from tests.servers import KafkaServer
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def make_topic(kafka: KafkaServer, name: str, partitions: int, **settings: str) -> None:
+    """Create an input topic, and wait until the broker's metadata have it. ``settings`` have ``__`` for ``.``."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    new = NewTopic(name, partitions, 1, config={key.replace("__", "."): value for key, value in settings.items()})
+    admin.create_topics([new])[name].result(15)
+    wait_until(lambda: name in admin.list_topics(timeout=10).topics)
+
+
+def delete_topic(kafka: KafkaServer, name: str) -> None:
+    """Delete a topic, and wait until the broker's metadata do not have it any more."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.delete_topics([name])[name].result(15)
+    wait_until(lambda: name not in admin.list_topics(timeout=10).topics)
+
+
+def produce(kafka: KafkaServer, topic: str, partitions: int, numbers: Iterable[int], size: int = 0) -> None:
+    """One message per number: key ``k<number % 50>``, spread over the partitions by key.
+
+    With a ``size``, values have that many bytes, and each message is a batch of its own for the broker.
+    """
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for number in numbers:
+        key = number % 50
+        producer.produce(topic, str(number).encode().ljust(size), f"k{key}".encode(), partition=key % partitions)
+        if size:
+            producer.flush(15)
+    producer.flush(15)
+
+
+def count(task: Task, message: Message) -> None:
+    """The job: count messages by key."""
+    totals = task.store("totals")
+    key = message.key()
+    assert isinstance(key, bytes)
+    totals.put(key, b"%d" % (int(totals.get(key) or 0) + 1))
+
+
+def member(
+    config: JobConfig,
+    group: str,
+    topic: str | Sequence[str],
+    process: Callable[[Task, Message], None] = count,
+    consumer: Consumer | None = None,
+    **permissions: bool,
+) -> tuple[Callable[[], None], list[Exception]]:
+    """Start a member of the group in a thread. Returns how to stop it, and what it raised."""
+    consumer = consumer or with_changes(config, kafka__consumer__session__timeout__ms=6000).consumer(group)
+    manager = StateManager(config)
+    topics = [topic] if isinstance(topic, str) else topic
+    loop = manager.loop(consumer, process, topics=topics, **permissions)
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            loop.run()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def stop() -> None:
+        loop.stop()
+        thread.join(60)
+        manager.close()
+        consumer.close()
+
+    return stop, errors
+
+
+@dataclass
+class Process:
+    """A member in a process of its own."""
+
+    child: subprocess.Popen[str]
+    log: Path
+
+    @classmethod
+    def start(cls, config: JobConfig, group: str, topic: str, log: Path, **order: object) -> Process:
+        """Start it; ``order`` as :mod:`tests.loop_child` says."""
+        text = json.dumps({"config": config.to_mapping(), "group": group, "topics": [topic], "log": str(log)} | order)
+        log.touch()
+        command = [sys.executable, "-m", "tests.loop_child", text]
+        with log.with_suffix(".err").open("a") as errors:
+            child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
+        return cls(child, log)
+
+    def lines(self) -> list[str]:
+        """What it has written, without an unfinished line."""
+        return self.log.read_text(encoding="utf-8").split("\n")[:-1]
+
+    def processed(self) -> list[str]:
+        """The messages that it has processed, in order."""
+        return [line for line in self.lines() if not line.startswith("phase ")]
+
+    def wait_for(self, done: Callable[[list[str]], bool], deadline_s: float = 60.0) -> None:
+        """Wait until its lines are as wanted."""
+
+        def ready() -> bool:
+            assert self.child.poll() is None, self.log.with_suffix(".err").read_text()[-3000:]
+            return done(self.lines())
+
+        wait_until(ready, deadline_s)
+
+    def terminate(self) -> tuple[float, StatemgrError | None]:
+        """SIGTERM. Returns: the seconds until the process has ended, and its typed error."""
+        began = time.monotonic()
+        self.child.send_signal(signal.SIGTERM)
+        return self.ended(began)
+
+    def ended(self, began: float | None = None) -> tuple[float, StatemgrError | None]:
+        """Wait for the end. Returns: the seconds since ``began``, and its typed error."""
+        began = time.monotonic() if began is None else began
+        out, _ = self.child.communicate(timeout=60)
+        seconds = time.monotonic() - began
+        if self.child.returncode == 0:
+            return seconds, None
+        assert self.child.returncode == 1, self.log.with_suffix(".err").read_text()[-3000:]
+        return seconds, from_json(out.strip().splitlines()[-1])
+
+    def kill(self) -> None:
+        """SIGKILL, if it still runs."""
+        if self.child.poll() is None:
+            self.child.kill()
+            self.child.communicate()
