@@ -312,7 +312,9 @@ class StateManager:
         It calls :meth:`repair` when no commit is being prepared. Otherwise it returns False, or leaves the repair to
         the next commit.
         """
-        self._acquired().when_damaged = repair
+        job = self._acquired()
+        job.when_damaged = repair
+        self._caretaker.wake(job)  # it may have looked before
 
     def repair(self) -> Mapping[str, Checkpoint]:
         """Make damaged backups of the current checkpoints again, by a commit without input. No commit may be in
