@@ -31,6 +31,8 @@ from statemgr.model.schemas import shipped_schemas
 from statemgr.ports import Clock
 
 _TAIL = codec.KEY_TAIL_SIZE
+#: Seconds for which what was read is remembered: a delete leaves the topic after ``delete.retention.ms``, a day.
+_REMEMBERED_S = 6 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class _Bounds:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was read: everything of the job below ``position``.
+    """What was read: everything of the job below ``position``, last at ``monotonic_s`` and ``wall_s``.
 
     ``by_key``: a key (version 1), or what the keys of a task's records begin with (version 2) → its track; None is
     another job's.
@@ -52,6 +54,8 @@ class _Seen:
 
     bounds: _Bounds
     position: int
+    monotonic_s: float = 0.0
+    wall_s: float = 0.0
     tracks: dict[TrackId, Track] = field(default_factory=dict)
     by_key: dict[bytes, Track | None] = field(default_factory=dict)
     permits: dict[bytes, Permit] = field(default_factory=dict)
@@ -64,6 +68,11 @@ class _Seen:
         was = self.bounds
         return (was.topic_id, was.start) == (bounds.topic_id, bounds.start) and position <= bounds.end
 
+    def is_fresh(self, monotonic_s: float, wall_s: float) -> bool:
+        """Whether every delete of what was read is still on the topic. Both clocks must say so: one stops when the
+        machine is suspended, and people set the other."""
+        return max(monotonic_s - self.monotonic_s, abs(wall_s - self.wall_s)) < _REMEMBERED_S
+
 
 class CheckpointTopic:
     """Implements :class:`statemgr.ports.CheckpointLog`. Safe to use from many threads.
@@ -75,6 +84,7 @@ class CheckpointTopic:
 
     def __init__(self, config: JobConfig, clock: Clock, *, stall_s: float | None = None, owned: bool = False) -> None:
         self._config = config
+        self._clock = clock
         self._topic = config.checkpoint_topic
         self._metadata = TopicMetadata(config)
         self._watch = TopicWatch(self._topic, self._metadata, clock) if owned else None
@@ -173,8 +183,8 @@ class CheckpointTopic:
         return _Bounds(str(found.topic_id), start, end)
 
     def _read_to(self, bounds: _Bounds, position: int) -> _Seen:
-        seen = self._seen
-        if seen is None or not seen.continues(bounds, position):
+        seen, now_s, wall_s = self._seen, self._clock.monotonic(), self._clock.time_ns() / 1e9
+        if seen is None or not seen.continues(bounds, position) or not seen.is_fresh(now_s, wall_s):
             seen = self._seen = _Seen(bounds, bounds.start)
         by_key, is_whole = seen.by_key, codec.is_whole
         for batch in self._reader.read(self._topic, PARTITION, seen.position, bounds.end):
@@ -196,6 +206,7 @@ class CheckpointTopic:
                     self._take(seen, message)
             seen.position = offset_of(batch[-1]) + 1
         seen.position = max(seen.position, bounds.end)
+        seen.monotonic_s, seen.wall_s = now_s, wall_s  # from before the read
         return seen
 
     def _newest_of(self, seen: _Seen, tasks: Collection[str] | None) -> dict[str, CheckpointRecord]:

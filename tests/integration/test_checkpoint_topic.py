@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,10 +18,12 @@ from statemgr.local.clock import SystemClock
 from statemgr.model import codec
 from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord, Layout
 from statemgr.model.checkpoint_parts import JobCheckpoint, publish_of, task_part
+from tests.blob_faults import ManualClock
 from tests.kafka_jobs import (
     EAGER,
     a_record,
     client,
+    committed,
     compacted,
     job,
     make_topic,
@@ -28,6 +31,7 @@ from tests.kafka_jobs import (
     plain_producer,
     recreate,
     send,
+    wait_until,
 )
 from tests.servers import KafkaServer
 
@@ -201,6 +205,35 @@ def test_compaction_keeps_the_newest(kafka: KafkaServer) -> None:
     assert topic.read()["Partition 0"] == a_record(config, number)
     assert len(list(topic.history())) < number
     assert not topic.was_truncated()
+
+
+def test_what_was_read_long_ago_is_read_again(kafka: KafkaServer) -> None:
+    """Compaction removes a checkpoint and then its delete: a reader that remembers the checkpoint starts over."""
+    config = job(kafka)
+    make_topic(config, config.checkpoint_topic, **EAGER)
+    clock = ManualClock()
+    clock.now = time.time()
+    topic = CheckpointTopic(config, clock, stall_s=20)
+    first, last = a_record(config, 1), a_record(config, 9)
+    _publish(config, first)
+    assert topic.read()["Partition 0"] == first
+    other, _ = _bytes(a_record(job(kafka), 1))
+
+    def publish(_: int) -> None:
+        _publish(config, last)
+        _delete(config, first)
+
+    compacted(config, config.checkpoint_topic, publish, closing_key=other)
+    deleted = _bytes(first)[0]
+
+    def forgotten() -> bool:
+        time.sleep(0.6)
+        send(config, config.checkpoint_topic, [(other, b"")])
+        return all(key != deleted for key, _ in committed(config, config.checkpoint_topic))
+
+    wait_until(forgotten)
+    clock.now += 6 * 3600
+    assert topic.read()["Partition 0"] == last
 
 
 def test_a_newer_version_one_record_is_the_current_checkpoint(kafka: KafkaServer) -> None:
