@@ -9,18 +9,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Message
 
 from statemgr import JobConfig, StateManager, Task
 from statemgr.errors import ClosedError, RetryableError, UnavailableError
-from statemgr.loop import ConsumerLoop
 from statemgr.phases import Phase, observed
 from tests.commits import TASK, current, failing, totals, write
-from tests.integration.test_loop import count, make_topic, produce
 from tests.jobs import DUAL, job_mapping
 from tests.kafka_jobs import wait_until
+from tests.loop_members import count, make_topic, produce
 from tests.servers import KafkaServer
 
 
@@ -191,13 +191,23 @@ def test_what_is_dropped_at_the_close_is_said(
         assert caplog.text == ""
 
 
+class Opening(StateManager):
+    """Counts the tasks that it was asked to open."""
+
+    opened = 0
+
+    def open_task(self, *args: Any, **options: Any) -> Task:
+        """As every manager."""
+        self.opened += 1
+        return super().open_task(*args, **options)
+
+
 class Running:
     """A consumer loop in a thread, and what it has processed of each partition."""
 
     def __init__(self, kafka: KafkaServer, config: JobConfig, topic: str) -> None:
-        self.manager = StateManager(config)
+        self.manager = Opening(config)
         self.processed: dict[int, int] = {}
-        self.assigned = 0
         self.error: Exception | None = None
         self._consumer = Consumer(
             {
@@ -209,13 +219,9 @@ class Running:
                 "max.poll.interval.ms": 6000,
             }
         )
-        self.loop = ConsumerLoop(config, self._open, self._consumer, self._process, [topic], {})
+        self.loop = self.manager.loop(self._consumer, self._process, topics=[topic])
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-
-    def _open(self, name: str, **permissions: bool) -> Task:
-        self.assigned += 1
-        return self.manager.open_task(name, **permissions)
 
     def _process(self, task: Task, message: Message) -> None:
         count(task, message)
@@ -266,7 +272,7 @@ def test_a_commit_that_lasts_is_left_out_then_holds_its_task_back(kafka: KafkaSe
         assert closed.reached.wait(60)
         produce(kafka, topic, 2, range(100, 200))
         wait_until(lambda: running.has_processed(100, 100))
-        assert sample(running.manager, "statemgr_commits_skipped_total") > 0
+        wait_until(lambda: sample(running.manager, "statemgr_commits_skipped_total") > 0)
         assert sample(running.manager, "statemgr_commits_blocked_total") == 0
         wait_until(lambda: sample(running.manager, "statemgr_commits_blocked_total") == 1)
         produce(kafka, topic, 2, range(200, 300))
@@ -276,7 +282,7 @@ def test_a_commit_that_lasts_is_left_out_then_holds_its_task_back(kafka: KafkaSe
         assert sample(running.manager, "statemgr_commit_blocked_seconds_total") > 5
         closed.open.set()
         wait_until(lambda: running.has_processed(150, 150))
-    assert running.assigned == 2
+    assert running.manager.opened == 2
     running.stop()
     assert running.error is None
     state = totals(config, "blob-store")

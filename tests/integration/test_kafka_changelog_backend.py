@@ -103,6 +103,8 @@ class _Job:
         if changes.fill:  # as an opening does that is permitted to
             manager.guard_fill(self.identity, base, (), overwrite=True)
         staged = manager.stage(self.identity, changes, base)
+        self.publisher.settle()
+        self.publisher.confirmed()  # nobody else is about
         with self.publisher.transaction() as transaction:
             staged.send(transaction)
             return staged.marker(transaction.flush())
