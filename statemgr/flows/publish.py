@@ -12,7 +12,7 @@ Steps:
    it must still be the topic that was read
 6. commit the transaction; an unknown outcome is settled, and the topic says what happened
 
-Where the brokers had forgotten the transactional ID, steps 1 to 6 are taken a second time.
+Where the brokers had forgotten the transactional ID, steps 1 to 6 are taken again, a few times at most.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ from statemgr.ports import CheckpointLog, IdForgotten, Publisher, StagedChanges,
 
 logger = logging.getLogger(__name__)
 
+#: How often a publish is repeated because the brokers had forgotten the transactional ID.
+_REPEATS = 3
 #: task → (store, factory) → changes that are ready to be sent
 _Staged = dict[str, dict[tuple[str, str], StagedChanges]]
 
@@ -73,11 +75,12 @@ def publish(
     if published.pending:
         raise OutcomeUnknownError("the outcome of the last publish is unknown", hint="settle it first")
     attempt = partial(_publish, parts, publisher, log, published, commits, batch, inputs, outstanding or {})
-    try:
-        attempt()
-    except IdForgotten as error:
-        logger.info("the publish is repeated: %s", error)
-        attempt()
+    for _ in range(_REPEATS):
+        try:
+            return attempt()
+        except IdForgotten as error:
+            logger.info("the publish is repeated: %s", error)
+    return attempt()
 
 
 def _publish(
