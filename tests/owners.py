@@ -21,11 +21,11 @@ from tests.jobs import job_mapping
 from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 
-#: A broker that forgets a transactional ID after 1.5 s, and what an idle producer wrote.
+#: A broker that forgets a transactional ID after 2.5 s, and what an idle producer wrote.
 FORGETFUL = {
-    "transactional.id.expiration.ms": "1500",
+    "transactional.id.expiration.ms": "2500",
     "transaction.remove.expired.transaction.cleanup.interval.ms": "200",
-    "producer.id.expiration.ms": "1500",
+    "producer.id.expiration.ms": "2500",
     "producer.id.expiration.check.interval.ms": "200",
 }
 #: A broker that aborts a transaction soon after its timeout.

@@ -26,7 +26,7 @@ from tests.servers import KafkaServer
 
 @pytest.fixture
 def forgetful(own_kafka: Callable[..., KafkaBroker]) -> KafkaBroker:
-    """A broker that forgets an ID after 1.5 s without use."""
+    """A broker that forgets an ID after 2.5 s without use."""
     return own_kafka(**FORGETFUL)
 
 
