@@ -165,18 +165,16 @@ class ChangelogRestore:
 
 
 def _impossible(why: str, marker: ChangelogMarker) -> MissingState:
-    return MissingState(
-        f"an exact rewind is impossible: {why}",
-        hint=_BLOB_INSTEAD,
-        topic=marker.topic,
-        partition=marker.partition,
-        offset=marker.offset,
-    )
+    return _refused(f"an exact rewind is impossible: {why}", marker)
 
 
 def _lost(marker: ChangelogMarker, why: str) -> NoReturn:
-    raise MissingState(
-        f"the changelog cannot supply the checkpoint: {why}",
+    raise _refused(f"the changelog cannot supply the checkpoint: {why}", marker)
+
+
+def _refused(message: str, marker: ChangelogMarker) -> MissingState:
+    return MissingState(
+        message,
         hint=_BLOB_INSTEAD,
         topic=marker.topic,
         partition=marker.partition,
