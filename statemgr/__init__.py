@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from statemgr.manager import StateManager
     from statemgr.model.checkpoint import Checkpoint
     from statemgr.serdes import Serde
-    from statemgr.store import Store
-    from statemgr.task import Task
+    from statemgr.tasks.store import Store
+    from statemgr.tasks.task import Task
 
 __all__ = ["Checkpoint", "JobConfig", "Serde", "StateManager", "StatemgrError", "Store", "Task"]
 __version__ = "0.1.0"
@@ -27,8 +27,8 @@ _HOME = {
     "Serde": "statemgr.serdes",
     "StateManager": "statemgr.manager",
     "StatemgrError": "statemgr.errors",
-    "Store": "statemgr.store",
-    "Task": "statemgr.task",
+    "Store": "statemgr.tasks.store",
+    "Task": "statemgr.tasks.task",
 }
 
 

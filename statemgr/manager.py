@@ -8,32 +8,32 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
-from statemgr.caretaker import Caretaker
 from statemgr.config import JobConfig
+from statemgr.consumer.loop import ConsumerLoop
 from statemgr.engine import Epoch
+from statemgr.engine.job import WholeJob
 from statemgr.errors import ClosedError, InvalidError, MissingState
 from statemgr.flows.changes import check_changes, serdes_in_force
 from statemgr.flows.commit import Refill
-from statemgr.flows.opening import Found, fence, fence_ids, guard_targets, in_parallel, prepare_topics, read_records
+from statemgr.flows.open_job import Found, fence, fence_ids, guard_targets, in_parallel, prepare_topics, read_records
 from statemgr.flows.published import Published
 from statemgr.flows.restore import restore_task
 from statemgr.ids import task_index, task_name
-from statemgr.input_topics import InputTopics, TaskInputs
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.kafka.input_topics import InputTopics, TaskInputs
 from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
 from statemgr.local.clock import moment
-from statemgr.loop import ConsumerLoop
-from statemgr.metrics import Metrics
 from statemgr.model.checkpoint import Checkpoint, Layout, MicroBatch
 from statemgr.model.checkpoint_parts import Inputs
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import PermissionFlags, Permissions
-from statemgr.open_tasks import Assignment, OpenTasks, always
 from statemgr.phases import Phase, announce
 from statemgr.ports import Progress, no_progress
-from statemgr.runtime import Runtime
-from statemgr.task import Task
-from statemgr.whole_job import WholeJob
+from statemgr.tasks.caretaker import Caretaker
+from statemgr.tasks.metrics import Metrics
+from statemgr.tasks.open_tasks import Assignment, OpenTasks, always
+from statemgr.tasks.task import Task
+from statemgr.wiring import Runtime
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
@@ -202,7 +202,7 @@ class StateManager:
         **permissions: Unpack[PermissionFlags],
     ) -> None:
         """Own the loop: assign, revoke and lost; partitions paused while restoring; commit by ``task.commit.ms``;
-        clean stop on SIGTERM and SIGINT. See :class:`statemgr.loop.ConsumerLoop`.
+        clean stop on SIGTERM and SIGINT. See :class:`statemgr.consumer.loop.ConsumerLoop`.
 
         A partition of which no checkpoint knows starts at its beginning. Take the consumer from
         :meth:`statemgr.JobConfig.consumer`. With any consumer, input that was skipped (truncated, expired, or a topic

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from statemgr.backends.chains import Chains
-from statemgr.backends.snapshot_indexes import SnapshotIndexes, index_of
+from statemgr.backends.blobs.chains import Chains
+from statemgr.backends.blobs.snapshot_indexes import SnapshotIndexes, index_of
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, InvalidError, MissingState
 from statemgr.flows.restore import StoreRestore, restore_store
@@ -25,7 +25,7 @@ from statemgr.model.permissions import Permissions
 from statemgr.model.plan import StorePlan, plan_stores
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import BlobInfo, LocalStore, Progress, no_progress
-from statemgr.runtime import Runtime
+from statemgr.wiring import Runtime
 
 #: The backends that have snapshots in the blob store.
 SNAPSHOT_FACTORIES = ("blob-store", "blob-changelog")

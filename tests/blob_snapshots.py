@@ -6,15 +6,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from statemgr.backends.blob_store import BlobStoreBackend
-from statemgr.backends.context import BackendContext
-from statemgr.backends.scratch import Scratch
-from statemgr.backends.transfer import Transfer
+from statemgr.backends.blobs.snapshot_backend import BlobStoreBackend
+from statemgr.backends.services import BackendContext
 from statemgr.config import JobConfig
 from statemgr.ids import IdSource
 from statemgr.local.clock import system_ids
+from statemgr.local.scratch import Scratch
 from statemgr.model.checkpoint import IndexMarker, Marker
-from statemgr.model.codec import decode_index
+from statemgr.model.codecs.codec import decode_index
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import (
@@ -31,6 +30,7 @@ from statemgr.ports import (
     StoreSnapshot,
     no_progress,
 )
+from statemgr.transfer.transfer import Transfer
 from tests.change_lists import ChangeList
 
 IDENTITY = StoreIdentity("orders", "1", "Partition 0", "totals")

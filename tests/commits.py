@@ -21,12 +21,12 @@ from statemgr.engine import (
 from statemgr.errors import UnavailableError
 from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_id
 from statemgr.local.clock import SystemClock
-from statemgr.model import codec
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
+from statemgr.model.codecs import codec
 from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader
-from statemgr.runtime import Runtime
-from statemgr.task import Task
+from statemgr.tasks.task import Task
+from statemgr.wiring import Runtime
 from tests.jobs import with_changes
 
 TASK = "Partition 0"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.dev.kafka import KafkaBroker
+from statemgr_tools.dev.kafka import KafkaBroker
 from tests import servers
 
 _LAYERS = {"integration": pytest.mark.integration, "spark": pytest.mark.spark, "crash": pytest.mark.crash}

@@ -18,7 +18,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.blobs import open_blob_store
 from statemgr.errors import StatemgrError
 from statemgr.local.clock import SystemClock
-from statemgr.local.rocksdb import RocksDbStore
+from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.ports import FileSlice
 from tests.commits import TASK, write
 

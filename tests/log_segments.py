@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from statemgr.dev.kafka import KafkaBroker
+from statemgr_tools.dev.kafka import KafkaBroker
 
 #: Bytes of a record batch before its checksum's own four bytes and what that covers: see Kafka's message format.
 UNCOVERED = 17

@@ -8,9 +8,9 @@ from pathlib import Path
 from statemgr import JobConfig
 from statemgr.flows.open_store import FrozenStore, OpenStore
 from statemgr.ports import CommittedDirectory
-from statemgr.runtime import Runtime
 from statemgr.serdes import key_serde, value_serde
-from statemgr.store import Store
+from statemgr.tasks.store import Store
+from statemgr.wiring import Runtime
 
 TASK = "Partition 0"
 

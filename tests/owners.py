@@ -14,9 +14,9 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 
 from statemgr import JobConfig, StateManager
-from statemgr.dev.kafka import KafkaBroker
 from statemgr.errors import StatemgrError
 from statemgr.phases import Phase, add_observer
+from statemgr_tools.dev.kafka import KafkaBroker
 from tests.jobs import job_mapping
 from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from statemgr.dev.kafka import KafkaBroker
+from statemgr_tools.dev.kafka import KafkaBroker
 
 
 @dataclass(kw_only=True)

@@ -21,9 +21,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from statemgr.dev.kafka import KafkaBroker
-from statemgr.dev.process import ServerProcess, free_port, spawn, wait_until_ready
-from statemgr.dev.s3 import S3Server, find_versitygw
+from statemgr_tools.dev.kafka import KafkaBroker
+from statemgr_tools.dev.process import ServerProcess, free_port, spawn, wait_until_ready
+from statemgr_tools.dev.s3 import S3Server, find_versitygw
 
 USER, PASSWORD = "job-user", "job-users-password"
 BUCKET = "shared"

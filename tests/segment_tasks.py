@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from statemgr import JobConfig
+from statemgr.flows.background_snapshots import Materializer
 from statemgr.flows.commit import CommitBase, freeze, prepare
-from statemgr.flows.materialize import Materializer
 from statemgr.flows.open_store import OpenStore
 from statemgr.model.checkpoint import Checkpoint, Layout
-from statemgr.runtime import Runtime
+from statemgr.wiring import Runtime
 
 FACTORY, STORE = "blob-changelog", "totals"
 

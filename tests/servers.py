@@ -24,7 +24,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from filelock import FileLock
 
-from statemgr.dev import down, up
+from statemgr_tools.dev import down, up
 
 RUN_DIRECTORY_VARIABLE = "STATEMGR_TEST_RUN_DIR"
 _RUN_PREFIX = "statemgr-tests-"

@@ -53,7 +53,7 @@ def open_raw_blob_store(config: JobConfig, clock: Clock) -> BlobStore:
 
 def _open_s3(config: JobConfig, bucket: str, prefix: str) -> BlobStore:
     try:
-        from statemgr.blobs.s3 import S3BlobStore, encryption_fields, make_client
+        from statemgr.blobs.s3.store import S3BlobStore, encryption_fields, make_client
     except ModuleNotFoundError as error:
         if error.name not in ("boto3", "botocore", "urllib3", "zlib_ng"):
             raise

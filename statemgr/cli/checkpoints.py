@@ -9,6 +9,7 @@ import click
 
 from statemgr.cli.options import checkpoint_option, json_option, tasks_option, with_config
 from statemgr.cli.output import console, moment, print_json, print_table
+from statemgr.cli.render import to_json_dict
 from statemgr.config import JobConfig
 from statemgr.errors import MissingState
 from statemgr.ids import task_index
@@ -21,7 +22,6 @@ from statemgr.model.checkpoint import (
     Marker,
     OpaqueMarker,
 )
-from statemgr.model.render import to_json_dict
 
 
 @click.group("checkpoints")

@@ -10,7 +10,7 @@ from statemgr.cli.options import json_option, with_config
 from statemgr.cli.output import messages, print_json, print_table, progress_bars, size
 from statemgr.config import JobConfig
 from statemgr.errors import MissingError, RetryableError
-from statemgr.flows.collection import Collection, Fate, Request
+from statemgr.flows.gc_fates import Collection, Fate, Request
 
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 24 * 3_600_000}
 _MEANINGS = {
@@ -59,9 +59,9 @@ def command(
     Exit status: 1 published blobs would expire (see --mend) · 3 something could not be deleted
                  4 a blob that a retained checkpoint needs is missing or corrupt: nothing is deleted
     """
-    from statemgr.flows.collect import collect
+    from statemgr.flows.gc import collect
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
-    from statemgr.runtime import Runtime
+    from statemgr.wiring import Runtime
 
     if mend and dry_run:
         raise click.UsageError("--mend changes something, --dry-run nothing: leave one out")

@@ -26,14 +26,14 @@ from statemgr.errors import PrerequisiteMissing, StatemgrError
 
 #: Name → (where it is, what it does). The text is here so that `--help` need not load every command.
 _BUILT_IN = {
-    "bench": ("statemgr.cli.bench:command", "Measure commits, restores and calls beside named references."),
+    "bench": ("statemgr_tools.commands.bench:command", "Measure commits, restores and calls beside named references."),
     "checkpoints": ("statemgr.cli.checkpoints:command", "List and show checkpoints on the checkpoint topic."),
     "config": ("statemgr.cli.config:command", "Show or check the configuration."),
     "demo": (
-        "spark_integration.commands:demo",
+        "statemgr_tools.commands.demo:demo",
         "Run a real PySpark pipeline, kill it, restore it, recount it.",
     ),
-    "dev": ("statemgr.cli.dev:command", "A local Kafka and S3 server, without Docker."),
+    "dev": ("statemgr_tools.commands.dev:command", "A local Kafka and S3 server, without Docker."),
     "doctor": ("statemgr.cli.doctor:command", "Check everything that the job needs, and say how to mend it."),
     "gc": ("statemgr.cli.gc:command", "Delete the blobs that no checkpoint needs."),
     "init": ("statemgr.cli.init:command", "Write a commented configuration file."),

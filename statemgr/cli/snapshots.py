@@ -9,11 +9,11 @@ import click
 
 from statemgr.cli.options import checkpoint_option, json_option, task_option, tasks_option, with_config
 from statemgr.cli.output import messages, moment, print_json, print_table, size
+from statemgr.cli.render import index_to_json_dict
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptError, MissingError
 from statemgr.ids import task_index, task_name
 from statemgr.model.checkpoint import CheckpointRecord, IndexMarker, Marker
-from statemgr.model.render import index_to_json_dict
 
 if TYPE_CHECKING:
     from statemgr.reader import JobReader

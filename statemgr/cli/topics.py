@@ -24,9 +24,9 @@ def command() -> None:
 )
 def create_command(config: JobConfig, as_json: bool, allow_empty_start: bool) -> None:
     """Create the topics that are missing, and check the others."""
-    from statemgr.flows.first_start import refuse_lost_job
+    from statemgr.flows.empty_start import refuse_lost_job
     from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
-    from statemgr.runtime import Runtime
+    from statemgr.wiring import Runtime
 
     specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
     with TopicAdmin(config) as admin:
@@ -78,11 +78,11 @@ def repair_command(config: JobConfig, as_json: bool, target: str | None, dry_run
 
     Run it with --dry-run first. Every owner of the job is fenced before the copy; afterwards set task.checkpoint.topic.
     """
-    from statemgr.flows.opening import fence_ids
+    from statemgr.flows.open_job import fence_ids
     from statemgr.ids import task_name
     from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
     from statemgr.kafka.topic_repair import copy_valid, look
-    from statemgr.runtime import Runtime
+    from statemgr.wiring import Runtime
 
     target = target or f"{config.checkpoint_topic}-repaired"
     runtime = Runtime(config)

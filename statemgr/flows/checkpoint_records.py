@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from statemgr.config import JobConfig
-from statemgr.model import codec
 from statemgr.model.checkpoint import Checkpoint, CheckpointKey, CheckpointRecord, Layout
 from statemgr.model.checkpoint_parts import JobCheckpoint, common_inputs, publish_of, task_alone, task_part
+from statemgr.model.codecs import codec
 
 Send = Callable[[bytes, bytes | None], None]
 Records = Mapping[str, CheckpointRecord]

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from statemgr.config import StoreConfig
 from statemgr.errors import StatemgrError
-from statemgr.flows.materialize import share_of_interval
+from statemgr.flows.background_snapshots import share_of_interval
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.parts import Parts
 from statemgr.local.owners import exclusive_if_free

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from statemgr.config import StoreConfig
 from statemgr.errors import CorruptFile, LocalStateLost, MissingFile, StatemgrError
-from statemgr.flows.buffered_store import BufferedStore
 from statemgr.flows.parts import Parts
+from statemgr.flows.write_buffer import BufferedStore
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
 from statemgr.local.clock import moment
 from statemgr.model.commit import Change

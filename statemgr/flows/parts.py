@@ -22,7 +22,7 @@ from statemgr.ports import (
 )
 
 if TYPE_CHECKING:
-    from statemgr.backends.transfer import Transfer
+    from statemgr.transfer.transfer import Transfer
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from functools import partial
 
 from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError
 from statemgr.flows.checkpoint_records import send_records
-from statemgr.flows.grace import check_young
+from statemgr.flows.grace_period import check_young
 from statemgr.flows.parts import Parts
 from statemgr.flows.published import Published, go_on, settle
 from statemgr.flows.record_limits import check_inputs

@@ -8,7 +8,6 @@ from __future__ import annotations
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, InvalidError
 from statemgr.ids import CheckpointId, task_name
-from statemgr.model import codec
 from statemgr.model.checkpoint import (
     Attachment,
     BlobRef,
@@ -22,6 +21,7 @@ from statemgr.model.checkpoint import (
     OutstandingTtl,
 )
 from statemgr.model.checkpoint_parts import Inputs
+from statemgr.model.codecs import codec
 from statemgr.model.record_size import (
     MOST_OUTSTANDING,
     MOST_RECORD,

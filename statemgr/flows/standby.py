@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from statemgr.errors import ConfigError, MissingState, StatemgrError
-from statemgr.flows.first_start import remember_published
+from statemgr.flows.empty_start import remember_published
 from statemgr.flows.parts import Parts
 from statemgr.flows.restore import StoreRestore, restore_store
 from statemgr.ids import CheckpointId, task_index

@@ -23,11 +23,11 @@ from statemgr.kafka.checkpoint_tracks import PARTITION, Assembly, Track, TrackId
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.kafka.topic_watch import TopicWatch
-from statemgr.model import codec
 from statemgr.model.checkpoint import CheckpointRecord, with_version_one
-from statemgr.model.codec_wire import HEADER_SIZE, MARK
+from statemgr.model.codecs import codec
+from statemgr.model.codecs.schemas import shipped_schemas
+from statemgr.model.codecs.wire import HEADER_SIZE, MARK
 from statemgr.model.permits import Permit, decode_permit, is_permit
-from statemgr.model.schemas import shipped_schemas
 from statemgr.ports import Clock
 
 _TAIL = codec.KEY_TAIL_SIZE

@@ -13,9 +13,9 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
 from statemgr.errors import CorruptRecord, MissingState
 from statemgr.kafka.reader import offset_of
-from statemgr.model import codec
 from statemgr.model.checkpoint import Checkpoint, CheckpointKey, CheckpointRecord, Layout, without_outstanding
 from statemgr.model.checkpoint_parts import JobCheckpoint, TaskCheckpoint, checkpoint_of
+from statemgr.model.codecs import codec
 
 PARTITION = 0
 

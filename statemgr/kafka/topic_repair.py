@@ -18,7 +18,7 @@ from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
-from statemgr.model import codec
+from statemgr.model.codecs import codec
 from statemgr.model.permits import decode_permit, is_permit
 from statemgr.ports import Clock
 

@@ -10,9 +10,9 @@ from typing import Protocol
 from statemgr.errors import ConfigError, CorruptFile
 from statemgr.local.memory import FILE, MemoryStore
 from statemgr.local.read_only import ReadOnlyStore
-from statemgr.local.rocksdb import RocksDbStore
-from statemgr.local.rocksdb_bulk import bulk_load
-from statemgr.local.rocksdb_options import BRIEF
+from statemgr.local.rocksdb.bulk import bulk_load
+from statemgr.local.rocksdb.options import BRIEF
+from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.commit import Change
 from statemgr.ports import LocalStore
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from statemgr.errors import InvalidError
 from statemgr.ids import task_index
-from statemgr.model.codec_wire import MARK, decode, encode, refuser
+from statemgr.model.codecs.schemas import shipped_schemas
+from statemgr.model.codecs.wire import MARK, decode, encode, refuser
 from statemgr.model.permissions import PERMISSIONS, Permissions
-from statemgr.model.schemas import shipped_schemas
 
 _KEY = "permit_key.v1"
 _VALUE = "permit.v1"

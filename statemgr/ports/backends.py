@@ -286,7 +286,7 @@ class RestoreManager(Protocol):
 class StateBackend(Protocol):
     """What a factory name stands for (entry point ``statemgr.state_backends``, or a dotted path).
 
-    A backend class is called with a ``statemgr.backends.context.BackendContext``.
+    A backend class is called with a ``statemgr.backends.services.BackendContext``.
     """
 
     def backup_manager(self) -> BackupManager: ...

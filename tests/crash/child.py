@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 
-from statemgr import JobConfig, StateManager, task
+from statemgr import JobConfig, StateManager
 from statemgr.phases import Phase, add_observer
+from statemgr.tasks import task
 from tests.crash.model import STORES, changes
 
 

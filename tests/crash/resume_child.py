@@ -16,7 +16,7 @@ from statemgr.flows.restore import StoreRestore, restore_store
 from statemgr.model.checkpoint import BlobRef, IndexMarker
 from statemgr.model.plan import StorePlan
 from statemgr.ports import BlobReader, CommittedDirectory
-from statemgr.runtime import Runtime
+from statemgr.wiring import Runtime
 
 TASK, STORE = "Partition 0", "totals"
 

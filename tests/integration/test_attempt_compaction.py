@@ -13,9 +13,9 @@ import pytest
 from statemgr import Checkpoint, JobConfig, StateManager
 from statemgr.engine import Attempt, Epoch, open_attempt
 from statemgr.flows import compaction
-from statemgr.local.rocksdb import RocksDbStore
+from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.commit import PreparedCommit
-from statemgr.runtime import shared_runtime
+from statemgr.wiring import shared_runtime
 from tests.commits import TASK, attempt
 from tests.jobs import DUAL, elsewhere, job_mapping
 from tests.kafka_jobs import wait_until

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from statemgr import JobConfig, StateManager
-from statemgr.backends import segment_batch, shared_segments
+from statemgr.backends.blobs import segment_batch, shared_segments
 from statemgr.errors import CorruptBlob, MissingBlob, RetryableError, UnavailableError
-from statemgr.flows.materialize import materialize
+from statemgr.flows.background_snapshots import materialize
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import ChainMarker, Checkpoint
 from statemgr.phases import Phase, observed
 from statemgr.ports import SegmentBackupManager
 from statemgr.reader import JobReader
-from statemgr.runtime import Runtime
-from statemgr.task import Task
+from statemgr.tasks.task import Task
+from statemgr.wiring import Runtime
 from tests.commits import TASK, blob_files, commit, failing, referenced
 from tests.jobs import elsewhere, job_mapping, with_changes
 from tests.servers import KafkaServer

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 
 import statemgr.local.memory as memory
-import statemgr.local.rocksdb as rocksdb
+import statemgr.local.rocksdb.store as rocksdb
 from statemgr import JobConfig, StateManager
-from statemgr.backends import segment_cache
-from statemgr.backends.chain_backup import ChainBackup
-from statemgr.backends.segment_log import SegmentLog
-from statemgr.backends.transfer import Transfer
+from statemgr.backends.blobs import segment_cache
+from statemgr.backends.blobs.backup import ChainBackup
+from statemgr.backends.blobs.writer_state import SegmentLog
 from statemgr.engine import open_attempt
 from statemgr.errors import DiskFull, RetryableError, StatemgrError
-from statemgr.flows.offers import SnapshotOffers
+from statemgr.flows.attempt_snapshots import SnapshotOffers
 from statemgr.local import hash_file
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
-from statemgr.local.rocksdb import RocksDbStore
+from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.phases import Phase, observed
 from statemgr.ports import Moment
 from statemgr.reader import JobReader
+from statemgr.transfer.transfer import Transfer
 from tests.commits import TASK, blob_files, commit, current, failing, referenced
 from tests.integration.test_blob_changelog import (
     BIG,
@@ -318,7 +318,7 @@ def test_bytes_of_a_fill_are_counted(kafka: KafkaServer, tmp_path: Path) -> None
 
 def test_attempts_in_one_process(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt that opens does not take away what another one of the process uploads from."""
-    monkeypatch.setattr("statemgr.flows.offers._OVERDUE", 1)
+    monkeypatch.setattr("statemgr.flows.attempt_snapshots._OVERDUE", 1)
     monkeypatch.setattr(SnapshotOffers, "start", lambda *_: None)  # so that the attempt itself has to
     config = config_of(kafka, tmp_path, task__commit__snapshot__interval=["1 commits"])
     with StateManager(config) as manager:

@@ -15,9 +15,9 @@ from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.local.clock import SystemClock
 from statemgr.model.checkpoint import BlobRef, CheckpointRecord, IndexMarker, Layout, MicroBatch
 from statemgr.model.checkpoint_parts import Inputs
-from statemgr.model.codec import decode_key
+from statemgr.model.codecs.codec import decode_key
 from statemgr.model.commit import PreparedCommit, PreparedStore
-from statemgr.runtime import Runtime
+from statemgr.wiring import Runtime
 from tests.commits import TASK, commit, current, publish_by_hand
 from tests.jobs import job_mapping, with_changes
 from tests.kafka_jobs import make_topics

@@ -15,9 +15,9 @@ from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord, MissingState, TopicMisconfigured, UnavailableError
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.clock import SystemClock
-from statemgr.model import codec
 from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord, Layout
 from statemgr.model.checkpoint_parts import JobCheckpoint, publish_of, task_part
+from statemgr.model.codecs import codec
 from tests.blob_faults import ManualClock
 from tests.kafka_jobs import (
     EAGER,

@@ -20,13 +20,13 @@ from click.testing import CliRunner, Result
 
 from statemgr import JobConfig, StateManager
 from statemgr.blobs.file import FileBlobStore
-from statemgr.blobs.s3 import S3BlobStore
+from statemgr.blobs.s3.store import S3BlobStore
 from statemgr.cli.main import cli
 from statemgr.errors import RetryableError
 from statemgr.ids import IdSource
 from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader
-from statemgr.runtime import Runtime
+from statemgr.wiring import Runtime
 from tests.commits import TASK, blob_files, commit, published, referenced, totals, write
 from tests.crash.model import STORES, state
 from tests.jobs import job_mapping, with_changes
@@ -220,7 +220,7 @@ def test_a_collection_beside_a_long_commit_leaves_it_alone(
     waits, go_on = threading.Event(), threading.Event()
     later_ns = [0]
     ids = IdSource(lambda: time.time_ns() + later_ns[0], lambda: secrets.token_hex(16))
-    monkeypatch.setattr("statemgr.runtime.system_ids", lambda: ids)
+    monkeypatch.setattr("statemgr.wiring.system_ids", lambda: ids)
 
     def hold(phase: Phase, subject: str) -> None:
         if phase is Phase.PREPARED and not waits.is_set():

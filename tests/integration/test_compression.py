@@ -8,8 +8,8 @@ import pytest
 
 from statemgr import JobConfig, StateManager
 from statemgr.blobs import open_blob_store
+from statemgr.cli.render import index_to_json_dict
 from statemgr.local.clock import SystemClock
-from statemgr.model.render import index_to_json_dict
 from statemgr.reader import JobReader
 from tests.commits import TASK, Items, write
 from tests.jobs import contents, elsewhere, job_mapping, with_changes

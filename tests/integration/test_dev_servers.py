@@ -14,12 +14,12 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from statemgr.cli.dev import command
-from statemgr.dev import down, jars, status, up
-from statemgr.dev.process import ServerProcess, free_port, spawn, wait_until_ready
-from statemgr.dev.s3 import S3Server, find_versitygw
-from statemgr.dev.state import read_state
 from statemgr.errors import CorruptError, UnavailableError
+from statemgr_tools.commands.dev import command
+from statemgr_tools.dev import down, jars, status, up
+from statemgr_tools.dev.process import ServerProcess, free_port, spawn, wait_until_ready
+from statemgr_tools.dev.s3 import S3Server, find_versitygw
+from statemgr_tools.dev.state import read_state
 from tests import servers
 
 _TIMEOUT_S = 20.0
@@ -67,7 +67,7 @@ def test_the_shared_s3_server_keeps_objects_and_tags(s3: servers.S3Server) -> No
 
 def test_servers_whose_starter_died_are_known(tmp_path: Path) -> None:
     """Ended between the start and the answer, `dev up` leaves a broker that `up` waits for and `down` stops."""
-    code = "import sys; from statemgr.dev import up; up(sys.argv[1], s3=False)"
+    code = "import sys; from statemgr_tools.dev import up; up(sys.argv[1], s3=False)"
     starter = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
     deadline = time.monotonic() + _TIMEOUT_S
     while status(tmp_path).kafka_pid is None:

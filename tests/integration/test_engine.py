@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from statemgr import JobConfig, StateManager
-from statemgr.backends.snapshot_offers import Offers
+from statemgr.backends.blobs.snapshot_offers import Offers
 from statemgr.engine import MicroBatch, open_attempt, read_attachment
 from statemgr.errors import (
     FencedError,
@@ -33,7 +33,7 @@ from statemgr.model.checkpoint import BlobRef, Checkpoint, Layout, Marker
 from statemgr.model.permissions import NO_PERMISSIONS
 from statemgr.phases import Phase, observed
 from statemgr.ports import SegmentBackupManager
-from statemgr.runtime import Runtime, _shared, shared_runtime
+from statemgr.wiring import Runtime, _shared, shared_runtime
 from tests.commits import TASK, attempt, blob_files, commit, current, failing, published, referenced, totals
 from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import committed, state_of, wait_until

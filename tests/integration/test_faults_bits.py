@@ -11,12 +11,12 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from statemgr import JobConfig, StateManager
-from statemgr.dev.kafka import KafkaBroker
 from statemgr.errors import CorruptRecord
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.local.clock import SystemClock
-from statemgr.model import codec
+from statemgr.model.codecs import codec
+from statemgr_tools.dev.kafka import KafkaBroker
 from tests.commits import TASK
 from tests.jobs import DUAL, elsewhere, job_mapping
 from tests.kafka_jobs import a_record, job

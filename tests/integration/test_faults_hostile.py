@@ -13,8 +13,8 @@ from statemgr import JobConfig, StateManager
 from statemgr.blobs import open_blob_store
 from statemgr.errors import CorruptBlob, StatemgrError
 from statemgr.local.clock import SystemClock
-from statemgr.model import codec
 from statemgr.model.checkpoint import BlobRef, CheckpointRecord, IndexMarker
+from statemgr.model.codecs import codec
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex
 from statemgr.reader import JobReader

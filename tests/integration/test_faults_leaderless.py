@@ -11,12 +11,12 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from statemgr.config import JobConfig
-from statemgr.dev.kafka import KafkaBroker
 from statemgr.errors import MissingState, UnavailableError
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id
 from statemgr.local.clock import SystemClock
 from statemgr.model.commit import Change
+from statemgr_tools.dev.kafka import KafkaBroker
 from tests.kafka_jobs import committed, job, wait_until
 from tests.second_broker import SecondBroker
 

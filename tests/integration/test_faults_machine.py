@@ -159,7 +159,7 @@ def test_a_clock_that_goes_back_changes_no_order(
     first = commit(config, {b"a": b"1"}, 1)
     time_ns = SystemClock.time_ns
     monkeypatch.setattr(SystemClock, "time_ns", lambda self: time_ns(self) - 24 * 3600 * 10**9)
-    monkeypatch.setattr("statemgr.runtime.system_ids", lambda: IdSource(SystemClock().time_ns, lambda: uuid4().hex))
+    monkeypatch.setattr("statemgr.wiring.system_ids", lambda: IdSource(SystemClock().time_ns, lambda: uuid4().hex))
     late = elsewhere(config, tmp_path / "late", "blob-store")
     with StateManager(late) as manager, manager.open_task(TASK) as task:
         assert task.last_checkpoint == first

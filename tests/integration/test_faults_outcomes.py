@@ -11,7 +11,6 @@ import pytest
 
 from statemgr import JobConfig, StateManager
 from statemgr.blobs.file import FileBlobStore
-from statemgr.dev.kafka import KafkaBroker
 from statemgr.errors import (
     AccessDenied,
     FencedError,
@@ -22,7 +21,8 @@ from statemgr.errors import (
 )
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.phases import Phase, observed
-from statemgr.task import Task
+from statemgr.tasks.task import Task
+from statemgr_tools.dev.kafka import KafkaBroker
 from tests.commits import TASK, blob_files, commit, published, referenced, totals, write
 from tests.integration.s3_proxy import Fault, S3Proxy
 from tests.jobs import ALL, elsewhere, job_mapping

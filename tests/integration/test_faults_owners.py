@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from statemgr import JobConfig, StateManager, Task
-from statemgr.dev.kafka import KafkaBroker
 from statemgr.errors import FencedError, MissingState
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
 from statemgr.local.clock import SystemClock
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.phases import Phase
+from statemgr_tools.dev.kafka import KafkaBroker
 from tests.commits import TASK, attempt, current, totals, write
 from tests.jobs import DUAL, elsewhere, job_mapping
 from tests.kafka_jobs import client, committed, plain_producer, recreate, send, state_of, wait_until

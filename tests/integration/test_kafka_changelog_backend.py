@@ -12,10 +12,8 @@ from typing import NoReturn
 import pytest
 from confluent_kafka import TopicPartition
 
-from statemgr.backends.context import BackendContext
-from statemgr.backends.kafka_changelog import KafkaChangelogBackend
-from statemgr.backends.scratch import Scratch
-from statemgr.backends.transfer import Transfer
+from statemgr.backends.changelog.backend import KafkaChangelogBackend
+from statemgr.backends.services import BackendContext
 from statemgr.blobs import open_blob_store
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptBlob, MissingBlob, MissingState, StatemgrError
@@ -24,6 +22,7 @@ from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_
 from statemgr.local import open_store
 from statemgr.local.clock import SystemClock, moment, system_ids
 from statemgr.local.directories import StoreDirectories
+from statemgr.local.scratch import Scratch
 from statemgr.model.checkpoint import ChangelogMarker, IndexMarker, Marker
 from statemgr.model.commit import Change, PreparedChanges
 from statemgr.phases import Phase, observed
@@ -37,6 +36,7 @@ from statemgr.ports import (
     StoreIdentity,
     StoreSnapshot,
 )
+from statemgr.transfer.transfer import Transfer
 from tests.change_lists import ChangeList
 from tests.kafka_jobs import (
     EAGER,

@@ -14,7 +14,7 @@ import pytest
 from statemgr import JobConfig, StateManager, Task
 from statemgr.engine import open_attempt
 from statemgr.errors import LocalStateLost, RetryableError
-from statemgr.runtime import shared_runtime
+from statemgr.wiring import shared_runtime
 from tests.commits import TASK, attempt, blob_files, commit, published, referenced, totals, write
 from tests.jobs import ALL, job_mapping
 from tests.servers import KafkaServer

@@ -11,7 +11,7 @@ import pytest
 
 from statemgr import JobConfig, StateManager
 from statemgr.errors import StatemgrError
-from statemgr.runtime import _shared
+from statemgr.wiring import _shared
 from tests.commits import TASK, attempt, commit, totals, write
 from tests.jobs import elsewhere, job_mapping
 from tests.servers import KafkaServer

@@ -10,7 +10,6 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from statemgr.config import JobConfig
-from statemgr.dev.kafka import KafkaBroker
 from statemgr.errors import (
     ClosedError,
     FencedError,
@@ -22,6 +21,7 @@ from statemgr.errors import (
 )
 from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
 from statemgr.local.clock import SystemClock
+from statemgr_tools.dev.kafka import KafkaBroker
 from tests.kafka_jobs import committed, job, make_topics
 from tests.servers import KafkaServer
 

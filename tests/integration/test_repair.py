@@ -211,7 +211,7 @@ def test_a_fenced_owner_repairs_nothing(
             assert go_on.wait(60)
         return result
 
-    monkeypatch.setattr("statemgr.task.find_damage", held)
+    monkeypatch.setattr("statemgr.tasks.task.find_damage", held)
     with StateManager(config) as zombies, zombies.open_task(TASK) as zombie:
         assert found.wait(30)
         with StateManager(with_changes(config, state__dir=str(tmp_path / "other"))) as manager:
@@ -231,8 +231,8 @@ def test_a_store_that_stays_broken_is_not_tried_for_ever(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """FAULT 45: a limited number of tries, each later than the one before, and an error that says what to do."""
-    monkeypatch.setattr("statemgr.caretaker.FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr("statemgr.caretaker.TRIES", 5)
+    monkeypatch.setattr("statemgr.tasks.caretaker.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("statemgr.tasks.caretaker.TRIES", 5)
     config = dual(kafka, tmp_path, "blob-store", blob__store__retry__policy__max__retries=0)
     commit(config, STATE, 1)
     delete(config, tmp_path, "index")

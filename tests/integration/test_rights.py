@@ -16,10 +16,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from statemgr import JobConfig, StateManager
 from statemgr.blobs import open_blob_store
 from statemgr.cli.main import cli
-from statemgr.dev.s3 import find_versitygw
 from statemgr.errors import AccessDenied
 from statemgr.local.clock import SystemClock
 from statemgr.ports import UnfinishedUpload
+from statemgr_tools.dev.s3 import find_versitygw
 from tests.jobs import DUAL
 from tests.secured import BUCKET, Right, SecuredKafka, SecuredS3, documented
 

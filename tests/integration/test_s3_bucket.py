@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from statemgr.blobs import open_blob_store, open_raw_blob_store
-from statemgr.blobs.s3 import S3BlobStore
+from statemgr.blobs.s3.store import S3BlobStore
 from statemgr.config import JobConfig
-from statemgr.dev.s3 import S3Server as DevS3Server
 from statemgr.errors import AccessDenied, InvalidError
 from statemgr.local.clock import SystemClock
+from statemgr_tools.dev.s3 import S3Server as DevS3Server
 from tests.servers import S3Server
 
 

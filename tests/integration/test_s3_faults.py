@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.backends.transfer import Transfer
-from statemgr.backends.transfer_plan import Fetch, Upload
-from statemgr.blobs import open_blob_store, s3
+from statemgr.blobs import open_blob_store
 from statemgr.blobs.retrying import RetryingBlobStore
+from statemgr.blobs.s3 import store as s3
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, CorruptBlob, InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.local.clock import SystemClock
 from statemgr.model.hashing import content_hash
+from statemgr.transfer.plan import Fetch, Upload
+from statemgr.transfer.transfer import Transfer
 from tests.integration.s3_proxy import Fault, S3Proxy
 from tests.servers import S3Server
 

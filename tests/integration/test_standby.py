@@ -24,7 +24,7 @@ from statemgr.errors import MissingError, MissingState
 from statemgr.flows import standby as flow
 from statemgr.flows.standby import Followed
 from statemgr.phases import Phase, observed
-from statemgr.standby import Standby
+from statemgr.tasks.standby import Standby
 from tests.commits import TASK, blob_files, commit, write
 from tests.crash.model import STORES, state
 from tests.crash.test_kill import ROOT, start

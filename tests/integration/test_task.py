@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from statemgr import JobConfig, StateManager
-from statemgr.backends.changelog_backup import ChangelogBackup
+from statemgr.backends.changelog.backup import ChangelogBackup
 from statemgr.errors import FencedError, LayoutMismatch, MissingError, MissingState, PermissionNeeded, RetryableError
 from statemgr.phases import Phase, observed
 from tests.commits import failing, published

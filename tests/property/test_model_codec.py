@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statemgr.errors import CorruptBlob, CorruptError, CorruptRecord
-from statemgr.model import codec
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import (
     ChangelogMarker,
@@ -23,6 +22,7 @@ from statemgr.model.checkpoint import (
     Layout,
 )
 from statemgr.model.checkpoint_parts import JobCheckpoint, checkpoint_of, common_inputs, publish_of, task_part
+from statemgr.model.codecs import codec
 from statemgr.model.commit import Change, PreparedCommit
 from statemgr.model.segment import encode_segment, read_segment, verify_segment
 from statemgr.model.snapshot import SnapshotIndex

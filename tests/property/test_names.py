@@ -9,11 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from statemgr import JobConfig
-from statemgr.backends.blob_names import segments_prefix, store_prefix
+from statemgr.backends.blobs.names import segments_prefix, store_prefix
 from statemgr.errors import ConfigError
 from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
 from statemgr.ports import StoreIdentity
-from statemgr.runtime import Runtime
+from statemgr.wiring import Runtime
 
 #: Few characters, so that names which differ only in where they are cut come up.
 _NAMES = st.from_regex(r"[a1_][a1._-]{0,6}", fullmatch=True)

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_integration import StatefulQuery
 from statemgr import JobConfig
-from statemgr.dev import connector_jars
+from statemgr_tools.dev import connector_jars
 from tests.spark.conftest import OUTPUT, count
 
 

@@ -17,10 +17,10 @@ from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_integration import RunningQuery, StateContext, StatefulQuery
-from spark_integration.demo.pipeline import java_options
 from statemgr import JobConfig, StateManager, Store
-from statemgr.dev import connector_jars
 from statemgr.engine import open_attempt
+from statemgr_tools.demo.pipeline import java_options
+from statemgr_tools.dev import connector_jars
 from tests.jobs import job_mapping
 from tests.servers import KafkaServer
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_integration import StatefulQuery
-from spark_integration.demo.pipeline import java_options
 from statemgr import JobConfig
-from statemgr.dev import connector_jars
 from statemgr.errors import StatemgrError
 from statemgr.phases import Phase, add_observer
+from statemgr_tools.demo.pipeline import java_options
+from statemgr_tools.dev import connector_jars
 from tests.spark.conftest import OUTPUT
 from tests.spark.test_outbox import large
 

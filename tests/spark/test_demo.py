@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from statemgr.cli.main import cli
-from statemgr.dev import servers
+from statemgr_tools.dev import servers
 from tests.servers import KafkaServer
 
 

@@ -9,7 +9,7 @@ from pyspark.serializers import CloudPickleSerializer
 
 from spark_integration import driver
 from spark_integration.attempt import Work
-from statemgr import hand_out
+from statemgr.engine import hand_out
 from tests.kafka_jobs import wait_until
 from tests.spark.conftest import Pipeline
 

@@ -16,9 +16,9 @@ import msgpack
 import pytest
 
 from statemgr.errors import CorruptError, InvalidError
-from statemgr.model import codec
-from statemgr.model.codec_wire import HEADER_SIZE, MARK
-from statemgr.model.schemas import shipped_schemas
+from statemgr.model.codecs import codec
+from statemgr.model.codecs.schemas import shipped_schemas
+from statemgr.model.codecs.wire import HEADER_SIZE, MARK
 from statemgr.serdes import avro_serde, serde
 from statemgr.serdes.avro_weight import MAX_DEPTH
 

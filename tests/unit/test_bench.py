@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.bench import plots, records, registry, render
-from statemgr.bench.fresh import MeasurementFailed, in_fresh_process
-from statemgr.bench.latency import FLIP_158, fixed
-from statemgr.bench.measure import interleaved, percentile
-from statemgr.bench.proxy import SlowProxy
-from statemgr.bench.requests import kind_of
-from statemgr.bench.result import NOT_AVAILABLE, Target, alone, compared
-from statemgr.bench.session import SMALL, Plan, Session
-from statemgr.bench.sweeps import Curve, Picture
 from statemgr.errors import InvalidError
+from statemgr_tools.bench import plots, records, registry, render
+from statemgr_tools.bench.fresh import MeasurementFailed, in_fresh_process
+from statemgr_tools.bench.latency import FLIP_158, fixed
+from statemgr_tools.bench.measure import interleaved, percentile
+from statemgr_tools.bench.proxy import SlowProxy
+from statemgr_tools.bench.requests import kind_of
+from statemgr_tools.bench.result import NOT_AVAILABLE, Target, alone, compared
+from statemgr_tools.bench.session import SMALL, Plan, Session
+from statemgr_tools.bench.sweeps import Curve, Picture
 
 _FIELDS = ["case", "value", "unit", "reference", "reference_value", "ratio", "target", "reached"]
 
@@ -245,10 +245,10 @@ def test_a_fresh_process_tells_its_own_peak(tmp_path: Path) -> None:
     ballast = bytearray(300_000_000)
     ballast[::4096] = b"x" * len(ballast[::4096])
     (tmp_path / "file").write_bytes(b"x")
-    found = in_fresh_process("statemgr.bench.operations:hash_files", directory=str(tmp_path))
+    found = in_fresh_process("statemgr_tools.bench.operations:hash_files", directory=str(tmp_path))
     assert 10_000_000 < found["peak_bytes"] < 200_000_000
     with pytest.raises(MeasurementFailed, match="No such file"):
-        in_fresh_process("statemgr.bench.operations:hash_files", directory=str(tmp_path / "missing"))
+        in_fresh_process("statemgr_tools.bench.operations:hash_files", directory=str(tmp_path / "missing"))
 
 
 def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:

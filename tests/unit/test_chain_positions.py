@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.backends.chain_positions import ChainPositions
+from statemgr.backends.blobs.positions import ChainPositions
 from statemgr.model.chain import ChainSegment, SegmentChain
-from statemgr.runtime import Runtime
+from statemgr.wiring import Runtime
 from tests.segment_tasks import config_of
 from tests.unit.test_snapshot_offers import CHAIN, IDENTITY, MADE, SEGMENTS
 

@@ -12,7 +12,7 @@ from statemgr.errors import CorruptBlob
 from statemgr.local import open_store
 from statemgr.model.checkpoint import ChainMarker
 from statemgr.ports import RestoreRequest, no_progress
-from statemgr.runtime import Runtime
+from statemgr.wiring import Runtime
 from tests.jobs import with_changes
 from tests.segment_tasks import FACTORY, STORE, SegmentTask, config_of
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from statemgr.cli.render import index_to_json_dict, to_json_array, to_json_dict
 from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord, Layout, with_version_one
-from statemgr.model.render import index_to_json_dict, to_json_array, to_json_dict
 from tests import model_samples as sample
 
 

@@ -9,7 +9,7 @@ import pytest
 from statemgr.cli.store import parse, render, text
 from statemgr.errors import InvalidError
 from statemgr.serdes import Serde, avro_serde
-from statemgr.store import after_prefix
+from statemgr.tasks.store import after_prefix
 
 _DATES = avro_serde(['{"type": "int", "logicalType": "date"}'])
 

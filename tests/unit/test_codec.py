@@ -9,7 +9,6 @@ import xxhash
 
 from statemgr.errors import CorruptBlob, CorruptError, CorruptRecord, InvalidError
 from statemgr.ids import CheckpointId
-from statemgr.model import codec, codec_index
 from statemgr.model.checkpoint import (
     Attachment,
     BlobRef,
@@ -19,12 +18,14 @@ from statemgr.model.checkpoint import (
     OpaqueMarker,
 )
 from statemgr.model.checkpoint_parts import JobCheckpoint, TaskCheckpoint, publish_of, task_alone
-from statemgr.model.codec_index import encode as encode_index_schema
-from statemgr.model.codec_inputs import inputs_from_avro
-from statemgr.model.codec_wire import encode as encode_checkpoint_schema
+from statemgr.model.codecs import codec
+from statemgr.model.codecs import index as codec_index
+from statemgr.model.codecs.index import encode as encode_index_schema
+from statemgr.model.codecs.inputs import inputs_from_avro
+from statemgr.model.codecs.schemas import shipped_schemas
+from statemgr.model.codecs.wire import encode as encode_checkpoint_schema
 from statemgr.model.commit import PreparedChanges, PreparedStore
 from statemgr.model.hashing import content_hash, hasher
-from statemgr.model.schemas import shipped_schemas
 from tests import model_samples as sample
 from tests.change_lists import ChangeList
 

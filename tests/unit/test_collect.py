@@ -21,11 +21,11 @@ from statemgr.errors import (
     PermissionNeeded,
     RetryableError,
 )
-from statemgr.flows import collect as collecting
-from statemgr.flows.collect import collect
-from statemgr.flows.collection import Collection as Found
-from statemgr.flows.collection import Fate, Request
-from statemgr.flows.grace import check_young, shortest_grace_ms
+from statemgr.flows import gc as collecting
+from statemgr.flows.gc import collect
+from statemgr.flows.gc_fates import Collection as Found
+from statemgr.flows.gc_fates import Fate, Request
+from statemgr.flows.grace_period import check_young, shortest_grace_ms
 from statemgr.ids import CheckpointId, IdSource
 from statemgr.model.checkpoint import (
     Attachment,
@@ -40,7 +40,7 @@ from statemgr.model.checkpoint import (
 )
 from statemgr.model.commit import PreparedCommit
 from statemgr.ports import StoreIdentity, no_progress
-from statemgr.runtime import Runtime
+from statemgr.wiring import Runtime
 from tests.blob_faults import ManualClock
 from tests.blob_snapshots import IDENTITY, Snapshots, Tree
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from statemgr.backends.compression import FrameReader
-from statemgr.backends.transfer import Transfer
-from statemgr.backends.transfer_plan import Fetch, Upload
 from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.config.retry import RetryPolicy
 from statemgr.errors import CorruptBlob, DiskFull, UnavailableError
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import FileIndex
+from statemgr.transfer.compression import FrameReader
+from statemgr.transfer.plan import Fetch, Upload
+from statemgr.transfer.transfer import Transfer
 from tests.blob_faults import FaultyBlobStore, ManualClock, read
 
 PART = 100_000

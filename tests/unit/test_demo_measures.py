@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_integration.demo.bait import AIMS, draw
-from spark_integration.demo.dataset import FIELD_LIMIT, Dataset, flights
-from spark_integration.demo.measures import EXACT, Tally, measures_of
-from spark_integration.demo.recount import recount
-from spark_integration.demo.summary import differences
-from spark_integration.demo.verify import Side, plain, recounted
 from spark_integration.failures import find, marked
 from statemgr.errors import InvalidError, UnavailableError
+from statemgr_tools.demo.bait import AIMS, draw
+from statemgr_tools.demo.dataset import FIELD_LIMIT, Dataset, flights
+from statemgr_tools.demo.measures import EXACT, Tally, measures_of
+from statemgr_tools.demo.recount import recount
+from statemgr_tools.demo.summary import differences
+from statemgr_tools.demo.verify import Side, plain, recounted
 
 SUMS = ("a", "a*b")
 NUMBERS = st.one_of(

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from spark_integration.demo.child import Outcome
-from spark_integration.demo.pipeline import java_options
-from spark_integration.demo.settings import own_directory
-from spark_integration.demo.stopping import exit_on_signals
-from spark_integration.demo.summary import Start, Summary
-from spark_integration.demo.verify import Side
 from statemgr.cli.main import cli
 from statemgr.errors import InvalidError
+from statemgr_tools.demo.child import Outcome
+from statemgr_tools.demo.pipeline import java_options
+from statemgr_tools.demo.settings import own_directory
+from statemgr_tools.demo.stopping import exit_on_signals
+from statemgr_tools.demo.summary import Start, Summary
+from statemgr_tools.demo.verify import Side
 
 
 def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:

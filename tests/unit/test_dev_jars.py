@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from statemgr.dev import jars
-from statemgr.dev.jars import Artifact
 from statemgr.errors import MissingError, UnavailableError
+from statemgr_tools.dev import jars
+from statemgr_tools.dev.jars import Artifact
 
 ARTIFACT = Artifact("org.example", "thing", "1.0")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.dev.java import find_java
+from statemgr.cli.java import find_java
 from statemgr.errors import PrerequisiteMissing
 
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from statemgr.backends.hedging import Hedger
 from statemgr.errors import UnavailableError
+from statemgr.transfer.hedging import Hedger
 from tests.blob_faults import ManualClock
 
 LIMIT_S = 20
@@ -194,7 +194,7 @@ def test_a_caller_that_is_interrupted_leaves_nothing_behind(hedger: Hedger, monk
     def interrupted(race: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("statemgr.backends.hedging._Race.result", interrupted)
+    monkeypatch.setattr("statemgr.transfer.hedging._Race.result", interrupted)
 
     def attempt(number: int) -> int:
         waiting(release)

@@ -52,7 +52,7 @@ class Hint:
     @property
     def of_command(self) -> bool:
         """Whether a command line says it."""
-        return self.place.startswith(("statemgr/cli/", "spark_integration/commands.py"))
+        return self.place.startswith(("statemgr/cli/", "statemgr_tools/commands/demo.py"))
 
 
 @dataclass

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from statemgr.errors import CorruptError, DiskFull, InvalidError
-from statemgr.local import rocksdb_memory, rocksdb_options
-from statemgr.local.rocksdb import RocksDbStore
-from statemgr.local.rocksdb_bulk import bulk_load
+from statemgr.local.rocksdb import memory as rocksdb_memory
+from statemgr.local.rocksdb import options as rocksdb_options
+from statemgr.local.rocksdb.bulk import bulk_load
+from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.local.trees import is_state
 
 NO_COMPRESSION = {"compression": "none"}
@@ -90,7 +91,7 @@ def test_second_open_is_refused_with_a_hint(open_at: Callable[..., RocksDbStore]
     with pytest.raises(InvalidError, match="clone it"):
         open_at(tmp_path / "live")
     script = (
-        "import sys; from pathlib import Path; from statemgr.local.rocksdb import RocksDbStore\n"
+        "import sys; from pathlib import Path; from statemgr.local.rocksdb.store import RocksDbStore\n"
         "from statemgr.errors import InvalidError\n"
         "try: RocksDbStore.open(Path(sys.argv[1]), {})\n"
         "except InvalidError as error: print(error.hint)"
@@ -183,7 +184,7 @@ MEMTABLES = """
 import os, sys, time
 from pathlib import Path
 from statemgr.local import use_memory
-from statemgr.local.rocksdb import RocksDbStore
+from statemgr.local.rocksdb.store import RocksDbStore
 use_memory(8 << 20)
 stores = [RocksDbStore.open(Path(sys.argv[1]) / str(n), {"compression": "none"}) for n in range(4)]
 highest = 0
@@ -350,7 +351,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from tests.unit import test_local_rocksdb as t
-from statemgr.local.rocksdb import RocksDbStore
+from statemgr.local.rocksdb.store import RocksDbStore
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 limit = lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
 store = RocksDbStore.open(Path(sys.argv[1]) / "live", t.NO_COMPRESSION)

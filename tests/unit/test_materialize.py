@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from statemgr.phases import Phase, observed
-from statemgr.runtime import Runtime
+from statemgr.wiring import Runtime
 from tests.blob_faults import ManualClock
 from tests.commits import failing
 from tests.segment_tasks import SegmentTask, Told, config_of

@@ -27,7 +27,7 @@ def test_without_a_uri() -> None:
 
 def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extra an s3 URI says what to install; other stores need nothing of it."""
-    for name in [name for name in sys.modules if name.startswith("statemgr.blobs.s3")]:
+    for name in [name for name in sys.modules if name.startswith("statemgr.blobs.s3.store")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(PrerequisiteMissing, match="boto3") as caught:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from statemgr.consumer.owned_task import OwnedTask
 from statemgr.errors import DiskFull, OutcomeUnknownError, StatemgrError
-from statemgr.owned_task import OwnedTask
 
 
 class FailingTask:

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 _SHOW = (
-    "import json, pathlib, statemgr; from statemgr.model.schemas import load_schema_files; "
+    "import json, pathlib, statemgr; from statemgr.model.codecs.schemas import load_schema_files; "
     "print(json.dumps([statemgr.__file__, {k: v.decode() for k, v in load_schema_files().items()}]))"
 )
 

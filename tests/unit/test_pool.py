@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from statemgr.backends.pool import Pool
+from statemgr.transfer.pool import Pool
 
 LIMIT_S = 20
 

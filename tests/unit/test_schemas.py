@@ -9,9 +9,9 @@ import fastavro
 import pytest
 
 from statemgr.errors import CorruptBlob, InvalidError
-from statemgr.model.codec import encode_key
-from statemgr.model.codec_wire import HEADER_SIZE, MARK, decode, encode
-from statemgr.model.schemas import Schemas, load_schema_files, schema, schema_fingerprint, shipped_schemas
+from statemgr.model.codecs.codec import encode_key
+from statemgr.model.codecs.schemas import Schemas, load_schema_files, schema, schema_fingerprint, shipped_schemas
+from statemgr.model.codecs.wire import HEADER_SIZE, MARK, decode, encode
 from tests import model_samples as sample
 
 #: Fingerprints of what has been written so far: never changed, only added to.

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.backends.scratch import Scratch
 from statemgr.errors import InvalidError
 from statemgr.local.clock import SystemClock, system_ids
+from statemgr.local.scratch import Scratch
 
 #: A process that writes to its scratch directory, says so, and waits.
 _OTHER = """
 import sys
 from pathlib import Path
-from statemgr.backends.scratch import Scratch
+from statemgr.local.scratch import Scratch
 from statemgr.local.clock import SystemClock, system_ids
 scratch = Scratch(Path(sys.argv[1]), SystemClock(), system_ids())
 own = scratch()

@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.backends import packed, segment_batch
-from statemgr.backends.context import BackendContext
-from statemgr.backends.scratch import Scratch
-from statemgr.backends.segment_batch import SegmentBatches, Stored
-from statemgr.backends.segment_upload import SegmentUploads
+from statemgr.backends.blobs import segment_batch
+from statemgr.backends.blobs.segment_batch import SegmentBatches, Stored
+from statemgr.backends.blobs.segment_upload import SegmentUploads
+from statemgr.backends.services import BackendContext
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.config import JobConfig
 from statemgr.errors import RetryableError, UnavailableError
 from statemgr.local.clock import SystemClock, system_ids
+from statemgr.local.scratch import Scratch
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.ports import BlobStore, Body, StoreIdentity
+from statemgr.transfer import packed
 
 
 class SlowStore(MemoryBlobStore):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from statemgr.backends.segment_log import REUSE_S, Materialized, SegmentLog
+from statemgr.backends.blobs.writer_state import REUSE_S, Materialized, SegmentLog
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobRef

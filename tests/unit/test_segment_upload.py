@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from statemgr.backends import segment_upload
-from statemgr.backends.segment_upload import SegmentUploads
+from statemgr.backends.blobs import segment_upload
+from statemgr.backends.blobs.segment_upload import SegmentUploads
 from statemgr.config import JobConfig
 from statemgr.errors import RetryableError
 from statemgr.local.clock import SystemClock

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.backends.segment_log import REUSE_S
-from statemgr.backends.snapshot_offers import Offer, Offers, history_of
+from statemgr.backends.blobs.snapshot_offers import Offer, Offers, history_of
+from statemgr.backends.blobs.writer_state import REUSE_S
 from statemgr.config import JobConfig
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.ports import Moment, StoreIdentity
-from statemgr.runtime import Runtime
+from statemgr.wiring import Runtime
 
 
 def at(seconds: float) -> Moment:

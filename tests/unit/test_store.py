@@ -11,9 +11,9 @@ import pytest
 
 from statemgr.errors import ClosedError, DiskFull, InvalidError
 from statemgr.flows import open_store
-from statemgr.flows.buffered_store import BATCH_BYTES
+from statemgr.flows.write_buffer import BATCH_BYTES
 from statemgr.local.change_buffer import _Generation
-from statemgr.local.rocksdb import RocksDbStore
+from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.commit import Change
 from tests.open_stores import CommittedStore
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.backends.transfer import Transfer
-from statemgr.backends.transfer_plan import Fetch, Upload
 from statemgr.errors import (
     AccessDenied,
     CorruptBlob,
@@ -28,6 +26,8 @@ from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher
 from statemgr.model.snapshot import FileIndex
 from statemgr.ports import FileSlice
+from statemgr.transfer.plan import Fetch, Upload
+from statemgr.transfer.transfer import Transfer
 from tests.blob_faults import FaultyBlobStore, ManualClock, read
 
 PART = 1_000

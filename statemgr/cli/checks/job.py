@@ -68,7 +68,7 @@ def layout_findings(config: JobConfig, records: Mapping[str, CheckpointRecord]) 
 
 def _inputs(config: JobConfig, records: Mapping[str, CheckpointRecord]) -> list[Finding]:
     """Each input topic exists and has one partition per task. A job that spreads keys itself may have any number."""
-    from statemgr.input_topics import InputTopics
+    from statemgr.kafka.input_topics import InputTopics
 
     findings: list[Finding] = []
     partitioners = {record.layout.partitioner for record in records.values() if record.layout.tasks}

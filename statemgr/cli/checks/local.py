@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from statemgr.cli.checks.finding import Finding, Status, guarded
+from statemgr.cli.java import find_java
 from statemgr.config import JobConfig
-from statemgr.dev.java import find_java
 
 #: Less free space than this is worth a note: a checkpoint hard-links, but compaction needs room.
 _LITTLE_SPACE = 1024**3

@@ -1,0 +1,394 @@
+"""The backup manager of ``blob-changelog``: the changes of each commit as segments, on top of a snapshot.
+
+Steps of :meth:`ChainBackup.prepare_all`, for all stores of a task at once:
+
+1. continue the published chain, or start one with a full snapshot
+2. write the changes that no stored segment has yet as one segment, and the chain that ends with it
+3. what is very small travels inline; all else goes into one blob
+4. wait until that blob, which commits of other tasks may share, is put; each marker says where in it its chain lies
+
+A snapshot that was materialised meanwhile takes the place of the segments that it covers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+from statemgr.backends.blobs.chains import Chains, validate
+from statemgr.backends.blobs.clean_up import clean_up_chains
+from statemgr.backends.blobs.names import segments_blob
+from statemgr.backends.blobs.positions import ChainPositions
+from statemgr.backends.blobs.segment_batch import SegmentBatches, Stored
+from statemgr.backends.blobs.segment_cache import SegmentCache
+from statemgr.backends.blobs.shared_segments import Read, SharedSegments
+from statemgr.backends.blobs.snapshot_backup import BlobBackup
+from statemgr.backends.blobs.snapshot_offers import Offer, Offers, history_of
+from statemgr.backends.blobs.writer_state import Materialized, SegmentLog
+from statemgr.backends.services import BackendContext
+from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
+from statemgr.local.clock import moment
+from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
+from statemgr.model.checkpoint import BlobRef, ChainMarker, IndexMarker, Marker
+from statemgr.model.codecs.codec import encode_chain
+from statemgr.model.commit import NumberedChanges, PreparedChanges
+from statemgr.model.record_size import inline_chain_limit
+from statemgr.model.segment import encode_segment, write_segment
+from statemgr.phases import Phase, announce
+from statemgr.ports import Backlog, Moment, PreparedBackup, StagedChanges, StoreIdentity, StoreSnapshot
+from statemgr.transfer.packed import PackedBlob
+
+log = logging.getLogger(__name__)
+#: Bytes of changes up to which a segment may travel inside its chain.
+_INLINE_SEGMENT = 2 * 1024
+
+
+#: A store's next chain, and its marker. What lies in the batch's blob has no name yet.
+_Chained = tuple[SegmentChain, ChainMarker]
+
+
+@dataclass(frozen=True, eq=False)
+class _Draft:
+    """A store's next chain without the changes that are still to be written, which begin with the number ``first``.
+
+    ``added``: the blobs that the commit adds so far; ``added_bytes``: those that it uploaded itself.
+    """
+
+    snapshot: StoreSnapshot
+    log: SegmentLog
+    chain: SegmentChain
+    changes: NumberedChanges
+    first: int
+    added: tuple[str, ...]
+    added_bytes: int = 0
+
+    @property
+    def end(self) -> int:
+        """The sequence number after its last change."""
+        return self.first + self.changes.end - self.changes.first
+
+
+class ChainBackup:
+    """Implements :class:`statemgr.ports.SegmentBackupManager`. ``snapshots`` stores snapshots, as ``blob-store``."""
+
+    needs_changes = True
+    needs_directory = False
+    fills_from_changes = False
+
+    def __init__(
+        self, context: BackendContext, snapshots: BlobBackup, chains: Chains, batches: Callable[[], SegmentBatches]
+    ) -> None:
+        self._context = context
+        self._snapshots = snapshots
+        self._chains = chains
+        self._batches = batches
+        self._shared = SharedSegments(context.clock.monotonic)
+        self._offers = Offers(context)
+        #: task → blobs of segments that it does not need and that could not be deleted yet
+        self._undeleted: dict[StoreIdentity, set[str]] = {}
+        self._lock = threading.Lock()
+        #: origin of changes (an open store) → what is known of its chain
+        self._logs: WeakKeyDictionary[object, SegmentLog] = WeakKeyDictionary()
+
+    # --- a commit -------------------------------------------------------------------------------------------------
+
+    def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
+        """As the port says, for one store alone."""
+        return self.prepare_all([(snapshot, base)], portable=portable)[0]
+
+    def prepare_all(
+        self, snapshots: Sequence[tuple[StoreSnapshot, Marker | None]], *, portable: bool
+    ) -> Sequence[PreparedBackup]:
+        """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError, DirectoryNeeded."""
+        batches, of_task = self._batches(), snapshots[0][0]
+        with batches.coming():
+            drafts = [self._draft(snapshot, base) for snapshot, base in snapshots]  # 1
+            written = {draft: self._inline(draft, portable) for draft in drafts}  # 2, 3
+        large = [draft for draft, made in written.items() if made is None]
+        stored = Stored("", b"", shared=False)
+        if large:
+            expected = sum(draft.changes.size for draft in large)
+            with batches.joined(of_task.identity, of_task.attempt, expected) as (blob, done):
+                written |= {draft: self._written(draft, blob) for draft in large}
+            announce(Phase.PUT_SEGMENTS, of_task.identity.task, of_task.identity.job_key)
+            stored = batches.wait(done)  # 4
+            if isinstance(stored.body, bytes) and not portable:
+                self._keep_local({draft: written[draft] for draft in large}, stored.body)
+        backups = [self._finished(draft, made, stored) for draft, made in written.items() if made]
+        if portable:
+            self._note(snapshots, backups)
+        return backups
+
+    def _note(self, snapshots: Sequence[tuple[StoreSnapshot, Marker | None]], done: Sequence[PreparedBackup]) -> None:
+        """Attempts leave a directory of each state that they prepare: at which point of the chain it is."""
+        for (snapshot, _), backup in zip(snapshots, done, strict=True):
+            assert backup.marker is not None
+            chain = self._chains.get(self._context.transfer(), snapshot.identity, backup.marker)
+            ChainPositions(self._context, snapshot.identity).note(chain)
+
+    def note_compacted(self, identity: StoreIdentity, state_id: str) -> None:
+        """As the port says."""
+        ChainPositions(self._context, identity).mark_compacted(state_id, compacted=True)
+
+    def compacted(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
+        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        positions = ChainPositions(self._context, identity)
+        if not positions.compacted():
+            return ()
+        chain = self._chains.get(self._context.transfer(), identity, marker)
+        return [state_id for state_id, position in positions.fitting(chain).items() if position.compacted]
+
+    def _keep_local(self, written: Mapping[_Draft, _Chained | None], body: bytes) -> None:
+        """The new segments on this machine, for a restart here; those that the chain has no more go."""
+        for draft, made in written.items():
+            assert made is not None
+            cache = SegmentCache(self._context, draft.snapshot.identity)
+            for segment in made[0].segments:
+                if segment.blob is not None and not segment.blob.blob_id:
+                    at = segment.blob.offset or 0
+                    cache.keep(segment, memoryview(body)[at : at + segment.blob.size])
+            cache.keep_only((*made[0].segments, *draft.log.published))
+
+    def _draft(self, snapshot: StoreSnapshot, base: Marker | None) -> _Draft:
+        """Step 1."""
+        changes, identity = snapshot.changes, snapshot.identity
+        segments = self._log(changes.origin)
+        published = self._published(identity, base)
+        if published is None:
+            segments.start_anew()
+            return self._filled(snapshot, segments, None, changes.end)
+        segments.continue_from(published, changes, self._now())
+        if snapshot.materialize:
+            return self._filled(snapshot, segments, published, segments.number_of(changes.end))
+        pending, first = segments.unpersisted(changes)
+        if segments.waiting is None:
+            self._take_offer(identity, segments, published)
+        taken = segments.snapshot_for(changes, self._now())
+        newest, blobs = taken if taken is not None else (published.snapshot, ())
+        stored = segments.stored_after(newest.end)
+        kept = {segment.blob.blob_id for segment in stored if segment.blob}
+        # what an earlier commit stored, and the snapshot covers, is left to its TTL
+        reused = tuple(dict.fromkeys(s.blob.blob_id for s, _ in segments.durable if s.blob and s.blob.blob_id in kept))
+        added = (*reused, newest.index.blob_id) if taken is not None else reused
+        chain = self._chain(snapshot, published.lineage, newest, stored, added)
+        return _Draft(snapshot, segments, chain, pending, first, (*reused, *blobs))
+
+    def _take_offer(self, identity: StoreIdentity, segments: SegmentLog, published: SegmentChain) -> None:
+        """Begin with the snapshot that is offered on this machine, if all its blobs are still there."""
+        offer = self._offers.find(identity, published, self._now())
+        if offer is None:
+            return
+        for blob, error in self._context.transfer().absent(offer.blobs).items():
+            if not isinstance(error, MissingBlob):
+                raise error
+            log.warning("%s/%s: an offered snapshot has lost %s", identity.task, identity.store, blob)
+            self._offers.take_back(identity)
+            return
+        segments.begin_with(offer.snapshot, offer.base, offer.blobs, offer.stored)
+
+    def _filled(self, snapshot: StoreSnapshot, segments: SegmentLog, base: SegmentChain | None, end: int) -> _Draft:
+        """The state as a snapshot that is stored now, without segments. Without a base, a lineage begins."""
+        index, stored = self._store_snapshot(snapshot, base.snapshot.index if base else None)
+        lineage = base.lineage if base else snapshot.attempt
+        chain = self._chain(snapshot, lineage, ChainSnapshot(index, snapshot.state_id, end), (), (index.blob_id,))
+        nothing = snapshot.changes.since(snapshot.changes.end)
+        return _Draft(snapshot, segments, chain, nothing, end, stored.added_blobs, stored.added_bytes)
+
+    def _chain(
+        self,
+        snapshot: StoreSnapshot,
+        lineage: str,
+        newest: ChainSnapshot,
+        stored: tuple[ChainSegment, ...],
+        added: tuple[str, ...],
+    ) -> SegmentChain:
+        owner = snapshot.identity
+        return SegmentChain(
+            owner.job_name, owner.job_id, owner.task, owner.store, snapshot.state_id, snapshot.attempt,
+            lineage, self._now_ms(), newest, stored, added,
+        )  # fmt: skip
+
+    def _inline(self, draft: _Draft, together: bool) -> _Chained | None:
+        """Steps 2 and 3 for what travels inside the checkpoint record; None for what is too large for that."""
+        chain, changes = draft.chain, draft.changes
+        if changes.size > _INLINE_SEGMENT:
+            return None
+        if changes.count:
+            new = ChainSegment(draft.first, draft.end, inline=encode_segment(changes, draft.first))
+            chain = replace(chain, segments=(*chain.segments, new))
+        self._check(draft, chain)
+        data = encode_chain(chain)
+        return (chain, ChainMarker(inline=data)) if len(data) <= self._inline_limit(together) else None
+
+    def _written(self, draft: _Draft, blob: PackedBlob) -> _Chained:
+        """Steps 2 and 3 for what goes into a blob, with all that was inline before. The blob has no name yet."""
+        chain, changes, first = draft.chain, draft.changes, draft.first
+        segments = tuple(_moved(segment, blob) for segment in chain.segments)
+        if changes.count:
+            ref = blob.section(lambda section: write_segment(changes, section, first), changes.size)
+            segments = (*segments, ChainSegment(first, draft.end, ref))
+        chain = replace(chain, segments=segments)
+        self._check(draft, chain)
+        data = encode_chain(chain)
+        return chain, ChainMarker(blob.section(lambda section: section.write(data), len(data)))
+
+    def _check(self, draft: _Draft, chain: SegmentChain) -> None:
+        """What would be refused at a restore must never be published. Raises: CorruptBlob."""
+        identity = draft.snapshot.identity
+        validate(chain.lying_in(segments_blob(identity, draft.snapshot.attempt)), identity, ChainMarker())
+
+    def _finished(self, draft: _Draft, made: _Chained, stored: Stored) -> PreparedBackup:
+        (chain, marker), added, size = made, draft.added, draft.added_bytes
+        if marker.blob is not None:
+            marker = ChainMarker(replace(marker.blob, blob_id=stored.blob_id))
+            chain = chain.lying_in(stored.blob_id)
+            added = (*added, stored.blob_id)
+            refs = [marker.blob, *(segment.blob for segment in chain.segments)]
+            size += sum(ref.size for ref in refs if ref is not None and ref.blob_id == stored.blob_id)
+            if draft.changes.count:
+                draft.log.persisted(chain.segments[-1], self._now())
+            if stored.shared:
+                self._shared.stored(stored.blob_id, draft.snapshot.identity, chain.end)
+        self._chains.remember(marker, chain)
+        return PreparedBackup(marker, added_blobs=added, added_bytes=size)
+
+    def _inline_limit(self, together: bool) -> int:
+        """``together``: all tasks of the job are published at once."""
+        config = self._context.config
+        return inline_chain_limit(len(config.stores), config.tasks if together else 1)
+
+    def _published(self, identity: StoreIdentity, base: Marker | None) -> SegmentChain | None:
+        if not isinstance(base, ChainMarker):
+            return None
+        try:
+            return self._chains.get(self._context.transfer(), identity, base)
+        except (MissingBlob, CorruptBlob) as error:
+            log.warning(
+                "%s/%s: the published chain cannot be read, everything is uploaded anew: %s",
+                identity.task, identity.store, error,
+            )  # fmt: skip
+            return None
+
+    # --- materialisation ------------------------------------------------------------------------------------------
+
+    def backlog(self, identity: StoreIdentity, marker: Marker, origin: object | None = None) -> Backlog:
+        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        chain = self._chains.get(self._context.transfer(), identity, marker)
+        now = self._now()
+        if origin is None:
+            found: object = self._offers.find(identity, chain, now)
+        else:
+            found = self._log(origin).usable(chain, now)
+        return Backlog(len(chain.segments), sum(segment.size for segment in chain.segments), found is not None)
+
+    def snapshot_made_ms(self, identity: StoreIdentity, marker: Marker) -> int:
+        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        chain = self._chains.get(self._context.transfer(), identity, marker)
+        return self._snapshots.made_ms(identity, chain.snapshot.index)
+
+    def materialize(self, snapshot: StoreSnapshot, base: Marker) -> None:
+        """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
+        changes, published = snapshot.changes, self._chains.get(self._context.transfer(), snapshot.identity, base)
+        before, began = published.snapshot.index, self._now()
+        index, stored = self._store_snapshot(snapshot, before)
+        self._log(changes.origin).waiting = Materialized(
+            index, snapshot.state_id, changes.end, changes.moment, before, stored.added_blobs, began
+        )
+
+    def offer(self, snapshot: StoreSnapshot, marker: Marker) -> None:
+        """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
+        identity, began = snapshot.identity, self._now()
+        published = self._chains.get(self._context.transfer(), identity, marker)
+        with self._offers.making(identity) as is_free:
+            if not is_free or self._offers.find(identity, published, began) is not None:
+                return
+            base = published.snapshot.index
+            index, stored = self._store_snapshot(snapshot, base)
+            made = ChainSnapshot(index, snapshot.state_id, published.end)
+            offer = Offer(made, base, history_of(published.segments), tuple(stored.added_blobs), began)
+            self._offers.make(identity, offer)
+
+    def _store_snapshot(self, snapshot: StoreSnapshot, base: BlobRef | None) -> tuple[BlobRef, PreparedBackup]:
+        """Upload what the base lacks, under an attempt of its own: other backends may use the commit's."""
+        own = replace(snapshot, attempt=self._context.ids.attempt_id())
+        done = self._snapshots.prepare(own, IndexMarker(base) if base else None, portable=True)
+        assert isinstance(done.marker, IndexMarker)
+        return done.marker.index, done
+
+    # --- the rest of the port -------------------------------------------------------------------------------------
+
+    def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
+        """Never asked for: ``prepare`` gives a marker."""
+        raise InvalidError("blob-changelog sends nothing in a transaction", task=identity.task, store=identity.store)
+
+    def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
+        """The same chain again: it is complete by itself."""
+        return base if isinstance(base, ChainMarker) else None
+
+    def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
+        """Never: a chain is what it is."""
+        return False
+
+    def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
+        """As the port says, but for blobs that other stores of the task may share."""
+        clean_up_chains(
+            self._context.transfer(), self._chains, self._snapshots, identity, {identity.store: evicted},
+            {identity.store: retained}, None,
+        )  # fmt: skip
+
+    def clean_up_all(
+        self,
+        task: StoreIdentity,
+        evicted: Mapping[str, Sequence[Marker]],
+        retained: Mapping[str, Sequence[Marker]],
+    ) -> None:
+        """As the port says. What cannot be proved unreferenced stays."""
+        transfer, undeleted = self._context.transfer(), self._undeleted.setdefault(task, set())
+        self._shared.let_go(
+            clean_up_chains(transfer, self._chains, self._snapshots, task, evicted, retained, undeleted)
+        )
+
+    def release_shared(self, read: Read) -> None:
+        """As the port says. Raises: UnavailableError, AccessDenied, CorruptRecord, MissingError."""
+        self._shared.release(read, self._chains, self._context.transfer())
+
+    def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
+        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        chain = self._chains.get(self._context.transfer(), identity, marker)
+        added = [marker.blob.blob_id] if isinstance(marker, ChainMarker) and marker.blob else []
+        for blob_id in chain.added:
+            if blob_id == chain.snapshot.index.blob_id:
+                added += self._snapshots.added_blobs(identity, IndexMarker(chain.snapshot.index))
+            else:
+                added.append(blob_id)
+        return list(dict.fromkeys(added))
+
+    def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
+        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        chain = self._chains.get(self._context.transfer(), identity, marker)
+        found = dict.fromkeys(blob.blob_id for blob in chain.blobs())
+        if isinstance(marker, ChainMarker) and marker.blob:
+            found[marker.blob.blob_id] = None
+        found |= dict.fromkeys(self._snapshots.referenced_blobs(identity, IndexMarker(chain.snapshot.index)))
+        return found
+
+    def _log(self, origin: object) -> SegmentLog:
+        with self._lock:
+            return self._logs.setdefault(origin, SegmentLog())
+
+    def _now(self) -> Moment:
+        return moment(self._context.clock)
+
+    def _now_ms(self) -> int:
+        return self._context.clock.time_ns() // 1_000_000
+
+
+def _moved(segment: ChainSegment, blob: PackedBlob) -> ChainSegment:
+    """A segment that was inline, in the blob."""
+    data = segment.inline
+    if data is None:
+        return segment
+    return ChainSegment(segment.first, segment.end, blob.section(lambda section: section.write(data), len(data)))

@@ -1,0 +1,185 @@
+"""The restore manager of ``blob-changelog``: a snapshot, and then the changes after it in order.
+
+Steps:
+
+1. get the segment chain (of this store, without gaps, nothing hostile in it), before anything local is changed
+2. the beginning: a local directory of a state that the chain goes through, or else the snapshot, restored as one of
+   ``blob-store``
+3. fetch the segments in parallel, those that are here already aside, and verify each whole
+4. apply them in order to the store in the staging directory, from the beginning's sequence number on
+5. flush and close it: the directory is the state
+6. where a snapshot or a segment is missing or corrupt: begin again at 2 with an older snapshot, or another segment with
+   the same changes, that older retained chains of the same lineage have; the error stands when nothing can replace it
+
+Touches the staging directory, which must not exist and is left to the caller when a step fails, and the scratch
+directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import replace
+from itertools import islice
+
+from statemgr.backends.blobs.chains import Chains
+from statemgr.backends.blobs.positions import ChainPositions, Position
+from statemgr.backends.blobs.segment_cache import LocalSegment, SegmentCache
+from statemgr.backends.blobs.snapshot_restore import BlobRestore
+from statemgr.backends.services import BackendContext
+from statemgr.errors import CorruptError, CorruptFile, MissingError, MissingFile
+from statemgr.local import cloned, open_store, unshare
+from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, Way, another_way, own_way
+from statemgr.model.checkpoint import BlobRef, IndexMarker
+from statemgr.model.segment import read_range
+from statemgr.phases import Phase, announce
+from statemgr.ports import LocalStore, Restored, RestoreRequest
+
+log = logging.getLogger(__name__)
+_BATCH = 10_000
+
+
+class ChainRestore:
+    """Implements :class:`statemgr.ports.RestoreManager`."""
+
+    def __init__(self, context: BackendContext, snapshots: BlobRestore, chains: Chains) -> None:
+        self._context = context
+        self._snapshots = snapshots
+        self._chains = chains
+
+    def restore(self, request: RestoreRequest) -> Restored:
+        """As the port says."""
+        identity = request.identity
+        announce(Phase.GET_INDEX, f"{identity.task}/{identity.store}", identity.job_key)
+        chain = self._chains.get(self._context.transfer(), identity, request.marker)  # 1
+        broken = _Broken()
+        older: list[SegmentChain] | None = None
+        way: Way | None = own_way(chain)
+        while way is not None:
+            try:
+                restored = self._by(way, chain, request, broken)
+            except (MissingError, CorruptError) as error:
+                if not broken.is_new or isinstance(error, MissingFile | CorruptFile):
+                    raise  # of the last kind: what is on this machine, and no backup
+                broken.first = broken.first or error
+                log.warning("%s/%s: damaged, another way is tried: %s", identity.task, identity.store, error)
+            else:
+                return replace(restored, damage=str(broken.first) if broken.first else None)
+            if older is None:
+                older = self._older(request)
+            way = another_way(chain, older, broken.snapshots, broken.segments)  # 6
+            broken.is_new = False
+            shutil.rmtree(request.staging, ignore_errors=True)
+        assert broken.first is not None
+        raise broken.first
+
+    def _by(self, way: Way, chain: SegmentChain, request: RestoreRequest, broken: _Broken) -> Restored:
+        """Steps 2 to 5, by one way."""
+        identity = request.identity
+        positions = ChainPositions(self._context, identity)
+        try:
+            snapshot, start = self._beginning(request, chain, way.snapshot, positions)  # 2
+        except (MissingError, CorruptError):
+            broken.add_snapshot(way.snapshot.index)
+            raise
+        segments = [segment for segment in way.segments if segment.end > start]
+        if not segments:
+            positions.note(chain)
+            return snapshot
+        announce(Phase.APPLY_SEGMENTS, f"{identity.task}/{identity.store}", identity.job_key)
+        config = self._context.config.stores[identity.store]
+        store = open_store(config.type, request.staging, config.rocksdb)
+        records = fetched = 0
+        reached = start
+        try:
+            cache = SegmentCache(self._context, identity)
+            for local in cache.bring(segments):  # 3
+                records += _apply(store, local, reached)  # 4
+                reached = local.segment.end
+                fetched += local.fetched
+                request.progress(f"apply {config.name}", reached - start, chain.end - start)
+            store.flush()  # 5
+        except (MissingError, CorruptError) as error:
+            broken.add_segments(self._unreadable(way.segments, error))
+            raise
+        finally:
+            store.close()
+        positions.note(chain)
+        return Restored(
+            None,
+            bytes_fetched=snapshot.bytes_fetched + fetched,
+            bytes_reused=snapshot.bytes_reused,
+            records=records,
+        )
+
+    def _beginning(
+        self, request: RestoreRequest, chain: SegmentChain, snapshot: ChainSnapshot, positions: ChainPositions
+    ) -> tuple[Restored, int]:
+        """Step 2. Returns: what was restored, and the sequence number of the first change that it lacks."""
+        known = {snapshot.state_id: Position(snapshot.state_id, "", snapshot.end, "")}
+        known |= positions.fitting(chain)
+        here = [directory for directory in request.reusable if directory.state_id in known]
+        # a compacted one first, then the newest
+        here.sort(key=lambda found: (known[found.state_id].compacted, known[found.state_id].end), reverse=True)
+        for directory in here:
+            if cloned(directory, request.staging):
+                positions.mark_compacted(directory.state_id, compacted=False)  # it is used once
+                reused = sum(size for size, _ in directory.files.values())
+                return Restored(directory.files, bytes_reused=reused), known[directory.state_id].end
+        restored = self._snapshots.restore(replace(request, marker=IndexMarker(snapshot.index)))
+        unshare(request.staging)
+        return restored, snapshot.end
+
+    def _older(self, request: RestoreRequest) -> list[SegmentChain]:
+        """The chains of older retained checkpoints that can be read."""
+        found = []
+        for marker in request.retained:
+            try:
+                found.append(self._chains.get(self._context.transfer(), request.identity, marker))
+            except (MissingError, CorruptError) as error:
+                log.warning(
+                    "%s/%s: an older chain is of no use: %s", request.identity.task, request.identity.store, error
+                )
+        return found
+
+    def _unreadable(self, segments: tuple[ChainSegment, ...], error: MissingError | CorruptError) -> list[ChainSegment]:
+        """Which segments of the blob that an error names are damaged: several may lie in one."""
+        found = []
+        for segment in segments:
+            if segment.blob is None or segment.blob.blob_id != error.where.get("blob"):
+                continue
+            try:
+                self._context.transfer().get_bytes(segment.blob, segment.blob.size)
+            except (MissingError, CorruptError):
+                found.append(segment)
+        return found
+
+
+class _Broken:
+    """What turned out to be damaged so far, and whether the last try has found more of it."""
+
+    def __init__(self) -> None:
+        self.first: MissingError | CorruptError | None = None
+        self.snapshots: set[BlobRef] = set()
+        self.segments: set[ChainSegment] = set()
+        self.is_new = False
+
+    def add_snapshot(self, index: BlobRef) -> None:
+        self.is_new = index not in self.snapshots
+        self.snapshots.add(index)
+
+    def add_segments(self, segments: list[ChainSegment]) -> None:
+        self.is_new = not self.segments.issuperset(segments)
+        self.segments.update(segments)
+
+
+def _apply(store: LocalStore, local: LocalSegment, after: int) -> int:
+    """Apply the changes of a segment from the number ``after`` on, in large batches. Returns how many."""
+    segment, count = local.segment, 0
+    blob_id = segment.blob.blob_id if segment.blob else None
+    with local.open() as source:
+        changes = read_range(source, segment.first, segment.end, after, blob_id)
+        while batch := list(islice(changes, _BATCH)):
+            store.write(batch)
+            count += len(batch)
+    return count

@@ -1,0 +1,140 @@
+"""Segments of several tasks of one process in one blob: commits that come at about the same time share a PUT.
+
+Steps of a batch:
+
+1. the first commit that has something to write opens it; others join while it is open, one writes at a time
+2. it is closed when no other commit is known to be coming, when it is full, or after a short delay
+3. it is put, hedged; every commit in it learns the blob's name, or fails with it
+
+One commit's failure to write spoils nothing of the others'. A batch of one task alone bears that task's name.
+Source: the batching uploader of Flink's changelog state backend (FLIP-158).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+
+from statemgr.backends.blobs.names import segments_blob, shared_segments_blob
+from statemgr.backends.blobs.segment_upload import SegmentUploads
+from statemgr.backends.services import BackendContext
+from statemgr.errors import RetryableError
+from statemgr.ports import Body, StoreIdentity
+from statemgr.transfer.packed import PackedBlob
+
+#: Seconds that a batch waits for commits that are known to be coming.
+LINGER_S = 0.01
+#: Bytes from which on a batch takes no more.
+_FULL = 16 * 1024 * 1024
+#: Batches that are on their way at a time; their bytes are bounded beside.
+_THREADS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A batch that was put: its name, and its bytes where they are in memory."""
+
+    blob_id: str
+    body: Body
+    shared: bool
+
+
+@dataclass(eq=False)
+class _Batch:
+    blob: PackedBlob
+    owner: StoreIdentity
+    attempt: str
+    tasks: set[str] = field(default_factory=set)
+    writers: int = 0
+    writing: threading.Lock = field(default_factory=threading.Lock)
+    done: Future[Stored] = field(default_factory=Future)
+
+
+class SegmentBatches:
+    """Safe to use from many threads."""
+
+    def __init__(self, context: BackendContext, uploads: SegmentUploads) -> None:
+        self._context = context
+        self._uploads = uploads
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="statemgr-batch")
+        self._changed = threading.Condition()
+        self._coming = 0
+        self._open: _Batch | None = None
+
+    @contextmanager
+    def coming(self) -> Iterator[None]:
+        """While a commit prepares what it will write, so that a batch waits for it a little."""
+        with self._changed:
+            self._coming += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._coming -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def joined(self, owner: StoreIdentity, attempt: str, expected: int) -> Iterator[tuple[PackedBlob, Future[Stored]]]:
+        """Write about ``expected`` bytes to the blob of a batch; after the block the future says what became of it."""
+        batch = self._join(owner, attempt, expected)
+        try:
+            with batch.writing:
+                yield batch.blob, batch.done
+        finally:
+            with self._changed:
+                batch.writers -= 1
+                self._changed.notify_all()
+
+    def wait(self, stored: Future[Stored]) -> Stored:
+        """What became of a batch. Raises: what its upload raised; RetryableError when it takes too long."""
+        try:
+            return stored.result(self._context.config.commit_timeout_ms / 1000)
+        except TimeoutError as error:
+            if stored.done():
+                raise
+            raise RetryableError(
+                "the blob of the commit's segments was not stored in time", hint="the changes are in the next commit"
+            ) from error
+
+    def close(self) -> None:
+        """Wait for what runs."""
+        self._pool.shutdown(wait=True)
+
+    def _join(self, owner: StoreIdentity, attempt: str, expected: int) -> _Batch:
+        with self._changed:
+            batch = self._open
+            if batch is None or batch.blob.size + expected > _FULL:
+                path = self._context.scratch() / f"segments-{self._context.ids.token()}"
+                batch = self._open = _Batch(PackedBlob(path), owner, attempt)
+                self._pool.submit(self._run, batch)
+            batch.tasks.add(owner.task)
+            batch.writers += 1
+            self._changed.notify_all()
+            return batch
+
+    def _run(self, batch: _Batch) -> None:
+        try:
+            with closing(batch.blob):
+                with self._changed:
+                    self._changed.wait_for(lambda: batch.writers == 0 and self._coming == 0, LINGER_S)
+                    if self._open is batch:
+                        self._open = None
+                    self._changed.wait_for(lambda: batch.writers == 0)
+                stored = self._stored(batch)
+        except BaseException as error:
+            batch.done.set_exception(error)
+        else:
+            batch.done.set_result(stored)
+
+    def _stored(self, batch: _Batch) -> Stored:
+        body = batch.blob.body()
+        if not batch.blob.size:
+            return Stored("", body, False)
+        shared = len(batch.tasks) > 1
+        name = segments_blob(batch.owner, batch.attempt)
+        if shared:
+            name = shared_segments_blob(batch.owner, self._context.ids.attempt_id())
+        return Stored(self._uploads.put(name, body), body, shared)

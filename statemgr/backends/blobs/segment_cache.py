@@ -1,0 +1,152 @@
+"""Segments on this machine: those that this task stored itself, kept for a restart, and those fetched for a restore.
+
+Touches the store's own directory of segments and the scratch directory. All of it is a cache: what is used is verified
+by its hash, and what is not here is fetched.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from statemgr.backends.services import BackendContext
+from statemgr.errors import InvalidError
+from statemgr.local import durable, hash_file, levels
+from statemgr.local.transfer_files import disk_errors
+from statemgr.model.chain import ChainSegment
+from statemgr.model.snapshot import FileIndex
+from statemgr.ports import StoreIdentity
+from statemgr.transfer.plan import Fetch
+
+log = logging.getLogger(__name__)
+#: Segments, and bytes of segments, that are fetched at a time: the next ones while these are applied.
+_AT_ONCE = 32
+#: The names of files here. Whatever is called otherwise is not ours, and stays.
+_OURS = re.compile(r"[0-9a-f]{32}\.segment\Z")
+_BYTES_AT_ONCE = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSegment:
+    """A segment that is here, whole, in a scratch file of this name; ``fetched`` bytes came from the blob store."""
+
+    segment: ChainSegment
+    name: str
+    fetched: int
+    open: Callable[[], BinaryIO]
+
+
+class SegmentCache:
+    """The segments of one store of one task."""
+
+    def __init__(self, context: BackendContext, identity: StoreIdentity) -> None:
+        self._context = context
+        self._levels = (context.task_directory(identity.task), identity.store, "segments")
+        self._directory = Path(*self._levels)
+
+    def keep(self, segment: ChainSegment, data: bytes | memoryview) -> None:
+        """Keep the bytes of a segment that was stored. Failing is no error."""
+        try:
+            levels.make(*self._levels)
+            self._path(segment).unlink(missing_ok=True)
+            with durable.create(self._path(segment)) as file:
+                file.write(data)
+        except (OSError, InvalidError) as error:
+            log.warning("a segment is not kept on this machine: %s", error)
+
+    def keep_only(self, segments: Collection[ChainSegment]) -> None:
+        """Forget all others. Failing is no error."""
+        names = {self._path(segment).name for segment in segments if segment.blob is not None}
+        with suppress(OSError, InvalidError):
+            for name in os.listdir(levels.check(*self._levels)):
+                if name not in names and _OURS.match(name):
+                    (self._directory / name).unlink()
+
+    def bring(self, segments: Sequence[ChainSegment]) -> Iterator[LocalSegment]:
+        """Bring segments here, in order; each is verified, and of use until the next is asked for.
+
+        Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied, DiskFull.
+        """
+        groups = list(_grouped(segments))
+        scratch = self._context.scratch() / f"segments-{self._context.ids.token()}"
+        with disk_errors(scratch):
+            scratch.mkdir(0o700)
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="statemgr-segments") as pool:
+                coming = [pool.submit(self._fetch, group, scratch) for group in groups[:1]]
+                for number in range(len(groups)):
+                    here = coming.pop().result()
+                    if number + 1 < len(groups):
+                        coming.append(pool.submit(self._fetch, groups[number + 1], scratch))
+                    for local in here:
+                        yield local
+                        (scratch / local.name).unlink(missing_ok=True)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _fetch(self, segments: Sequence[ChainSegment], scratch: Path) -> list[LocalSegment]:
+        found: list[LocalSegment] = []
+        fetches = []
+        for segment in segments:
+            if segment.blob is None:
+                found.append(LocalSegment(segment, str(segment.first), 0, _in_memory(segment.inline or b"")))
+                continue
+            path, ref = scratch / str(segment.first), segment.blob
+            is_here = self._linked(segment, path)
+            if not is_here:
+                fetches.append(Fetch(FileIndex(path.name, ref.size, ref.hash, parts=(ref,)), path))
+            found.append(LocalSegment(segment, path.name, 0 if is_here else ref.size, _from_file(path)))
+        self._context.transfer().fetch_files(fetches)
+        return found
+
+    def _linked(self, segment: ChainSegment, target: Path) -> bool:
+        """Whether a copy is here, whole; a link of one's own then, since others tidy here too."""
+        assert segment.blob is not None
+        try:
+            levels.check(*self._levels)
+            os.link(self._path(segment), target, follow_symlinks=False)
+        except (OSError, InvalidError):
+            return False
+        try:
+            if hash_file(target) == (segment.blob.size, segment.blob.hash):
+                return True
+        except OSError:
+            pass
+        target.unlink(missing_ok=True)
+        return False
+
+    def _path(self, segment: ChainSegment) -> Path:
+        assert segment.blob is not None
+        return self._directory / f"{segment.blob.hash.hex()}.segment"
+
+
+def _grouped(segments: Sequence[ChainSegment]) -> Iterator[list[ChainSegment]]:
+    group: list[ChainSegment] = []
+    for segment in segments:
+        if group and (len(group) == _AT_ONCE or sum(s.size for s in group) + segment.size > _BYTES_AT_ONCE):
+            yield group
+            group = []
+        group.append(segment)
+    if group:
+        yield group
+
+
+def _in_memory(data: bytes) -> Callable[[], BinaryIO]:
+    return lambda: io.BytesIO(data)
+
+
+def _from_file(path: Path) -> Callable[[], BinaryIO]:
+    def opened() -> BinaryIO:
+        with disk_errors(path):
+            return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=1 << 20)
+
+    return opened

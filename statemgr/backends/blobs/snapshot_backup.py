@@ -1,0 +1,208 @@
+"""The backup manager of ``blob-store``: incremental snapshots of a store's directory, each described by an index.
+
+Steps of :meth:`BlobBackup.prepare`:
+
+1. diff the directory against the acknowledged index, by content; what nobody has hashed is read for that only where
+   another file has its size
+2. upload what is new, and hash it in the same pass (small files go inside the index or into packs)
+3. put the index blob, which is the marker
+
+All I/O goes through the transfer engine and reads of the snapshot's own directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from statemgr.backends.blobs.names import file_prefix, index_blob, pack_blob
+from statemgr.backends.blobs.snapshot_clean_up import Collector
+from statemgr.backends.blobs.snapshot_indexes import SnapshotIndexes, index_of, validate_for
+from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
+from statemgr.local.transfer_files import disk_errors
+from statemgr.model.checkpoint import BlobRef, IndexMarker, Marker
+from statemgr.model.codecs.codec import encode_index
+from statemgr.model.commit import PreparedChanges
+from statemgr.model.diff import LocalFile, LocalTree, assemble, comparable, diff
+from statemgr.model.snapshot import (
+    INLINE_LIMIT,
+    INLINE_TOTAL_LIMIT,
+    MAX_INDEX_SIZE,
+    DirIndex,
+    FileIndex,
+    SnapshotIndex,
+)
+from statemgr.phases import Phase, announce
+from statemgr.ports import Clock, FinishedDirectory, PreparedBackup, StagedChanges, StoreIdentity, StoreSnapshot
+from statemgr.transfer.packs import PACK_LIMIT, read_file, upload_packs
+from statemgr.transfer.plan import Upload
+from statemgr.transfer.transfer import Transfer
+
+log = logging.getLogger(__name__)
+
+
+class BlobBackup:
+    """Backs a job's stores up to its blob store."""
+
+    needs_changes = False
+    needs_directory = True
+    fills_from_changes = False
+
+    def __init__(self, transfer: Callable[[], Transfer], clock: Clock, indexes: SnapshotIndexes) -> None:
+        self._transfer = transfer
+        self._clock = clock
+        self._indexes = indexes
+        self._collector = Collector(transfer, indexes)
+
+    def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
+        """As the port says. Uploads bear a TTL until the commit is published.
+
+        Raises: UnavailableError, AccessDenied, DiskFull, CorruptError (a local file is not what was committed).
+        """
+        identity, attempt = snapshot.identity, snapshot.attempt
+        subject = f"{identity.task}/{identity.store}"
+        announce(Phase.DIFF, subject, snapshot.identity.job_key)
+        base_index = self._base(identity, base)
+        tree = self._tree(snapshot.directory, base_index.root if base_index else None)
+        difference = diff(tree, base_index.root if base_index else None)
+
+        announce(Phase.UPLOAD, subject, snapshot.identity.job_key)
+        inline, large = _split(difference.added, difference.kept)
+        files = dict(difference.kept)
+        files.update({file.path: _inline(snapshot.directory.path, file) for file in inline})
+        uploaded = self._upload(snapshot, large)
+        files.update(uploaded)
+        snapshot.directory.files.update((path, file.identity) for path, file in files.items())
+
+        announce(Phase.PUT_INDEX, subject, snapshot.identity.job_key)
+        index = SnapshotIndex(
+            identity.job_name, identity.job_id, identity.task, identity.store, snapshot.state_id, attempt,
+            self._clock.time_ns() // 1_000_000, assemble(tree.dirs, files),
+            previous=base.index if isinstance(base, IndexMarker) else None,
+        )  # fmt: skip
+        marker = self._put_index(identity, index)
+        parts = dict(pair for file in uploaded.values() for pair in file.stored())
+        return PreparedBackup(
+            marker,
+            added_blobs=(*dict.fromkeys(part.blob_id for part in parts), marker.index.blob_id),
+            added_bytes=sum(parts.values()) + marker.index.size,
+        )
+
+    def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
+        """Never asked for: ``prepare`` gives a marker."""
+        raise InvalidError("blob-store sends nothing in a transaction", task=identity.task, store=identity.store)
+
+    def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
+        """The same index again: it is complete by itself."""
+        return base if isinstance(base, IndexMarker) else None
+
+    def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
+        """As the port says. What cannot be proved unreferenced stays."""
+        self._collector.clean_up(identity, evicted, retained)
+
+    def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
+        """Never: a snapshot is what it is."""
+        return False
+
+    def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
+        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        ref = index_of(identity, marker)
+        index = self._indexes.get(self._transfer(), identity, ref)
+        return [*dict.fromkeys(blob.blob_id for blob in index.added()), ref.blob_id]
+
+    def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
+        """As the port says: the index and every part. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        ref = index_of(identity, marker)
+        index = self._indexes.get(self._transfer(), identity, ref)
+        return dict.fromkeys([ref.blob_id, *(blob.blob_id for blob in index.blobs())])
+
+    def made_ms(self, identity: StoreIdentity, index: BlobRef) -> int:
+        """When a snapshot was made, in epoch milliseconds. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        return self._indexes.get(self._transfer(), identity, index).created_ms
+
+    def _base(self, identity: StoreIdentity, base: Marker | None) -> SnapshotIndex | None:
+        if not isinstance(base, IndexMarker):
+            return None
+        try:
+            return self._indexes.get(self._transfer(), identity, index_of(identity, base))
+        except (MissingBlob, CorruptBlob) as error:
+            log.warning(
+                "%s/%s: the acknowledged index cannot be read, everything is uploaded anew: %s",
+                identity.task, identity.store, error,
+            )  # fmt: skip
+            return None
+
+    def _tree(self, directory: FinishedDirectory, base: DirIndex | None) -> LocalTree:
+        """What the diff sees. Hashes that it needs, and that nobody knows, are noted in the directory."""
+        for path in comparable({path: size for path, (size, _) in directory.files.items()}, base):
+            size, known = directory.files[path]
+            directory.files[path] = size, known or self._transfer().hash_of(directory.path / path, 0, size)
+        files = (LocalFile(path, size, known) for path, (size, known) in sorted(directory.files.items()))
+        return LocalTree(tuple(files), _dirs(directory.path))
+
+    def _upload(self, snapshot: StoreSnapshot, files: Sequence[LocalFile]) -> dict[str, FileIndex]:
+        # files of the same content are uploaded once; no other one has the size of a file without a hash
+        first = {(file.size, file.hash): file for file in reversed(files)}
+        transfer, root, identity = self._transfer(), snapshot.directory.path, snapshot.identity
+        limit = min(PACK_LIMIT, transfer.part_size)
+        small = [file for file in first.values() if 0 < file.size <= limit]
+        if len(small) == 1:
+            small = []
+        done = upload_packs(transfer, root, small, lambda number: pack_blob(identity, snapshot.attempt, number))
+        others = [file for file in first.values() if file.path not in done]
+        uploads = [
+            Upload(root / file.path, file.size, file.hash, file_prefix(identity, snapshot.attempt, file.path))
+            for file in others
+        ]
+        uploaded = transfer.upload_files(uploads, lambda *_: snapshot.check())
+        done |= {file.path: found for file, found in zip(others, uploaded, strict=True)}
+        return {file.path: done[first[file.size, file.hash].path] for file in files}
+
+    def _put_index(self, identity: StoreIdentity, index: SnapshotIndex) -> IndexMarker:
+        blob_id = index_blob(identity, index.attempt)
+        # what would be refused at a restore must never be published
+        validate_for(index, identity, blob_id)
+        data = encode_index(index)
+        if len(data) > MAX_INDEX_SIZE:
+            raise InvalidError(
+                f"the index would have {len(data)} bytes; at most {MAX_INDEX_SIZE} can be restored",
+                hint="spread the state over more tasks", task=identity.task, store=identity.store,
+            )  # fmt: skip
+        ref = self._transfer().put_hedged(lambda number: index_blob(identity, index.attempt, number), data)
+        self._indexes.remember(ref, index)
+        return IndexMarker(ref)
+
+
+def _dirs(root: Path) -> tuple[str, ...]:
+    dirs: list[str] = []
+    with disk_errors(root):
+        for found, below, _ in os.walk(root, onerror=_raise):
+            # os.walk lists links to directories here, and does not follow them
+            inner = [name for name in below if not Path(found, name).is_symlink()]
+            dirs += [Path(found, name).relative_to(root).as_posix() for name in inner]
+    return tuple(sorted(dirs))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _split(added: Sequence[LocalFile], kept: Mapping[str, FileIndex]) -> tuple[list[LocalFile], list[LocalFile]]:
+    """Which files go inside the index, smallest first until its limit, and which become blobs."""
+    room = INLINE_TOTAL_LIMIT - sum(len(file.inline or b"") for file in kept.values())
+    inline: list[LocalFile] = []
+    large: list[LocalFile] = []
+    for file in sorted(added, key=lambda file: (file.size, file.path)):
+        if file.size <= min(INLINE_LIMIT, room):
+            room -= file.size
+            inline.append(file)
+        else:
+            large.append(file)
+    return inline, large
+
+
+def _inline(root: Path, file: LocalFile) -> FileIndex:
+    data, digest = read_file(root, file)
+    return FileIndex(file.path.rpartition("/")[2], file.size, digest, inline=data)

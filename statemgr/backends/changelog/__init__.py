@@ -1,0 +1,1 @@
+"""The state backend that keeps every change in a compacted Kafka topic."""

@@ -1,0 +1,244 @@
+"""``kafka-changelog``, the backup part: every commit's changes go to the changelog in the publishing transaction.
+
+``prepare`` and ``carry`` of a portable commit ask no broker: executors need none. What only a broker can tell (has the
+topic been made anew?) is asked in ``stage``, before the transaction, by the process that publishes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from statemgr.backends.changelog.guard import FillGuard, continues
+from statemgr.backends.changelog.spill import SpilledChanges
+from statemgr.backends.services import BackendContext
+from statemgr.errors import InvalidError, MissingState
+from statemgr.ids import task_index, task_path
+from statemgr.local.transfer_files import disk_errors
+from statemgr.model.checkpoint import ChangelogMarker, Marker
+from statemgr.model.commit import Change, ChangeSet, PreparedChanges
+from statemgr.model.segment import encode_segment, read_segment, verify_segment, write_segment
+from statemgr.ports import (
+    FileSlice,
+    PreparedBackup,
+    StagedChanges,
+    StoreIdentity,
+    StoreSnapshot,
+    TopicInfo,
+    Transaction,
+)
+
+FACTORY = "kafka-changelog"
+#: Segments up to this size travel inside the prepared commit.
+INLINE_LIMIT = 16 * 1024
+#: Seconds that what a broker said of a topic is taken for true: one commit of many tasks asks once.
+_DESCRIBED_FOR_S = 5.0
+#: Bytes of keys that a fill remembers, so as not to delete the same key many times.
+_KEYS_BUDGET = 32 * 1024 * 1024
+
+
+class ChangelogBackup:
+    """Implements :class:`statemgr.ports.BackupManager`."""
+
+    needs_changes = True
+    needs_directory = False
+    fills_from_changes = True
+    #: Seconds between local copies. Without one, a restart on the same machine replays the changelog; with one at every
+    #: commit, quick commits of many changes would wait for the disk.
+    local_copy_interval_s = 10.0
+
+    def __init__(self, context: BackendContext) -> None:
+        self._context = context
+        self._described: dict[str, tuple[float, TopicInfo]] = {}
+        self._guard = FillGuard(context.changelog)
+
+    def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
+        """See the port. A base that the changelog does not continue means a fill with the whole state.
+
+        Raises: also DirectoryNeeded, when that can be read from nowhere.
+        """
+        fill = base is None or not self._continues(snapshot.identity, base, ask=not portable)
+        changes = snapshot.content if fill else snapshot.changes
+        if not portable:
+            return PreparedBackup(changes=PreparedChanges(fill, local=changes))
+        return PreparedBackup(changes=self._portable(snapshot, changes, fill))
+
+    def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
+        """See the port.
+
+        Raises: MissingState when the changelog is gone, or is another than the base's; PermissionNeeded when a fill
+        would delete what others wrote.
+        """
+        topic, partition = self._target(identity)
+        info = self._describe(topic)
+        if partition >= info.partitions:
+            raise InvalidError(
+                f"the changelog has {info.partitions} partitions, too few for the task",
+                hint="`statemgr topics check` says how to mend it",
+                task=identity.task,
+                topic=topic,
+            )
+        if not changes.fill and not continues(base, topic, partition, info.topic_id):
+            raise MissingState(
+                "the changelog is not the one that the last checkpoint continues: it was deleted and made anew",
+                hint="open the job again: the changelog is then filled with the whole state",
+                topic=topic,
+                task=identity.task,
+                store=identity.store,
+            )
+        target = ChangelogMarker(
+            topic, info.topic_id, partition, base.offset if isinstance(base, ChangelogMarker) else 0
+        )
+        if not changes.fill:
+            return _Staged(target, (self._brought(changes),))
+        start, end = self._context.changelog().bounds(topic, partition)
+        self._guard.check(identity, info, partition, base, start, end)
+        tombstones = SpilledChanges.write(self._context.scratch(), self._tombstones(topic, partition, start, end))
+        return _Staged(ChangelogMarker(topic, info.topic_id, partition, end), (tombstones, self._brought(changes)))
+
+    def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
+        """See the port. Asks no broker: a changelog that was made anew is found at the next open, or in stage."""
+        return base if self._continues(identity, base, ask=False) else None
+
+    def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
+        """See the port; also True when the changelog is not the marker's any more, so that it is filled anew."""
+        topic, partition = self._target(identity)
+        self._described.pop(topic, None)
+        if not isinstance(marker, ChangelogMarker) or not self._continues(identity, marker, ask=True):
+            return True
+        changelog = self._context.changelog()
+        _, end = changelog.bounds(topic, partition)
+        if marker.offset >= end:
+            return marker.offset > end
+        return any(changelog.read(topic, partition, marker.offset, end))
+
+    def guard_fill(
+        self, identity: StoreIdentity, current: Marker | None, retired: Sequence[Marker], *, overwrite: bool
+    ) -> None:
+        """See :class:`statemgr.ports.GuardedBackupManager`."""
+        topic, partition = self._target(identity)
+        info = self._describe(topic)
+        self._guard.settle(identity, info, partition, current, retired, overwrite=overwrite)
+
+    def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
+        """Nothing: compaction cleans a changelog up."""
+
+    def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
+        """None: what carries changes to the publisher is not referenced by any checkpoint."""
+        return ()
+
+    def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
+        """None: the state is in Kafka."""
+        return ()
+
+    # --- parts ----------------------------------------------------------------------------------------
+
+    def _target(self, identity: StoreIdentity) -> tuple[str, int]:
+        return self._context.config.stores[identity.store].changelog_topic, task_index(identity.task)
+
+    def _continues(self, identity: StoreIdentity, base: Marker, *, ask: bool) -> bool:
+        topic, partition = self._target(identity)
+        return continues(base, topic, partition, self._describe(topic).topic_id if ask else None)
+
+    def _describe(self, topic: str) -> TopicInfo:
+        now = self._context.clock.monotonic()
+        asked, info = self._described.get(topic, (0.0, None))
+        if info is None or now - asked > _DESCRIBED_FOR_S:
+            info = self._context.changelog().describe(topic)
+            self._described[topic] = (now, info)
+        return info
+
+    def _portable(self, snapshot: StoreSnapshot, changes: ChangeSet, fill: bool) -> PreparedChanges:
+        if not fill and changes.size <= INLINE_LIMIT:
+            data = encode_segment(changes)
+            if len(data) <= INLINE_LIMIT:
+                return PreparedChanges(fill, inline=data)
+        identity = snapshot.identity
+        path = self._scratch_file("changes")
+        try:
+            with disk_errors(path):
+                with path.open("xb", buffering=1 << 20) as sink:
+                    write_segment(changes, sink)
+                size = path.stat().st_size
+                if size <= INLINE_LIMIT:
+                    return PreparedChanges(fill, inline=path.read_bytes())
+            blob_id = (
+                f"{identity.job_name}/{identity.job_id}/{task_path(identity.task)}/_commit/"
+                f"{snapshot.attempt}/changes-{identity.store}-{FACTORY}"
+            )
+            return PreparedChanges(fill, blob=self._context.transfer().put(blob_id, FileSlice(path, 0, size)))
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _brought(self, changes: PreparedChanges) -> Iterable[Change]:
+        """The changes on this machine, known to be whole before anything is sent."""
+        if changes.local is not None:
+            return changes.local
+        if changes.inline is not None:
+            verify_segment(io.BytesIO(changes.inline))
+            return _Inline(changes.inline)
+        assert changes.blob is not None
+        path = self._scratch_file("staged")
+        try:
+            self._context.transfer().fetch_blob(changes.blob, path)
+            return SpilledChanges.take(path)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _scratch_file(self, kind: str) -> Path:
+        return self._context.scratch() / f"{kind}-{self._context.ids.token()}"
+
+    def _tombstones(self, topic: str, partition: int, start: int, end: int) -> Iterator[Change]:
+        """A delete for every key on the topic; a key may come again when there are very many."""
+        seen: set[bytes] = set()
+        size = 0
+        for batch in self._context.changelog().read(topic, partition, start, end):
+            for record in batch:
+                if record.key in seen:
+                    continue
+                seen.add(record.key)
+                size += len(record.key) + 100
+                yield record.key, None
+            if size > _KEYS_BUDGET:
+                seen.clear()
+                size = 0
+
+
+@dataclass(frozen=True)
+class _Inline:
+    """The changes of a segment in memory."""
+
+    data: bytes
+
+    def __iter__(self) -> Iterator[Change]:
+        return read_segment(io.BytesIO(self.data))
+
+
+class _Staged:
+    """Changes ready to be sent, in order. ``target`` is the marker if nothing is sent."""
+
+    def __init__(self, target: ChangelogMarker, parts: tuple[Iterable[Change], ...]) -> None:
+        self._target = target
+        self._parts = parts
+
+    def send(self, transaction: Transaction) -> None:
+        for changes in self._parts:
+            transaction.send_changes(self._target.topic, self._target.partition, changes)
+
+    def marker(self, delivered: Mapping[tuple[str, int], int]) -> Marker:
+        target = self._target
+        offset = delivered.get((target.topic, target.partition))
+        if offset is None:
+            return target
+        if offset <= target.offset:
+            raise MissingState(
+                f"the changelog continues at offset {offset}, below the last checkpoint's {target.offset}: "
+                "it has lost records",
+                hint="open the job again: the changelog is then filled with the whole state",
+                topic=target.topic,
+                partition=target.partition,
+                offset=offset,
+            )
+        return ChangelogMarker(target.topic, target.topic_id, target.partition, offset)

@@ -1,0 +1,182 @@
+"""``kafka-changelog``, the restore part: replay the changelog up to the marker, exactly; from its beginning, or onto a
+local directory of an older checkpoint where nothing between the two can be missing.
+
+Reads Kafka and writes the staging directory that it is given. A changelog may go on beyond the marker: newer
+checkpoints follow an older one that is asked for, and software that publishes its checkpoints later has written a tail
+to an adopted one. What goes on is left out. That is exact only while the cleaner cannot have used it to drop a value
+from before the marker. The broker's time decides that, since a delete that did so is gone itself after a while.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import NoReturn
+
+from statemgr.backends.changelog.older_state import certain_ms, newest_base
+from statemgr.backends.services import BackendContext
+from statemgr.config import StoreConfig
+from statemgr.errors import AccessDenied, CorruptError, InvalidError, MissingError, MissingState
+from statemgr.ids import task_index
+from statemgr.local import ChangeWriter, bulk_writer, cloned, open_store, remove
+from statemgr.local.clock import moment
+from statemgr.local.transfer_files import disk_errors
+from statemgr.model.checkpoint import ChangelogMarker
+from statemgr.model.plan import Successor
+from statemgr.phases import Phase, announce
+from statemgr.ports import Restored, RestoreRequest, TopicInfo
+
+log = logging.getLogger(__name__)
+_BLOB_INSTEAD = (
+    "put blob-store in front in task.restore.factories; "
+    "`statemgr restore --checkpoint ID --into DIR` reads an older checkpoint"
+)
+_LAG = "min.compaction.lag.ms"
+
+
+class ChangelogRestore:
+    """Implements :class:`statemgr.ports.RestoreManager`."""
+
+    def __init__(self, context: BackendContext) -> None:
+        self._context = context
+
+    def restore(self, request: RestoreRequest) -> Restored:
+        """See the port."""
+        marker = request.marker
+        store = self._context.config.stores[request.identity.store]
+        if not isinstance(marker, ChangelogMarker) or marker.partition != task_index(request.identity.task):
+            raise MissingState("the marker names no changelog partition of this task", hint=_BLOB_INSTEAD)
+        info = self._checked(marker)
+        start, end = self._checked_bounds(marker)
+        self._check_successor(request.successor, marker, info)
+        announce(Phase.REPLAY, f"{request.identity.task}/{request.identity.store}", request.identity.job_key)
+        restored = self._continued(request, store, marker, info) or self._replayed(request, store, marker, start)
+        self._check_successor(request.successor, marker, info)
+        oldest_ms = self._oldest_of_tail(marker, end)
+        if oldest_ms is not None:
+            self._check_rewind(marker, info, oldest_ms)
+        self._checked(marker, info.topic_id)
+        return restored
+
+    def _checked(self, marker: ChangelogMarker, topic_id: str | None = None) -> TopicInfo:
+        """The topic, if it is the one that the marker was made for (and that was read meanwhile)."""
+        info = self._context.changelog().describe(marker.topic)
+        expected = marker.topic_id or topic_id or info.topic_id
+        if info.topic_id != expected:
+            _lost(marker, "it was deleted and made anew since the checkpoint")
+        if marker.partition >= info.partitions:
+            _lost(marker, f"it has only {info.partitions} partitions")
+        return info
+
+    def _checked_bounds(self, marker: ChangelogMarker) -> tuple[int, int]:
+        start, end = self._context.changelog().bounds(marker.topic, marker.partition)
+        if marker.offset > end:
+            _lost(marker, f"it ends at {end}: records of the checkpoint are gone")
+        if start > 0:
+            _lost(marker, f"it begins at {start}: records were deleted, which compaction never does")
+        return start, end
+
+    def _replayed(self, request: RestoreRequest, store: StoreConfig, marker: ChangelogMarker, start: int) -> Restored:
+        """Into a new store, from the beginning."""
+        with bulk_writer(store.type, request.staging, store.rocksdb) as writer:
+            return self._apply(request, marker, start, writer)
+
+    def _continued(
+        self, request: RestoreRequest, store: StoreConfig, marker: ChangelogMarker, info: TopicInfo
+    ) -> Restored | None:
+        """Onto a copy of the newest local directory that can be continued; None when there is none."""
+        base = newest_base(marker, request.reusable, request.older, info.config, moment(self._context.clock))
+        if base is None or not cloned(base.directory, request.staging):
+            return None
+        try:
+            opened = open_store(store.type, request.staging, store.rocksdb)
+            try:
+                restored = self._apply(request, marker, base.offset, opened)
+                opened.flush()
+            finally:
+                opened.close()
+        except (MissingError, CorruptError) as error:
+            log.warning("the local directory of state %s is not continued: %s", base.directory.state_id, error)
+        else:
+            if base.is_usable(moment(self._context.clock)):
+                reused = sum(size for size, _ in base.directory.files.values())
+                return replace(restored, bytes_reused=reused)
+            log.warning("the replay took so long that deletes may have been compacted away meanwhile: it starts again")
+        with disk_errors(request.staging):
+            remove(request.staging)
+        return None
+
+    def _apply(self, request: RestoreRequest, marker: ChangelogMarker, start: int, writer: ChangeWriter) -> Restored:
+        records = size = 0
+        what = f"replay {request.identity.store}"
+        for batch in self._context.changelog().changes(marker.topic, marker.partition, start, marker.offset):
+            writer.write(batch.changes)
+            records += len(batch.changes)
+            size += batch.size
+            request.progress(what, batch.end - start, marker.offset - start)
+        return Restored(None, bytes_fetched=size, records=records)
+
+    def _broker_ms(self) -> int:
+        """Raises: MissingState where the broker does not say; UnavailableError."""
+        try:
+            return self._context.changelog().time_ms()
+        except (AccessDenied, InvalidError) as error:
+            raise MissingState(
+                f"what the changelog has beyond the checkpoint cannot be judged without the broker's time: {error}",
+                hint="allow this user to create, write and delete topics that start with __statemgr_doctor_, or "
+                + _BLOB_INSTEAD,
+            ) from error
+
+    def _oldest_of_tail(self, marker: ChangelogMarker, end: int) -> int | None:
+        """The time (epoch milliseconds) of the oldest committed record beyond the marker; None without a tail."""
+        oldest_ms: int | None = None
+        for batch in self._context.changelog().read(marker.topic, marker.partition, marker.offset, end):
+            in_batch = min(record.timestamp_ms for record in batch)
+            oldest_ms = in_batch if oldest_ms is None else min(oldest_ms, in_batch)
+        return oldest_ms
+
+    def _check_successor(self, successor: Successor | None, marker: ChangelogMarker, info: TopicInfo) -> None:
+        """An older checkpoint: the records of the one that followed it may be gone, so its time counts. The check
+        before the replay saves one, and the check after it decides.
+
+        Raises: MissingState when the cleaner may have dropped a value that the checkpoint had.
+        """
+        if successor is None:
+            return
+        if successor.published_ms is None:
+            raise _impossible(
+                f"checkpoint {successor.checkpoint_id} followed, and the checkpoint topic does not say when", marker
+            )
+        self._check_rewind(marker, info, successor.published_ms)
+
+    def _check_rewind(self, marker: ChangelogMarker, info: TopicInfo, oldest_ms: int) -> None:
+        """What is still too young for the cleaner after the replay was so all the time.
+
+        Raises: MissingState when the cleaner may have dropped a value that the checkpoint had.
+        """
+        lag_ms = int(info.config.get(_LAG, "0"))
+        age_ms = self._broker_ms() - oldest_ms
+        if age_ms >= certain_ms(lag_ms):
+            raise _impossible(
+                f"the changelog has gone on beyond the checkpoint for {age_ms} ms, and what is older than "
+                f"{lag_ms} ms ({_LAG}) may have been compacted",
+                marker,
+            )
+
+
+def _impossible(why: str, marker: ChangelogMarker) -> MissingState:
+    return _refused(f"an exact rewind is impossible: {why}", marker)
+
+
+def _lost(marker: ChangelogMarker, why: str) -> NoReturn:
+    raise _refused(f"the changelog cannot supply the checkpoint: {why}", marker)
+
+
+def _refused(message: str, marker: ChangelogMarker) -> MissingState:
+    return MissingState(
+        message,
+        hint=_BLOB_INSTEAD,
+        topic=marker.topic,
+        partition=marker.partition,
+        offset=marker.offset,
+    )

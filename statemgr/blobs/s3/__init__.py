@@ -1,0 +1,1 @@
+"""The blob store on S3 and servers that speak its protocol."""

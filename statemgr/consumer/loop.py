@@ -1,0 +1,339 @@
+"""The consumer loop that :meth:`statemgr.StateManager.run` owns.
+
+Steps of a turn, which takes one message:
+
+1. poll; rebalances arrive here (assign, revoke, lost)
+2. hand the message to ``process``; remember the next offset of its source partition
+3. tasks whose restore has ended: seek to the checkpoint's input offsets, resume their partitions
+4. commits that have ended: tell the group; when ``task.commit.ms`` has passed, start one per task, unless one is in
+   progress; a task whose local files are damaged or gone is opened again, once, and its input goes back
+5. back-pressure: pause the partitions of a task whose commit takes longer than ``task.commit.max.delay.ms``, resume
+   them when it ends
+
+The loop polls for every message, so a member keeps its membership as long as one message takes less than
+``max.poll.interval.ms``, and a stop, a commit or a rebalance waits for one message at most. Partitions are paused while
+their task restores or is held back, and polling goes on.
+
+The end, after a stop: restores are cancelled, and tasks commit what they have. What has not ended after
+:data:`STOP_S` seconds is given up: the next owner processes it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from statemgr.config import JobConfig
+from statemgr.consumer.owned_task import OwnedTask
+from statemgr.consumer.owned_tasks import Opener, OwnedTasks
+from statemgr.errors import ConfigError, LocalStateLost, MissingState, StatemgrError, UnavailableError
+from statemgr.ids import task_name
+from statemgr.kafka.clients import ClientErrors, translate
+from statemgr.kafka.input_position import GONE
+from statemgr.kafka.input_topics import InputTopics, topic_problem
+from statemgr.tasks.task import Task
+
+log = logging.getLogger(__name__)
+#: Seconds after a stop until what is still in progress is given up.
+STOP_S = 3.0
+_POLL_S = 0.1
+#: Seconds between two looks at restores, commits and back-pressure while messages arrive.
+_LOOK_S = 0.05
+_ANSWER_S = 5.0
+#: What a client says of a fetch at an offset that the topic does not have.
+_GONE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+#: What no waiting helps against.
+_REFUSED = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError._AUTHENTICATION,
+    KafkaError._SSL,
+)
+
+
+class ConsumerLoop:
+    """Runs until SIGTERM or SIGINT (or :meth:`stop`), then commits and closes.
+
+    ``process(task, message)`` is called on one thread for every message; what it raises stops the loop without a
+    commit of the message it raised for.
+
+    All input topics have ``job.tasks`` partitions, and partition i of each goes to the member that has partition i of
+    the others (the ``range`` strategy, which is the client's default).
+
+    Args:
+        opener: opens tasks: the state manager.
+        inputs: asks about input topics.
+        permissions: given to the first opening of each task alone.
+        published_tasks: for how many tasks the job has checkpoints; None for a new job.
+        give_up: ends what is in progress for the job in this process; called when a stop takes too long.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        opener: Opener,
+        inputs: InputTopics,
+        consumer: Consumer,
+        process: Callable[[Task, Message], None],
+        topics: Sequence[str],
+        permissions: Mapping[str, Any],
+        *,
+        published_tasks: Callable[[], int | None] = lambda: None,
+        give_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        if not topics:
+            raise ConfigError(
+                "there is nothing to consume", hint="set task.inputs, or pass topics=[…]", key="task.inputs"
+            )
+        self._config = config
+        self._inputs = inputs
+        self._consumer = consumer
+        self._process = process
+        self._topics = list(topics)
+        self._published_tasks = published_tasks
+        self._give_up = give_up
+        self._tasks = OwnedTasks(config, opener, consumer, topics, permissions)
+        self._errors: ClientErrors | None = getattr(consumer, "errors", None)
+        self._to_pause: list[TopicPartition] = []
+        self._interval = config.commit_ms / 1000
+        self._due = self._look = 0.0
+        self._stop = threading.Event()
+        self._ending = False
+        self._giving_up: threading.Timer | None = None
+
+    def stop(self, *_: Any) -> None:
+        """Ask the loop to end after the current message."""
+        self._stop.set()
+        if self._ending:
+            self._stopping()
+
+    def run(self) -> None:
+        """Raises: what ``process`` or a commit raises; the consumer is left to the caller."""
+        self._inputs.check(self._consumer, self._topics, self._published_tasks)
+        previous = self._install_signals()
+        try:
+            self._consumer.subscribe(
+                self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+            )
+            self._due = monotonic() + self._interval
+            try:
+                while not self._stop.is_set():
+                    self._turn()
+                self._stopping()
+                self._tasks.cancel_openings()
+                self._commit_and_wait({owned.index for owned in self._tasks})
+            finally:
+                self._ending = True
+                self._stopping_asked()
+                self._tasks.shut_down()
+                self._consumer.unsubscribe()
+        finally:
+            if self._giving_up is not None:
+                self._giving_up.cancel()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _turn(self) -> None:
+        message = self._consumer.poll(_POLL_S)  # 1
+        if self._to_pause:
+            self._pause_assigned()
+        if message is not None:
+            self._one(message)  # 2
+        now = monotonic()
+        if message is None or now >= self._look:
+            self._look = now + _LOOK_S
+            self._check_refused(message)
+            self._start_restored()  # 3
+            self._commit(now)  # 4
+            self._hold_back()  # 5
+
+    def _one(self, message: Message) -> None:
+        error = message.error()
+        if error is not None:
+            self._consumer_error(error, message)
+            return
+        found = self._tasks.find(message.topic(), message.partition())
+        if found is None:
+            return
+        owned, position = found
+        offset = message.offset()
+        if position.next is None or owned.task is None or offset is None:
+            return  # read before the pause took effect; the seek reads it again
+        if offset != position.next and not position.follows(offset):
+            return
+        try:
+            self._process(owned.task, message)
+        except LocalStateLost as lost:
+            self._open_again(owned, lost)
+            return
+        except StatemgrError as failure:
+            failure.with_where(topic=message.topic(), partition=message.partition(), offset=offset)
+            raise
+        position.next = offset + 1
+        owned.dirty = True
+
+    def _consumer_error(self, error: KafkaError, message: Message) -> None:
+        """What the client mends by itself is logged; the rest ends the loop."""
+        where: dict[str, Any] = {"topic": message.topic(), "partition": message.partition()}
+        if error.code() in _GONE:
+            found = self._tasks.find(message.topic(), message.partition())
+            raise MissingState(
+                f"the input that follows is gone: {error.str()}",
+                hint=GONE,
+                offset=found[1].next if found else None,
+                **where,
+            )
+        if error.code() in _REFUSED:
+            raise translate(error, "consuming", reported=self._errors, **where)
+        if error.fatal():
+            raise UnavailableError(f"consuming failed: {error.str()}", **where)
+        if error.code() != KafkaError._PARTITION_EOF:
+            log.warning("consumer: %s", error.str())
+
+    def _check_refused(self, message: Message | None) -> None:
+        """Credentials that are refused while nothing arrives. A broker that answers after all has the last word."""
+        if self._errors is None or message is not None or (refused := self._errors.refused()) is None:
+            return
+        try:
+            self._consumer.list_topics(self._topics[0], timeout=_ANSWER_S)
+        except KafkaException as error:
+            raise translate(refused, "consuming", topic=self._topics[0]) from error
+        self._errors.clear()
+
+    # --- rebalances ----------------------------------------------------------------------------------------------
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """The pause follows the poll. Offsets of the group are not asked for: the checkpoint has them."""
+        for partition in partitions:
+            if partition.partition >= self._config.tasks:
+                now = len(consumer.list_topics(partition.topic, timeout=_ANSWER_S).topics[partition.topic].partitions)
+                problem = topic_problem(self._config, partition.topic, now, self._published_tasks())
+                if problem is not None:
+                    raise problem
+        at_start = [TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING) for partition in partitions]
+        try:
+            consumer.assign(at_start)
+        except KafkaException:  # a strategy that rebalances step by step
+            consumer.incremental_assign(at_start)
+        self._tasks.add(partitions)
+        self._to_pause += partitions
+
+    def _pause_assigned(self) -> None:
+        """What the poll has returned of them already is dropped in ``_one`` and read again after the seek."""
+        self._consumer.pause(self._to_pause)
+        self._to_pause = []
+        for owned in self._tasks:
+            missing = set(self._topics) - {position.place.topic for position in owned.inputs}
+            if missing:
+                raise ConfigError(
+                    f"{task_name(owned.index)} was given without its partition of {', '.join(sorted(missing))}",
+                    hint="set the consumer's partition.assignment.strategy to range",
+                )
+
+    def _start_restored(self) -> None:
+        for owned in self._tasks:
+            if not owned.held and any(position.next is None for position in owned.inputs) and owned.restored():
+                self._start(owned)
+
+    def _start(self, owned: OwnedTask) -> None:
+        """Go to the checkpoint's input offsets. Where the client has not begun to fetch yet, the next turn does."""
+        for position in owned.inputs:
+            if position.next is not None:
+                continue
+            known = owned.offsets.get(position.source)
+            offset = position.start(known, skip=owned.skip)
+            place = position.place
+            try:
+                self._consumer.seek(TopicPartition(place.topic, place.partition, offset))
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError._STATE:
+                    return
+                raise UnavailableError(f"seeking failed: {error.args[0].str()}", topic=place.topic) from error
+            position.next = offset
+            owned.dirty |= known not in (None, offset)  # what was skipped knowingly is published, input or not
+            self._consumer.resume([place])
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Commit what the leaving tasks have, then close them, before another member may open them."""
+        leaving = {partition.partition for partition in partitions}
+        try:
+            self._commit_and_wait(leaving)
+        except MissingState:
+            raise  # input was skipped, and the next owner would not know
+        except StatemgrError as error:
+            log.warning("what was not committed is processed again by the next owner: %s", error)
+        finally:
+            self._let_go(leaving)
+
+    def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Another member may own them already: close without a commit."""
+        self._let_go({partition.partition for partition in partitions})
+
+    def _let_go(self, tasks: set[int]) -> None:
+        self._to_pause = [partition for partition in self._to_pause if partition.partition not in tasks]
+        self._tasks.close(tasks)
+
+    # --- commits -------------------------------------------------------------------------------------------------
+
+    def _commit(self, now: float) -> None:
+        for owned in self._tasks:
+            try:
+                checkpoint = owned.ended_commit()
+                if checkpoint is not None:
+                    self._tasks.told(owned, checkpoint.input_offsets)
+                if now >= self._due:
+                    owned.start_commit()
+            except LocalStateLost as lost:
+                self._open_again(owned, lost)
+        if now >= self._due:
+            self._due = monotonic() + self._interval
+
+    def _open_again(self, owned: OwnedTask, lost: LocalStateLost) -> None:
+        """Restore a task whose local files are damaged or gone, and go back to its checkpoint.
+
+        Raises: ``lost`` when that happened already since its last commit.
+        """
+        if owned.reopened:
+            raise lost
+        log.warning("%s is opened again: %s", task_name(owned.index), lost.message)
+        self._consumer.pause([position.place for position in owned.inputs])
+        self._tasks.open_again(owned)
+
+    def _hold_back(self) -> None:
+        for owned in self._tasks:
+            held = owned.hold_back()
+            if held == owned.held:
+                continue
+            owned.held = held
+            started = [position.place for position in owned.inputs if position.next is not None]
+            (self._consumer.pause if held else self._consumer.resume)(started)
+            log.info("%s is %s", task_name(owned.index), "held back by its commit" if held else "going on")
+
+    def _commit_and_wait(self, tasks: set[int]) -> None:
+        self._tasks.commit_and_wait(tasks, self._stopping_asked)
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def _stopping_asked(self) -> bool:
+        if self._stop.is_set():
+            self._stopping()
+        return self._stop.is_set()
+
+    def _stopping(self) -> None:
+        """From now on the end has :data:`STOP_S` seconds."""
+        if self._giving_up is None:
+            self._giving_up = threading.Timer(STOP_S, self._give_up)
+            self._giving_up.daemon = True
+            self._giving_up.start()
+
+    def _install_signals(self) -> dict[int, Any]:
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        return {number: signal.signal(number, self.stop) for number in (signal.SIGTERM, signal.SIGINT)}

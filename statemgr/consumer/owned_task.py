@@ -1,0 +1,147 @@
+"""A task that a member of a consumer group owns: its source partitions, its restore, its commits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from time import monotonic
+
+from statemgr.errors import LocalStateLost, OutcomeUnknownError, RetryableError, UnavailableError
+from statemgr.kafka.input_position import InputPosition
+from statemgr.model.checkpoint import Checkpoint
+from statemgr.tasks.task import Task
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class OwnedTask:
+    """Task ``index`` of this member. Used on the loop's thread alone.
+
+    ``reopened``: it was opened again since its last commit, because its local files were damaged or gone.
+    ``lost`` is set when the task was taken away: an opening in progress ends then. ``inputs``: its source partitions.
+    They are paused until the task is restored and they are at its input offsets. ``skip``: go on where the input begins
+    if the checkpoint's offset is gone. ``dirty``: something was processed since the last commit began. ``held``: its
+    partitions are paused until the commit in progress ends.
+    """
+
+    index: int
+    opening: Future[Task]
+    max_delay_s: float
+    commit_timeout_s: float
+    inputs: list[InputPosition] = field(default_factory=list)
+    task: Task | None = None
+    skip: bool = False
+    dirty: bool = False
+    held: bool = False
+    reopened: bool = False
+    lost: threading.Event = field(default_factory=threading.Event)
+    _commit: Future[Checkpoint] | None = None
+    _commit_started: float = 0.0
+    _failing_since: float | None = None
+
+    def restored(self) -> bool:
+        """Whether the task is open; takes it over when its restore has ended. Raises: what the restore raised."""
+        if self.task is None and self.opening.done():
+            self.task = self.opening.result()
+        return self.task is not None
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Source partition → next offset to process: the checkpoint's, and what this member has reached."""
+        assert self.task is not None
+        reached = {position.source: position.next for position in self.inputs if position.next is not None}
+        return {**self.task.start_offsets, **reached}
+
+    def start_commit(self) -> None:
+        """Start a periodic commit if there is something to commit and none is on its way (the next one covers it).
+
+        Raises: what the last one failed with, once commits have failed for ``task.commit.timeout.ms`` or when a
+        repetition cannot help.
+        """
+        if self.task is None:
+            return
+        if self._commit is not None:
+            self.task.metrics.skipped()
+            return
+        if self.dirty:
+            self._commit_started = monotonic()
+            try:
+                self._prove()
+                self._commit = self.task.commit_async(self.offsets)
+                self.dirty = False
+            except (RetryableError, OutcomeUnknownError) as error:
+                self._failed(self.task, error)
+
+    def ended_commit(self) -> Checkpoint | None:
+        """The checkpoint of a commit that has ended since the last call. Raises: as :meth:`start_commit`."""
+        if self.task is None or self._commit is None or not self._commit.done():
+            return None
+        commit, self._commit = self._commit, None
+        error = commit.exception()
+        if error is None:
+            self._failing_since, self.reopened = None, False
+            return commit.result()
+        self.dirty = True
+        self.task.forgive()
+        self._failed(self.task, error)
+        return None
+
+    def open_again(self, opening: Future[Task], inputs: list[InputPosition]) -> None:
+        """Go on with another opening of the task, at its checkpoint: what was not committed is processed again."""
+        self.opening, self.inputs, self.task, self._commit = opening, inputs, None, None
+        self.dirty = self.held = False
+        self.reopened, self._failing_since = True, None
+
+    def _prove(self) -> None:
+        """No message was skipped. Raises: MissingState, UnavailableError."""
+        for position in self.inputs:
+            position.prove()
+
+    def hold_back(self) -> bool:
+        """Whether to process nothing more for now: the commit on its way began ``task.commit.max.delay.ms`` ago.
+
+        Raises: UnavailableError for a commit that has not ended within ``task.commit.timeout.ms``.
+        """
+        if self.task is None:
+            return False
+        age = self.task.in_flight_seconds or 0.0
+        if age > self.commit_timeout_s:
+            raise UnavailableError(
+                f"a commit has not ended within task.commit.timeout.ms = {self.commit_timeout_s * 1000:.0f}",
+                task=self.task.name,
+            )
+        held = age > self.max_delay_s
+        self.task.metrics.hold(held)
+        return held
+
+    def commit_and_wait(self, again: Callable[[], bool] = lambda: True) -> Checkpoint | None:
+        """Commit what is not committed; tried once more when it fails for now, unless ``again`` says no.
+
+        Returns: the checkpoint; None when there was nothing to commit.
+        """
+        if self.task is None or not (self.dirty or self._commit is not None):
+            return None
+        try:
+            self._prove()
+            checkpoint = self.task.commit(self.offsets)
+        except LocalStateLost:
+            raise
+        except (RetryableError, OutcomeUnknownError) as error:
+            if not again():
+                raise
+            log.warning("%s: a commit failed and is repeated: %s", self.task.name, error)
+            checkpoint = self.task.commit(self.offsets)
+        self.dirty, self._commit = False, None
+        return checkpoint
+
+    def _failed(self, task: Task, error: BaseException) -> None:
+        self._failing_since = self._failing_since or self._commit_started
+        too_long = monotonic() - self._failing_since > self.commit_timeout_s
+        may_pass = isinstance(error, RetryableError | OutcomeUnknownError) and not isinstance(error, LocalStateLost)
+        if too_long or not may_pass:
+            raise error
+        log.warning("%s: a commit failed and is repeated: %s", task.name, error)

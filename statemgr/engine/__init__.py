@@ -1,0 +1,53 @@
+"""The engine surface: for an engine that commits many tasks at once, on many machines.
+
+Steps of one atomic commit of a whole job::
+
+    epoch = manager.acquire()                                  # where the transaction is: fences, reads the topic
+    with open_attempt(config, task, checkpoint, epoch) as a:   # on any machine; no Kafka needed to commit
+        a.store("totals").put(key, value)
+        a.attach("output", rows)
+        prepared = a.prepare(input_offsets)                    # everything it names is durable
+    manager.publish(list_of_prepared)                          # all tasks, one Kafka transaction
+
+An attempt that is never published leaves blobs that expire, and nothing else.
+"""
+
+from __future__ import annotations
+
+from statemgr.engine.attempts import (
+    Attempt,
+    Epoch,
+    checkpoint_from_bytes,
+    checkpoint_to_bytes,
+    epoch_from_bytes,
+    epoch_to_bytes,
+    open_attempt,
+    prepared_from_bytes,
+    prepared_to_bytes,
+    read_attachment,
+)
+from statemgr.engine.hand_out import HandOut, hand_out, handed_out, withdraw
+from statemgr.model.checkpoint import Attachment, MicroBatch
+from statemgr.model.commit import PreparedCommit
+from statemgr.model.permissions import PERMISSIONS
+
+__all__ = [
+    "PERMISSIONS",
+    "Attachment",
+    "Attempt",
+    "Epoch",
+    "HandOut",
+    "MicroBatch",
+    "PreparedCommit",
+    "checkpoint_from_bytes",
+    "checkpoint_to_bytes",
+    "epoch_from_bytes",
+    "epoch_to_bytes",
+    "hand_out",
+    "handed_out",
+    "open_attempt",
+    "prepared_from_bytes",
+    "prepared_to_bytes",
+    "read_attachment",
+    "withdraw",
+]

@@ -1,0 +1,275 @@
+"""An attempt at a task of a job that an engine runs, and the bytes in which its parts travel between machines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from statemgr.config import JobConfig
+from statemgr.errors import ClosedError, ConfigError, CorruptBlob, InvalidError
+from statemgr.flows.attempt_snapshots import overdue_stores
+from statemgr.flows.commit import CommitBase, Refill, discard, freeze, prepare
+from statemgr.flows.compaction import make_way, most_files
+from statemgr.flows.open_store import OpenStore
+from statemgr.flows.persist_ahead import AHEAD_BYTES, PersistAhead, is_useful
+from statemgr.flows.restore import StoreRestore, restore_task
+from statemgr.ids import NAME, check_offsets, task_path
+from statemgr.local.transfer_files import disk_errors
+from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, Layout
+from statemgr.model.codecs import codec
+from statemgr.model.commit import PreparedCommit
+from statemgr.model.permissions import NO_PERMISSIONS, Permissions
+from statemgr.model.record_size import inline_attachments_limit
+from statemgr.ports import FileSlice, Progress, no_progress
+from statemgr.serdes import key_serde, value_serde
+from statemgr.tasks.store import Store
+from statemgr.wiring import Runtime, shared_runtime
+
+#: Files that may wait for compaction in a store that is opened for one attempt only.
+_LEVEL0_LIMIT = 8
+#: Attachments are read whole, so that more bytes are refused when they are attached.
+ATTACHMENT_LIMIT = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A fencing token of a whole job: its number, the layout, and what was published when it was acquired.
+
+    ``refill``: task → (factory, store) pairs that must be filled anew by the next commit.
+    ``permissions``: the one-shot permissions that were given to :meth:`statemgr.StateManager.acquire`.
+    """
+
+    number: int
+    layout: Layout
+    checkpoints: Mapping[str, Checkpoint | None]
+    refill: Mapping[str, Refill] = field(default_factory=dict)
+    permissions: Permissions = NO_PERMISSIONS
+
+    def after_publish(self) -> Epoch:
+        """The epoch for the commits after the first: permissions and refills were for that one alone."""
+        return replace(self, checkpoints={}, refill={}, permissions=NO_PERMISSIONS)
+
+    def for_executor(self) -> Epoch:
+        """A small copy without the checkpoints."""
+        return replace(self, checkpoints={})
+
+
+class Attempt:
+    """One attempt at one task's part of a commit: private stores, opened at one checkpoint."""
+
+    def __init__(
+        self, runtime: Runtime, base: CommitBase, stores: dict[str, OpenStore], restored: list[StoreRestore]
+    ) -> None:
+        self.restored = restored
+        self.attempt_id = runtime.ids.attempt_id()
+        self._parts = runtime.parts
+        self._scratch = runtime.scratch
+        self._compactions = runtime.compactions
+        self._runtime_attempts = runtime.attempts
+        runtime.attempts.add(self.attempt_id)
+        self._directory: Path | None = None
+        self._base = base
+        self._open = stores
+        self._ahead = PersistAhead(runtime.parts, base.task, portable=True)
+        for opened in stores.values():
+            if is_useful(runtime.parts, opened):
+                opened.content.watch(AHEAD_BYTES, partial(self._ahead.start, opened, base))
+        self._attachments: list[Attachment] = []
+        self._attached_blobs: list[str] = []
+        self._closed = False
+        self._prepared = False
+        self.stores: Mapping[str, Store] = {
+            name: Store(opened, key_serde(opened.config), value_serde(opened.config)) for name, opened in stores.items()
+        }
+
+    @property
+    def task(self) -> str:
+        return self._base.task
+
+    def store(self, name: str) -> Store:
+        """Raises: ConfigError for an unknown name."""
+        if name not in self.stores:
+            raise ConfigError(f"the job has no store {name!r}", hint=f"it has {', '.join(self.stores) or 'none'}")
+        return self.stores[name]
+
+    def directory(self) -> Path:
+        """A directory on the state's disk for this attempt's own files; :meth:`close` removes it. Raises: DiskFull."""
+        if self._directory is None:
+            self._directory = self._scratch() / f"attempt-{self.attempt_id}"
+            with disk_errors(self._directory):
+                self._directory.mkdir()
+        return self._directory
+
+    def attach(self, name: str, data: bytes | Path) -> None:
+        """Publish bytes (or a file's) with the commit, under ``name``: inline when small, else in a blob.
+
+        Raises: InvalidError for a name that is taken or more than 256 MiB; RetryableError, AccessDenied.
+        """
+        if not NAME.match(name) or name == SEQUENCE or any(name == attached.name for attached in self._attachments):
+            raise InvalidError(f"{name!r} cannot be attached: a plain name is needed, once", task=self.task)
+        size = len(data) if isinstance(data, bytes) else data.stat().st_size
+        if size > ATTACHMENT_LIMIT:
+            raise InvalidError(
+                f"{name!r} has {size} bytes, an attachment at most {ATTACHMENT_LIMIT}",
+                hint="make batches smaller: maxOffsetsPerTrigger of Spark's Kafka source",
+                task=self.task,
+            )
+        inline_before = sum(len(attached.inline or b"") for attached in self._attachments)
+        if inline_before + size <= inline_attachments_limit(self._parts.config.tasks):
+            inline = data if isinstance(data, bytes) else data.read_bytes()
+            self._attachments.append(Attachment(name, inline=inline))
+            return
+        config = self._parts.config
+        blob_id = f"{config.job_name}/{config.job_id}/{task_path(self.task)}/_commit/{self.attempt_id}/{name}"
+        body = data if isinstance(data, bytes) else FileSlice(data, 0, size)
+        self._attachments.append(Attachment(name, blob=self._parts.transfer().put(blob_id, body)))
+        self._attached_blobs.append(blob_id)
+
+    def prepare(self, input_offsets: Mapping[str, int] | None = None) -> PreparedCommit:
+        """Make everything durable and describe it. The attempt is finished by it: only :meth:`close` remains.
+
+        Args:
+            input_offsets: source partition → next offset; None when ``manager.publish`` gets those of the whole job.
+
+        Raises: RetryableError, AccessDenied, DiskFull.
+        """
+        if input_offsets is not None:
+            check_offsets(input_offsets, task=self.task)
+        if self._closed or self._prepared:
+            raise ClosedError("the attempt is closed or prepared already", task=self.task)
+        self._prepared = True
+        for opened in self._open.values():
+            opened.local.compact_if_needed(most_files(opened))
+        overdue = overdue_stores(self._parts, self._open, self._base.checkpoint)
+        # the next batch's attempt begins with the copy that this one leaves
+        with self._ahead.held():
+            frozen = freeze(
+                self._parts, self._open, self._base, input_offsets, attempt=self.attempt_id, local_copy=True
+            )
+        try:
+            self._ahead.wait()
+        except BaseException:
+            discard(self._open, frozen.stores)
+            raise
+        prepared = prepare(
+            self._parts,
+            self._open,
+            frozen,
+            portable=True,
+            materialize=overdue,
+            attachments=self._attachments,
+            attached_blobs=self._attached_blobs,
+        )
+        kept = {self._open[name]: part.state_id for name, part in frozen.stores.items()}
+        self._compactions.start(kept)
+        return prepared
+
+    def close(self) -> None:
+        """Close and remove the private stores and the directory. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            with ExitStack() as closing:
+                closing.callback(self._runtime_attempts.discard, self.attempt_id)
+                if self._directory is not None:
+                    closing.callback(shutil.rmtree, self._directory, ignore_errors=True)
+                for opened in self._open.values():
+                    closing.callback(opened.close)
+                closing.callback(self._ahead.close)
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+
+def open_attempt(
+    config: JobConfig,
+    task: str,
+    checkpoint: Checkpoint | None,
+    epoch: Epoch,
+    *,
+    progress: Progress | None = None,
+) -> Attempt:
+    """Open private copies of a task's stores at ``checkpoint``, on any machine.
+
+    Kafka is needed only where a changelog is what a store is restored from.
+    Raises: what :func:`statemgr.flows.restore.restore_task` does.
+    """
+    runtime = shared_runtime(config)
+    compacted = make_way(runtime.parts, task, checkpoint) if checkpoint is not None else {}
+    stores, restored = restore_task(
+        runtime.attempt_parts,
+        task,
+        checkpoint,
+        permissions=epoch.permissions,
+        progress=progress or no_progress,
+    )
+    if checkpoint is not None:
+        for store, state_id in checkpoint.stores.items():
+            if store in stores:  # what attempts that have ended made for other states is not needed any more
+                others = {f"{attempt}-{store}" for attempt in tuple(runtime.attempts)}
+                stores[store].directories.keep_only({state_id, *others, *compacted.get(store, ())})
+        runtime.offers.start(stores, checkpoint)
+    runtime.sweep.start()
+    # what the restore found to be damaged is filled by this attempt's commit
+    damaged = {(factory, one.store) for one in restored for factory in one.damaged}
+    refill = epoch.refill.get(task, frozenset()) | damaged
+    base = CommitBase(task, epoch.layout, epoch.number, checkpoint, refill)
+    return Attempt(runtime, base, stores, restored)
+
+
+def read_attachment(config: JobConfig, attachment: Attachment) -> bytes:
+    """The bytes of an attachment. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+    if attachment.inline is not None:
+        return attachment.inline
+    if attachment.blob is None:
+        raise CorruptBlob(f"attachment {attachment.name!r} has no content")
+    return shared_runtime(config).transfer().get_bytes(attachment.blob, ATTACHMENT_LIMIT)
+
+
+def prepared_to_bytes(prepared: PreparedCommit) -> bytes:
+    """Avro, single-object encoding."""
+    return codec.encode_prepared(prepared)
+
+
+def prepared_from_bytes(data: bytes) -> PreparedCommit:
+    """Raises: CorruptRecord."""
+    return codec.decode_prepared(data)
+
+
+def checkpoint_to_bytes(checkpoint: Checkpoint) -> bytes:
+    """Avro, single-object encoding."""
+    return codec.encode_checkpoint(checkpoint)
+
+
+def checkpoint_from_bytes(data: bytes) -> Checkpoint:
+    """Raises: CorruptRecord."""
+    return codec.decode_checkpoint(data)
+
+
+def epoch_to_bytes(epoch: Epoch) -> bytes:
+    """JSON, without the checkpoints."""
+    layout = epoch.layout
+    return json.dumps(
+        {
+            "number": epoch.number,
+            "layout": [layout.generation, layout.tasks, layout.partitioner],
+            "refill": {task: sorted(pairs) for task, pairs in epoch.refill.items() if pairs},
+            "permissions": epoch.permissions.names,
+        }
+    ).encode()
+
+
+def epoch_from_bytes(data: bytes) -> Epoch:
+    """The executor's copy of an epoch."""
+    found = json.loads(data)
+    refill = {task: frozenset((f, s) for f, s in pairs) for task, pairs in found["refill"].items()}
+    permissions = Permissions(**dict.fromkeys(found["permissions"], True))
+    return Epoch(found["number"], Layout(*found["layout"]), {}, refill, permissions)

@@ -1,0 +1,222 @@
+"""The owner of a whole job: publishes the prepared commits of all its tasks, cleans up after them, and makes damaged
+backups again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from statemgr.errors import FencedError
+from statemgr.flows.clean_up import CleanUp
+from statemgr.flows.commit import CommitBase, Refill
+from statemgr.flows.damage import Damage, find_damage
+from statemgr.flows.empty_start import remember_published
+from statemgr.flows.parts import Parts
+from statemgr.flows.publish import publish
+from statemgr.flows.published import Published, confirm, settle
+from statemgr.flows.repair import can_repair, prepare_repair, repeated_attachments
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, MicroBatch
+from statemgr.model.checkpoint_parts import Inputs
+from statemgr.model.commit import PreparedCommit
+from statemgr.ports import CheckpointLog, Publisher
+
+log = logging.getLogger(__name__)
+_PARALLELISM = 8
+
+
+class WholeJob:
+    """The job's publisher, and what is published of all its tasks. One thread at a time.
+
+    After a publish, all tasks are cleaned up after on threads of its own: the next publish waits for that.
+    """
+
+    def __init__(self, parts: Parts, checkpoint_log: CheckpointLog, publisher: Publisher, published: Published) -> None:
+        self.publisher = publisher
+        self.published = published
+        self._parts = parts
+        self._log = checkpoint_log
+        self.name = parts.config.job_name
+        self.closed = False
+        #: Asked to have what is damaged repaired, on the caretaker's thread. Returns whether it was done.
+        self.when_damaged: Callable[[], bool] | None = None
+        self._fenced: FencedError | None = None
+        self._unsettled: tuple[Sequence[PreparedCommit], Mapping[str, CheckpointRecord | None]] | None = None
+        self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="statemgr-clean-up")
+        self._cleaning: Future[None] | None = None
+        self._clean_ups = {task: CleanUp(parts, task, checkpoint_log) for task in published.records}
+        with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-open") as pool:
+            list(pool.map(lambda item: self._clean_ups[item[0]].at_open(item[1]), published.records.items()))
+
+    # --- damage --------------------------------------------------------------------------------------------------
+
+    @property
+    def damaged(self) -> Mapping[str, Refill]:
+        """Task → backends and stores whose published backups are known to be damaged."""
+        return {task: clean_up.damage.pairs for task, clean_up in self._clean_ups.items()}
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call this whenever :meth:`check_up` has something to do, from whichever thread."""
+        for clean_up in self._clean_ups.values():
+            clean_up.damage.watch(changed)
+
+    def check_up(self) -> bool:
+        """Look for damage in the current checkpoints, on another thread than the owner's; ask the owner to repair it.
+
+        Returns: whether nothing is left to do. Raises: StatemgrError; then it is worth another try.
+        """
+        done = True
+        for task, clean_up in self._clean_ups.items():
+            record, suspicion = self.published.records[task], clean_up.damage.suspicion
+            if record is None or suspicion is None:
+                continue
+            found = find_damage(self._parts, task, record.current)
+            if self.published.records[task] is record:
+                clean_up.damage.checked(suspicion, found)
+            else:
+                done = False  # it was evicted meanwhile, perhaps, and its blobs deleted
+        if any(self.damaged.values()) and self.when_damaged is not None:
+            done = self.when_damaged() and done
+        return done
+
+    def repair(self) -> Mapping[str, Checkpoint]:
+        """Publish the current checkpoints once more, with damaged backups made again; on the thread that publishes.
+
+        The micro-batch, the output and the input offsets stay what they are. Nothing is published where nothing is
+        damaged, and where only a commit can help: a task has no checkpoint, or the stores are other ones by now.
+
+        Returns: task → its current checkpoint. Raises: as :meth:`publish` and :func:`prepare_repair`.
+        """
+        if self._fenced is not None:
+            raise self._fenced
+        self._cleaned_up()
+        self._settled(())
+        damaged, records = self.damaged, [record for record in self.published.records.values() if record is not None]
+        possible = len(records) == len(self.published.records) and all(can_repair(self._parts, r) for r in records)
+        if not possible or not any(damaged.values()):
+            return self._checkpoints()
+        batches = {record.current.batch for record in records}
+        batch = batches.pop() if len(batches) == 1 else None
+
+        def again(record: CheckpointRecord) -> PreparedCommit:
+            current, published = record.current, self.published
+            base = CommitBase(record.task, published.layout, published.epoch, current, damaged[record.task])
+            return prepare_repair(self._parts, record, base, attachments=repeated_attachments(current))[1]
+
+        with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-repair") as pool:
+            commits = list(pool.map(again, records))
+        return self.publish(commits, batch, wait=False)
+
+    # --- commits -------------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        commits: Sequence[PreparedCommit],
+        batch: MicroBatch | None,
+        inputs: Inputs | None = None,
+        *,
+        wait: bool,
+    ) -> Mapping[str, Checkpoint]:
+        """Publish one commit per task, then clean up. See :meth:`statemgr.StateManager.publish`."""
+        if self._fenced is not None:
+            raise self._fenced
+        self._cleaned_up()
+        try:
+            published = self._publish(commits, batch, inputs)
+            if wait:
+                self._cleaned_up()
+            return published
+        except FencedError as error:
+            if all(commit.epoch == self.published.epoch for commit in commits):  # else they are stale, not the owner
+                self._fenced = error
+            raise
+
+    def _publish(
+        self, commits: Sequence[PreparedCommit], batch: MicroBatch | None, inputs: Inputs | None
+    ) -> Mapping[str, Checkpoint]:
+        if self._settled(commits):
+            return self._checkpoints()
+        for clean_up in self._clean_ups.values():
+            clean_up.check()
+        before = dict(self.published.records)
+        outstanding = {task: clean_up.outstanding for task, clean_up in self._clean_ups.items()}
+        try:
+            publish(
+                self._parts,
+                self.publisher,
+                self._log,
+                self.published,
+                commits,
+                batch=batch,
+                inputs=inputs,
+                outstanding=outstanding,
+            )
+        except BaseException:
+            if self.published.pending:
+                self._unsettled = commits, before
+            raise
+        self._after(commits, before)
+        return self._checkpoints()
+
+    def confirm(self) -> None:
+        """See :meth:`statemgr.StateManager.confirm`."""
+        if self._fenced is not None:
+            raise self._fenced
+        try:
+            confirm(self._parts, self._log, self.published)
+        except FencedError as error:
+            self._fenced = error
+            raise
+
+    def _settled(self, commits: Sequence[PreparedCommit]) -> bool:
+        """Whether these very commits were published by an earlier call whose acknowledgement was lost."""
+        if self._unsettled is None:
+            return False
+        was_published = settle(self._parts, self.publisher, self._log, self.published)
+        (sent, before), self._unsettled = self._unsettled, None
+        if was_published:
+            self._after(sent, before)
+            self._cleaned_up()
+        return was_published and {c.attempt for c in sent} == {c.attempt for c in commits}
+
+    def _after(self, commits: Sequence[PreparedCommit], before: Mapping[str, CheckpointRecord | None]) -> None:
+        """Begin to clean up after a publish."""
+        records = dict(self.published.records)
+
+        def clean_up(commit: PreparedCommit) -> None:
+            record = records[commit.task]
+            assert record is not None
+            self._look_again(self._clean_ups[commit.task].damage)
+            self._clean_ups[commit.task].after_publish(before[commit.task], record, commit)
+            try:
+                remember_published(self._parts, commit.task)
+            except OSError as error:
+                log.warning("task %s: cannot note its publish on this machine: %s", commit.task, error)
+
+        def clean_up_all() -> None:
+            with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-clean-up") as pool:
+                list(pool.map(clean_up, commits))
+
+        self._cleaning = self._cleaner.submit(clean_up_all)
+
+    @staticmethod
+    def _look_again(damage: Damage) -> None:
+        """The commit has made again what was damaged when it was begun; whether that was all is looked at."""
+        if pairs := damage.pairs:
+            damage.repaired(pairs)
+            damage.suspect()
+
+    def _cleaned_up(self) -> None:
+        """Return when the last publish has been cleaned up after."""
+        cleaning, self._cleaning = self._cleaning, None
+        if cleaning is not None:
+            cleaning.result()
+
+    def close(self) -> None:
+        """Finish the clean-up, and let the publisher go."""
+        self.closed = True
+        self._cleaner.shutdown()
+        self.publisher.close()
+
+    def _checkpoints(self) -> Mapping[str, Checkpoint]:
+        return {task: record.current for task, record in self.published.records.items() if record is not None}

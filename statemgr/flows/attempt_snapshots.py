@@ -1,0 +1,161 @@
+"""Snapshots of stores that are opened for one attempt at a time: made in the background, from what is published.
+
+Steps, beside the attempts of a process, for one store at a time:
+
+1. when an attempt opens at a published checkpoint: is a snapshot due, and is none offered yet
+2. link the local copy of that state into a directory of its own
+3. upload what the last snapshot lacks, and leave an offer on this machine
+4. the next attempt that prepares a commit here begins with it, and leaves out the segments that it covers
+
+Nothing here changes what is current. What fails is tried again by a later attempt; an attempt that finds twice as
+much as makes a snapshot due makes it itself (:func:`overdue_stores`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from statemgr.config.interval import SnapshotInterval
+from statemgr.errors import ClosedError, CorruptError, MissingError, StatemgrError
+from statemgr.flows.background_snapshots import share_of_interval
+from statemgr.flows.open_store import NO_CHANGES, OpenStore
+from statemgr.flows.parts import Parts
+from statemgr.model.checkpoint import Checkpoint, Marker
+from statemgr.phases import Phase, announce
+from statemgr.ports import Backlog, SegmentBackupManager, StoreSnapshot
+
+log = logging.getLogger(__name__)
+#: How many intervals an attempt lets pass before it makes the snapshot itself.
+_OVERDUE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """A store that was opened at a published state: that state's ID, a backend, and what it has published of it."""
+
+    store: OpenStore
+    state_id: str
+    manager: SegmentBackupManager
+    marker: Marker
+    backlog: Backlog
+    interval: SnapshotInterval
+
+    def is_over(self, intervals: int) -> bool:
+        """Whether so many intervals lie behind the last snapshot, by commits or bytes."""
+        commits, size = self.backlog.segments // intervals, self.backlog.size // intervals
+        return self.interval.is_over(commits, size, share=share_of_interval(self.store.identity))
+
+    def is_due(self, parts: Parts) -> bool:
+        """Whether one interval does, by commits, bytes or time. A snapshot that is lost is as old as can be."""
+        if self.is_over(1):
+            return True
+        if self.interval.seconds is None:
+            return False
+        try:
+            age_s = parts.clock.time_ns() / 1e9 - self.manager.snapshot_made_ms(self.store.identity, self.marker) / 1e3
+        except (MissingError, CorruptError):
+            return True
+        return age_s >= self.interval.seconds * share_of_interval(self.store.identity)
+
+
+class SnapshotOffers:
+    """The background snapshots of one process. Safe to use from many threads."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._lock = threading.Lock()
+        self._running: threading.Thread | None = None
+        self._closing = threading.Event()
+
+    def start(self, stores: Mapping[str, OpenStore], checkpoint: Checkpoint) -> None:
+        """Step 1, with stores that were just opened at a checkpoint; the rest has a thread of its own."""
+        if not self._lock.acquire(blocking=False):
+            return  # another attempt is about to start one
+        try:
+            if self._closing.is_set() or (self._running is not None and self._running.is_alive()):
+                return
+            found = list(_published(self._parts, stores, checkpoint))
+            # the attempt makes these itself
+            overdue = {one.store.identity.store for one in found if one.is_over(_OVERDUE)}
+            due = (one for one in found if one.store.identity.store not in overdue and one.is_due(self._parts))
+            first = next(due, None)
+            if first is not None:
+                # a daemon: a process that ends waits at most for the parts that are on their way
+                self._running = threading.Thread(
+                    target=self._tried, args=(first,), name="statemgr-snapshot", daemon=True
+                )
+                self._running.start()
+        except Exception as error:  # no attempt fails by it
+            log.warning("no snapshot is made beside this attempt: %s", error)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Give up what is being uploaded: it expires."""
+        self._closing.set()
+        with self._lock:
+            if self._running is not None:
+                self._running.join()
+
+    def _tried(self, found: _Published) -> None:
+        identity = found.store.identity
+        try:
+            self._offer(found)
+        except Exception as error:
+            if not self._closing.is_set():
+                log.warning(
+                    "task %s: a snapshot of %s failed, it is tried again: %s",
+                    identity.task, identity.store, error, exc_info=not isinstance(error, StatemgrError),
+                )  # fmt: skip
+
+    def _offer(self, found: _Published) -> None:
+        """Steps 2 and 3."""
+        identity, directories = found.store.identity, found.store.directories
+        subject = f"{identity.task}/{identity.store}"
+        announce(Phase.MATERIALIZE, subject, identity.job_key)
+        copy = directories.find(found.state_id)
+        if copy is None:
+            return  # a later attempt has tidied it away
+        own = directories.clone(copy)
+        try:
+            made, attempt = found.store.finished(own), self._parts.ids.attempt_id()
+            snapshot = StoreSnapshot(identity, found.state_id, attempt, made, NO_CHANGES, None, check=self._go_on)
+            with found.store.local_files():
+                found.manager.offer(snapshot, found.marker)
+        finally:
+            directories.discard(own)
+        announce(Phase.MATERIALIZED, subject, identity.job_key)
+
+    def _go_on(self) -> None:
+        if self._closing.is_set():
+            raise ClosedError("the process is being closed")
+
+
+def overdue_stores(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkpoint | None) -> list[str]:
+    """The stores that an attempt had better store as snapshots than as segments, since nobody else has: by commits and
+    bytes, so that a job that seldom commits still has its snapshots made in the background.
+
+    Raises: UnavailableError, AccessDenied.
+    """
+    if checkpoint is None:
+        return []
+    return [one.store.identity.store for one in _published(parts, stores, checkpoint) if one.is_over(_OVERDUE)]
+
+
+def _published(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkpoint) -> Iterator[_Published]:
+    """What is published on top of a snapshot, where no newer one is offered."""
+    for name, store in stores.items():
+        for factory, manager in parts.segment_backends(store.config):
+            marker = checkpoint.marker(factory, name)
+            if marker is None:
+                continue
+            try:
+                backlog = manager.backlog(store.identity, marker)
+            except (MissingError, CorruptError):
+                continue  # the commit finds that, too, and fills the backend anew
+            if backlog.segments and not backlog.waiting:
+                interval = parts.config.snapshot_interval
+                yield _Published(store, checkpoint.stores[name], manager, marker, backlog, interval)

@@ -1,0 +1,129 @@
+"""First starts: a job without a checkpoint may start empty only where nothing says that it had state.
+
+Evidence, each enough to refuse without the one-shot permission:
+
+1. for a job that the checkpoint topic knows nothing of (or that has no topic): a published blob under its prefix (one
+   that does not expire: what a crashed first commit left behind does), or a published state on this machine
+2. for a task without a record: a truncated topic, a published state of it on this machine, a published blob under its
+   prefix, committed records in one of its changelogs
+"""
+
+from __future__ import annotations
+
+import os
+
+from statemgr.backends.changelog.guard import count_records
+from statemgr.errors import MissingBlob, MissingState, PermissionNeeded
+from statemgr.flows.parts import Parts
+from statemgr.ids import task_index, task_name, task_path
+from statemgr.local import durable, levels
+from statemgr.ports import CheckpointLog
+
+_PERMISSION = (
+    "to start empty on purpose, open the job once with allow_empty_start=True; "
+    "`statemgr topics create --allow-empty-start` makes a lost checkpoint topic"
+)
+_PUBLISHED = "PUBLISHED"
+_CHANGELOG = "kafka-changelog"
+#: Blobs of unpublished attempts that are looked past, at most: more than that count as evidence.
+_MOST_BLOBS = 1000
+
+
+def refuse_lost_job(parts: Parts) -> None:
+    """When the topic has no record of the job. Raises: PermissionNeeded when the job had state."""
+    evidence = _state_of_job(parts)
+    if evidence is not None:
+        raise PermissionNeeded(
+            f"there is no checkpoint of the job, but {evidence}",
+            hint=f"check kafka.bootstrap.servers and task.checkpoint.topic; {_PERMISSION}",
+            job=parts.config.job_name,
+            topic=parts.config.checkpoint_topic,
+        )
+
+
+def refuse_lost_checkpoint(parts: Parts, checkpoint_log: CheckpointLog, task: str, *, look_at_blobs: bool) -> None:
+    """When the topic has no record of ``task``. Raises: PermissionNeeded when the task had state.
+
+    Args:
+        look_at_blobs: False where :func:`refuse_lost_job` has already looked at the blobs of all tasks.
+    """
+    evidence = _state_of_task(parts, checkpoint_log, task, look_at_blobs)
+    if evidence is not None:
+        raise PermissionNeeded(
+            f"the checkpoint topic has no checkpoint of the task, but {evidence}",
+            hint=f"restore the topic's records, or {_PERMISSION}",
+            job=parts.config.job_name,
+            task=task,
+            topic=parts.config.checkpoint_topic,
+        )
+    _refuse_used_changelogs(parts, task)
+
+
+def remember_published(parts: Parts, task: str) -> None:
+    """Note on this machine that the task has published state. It only ever helps to refuse an empty start."""
+    directory = levels.make(parts.task_directory(task))
+    if not os.path.lexists(directory / _PUBLISHED):
+        durable.create(directory / _PUBLISHED).close()
+
+
+def _state_of_job(parts: Parts) -> str | None:
+    config = parts.config
+    for index in range(config.tasks):
+        if _published_here(parts, task_name(index)):
+            return f"this machine holds a published state of {task_name(index)}"
+    return _published_blob(parts, f"{config.job_name}/{config.job_id}/")
+
+
+def _published_blob(parts: Parts, prefix: str) -> str | None:
+    """Whether a blob below a prefix was published. Lists, at first starts alone, and looks at a bounded number."""
+    if parts.config.blob_uri is None:
+        return None
+    store = parts.blobs()
+    for number, blob in enumerate(store.list(prefix)):
+        if number == _MOST_BLOBS:
+            return f"the blob store holds more than {_MOST_BLOBS:,} blobs below {prefix}"
+        try:
+            found = blob if store.listing_tells_ttl else store.stat(blob.blob_id)
+        except MissingBlob:
+            continue
+        if found.expires_ms is None:
+            return f"the blob store holds the published blob {blob.blob_id}"
+    return None
+
+
+def _state_of_task(parts: Parts, checkpoint_log: CheckpointLog, task: str, look_at_blobs: bool) -> str | None:
+    if checkpoint_log.was_truncated():
+        return "records were deleted from the topic"
+    if _published_here(parts, task):
+        return "this machine holds a published state of it"
+    prefix = f"{parts.config.job_name}/{parts.config.job_id}/{task_path(task)}/"
+    return _published_blob(parts, prefix) if look_at_blobs else None
+
+
+def _refuse_used_changelogs(parts: Parts, task: str) -> None:
+    """A changelog that has records is evidence of state, of this job's or of another's. Raises: PermissionNeeded."""
+    partition = task_index(task)
+    for store in parts.config.stores.values():
+        if _CHANGELOG not in (*store.backup_factories, *store.restore_factories):
+            continue
+        try:
+            start, end = parts.changelog().bounds(store.changelog_topic, partition)
+        except MissingState:
+            continue  # the topic is new
+        count = count_records(parts.changelog(), store.changelog_topic, partition, start, end)
+        if count is not None:
+            raise PermissionNeeded(
+                f"the checkpoint topic has no checkpoint of the task, but the changelog holds {count} records",
+                hint="if they are the job's, restore the checkpoint topic; if not, set "
+                f"stores.{store.name}.changelog.topic to another topic. To delete them and start empty, open the job "
+                "once with allow_empty_start=True and overwrite_changelog=True",
+                job=parts.config.job_name,
+                task=task,
+                store=store.name,
+                topic=store.changelog_topic,
+                partition=partition,
+            )
+
+
+def _published_here(parts: Parts, task: str) -> bool:
+    return os.path.lexists(parts.task_directory(task) / _PUBLISHED)

@@ -1,0 +1,181 @@
+"""Garbage collection: mark from the checkpoint topic, then sweep what is unmarked and old. Fences nobody.
+
+Steps of :func:`collect`:
+
+1. ask the blob store for its time, read the checkpoint topic and mark what any retained checkpoint of any task needs;
+   a lost index ends it here; one that was evicted meanwhile is not needed (the proof: :mod:`statemgr.flows.gc_mark`)
+2. LIST what is below the job's prefix, page by page, and tell apart: marked, unmarked and young, unmarked and older
+   than the grace period (orphans); marked blobs that still have a TTL although their checkpoint is old would expire
+3. read the topic again and mark again: from here on only what is unmarked both times counts
+4. a marked blob that the listing did not have is asked for by name, and the topic once more: what is then still needed
+   is lost, and nothing is deleted
+5. only where asked to: REMOVE_TTL on published blobs that would expire
+6. only where asked to: LIST again and delete the orphans, then their indexes, then unfinished uploads
+
+Why a commit that runs meanwhile is safe: what a publish refers to is either marked already, as part of the checkpoint
+that it continues, or younger than half the shortest grace period (:mod:`statemgr.flows.grace_period`), and so not
+an orphan.
+An orphan of step 2 can therefore only be referenced by what was published before step 1 began, and step 1 read that.
+Step 3 is there in case a clock is worse than half a grace period. Memory: the marks, see :mod:`statemgr.flows.gc_mark`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TypeVar
+
+from statemgr.backends.blobs.names import is_index_blob
+from statemgr.errors import AccessDenied, InvalidError, MissingBlob
+from statemgr.flows.gc_fates import Collection, Fate, Request
+from statemgr.flows.gc_mark import Marks, mark
+from statemgr.flows.grace_period import chosen_grace_ms
+from statemgr.flows.parts import Parts
+from statemgr.model.snapshot import blob_id_problem
+from statemgr.ports import BlobInfo, CheckpointLog, Progress, UnfinishedUpload
+
+T = TypeVar("T")
+#: Blobs that are looked at or deleted together.
+_CHUNK = 1000
+
+
+def collect(parts: Parts, log: CheckpointLog, request: Request, progress: Progress) -> Collection:
+    """Find the garbage of a job and, where asked to, delete it. Returns: what was found and done.
+
+    Raises: as :func:`statemgr.flows.gc_mark.mark`; ConfigError without a blob store; InvalidError for too short a grace
+        period, or a store that does not tell its time; UnavailableError and AccessDenied while listing.
+    """
+    grace_ms = chosen_grace_ms(parts.config, request.grace_ms)
+    cut_ms = parts.blobs().time_ms() - grace_ms  # 1
+    found = Collection(grace_ms=grace_ms)
+    first = mark(parts, log, allow_no_checkpoints=request.allow_no_checkpoints)
+    unseen = _survey(parts, first, cut_ms, found, progress)  # 2
+    second = mark(parts, log, allow_no_checkpoints=request.allow_no_checkpoints)  # 3
+    found.expiring = [blob_id for blob_id in found.expiring if blob_id in second.needed]
+    found.notes += [
+        f"{task} publishes faster than its indexes can be read: its blobs are left alone this time"
+        for task in dict.fromkeys((*first.busy, *second.busy))
+    ]
+    found.missing = _lost(parts, log, request, unseen & second.needed.keys())  # 4
+    if request.mend and found.expiring:  # 5
+        found.failed |= parts.transfer().remove_ttl_all(found.expiring)
+        found.mended = [blob_id for blob_id in found.expiring if blob_id not in found.failed]
+    if request.delete and not found.missing:  # 6
+        _sweep(parts, (first, second), cut_ms, found, progress)
+    return found
+
+
+def _prefix(parts: Parts) -> str:
+    return f"{parts.config.job_name}/{parts.config.job_id}/"
+
+
+def _fate(parts: Parts, info: BlobInfo, marks: Iterable[Marks], cut_ms: int) -> Fate:
+    if any(info.blob_id in found for found in marks):
+        return Fate.KEPT
+    name = info.blob_id
+    hidden = any(part.startswith(".") for part in name.split("/"))
+    if hidden or blob_id_problem(name, parts.config.job_name, parts.config.job_id):
+        return Fate.FOREIGN
+    if info.modified_ms >= cut_ms:
+        return Fate.YOUNG
+    if any(name.startswith(found.unknown) for found in marks if found.unknown):
+        return Fate.UNKNOWN
+    return Fate.ORPHAN
+
+
+# --- step 2 ------------------------------------------------------------------------------------------------------
+
+
+def _survey(parts: Parts, marks: Marks, cut_ms: int, found: Collection, progress: Progress) -> set[str]:
+    """Count what is there. Returns: needed blobs that are not."""
+    unseen = set(marks.needed)
+    listed = 0
+    for infos in _chunks(parts.blobs().list(_prefix(parts))):
+        old: list[BlobInfo] = []
+        for info in infos:
+            fate = _fate(parts, info, (marks,), cut_ms)
+            found.count(fate, info)
+            unseen.discard(info.blob_id)
+            if marks.needed.get(info.blob_id, cut_ms) < cut_ms:
+                old.append(info)
+        found.expiring += _expiring(parts, old)
+        listed += len(infos)
+        progress("list", listed, 0)
+    try:
+        found.unfinished = sum(1 for _ in _unfinished(parts, cut_ms))
+    except (InvalidError, AccessDenied) as error:
+        found.notes.append(f"unfinished uploads cannot be listed: {error.message}")
+    return unseen
+
+
+def _expiring(parts: Parts, infos: list[BlobInfo]) -> list[str]:
+    """Which of these have a TTL; where listings do not tell, each is asked for."""
+    store = parts.blobs()
+    if store.listing_tells_ttl:
+        return [info.blob_id for info in infos if info.expires_ms is not None]
+    expiring: list[str] = []
+
+    def ask(blob_id: str) -> None:
+        if store.stat(blob_id).expires_ms is not None:
+            expiring.append(blob_id)
+
+    failed = parts.transfer().for_each((info.blob_id for info in infos), ask)
+    for error in failed.values():
+        if not isinstance(error, MissingBlob):  # evicted and deleted meanwhile, or lost: step 4 tells
+            raise error
+    return sorted(expiring)
+
+
+def _unfinished(parts: Parts, cut_ms: int) -> Iterator[UnfinishedUpload]:
+    return (upload for upload in parts.blobs().unfinished(_prefix(parts)) if upload.started_ms < cut_ms)
+
+
+# --- step 4 ------------------------------------------------------------------------------------------------------
+
+
+def _lost(parts: Parts, log: CheckpointLog, request: Request, unseen: Iterable[str]) -> list[str]:
+    """Those that do not exist, and that a retained checkpoint needs all the same, read after they were missed."""
+    store = parts.blobs()
+
+    def ask(blob_id: str) -> None:
+        store.stat(blob_id)
+
+    failed = parts.transfer().for_each(unseen, ask)
+    for error in failed.values():
+        if not isinstance(error, MissingBlob):
+            raise error
+    if not failed:
+        return []
+    now = mark(parts, log, allow_no_checkpoints=request.allow_no_checkpoints)
+    return sorted(blob_id for blob_id in failed if blob_id in now.needed)
+
+
+# --- step 6 ------------------------------------------------------------------------------------------------------
+
+
+def _sweep(parts: Parts, marks: tuple[Marks, Marks], cut_ms: int, found: Collection, progress: Progress) -> None:
+    for of_indexes in (False, True):
+        orphans = (
+            info
+            for info in parts.blobs().list(_prefix(parts))
+            if is_index_blob(info.blob_id) == of_indexes and _fate(parts, info, marks, cut_ms) is Fate.ORPHAN
+        )
+        for infos in _chunks(orphans):
+            failed = parts.transfer().delete_all(info.blob_id for info in infos)
+            found.failed |= failed
+            for info in infos:
+                if info.blob_id not in failed:
+                    found.deleted.add(info)
+            progress("delete", found.deleted.blobs, found.piles[Fate.ORPHAN].blobs)
+    if not found.unfinished:
+        return
+    for uploads in _chunks(_unfinished(parts, cut_ms)):
+        refused = parts.transfer().for_each(uploads, parts.blobs().abandon)
+        found.failed |= {upload.blob_id: error for upload, error in refused.items()}
+        found.abandoned += len(uploads) - len(refused)
+
+
+def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while chunk := list(islice(iterator, _CHUNK)):
+        yield chunk

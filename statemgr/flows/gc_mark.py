@@ -1,0 +1,197 @@
+"""Mark: which blobs the retained checkpoints of a job need, by the checkpoint topic. Reads only; fences nobody.
+
+Steps of :func:`mark`, for one task after another:
+
+1. look at what the task's record retains, the newest checkpoint first, and mark every blob that a restore needs
+2. where an index or a chain cannot be read, read the topic again
+3. a checkpoint that is still retained has lost it: that ends the mark
+4. a checkpoint that is not retained any more needs nothing: skip it
+5. if that was the newest one, go on at 1 with the record just read; after many rounds leave the task's blobs alone
+
+Why step 4 misses nothing, whatever the job publishes meanwhile:
+
+- An owner deletes what a checkpoint needs only after the publish that evicts it was acknowledged. So a topic that is
+  read after a blob was missed tells the two cases apart. If it still names the checkpoint, the blob is lost (step 3).
+  If it does not, no restore will ask for that checkpoint.
+- What is published after the mark began refers to two kinds of blobs. The *young* ones were uploaded less than half
+  the shortest grace period before the publish (:mod:`statemgr.flows.grace_period`): no collection takes them. The
+  others are *old*. Each commit continues the checkpoint before it, and a blob that a commit has dropped is never
+  referred to again: its name is unique, and the next difference is against the commit that dropped it. So the
+  checkpoints that refer to a blob follow one another without a gap. An old blob that a later checkpoint needs was
+  therefore needed by the newest checkpoint of every record that the mark has read. That is why the newest one must
+  be read, and why it suffices (step 5).
+
+Memory: one dictionary entry per needed blob (some 250 bytes: a state of 1 TiB in parts of 64 MiB comes to 4 MB);
+what nothing needs takes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from statemgr.errors import CorruptError, InvalidError, MissingError, MissingState, PermissionNeeded
+from statemgr.flows.parts import Parts
+from statemgr.ids import CheckpointId, task_name, task_path
+from statemgr.model.checkpoint import CheckpointRecord, Marker
+from statemgr.ports import CheckpointLog
+
+#: Times that the topic is read again for a task whose newest index is gone before it can be read.
+_ROUNDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """One store's marker in a retained checkpoint."""
+
+    task: str
+    store: str
+    factory: str
+    marker: Marker
+    checkpoint_id: CheckpointId
+
+    @property
+    def taken_ms(self) -> int:
+        """When the checkpoint was taken."""
+        return self.checkpoint_id.millis
+
+
+@dataclass
+class Marks:
+    """``needed``: blob → when the oldest retained checkpoint that needs it was taken (epoch milliseconds by its
+    owner's clock). ``spared``: blobs that a checkpoint names and no restore needs. ``unknown``: how the names of blobs
+    begin of which nobody can say whether they are needed. ``busy``: tasks whose blobs are among those, since their
+    owners published faster than an index could be read."""
+
+    needed: dict[str, int] = field(default_factory=dict)
+    spared: set[str] = field(default_factory=set)
+    unknown: tuple[str, ...] = ()
+    busy: tuple[str, ...] = ()
+
+    def __contains__(self, blob_id: object) -> bool:
+        return blob_id in self.needed or blob_id in self.spared
+
+    def need(self, blob_id: str, taken_ms: int) -> None:
+        """Mark a blob."""
+        self.needed[blob_id] = min(taken_ms, self.needed.get(blob_id, taken_ms))
+
+
+def mark(parts: Parts, log: CheckpointLog, *, allow_no_checkpoints: bool) -> Marks:
+    """Everything that any retained checkpoint of any task references, and perhaps what some referenced meanwhile.
+
+    Raises: PermissionNeeded without any checkpoint, unless allowed; MissingBlob, CorruptBlob for an index that a
+        retained checkpoint needs; CorruptRecord; UnavailableError; InvalidError for a backend that does not say what
+        it needs.
+    """
+    records = _read(parts, log, allow_no_checkpoints)
+    marks = Marks()
+    marks.busy = tuple(task for task, record in records.items() if not _mark_task(parts, log, record, marks))
+    unknown = [] if allow_no_checkpoints else _without_checkpoint(records)
+    marks.unknown = _prefixes(parts, [*unknown, *marks.busy])
+    return marks
+
+
+def _read(parts: Parts, log: CheckpointLog, allow_no_checkpoints: bool) -> Mapping[str, CheckpointRecord]:
+    try:
+        records = log.read()
+    except MissingState:
+        if not allow_no_checkpoints:
+            raise
+        records = {}
+    if not records and not allow_no_checkpoints:
+        raise PermissionNeeded(
+            "the job has no checkpoint: everything it has in the blob store would be garbage",
+            hint="check kafka.bootstrap.servers, task.checkpoint.topic, job.name and job.id; "
+            "`statemgr gc --allow-no-checkpoints` collects a job that is given up",
+            job=parts.config.job_name,
+            topic=parts.config.checkpoint_topic,
+        )
+    return records
+
+
+def _mark_task(parts: Parts, log: CheckpointLog, record: CheckpointRecord, marks: Marks) -> bool:
+    """Mark what one task retains. Returns: whether its newest checkpoint could be read before it was evicted.
+
+    Raises: MissingBlob, CorruptBlob for what a retained checkpoint has lost.
+    """
+    read: set[_Need] = set()
+    missed: set[_Need] = set()
+    for _ in range(_ROUNDS):
+        failed: set[_Need] = set()
+        for need in _needs(record, marks):  # 1
+            if need in read:
+                continue
+            try:
+                blob_ids = list(_referenced(parts, need))
+            except (MissingError, CorruptError) as error:
+                error.with_where(task=need.task, store=need.store)
+                if need in missed:
+                    raise  # 3
+                failed.add(need)
+                continue
+            read.add(need)
+            for blob_id in blob_ids:
+                marks.need(blob_id, need.taken_ms)
+        if not failed:
+            return True
+        newest = record.current.checkpoint_id
+        record = _read_again(parts, log, record.task)  # 2
+        missed = failed & set(_needs(record, marks))
+        if not missed and all(need.checkpoint_id != newest for need in failed):
+            return True  # 4
+    return False
+
+
+def _needs(record: CheckpointRecord, marks: Marks) -> list[_Need]:
+    """The markers of the retained checkpoints, newest first. What a record names itself is marked here."""
+    needs: list[_Need] = []
+    for checkpoint in record.checkpoints:
+        for factory, of_store in checkpoint.state_checkpoint_markers.items():
+            needs += [
+                _Need(record.task, store, factory, marker, checkpoint.checkpoint_id)
+                for store, marker in of_store.items()
+            ]
+        for attachment in checkpoint.attachments:
+            if attachment.blob is not None:
+                marks.need(attachment.blob.blob_id, checkpoint.checkpoint_id.millis)
+        marks.spared.update(outstanding.blob_id for outstanding in checkpoint.outstanding_ttl)
+    return needs
+
+
+def _read_again(parts: Parts, log: CheckpointLog, task: str) -> CheckpointRecord:
+    record = log.read([task]).get(task)
+    if record is None:
+        raise MissingState(
+            "the checkpoint topic has lost the record of a task while it was read",
+            hint="find out who deletes from it",
+            job=parts.config.job_name,
+            task=task,
+            topic=parts.config.checkpoint_topic,
+        )
+    return record
+
+
+def _referenced(parts: Parts, need: _Need) -> Iterable[str]:
+    manager = parts.backup_manager(need.factory)
+    if not hasattr(manager, "referenced_blobs"):
+        raise InvalidError(
+            f"the backend {need.factory} does not say which blobs it needs: none can be called garbage",
+            hint="its backup manager must have the method referenced_blobs",
+            job=parts.config.job_name,
+            task=need.task,
+            store=need.store,
+        )
+    return manager.referenced_blobs(parts.identity(need.task, need.store), need.marker)
+
+
+def _without_checkpoint(records: Mapping[str, CheckpointRecord]) -> list[str]:
+    """The tasks of the layout that the topic does not know: new, or their records were lost."""
+    tasks = max(record.layout.tasks for record in records.values())
+    return [name for name in map(task_name, range(tasks)) if name not in records]
+
+
+def _prefixes(parts: Parts, tasks: Sequence[str]) -> tuple[str, ...]:
+    """How the names of all blobs of some tasks begin."""
+    job = f"{parts.config.job_name}/{parts.config.job_id}/"
+    # they may have segments in blobs that tasks share
+    return (*(f"{job}{task_path(task)}/" for task in tasks), f"{job}_segments/") if tasks else ()

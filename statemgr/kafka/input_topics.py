@@ -1,0 +1,239 @@
+"""What a job asks of its input topics: that they exist, that each task has one partition of each, and which they are.
+
+A topic that was deleted and created again has the same name and another ID: offsets of the old one mean nothing in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+
+from confluent_kafka import Consumer, KafkaException, TopicCollection
+from confluent_kafka.admin._metadata import TopicMetadata as ListedTopic
+
+from statemgr.config import JobConfig
+from statemgr.errors import AccessDenied, ConfigError, MissingState, StatemgrError, UnavailableError
+from statemgr.ids import source_topic
+from statemgr.kafka.clients import ClientErrors, is_missing, translate
+from statemgr.kafka.input_position import RECREATED
+from statemgr.kafka.metadata import TopicMetadata
+
+log = logging.getLogger(__name__)
+#: Seconds between two questions for topics of which no ID is known.
+LOOK_EVERY_S = 30.0
+_ANSWER_S = 10.0
+_METADATA_S = 30.0
+_SLICE_S = 3.0
+
+
+class InputTopics:
+    """Asks the brokers about input topics. Safe to use from many threads; it connects when it is first asked."""
+
+    def __init__(self, config: JobConfig) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._metadata: TopicMetadata | None = None
+
+    def check(
+        self, consumer: Consumer, topics: Sequence[str], published_tasks: Callable[[], int | None] = lambda: None
+    ) -> None:
+        """Every topic exists for the consumer and has one partition per task.
+
+        Args:
+            published_tasks: for how many tasks the job has checkpoints, None for a new one; asked for the message.
+
+        Raises: MissingState, ConfigError, AccessDenied, UnavailableError.
+        """
+        published = published_tasks()
+        for topic in topics:
+            found = self._listed(consumer, topic)
+            if found.error is not None and not is_missing(found.error):
+                raise translate(found.error, "asking for the input topic", topic=topic)
+            problem = topic_problem(self._config, topic, None if found.error else len(found.partitions), published)
+            if problem is not None:
+                raise problem
+
+    def problems(self, published_tasks: int | None) -> list[StatemgrError]:
+        """What is wrong with the topics of ``task.inputs``: what :meth:`check` would raise, for each of them.
+
+        Args:
+            published_tasks: for how many tasks the job has checkpoints; None for a new job.
+
+        Raises: UnavailableError, AccessDenied.
+        """
+        topics = self._config.inputs
+        found = {name: len(topic.partitions) for name, topic in self._client().describe(topics).items()}
+        problems = (topic_problem(self._config, topic, found.get(topic), published_tasks) for topic in topics)
+        return [problem for problem in problems if problem is not None]
+
+    def _listed(self, consumer: Consumer, topic: str) -> ListedTopic:
+        """As the consumer sees it. What it reports beside the call says whether its credentials were refused."""
+        deadline = monotonic() + _METADATA_S
+        while True:
+            try:
+                listed: ListedTopic = consumer.list_topics(topic, timeout=_SLICE_S).topics[topic]
+                return listed
+            except KafkaException as error:
+                consumer.poll(0)  # serves what the client reports
+                reported = getattr(consumer, "errors", None) or ClientErrors()
+                if reported.refused() is None:
+                    with suppress(UnavailableError):
+                        self._client().describe([topic])  # with the same credentials, unless the consumer has its own
+                if reported.refused() is not None or monotonic() > deadline:
+                    raise translate(
+                        error.args[0], "asking for the input topic", reported=reported, topic=topic
+                    ) from error
+
+    def ids(self, topics: Iterable[str]) -> Mapping[str, str]:
+        """Topic → ID, without topics that do not exist here or that these credentials may not describe.
+
+        Raises: UnavailableError.
+        """
+        try:
+            return {name: str(found.topic_id) for name, found in self._client().describe(sorted(set(topics))).items()}
+        except AccessDenied as error:
+            log.debug("the IDs of the input topics are not known: %s", error)
+            return {}
+
+    def asked(self, topics: Collection[str]) -> Callable[[], Mapping[str, str]]:
+        """Ask for the IDs of topics now; the result waits for the answer, as :meth:`ids`."""
+        if not topics:
+            return dict
+        futures = self._client().client.describe_topics(TopicCollection(sorted(topics)), request_timeout=_ANSWER_S)
+
+        def answer() -> Mapping[str, str]:
+            try:
+                return {topic: str(future.result(_ANSWER_S).topic_id) for topic, future in futures.items()}
+            except (KafkaException, TimeoutError):
+                return self.ids(topics)  # which tells what is missing from what is slow
+
+        return answer
+
+    def close(self) -> None:
+        """Let the client go."""
+        with self._lock:
+            if self._metadata is not None:
+                self._metadata.close()
+            self._metadata = None
+
+    def _client(self) -> TopicMetadata:
+        with self._lock:
+            self._metadata = self._metadata or TopicMetadata(self._config)
+            return self._metadata
+
+
+class TaskInputs:
+    """The input topics of one task, by their IDs. A commit whose offsets are of another topic is refused.
+
+    Args:
+        known: topic → ID, from the checkpoint that the task continues.
+        skip: what was deleted and created again is taken as it is now; ``recreated`` are those topics.
+    """
+
+    def __init__(self, topics: InputTopics, task: str, known: Mapping[str, str], *, skip: bool = False) -> None:
+        self._topics = topics
+        self._task = task
+        self._known = dict(known)
+        self._looked = float("-inf")
+        self.recreated: frozenset[str] = frozenset()
+        if skip:
+            found = topics.ids(known) if known else {}
+            self.recreated = frozenset(topic for topic, old in known.items() if found.get(topic, old) != old)
+            self._known.update(found)
+
+    def expect(self, topics: Iterable[str] = ()) -> None:
+        """Before input is read: the topics are those of the checkpoint. ``topics`` are read in any case.
+
+        Raises: MissingState, UnavailableError.
+        """
+        wanted = {*topics, *self._known}
+        if wanted:
+            self._take(self._topics.ids(wanted))
+
+    def asked(self, sources: Iterable[str]) -> Callable[[], Mapping[str, str]]:
+        """For a commit: ask now, after the last message was received, which topics ``sources`` are partitions of.
+
+        The answer, topic → ID, is waited for when the result is called. Topics without a known ID (the offsets may be
+        of something else than Kafka) are asked for once in :data:`LOOK_EVERY_S` seconds.
+        The result raises: MissingState, UnavailableError.
+        """
+        topics = {topic for topic in map(source_topic, sources) if topic}
+        wanted = topics
+        if monotonic() - self._looked < LOOK_EVERY_S:
+            wanted = topics & self._known.keys()
+        else:
+            self._looked = monotonic()
+        answer = self._topics.asked(wanted)
+
+        def checked() -> Mapping[str, str]:
+            self._take(answer())
+            return {topic: self._known[topic] for topic in sorted(topics & self._known.keys())}
+
+        return checked
+
+    def _take(self, found: Mapping[str, str]) -> None:
+        refuse_recreated(self._known, found, task=self._task)
+        self._known.update(found)
+
+
+def input_topic_ids(config: JobConfig, topics: Iterable[str]) -> Mapping[str, str]:
+    """Topic → Kafka's ID of it, for an engine that reads its input by itself. Raises: UnavailableError."""
+    asking = InputTopics(config)
+    try:
+        return asking.ids(topics)
+    finally:
+        asking.close()
+
+
+def refuse_recreated(known: Mapping[str, str], found: Mapping[str, str], **where: object) -> None:
+    """Compare the IDs that go with the input offsets with those that the topics have now; unknown ones are left out.
+
+    Raises: MissingState for a topic that was deleted and created again.
+    """
+    for topic, topic_id in known.items():
+        if found.get(topic, topic_id) != topic_id:
+            raise MissingState(
+                "the input topic was deleted and created again: the input offsets belong to the topic with ID "
+                f"{topic_id}, and the one that is there has {found[topic]}",
+                hint=RECREATED,
+                topic=topic,
+                **where,
+            )
+
+
+def topic_problem(
+    config: JobConfig, topic: str, partitions: int | None, published_tasks: int | None
+) -> StatemgrError | None:
+    """The one message for an input topic that does not exist or whose partitions are not the job's tasks.
+
+    Args:
+        partitions: how many the topic has; None: it does not exist.
+        published_tasks: for how many tasks the job has checkpoints; None: there are none yet.
+    """
+    if partitions is None:
+        hint = f"create it with {published_tasks or config.tasks} partitions, or correct task.inputs"
+        return MissingState("the input topic does not exist", hint=hint, topic=topic)
+    if partitions == config.tasks and published_tasks in (None, config.tasks):
+        return None
+    if published_tasks is None:
+        hint = f"set job.tasks = {partitions}; of several input topics all must have as many partitions"
+    elif published_tasks == partitions:
+        hint = f"set job.tasks back to {partitions}"
+    else:
+        hint = (
+            f"keep job.tasks = {published_tasks} and the partitions of the changelogs: this release cannot spread the "
+            "state over another number of tasks. Either write the rows that follow to a new topic with "
+            f"{published_tasks} partitions and set task.inputs to it, or start a new job (another job.id) with "
+            f"job.tasks = {partitions} that reads this topic from its beginning"
+        )
+    state = "no state yet" if published_tasks is None else f"state of {published_tasks} tasks"
+    return ConfigError(
+        f"the input topic has {partitions} partitions, and a task reads one of them: the job has {state}, "
+        f"and job.tasks is {config.tasks}",
+        hint=hint,
+        topic=topic,
+        key="job.tasks",
+    )

@@ -1,0 +1,113 @@
+"""RocksDB options from a store's configuration. Nothing is opened here; the memory is the process's.
+
+The names are those of ``statemgr.config.rocksdb_options``; one that is missing has its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    DBCompactionStyle,
+    DBCompressionType,
+    MemtableFactory,
+    Options,
+    WriteOptions,
+)
+
+from statemgr.config.rocksdb_options import rocksdb_defaults
+from statemgr.local.rocksdb.memory import shared_memory
+
+_BULK_BUFFER = 64 * 1024 * 1024
+_BULK_BUFFERS = 3
+#: Set by code alone: the store is open for a moment only, and begins no compaction that its end would cut off.
+BRIEF = "opened.briefly"
+
+
+def normal(options: Mapping[str, object], *, create: bool) -> Options:
+    """The options that a store is opened with."""
+    value = {**rocksdb_defaults(), **options}
+
+    def integer(name: str) -> int:
+        return int(str(value[name]))
+
+    made = _common(value, create=create)
+    made.set_block_based_table_factory(_table(value))
+    made.set_write_buffer_manager(shared_memory().memtables)
+    made.set_write_buffer_size(integer("write.buffer.size.bytes"))
+    made.set_max_write_buffer_number(integer("num.write.buffers"))
+    made.set_target_file_size_base(integer("target.file.size.bytes"))
+    made.set_level_zero_file_num_compaction_trigger(integer("level0.compaction.trigger"))
+    made.set_level_compaction_dynamic_level_bytes(True)
+    made.set_disable_auto_compactions(_is_true(value.get(BRIEF, False)))
+    made.set_optimize_filters_for_hits(_is_true(value["optimize.filters.for.hits"]))
+    if _is_true(value["statistics"]):
+        made.enable_statistics()
+    if value["compaction.style"] == "universal":
+        made.set_compaction_style(DBCompactionStyle.universal())
+    else:
+        made.set_compaction_style(DBCompactionStyle.level())
+    return made
+
+
+def bulk(options: Mapping[str, object]) -> Options:
+    """The options of a bulk load: unsorted memtables, no compaction, few large files. Memory: three memtables.
+
+    A database written so must be flushed before it is read, and reopened with :func:`normal`.
+    """
+    value = {**rocksdb_defaults(), **options}
+    made = _common(value, create=True)
+    made.set_block_based_table_factory(_table(value))
+    made.prepare_for_bulk_load()
+    made.set_memtable_factory(MemtableFactory.vector())
+    # a vector memtable takes one writer at a time
+    made.set_allow_concurrent_memtable_write(False)
+    made.set_write_buffer_size(_BULK_BUFFER)
+    made.set_max_write_buffer_number(_BULK_BUFFERS)
+    return made
+
+
+def without_wal() -> WriteOptions:
+    """What is committed is in a checkpoint, so nothing is written twice."""
+    made = WriteOptions()
+    made.disable_wal = True  # type: ignore[method-assign, assignment]
+    return made
+
+
+def _common(value: Mapping[str, object], *, create: bool) -> Options:
+    made = Options(raw_mode=True)
+    made.create_if_missing(create)
+    made.set_compression_type(getattr(DBCompressionType, str(value["compression"]))())
+    made.set_max_open_files(int(str(value["max.open.files"])))
+    made.set_max_background_jobs(int(str(value["max.background.jobs"])))
+    made.set_paranoid_checks(True)
+    # opened and closed per micro-batch: no statistics, one small log
+    made.set_keep_log_file_num(1)
+    made.set_stats_dump_period_sec(0)
+    made.set_stats_persist_period_sec(0)
+    made.set_skip_stats_update_on_db_open(True)
+    made.set_manifest_preallocation_size(64 * 1024)
+    return made
+
+
+def _is_true(value: object) -> bool:
+    return str(value).lower() == "true"
+
+
+def _table(value: Mapping[str, object]) -> BlockBasedOptions:
+    table = BlockBasedOptions()
+    table.set_block_size(int(str(value["block.size.bytes"])))
+    cache = int(str(value["block.cache.size.bytes"]))
+    if cache:
+        table.set_block_cache(shared_memory().cache if cache < 0 else Cache(cache))
+        # otherwise indexes and filters grow with the state, outside of every budget
+        table.set_cache_index_and_filter_blocks(True)
+        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    else:
+        table.disable_cache()
+    bloom = int(str(value["bloom.filter.bits"]))
+    if bloom:
+        table.set_bloom_filter(bloom, False)
+    return table

@@ -1,0 +1,308 @@
+"""RocksDB as a local store, through rocksdict. Touches the store's own directory and checkpoint targets.
+
+There is no write-ahead log: what is committed is in a checkpoint directory, and what is not is lost with the process.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rocksdict import Checkpoint, CompactOptions, Options, Rdict
+
+from statemgr.errors import ClosedError, CorruptFile, DiskFull, InvalidError, RetryableError
+from statemgr.local import trees
+from statemgr.local.rocksdb import options as rocksdb_options
+from statemgr.local.rocksdb import statistics as rocksdb_statistics
+from statemgr.local.rocksdb.errors import translate, translated
+from statemgr.local.rocksdb.handle import (
+    Scan,
+    batch_of,
+    close_database,
+    in_key_order,
+    open_database,
+    probe_space,
+    range_deletion,
+    unflushed_changes,
+)
+from statemgr.model.commit import Change
+from statemgr.os_errors import translated as os_translated
+
+_COMPACTION_POLL_SECONDS = 0.002
+_COMPACTION_DEADLINE_SECONDS = 60.0
+
+
+class RocksDbStore:
+    """Implements ``ports.LocalStore``. One owner; reads and checkpoints may come from other threads than writes."""
+
+    def __init__(
+        self,
+        directory: Path,
+        values: Mapping[str, object],
+        options: Options,
+        database: Rdict,
+        *,
+        reads_only: bool = False,
+    ) -> None:
+        self._directory = directory
+        self._values = values
+        self._options = options
+        self._database: Rdict | None = database
+        self._write_options = rocksdb_options.without_wal()
+        self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
+        self._stuck = False
+        #: Opened for reading so far: the directory is as it was, and the first write opens it for writing.
+        self._reads_only = reads_only
+        #: Held where the database is closed and opened again, and by who uses it beside the owner.
+        self._maintenance = threading.Lock()
+        #: What a reopening after a full disk has yet to write; None when there is nothing.
+        self._rescued: list[Change] | None = None
+        self._numbers_skipped = 0
+
+    @classmethod
+    def open(cls, directory: Path, options: Mapping[str, object], *, read_first: bool = False) -> RocksDbStore:
+        """Open a store; an empty or missing directory becomes a new one.
+
+        Args:
+            options: names after ``stores.<name>.rocksdb.``; one that is missing has its default.
+            read_first: put the opening for writing, which syncs five small files, off until the first write.
+
+        Raises: CorruptError (also for a directory with files but no database: nothing is recreated silently),
+        InvalidError (open elsewhere), DiskFull, AccessDenied.
+        """
+        with os_translated("cannot open the store", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            new = not os.listdir(directory)
+            if not new and not (directory / "CURRENT").is_file():
+                raise CorruptFile(
+                    "a directory with files but without CURRENT is no RocksDB database",
+                    hint="the local copy is damaged: remove it, and it is restored",
+                    path=directory,
+                )
+        normal = rocksdb_options.normal(options, create=new)
+        reads_only = read_first and not new
+        database = open_database(directory, normal, read_only=reads_only)
+        return cls(directory, options, normal, database, reads_only=reads_only)
+
+    @classmethod
+    def open_snapshot(cls, directory: Path, options: Mapping[str, object]) -> RocksDbStore:
+        """Open what is in the files of a directory, for reading only; no lock is taken. Wrap it in a ReadOnlyStore.
+
+        Raises: CorruptError (also for a directory without a database), AccessDenied.
+        """
+        if not (directory / "CURRENT").is_file():
+            raise CorruptFile("the directory holds no RocksDB database", path=directory)
+        normal = rocksdb_options.normal(options, create=False)
+        database = open_database(directory, normal, read_only=True)
+        return cls(directory, options, normal, database, reads_only=True)
+
+    @property
+    def _db(self) -> Rdict:
+        if self._database is None:
+            if self._rescued is None:
+                raise ClosedError("the store is closed", path=self._directory)
+            self._recover()
+        assert self._database is not None
+        return self._database
+
+    @property
+    def _writable(self) -> Rdict:
+        """The database, open for writing. The owner's thread alone asks for it."""
+        if self._reads_only:
+            with self._maintenance:
+                database = open_database(self._directory, self._options)
+                for scan in list(self._scans):
+                    scan.move_to(database)
+                # the other one is not closed: another thread may be reading from it
+                self._database, self._reads_only = database, False
+        return self._db
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key, or None. Raises: CorruptError, ClosedError."""
+        database = self._db
+        try:
+            value: bytes | None = database.get(key)
+        except Exception as error:
+            # no context manager: this is the hot path
+            raise translate(error, "cannot read", self._directory) from error
+        return value
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Values in the order of the keys. Raises: CorruptError, ClosedError."""
+        with translated("cannot read", self._directory):
+            values: list[bytes | None] = self._db.get(list(keys))  # type: ignore[assignment]
+        return values
+
+    def write(self, changes: Iterable[Change]) -> None:
+        """As the port says. Raises: DiskFull (nothing of this call was applied), InvalidError, ClosedError."""
+        with self._writing("cannot write"):
+            batch = batch_of(in_key_order(changes))
+            if batch.len():
+                self._writable.write(batch, self._write_options)
+
+    def delete_range(self, start: bytes | None, end: bytes | None) -> None:
+        """As the port says; one tombstone, whatever the number of keys. Raises: DiskFull, ClosedError."""
+        with self._writing("cannot delete a range"):
+            batch = range_deletion(self._db, start, end)
+            if batch.len():
+                self._writable.write(batch, self._write_options)
+
+    def scan(self, start: bytes | None, end: bytes | None) -> Scan:
+        """As the port says, lazily. Raises: CorruptError; ClosedError when the store is closed meanwhile."""
+        with translated("cannot scan", self._directory):
+            scan = Scan(self._db, start, end, self._directory)
+        self._scans.add(scan)
+        return scan
+
+    @property
+    def sequence_number(self) -> int:
+        """As the port says."""
+        return self._numbers_skipped + self._db.latest_sequence_number()
+
+    def flush(self) -> None:
+        """As the port says. After DiskFull nothing is lost: call it again when there is space."""
+        with self._writing("cannot flush the store"):
+            if not self._reads_only:
+                self._db.flush()
+
+    def statistics(self) -> Mapping[str, float]:
+        """RocksDB's properties by their names (bytes, counts); with the option ``statistics``, its tickers and
+        histograms (microseconds) too. Block cache and memory are those of all stores that share them.
+
+        Raises: ClosedError.
+        """
+        with translated("cannot read the statistics of the store", self._directory):
+            return rocksdb_statistics.of(self._db, self._options)
+
+    def compact_if_needed(self, limit: int) -> bool:
+        """Let RocksDB's own compaction catch up when level 0 has ``limit`` files or more; returns whether it had.
+
+        A store that is opened per micro-batch is otherwise closed each time before its compaction ends; one that was
+        opened briefly begins none before. Waits for at most a minute. Raises: ClosedError.
+        """
+        if self._number("rocksdb.num-files-at-level0") < limit:
+            return False
+        with translated("cannot compact the store", self._directory):
+            self._writable.set_options({"disable_auto_compactions": "false"})
+        deadline = time.monotonic() + _COMPACTION_DEADLINE_SECONDS
+        while time.monotonic() < deadline and not self._number("rocksdb.background-errors"):
+            pending = self._number("rocksdb.compaction-pending")
+            if not pending and not self._number("rocksdb.num-running-compactions"):
+                break
+            time.sleep(_COMPACTION_POLL_SECONDS)
+        return True
+
+    def compact(self) -> None:
+        """Merge everything into the last level. Raises: DiskFull, CorruptError."""
+        with self._writing("cannot compact the store"):
+            self._writable.compact_range(None, None, CompactOptions())
+
+    def checkpoint(self, directory: Path) -> None:
+        """As the port says. Raises: DiskFull, InvalidError when the directory exists."""
+        if os.path.lexists(directory):
+            raise InvalidError("the directory of a checkpoint exists already", path=directory)
+        with self._writing("cannot make a checkpoint of the store"):
+            self._link_files(self._db, directory)
+        self._finish(directory)
+
+    def _link_files(self, database: Rdict, directory: Path) -> None:
+        if not self._reads_only:
+            Checkpoint(database).create_checkpoint(str(directory))
+            return
+        # it has only files, as they were when it was opened
+        with os_translated("cannot make a checkpoint of the store", directory):
+            directory.mkdir()
+            trees.link_files(self._directory, directory, trees.state_files(self._directory))
+
+    def _finish(self, directory: Path) -> None:
+        """Leave out what a checkpoint needs not, and add what its next opening else writes and syncs anew."""
+        with os_translated("cannot make a checkpoint of the store", directory):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(self._directory / "IDENTITY", directory / "IDENTITY")
+            for log in directory.glob("*.log"):
+                if log.stat().st_size:
+                    raise CorruptFile("a checkpoint has a write-ahead log with content", path=log)
+                log.unlink()
+
+    def checkpoint_beside(self, directory: Path) -> None:
+        """As the port says; flushes first. Raises: DiskFull (the owner mends that), ClosedError."""
+        if os.path.lexists(directory):
+            raise InvalidError("the directory of a checkpoint exists already", path=directory)
+        with self._maintenance:
+            database = self._database
+            if self._stuck or database is None:
+                kind = DiskFull if self._stuck else ClosedError
+                raise kind("the store is closed, or its disk was full", path=self._directory)
+            with translated("cannot make a checkpoint of the store", self._directory):
+                if not self._reads_only:
+                    database.flush()  # most of the work; nobody is held up by it
+                self._link_files(database, directory)
+            del database
+        self._finish(directory)
+
+    def close(self) -> None:
+        """Close; what was not flushed is gone. Open scans end. Repeating it is no error."""
+        with self._maintenance:
+            database, self._database, self._rescued = self._database, None, None
+            self._reads_only = False
+            if database is not None:
+                self._end_scans()
+                close_database(database, self._directory)
+
+    def _end_scans(self) -> None:
+        for scan in list(self._scans):
+            scan.close()
+
+    def _number(self, name: str) -> int:
+        with translated("cannot read a property of the store", self._directory):
+            return self._db.property_int_value(name) or 0
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        if self._stuck:
+            self._recover()
+        try:
+            with translated(what, self._directory):
+                yield
+        except (DiskFull, RetryableError):
+            # RocksDB repeats the error of a failed flush for ever, also when there are descriptors or space again
+            self._stuck = not self._reads_only
+            raise
+
+    def _recover(self) -> None:
+        """After a full disk, or without descriptors, RocksDB refuses writes for good: reopen it, with what was in
+        memory only.
+
+        Raises: DiskFull while there is no space; what was in memory is then kept for the next call.
+        """
+        with self._maintenance:
+            if self._stuck or self._rescued is not None:
+                self._reopen()
+
+    def _reopen(self) -> None:
+        directory = self._directory
+        with os_translated("cannot write again", directory):
+            probe_space(directory)
+        options = rocksdb_options.normal(self._values, create=False)
+        if self._rescued is None:
+            database = self._database
+            assert database is not None
+            before = self.sequence_number
+            self._rescued = unflushed_changes(database, directory, options)
+            self._end_scans()
+            self._database = None
+            close_database(database, directory)
+            del database
+            # numbers start again at what is in the files: never give one twice
+            self._numbers_skipped = before + 1
+        reopened = open_database(directory, options)
+        with translated("cannot write again", directory):
+            reopened.write(batch_of(self._rescued), self._write_options)
+        self._database, self._options, self._reads_only = reopened, options, False
+        self._rescued, self._stuck = None, False

@@ -1,0 +1,126 @@
+"""A warm standby of a job's tasks: wiring, the loop, and metrics. Its steps are in ``flows/standby.py``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from typing import Any
+
+from prometheus_client import Counter, Gauge
+
+from statemgr.config import JobConfig
+from statemgr.errors import InvalidError, StatemgrError
+from statemgr.flows.standby import Followed, Follower
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.ports import Progress, no_progress
+from statemgr.tasks.metrics import Metrics
+from statemgr.wiring import Runtime
+
+_MOST_BACKOFF_S = 60.0
+
+
+class Stopped(Exception):
+    """Breaks off a restore that is under way when the standby is asked to stop. Not for callers."""
+
+
+class Standby:
+    """Keeps the state of tasks on this machine (below ``state.dir``), at most one checkpoint behind.
+
+    Reads the checkpoint topic and fetches what is missing; fences nobody, and writes nothing to Kafka or to blobs.
+    Metrics beside those of restores, of the checkpoint that is here: ``statemgr_standby_sequence{task}`` (its sequence
+    number), ``statemgr_standby_checkpoint_seconds{task}`` (when it was taken); ``statemgr_standby_failures_total``.
+
+    Args:
+        tasks: ``Partition <i>``; all that have a checkpoint, if none is named.
+        progress: called while a store is fetched.
+    """
+
+    def __init__(self, config: JobConfig, tasks: Collection[str] = (), progress: Progress = no_progress) -> None:
+        self._job = config.job_name
+        self._shown = progress
+        self._stop = threading.Event()
+        with ExitStack() as undo:
+            self._runtime = Runtime(config)
+            undo.callback(self._runtime.close)
+            self._log = CheckpointTopic(config, self._runtime.clock)
+            undo.callback(self._log.close)
+            self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, self._runtime.clock)
+            undo.callback(self.metrics.close)
+            self._closing = undo.pop_all()
+        registry = self.metrics.registry
+        self._sequence = Gauge(
+            "statemgr_standby_sequence", "Sequence number of the checkpoint that is here", ["job", "task"],
+            registry=registry,
+        )  # fmt: skip
+        self._taken = Gauge(
+            "statemgr_standby_checkpoint_seconds", "When that checkpoint was taken, in seconds since the epoch",
+            ["job", "task"], registry=registry,
+        )  # fmt: skip
+        self._failures = Counter(
+            "statemgr_standby_failures", "Turns that failed, for a task or as a whole", ["job"], registry=registry
+        ).labels(self._job)
+        self._follower = Follower(self._runtime.parts, self._log, tasks, self._progress)
+
+    def once(self) -> list[Followed]:
+        """One turn. Raises: InvalidError, MissingState, CorruptRecord, UnavailableError for the topic as a whole."""
+        turn = self._follower.turn()
+        for followed in turn:
+            self._count(followed)
+        return turn
+
+    def run(self, report: Callable[[Followed], None], interval_s: float = 1.0) -> None:
+        """Follow until :meth:`stop`; look for new checkpoints every ``interval_s`` seconds.
+
+        What fails is reported and tried again, after growing waits of up to a minute. A task that nobody has
+        committed yet is waited for. Raises: InvalidError (a wrong configuration).
+        """
+        delay = interval_s
+        while not self._stop.is_set():
+            failed = False
+            for followed in self._turn():
+                if followed.task is not None and followed.checkpoint is None:
+                    continue
+                failed = failed or followed.error is not None
+                report(followed)
+            delay = min(2 * delay, max(_MOST_BACKOFF_S, interval_s)) if failed else interval_s
+            self._stop.wait(delay)
+
+    def stop(self, *_: Any) -> None:
+        """End :meth:`run`, breaking off what it fetches. May be called from a signal handler."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Let go of every connection. What is on the machine stays. Idempotent."""
+        self._closing.close()
+
+    def __enter__(self) -> Standby:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def _turn(self) -> list[Followed]:
+        try:
+            return self.once()
+        except Stopped:
+            return []
+        except InvalidError:
+            raise
+        except StatemgrError as error:
+            self._failures.inc()
+            return [Followed(None, None, error=error)]
+
+    def _count(self, followed: Followed) -> None:
+        if followed.error is not None:
+            self._failures.inc()
+        elif followed.checkpoint is not None:
+            self._sequence.labels(self._job, followed.task).set(followed.checkpoint.sequence)
+            self._taken.labels(self._job, followed.task).set(followed.checkpoint.checkpoint_id.millis / 1000)
+            for restored in followed.stores:
+                self.metrics.restored(restored)
+
+    def _progress(self, what: str, done: int, total: int) -> None:
+        if self._stop.is_set():
+            raise Stopped
+        self._shown(what, done, total)

@@ -1,0 +1,1 @@
+"""Moves many blobs in parallel: hedged, packed, compressed, verified, and bounded in memory."""

@@ -1,0 +1,79 @@
+"""Running a measurement in a process of its own, so that nothing is warm and its peak memory is its own.
+
+A measurement is a function of keyword arguments that JSON can carry, and returns a JSON object.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from statemgr.errors import StatemgrError
+from statemgr.local.clock import SystemClock
+
+_DEADLINE_S = 900
+
+
+class MeasurementFailed(StatemgrError):
+    """A process that measured has failed; its last words are in the message."""
+
+
+def in_fresh_process(function: str, **arguments: Any) -> dict[str, Any]:
+    """Call ``module:function`` in a new Python process. Returns what it returned, and ``peak_bytes``, its peak memory.
+
+    Raises: MeasurementFailed, also when it does not end within 15 minutes.
+    """
+    command = [sys.executable, "-m", "statemgr_tools.bench.fresh", function]
+    try:
+        run = subprocess.run(
+            command,
+            input=json.dumps(arguments),
+            capture_output=True,
+            text=True,
+            timeout=_DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise MeasurementFailed(f"{function} has not ended within {_DEADLINE_S} s") from error
+    if run.returncode != 0:
+        raise MeasurementFailed(f"{function} failed: {run.stderr.strip()[-2000:]}")
+    result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return result
+
+
+def seconds_alive() -> float:
+    """Seconds since this process was started, to about 10 ms."""
+    return SystemClock().time_ns() / 1e9 - psutil.Process().create_time()
+
+
+def peak_bytes() -> int:
+    """The most memory that was resident in this process so far.
+
+    From ``/proc`` where there is one: elsewhere the system's number may be that of the process that started this one.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def main() -> None:
+    """What the new process runs: arguments from stdin, the result as the last line of stdout."""
+    module, _, name = sys.argv[1].partition(":")
+    function = getattr(importlib.import_module(module), name)
+    result = function(**json.load(sys.stdin))
+    sys.stdout.write(json.dumps({**result, "peak_bytes": peak_bytes()}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Jobs on a real broker that start from generated states: published past the flows, opened by the public surface."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from statemgr import StateManager
+from statemgr.config import JobConfig
+from statemgr.errors import MissingState
+from statemgr.ids import task_path
+from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_id
+from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
+from statemgr.local.clock import SystemClock, system_ids
+from statemgr.local.directories import StoreDirectories
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
+from statemgr.model.codecs import codec
+from statemgr.tasks.task import Task
+from statemgr_tools.bench.seed import SEED, STORE, TASK
+from statemgr_tools.bench.session import changed
+from statemgr_tools.bench.states import State
+
+
+def publish(config: JobConfig, checkpoint: Checkpoint) -> None:
+    """Make the job's topics, and publish a checkpoint of task 0 on them."""
+    with TopicAdmin(config) as admin:
+        admin.create_missing([checkpoint_topic_spec(config), *changelog_topic_specs(config)])
+    layout = Layout(1, config.tasks, "kafka-partition")
+    record = CheckpointRecord(config.job_name, config.job_id, TASK, layout, (checkpoint,))
+    publisher = TransactionalPublisher(config, task_transactional_id(config, TASK), SystemClock())
+    try:
+        publisher.fence()
+        with publisher.transaction() as transaction:
+            for key, value in codec.encode_record(record):
+                transaction.send(config.checkpoint_topic, key, value, partition=0)
+    finally:
+        publisher.close()
+
+
+@contextmanager
+def task_at(config: JobConfig, state: State) -> Iterator[Task]:
+    """Task 0 of a new job whose store is this state, after the first commit: all is in its backends."""
+    seeded = changed(config, task__restore__factories=SEED)
+    publish(seeded, state.checkpoint)
+    with StateManager(seeded) as manager, manager.open_task(TASK) as task:
+        task.commit({})
+        yield task
+
+
+def committed_files(config: JobConfig, task: Task, target: Path) -> Path:
+    """Hard links, in a new directory, to the files that the task's last commit left on this machine."""
+    checkpoint = task.last_checkpoint
+    assert checkpoint is not None
+    root = config.state_dir / config.job_name / config.job_id / task_path(TASK) / STORE
+    found = StoreDirectories(root, SystemClock(), system_ids()).find(checkpoint.stores[STORE])
+    if found is None:
+        raise MissingState("the directory of the last commit is gone", job=config.job_name, task=task.name)
+    target.mkdir(parents=True)
+    for name in found.files:
+        os.link(found.path / name, target / name)
+    return target

@@ -1,0 +1,108 @@
+"""What is measured in processes of their own beside a broker: opening jobs, commits, plain consumption.
+
+Each function takes and returns JSON. ``alive`` counts from the start of the process, ``seconds`` is the operation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from statemgr import StateManager
+from statemgr.config import JobConfig
+from statemgr.reader import JobReader
+from statemgr_tools.bench import records
+from statemgr_tools.bench.fresh import seconds_alive
+from statemgr_tools.bench.memory import let_go
+from statemgr_tools.bench.seed import STORE, TASK
+
+_BATCH = 10_000
+_COMMIT_BATCH = 1000
+_TIMEOUT_S = 60.0
+
+
+def open_task(config: dict[str, Any], count: int, held: str) -> dict[str, Any]:
+    """Open task 0, whatever it is restored from, until its first keys were read."""
+    parsed = JobConfig.from_mapping(config)
+    let_go(held)
+    start = time.perf_counter()
+    with StateManager(parsed) as manager, manager.open_task(TASK) as task:
+        store = task.store(STORE)
+        assert store.get(records.key(0)) is not None
+        took, alive = time.perf_counter() - start, seconds_alive()
+        assert None not in store.get_many([records.key(n) for n in range(0, count, max(count // 1000, 1))])
+        (restored,) = task.restored
+        return {
+            "seconds": took,
+            "alive": alive,
+            "factory": restored.factory,
+            "records": restored.records,
+            "restoring": restored.seconds,
+        }
+
+
+def commits(config: dict[str, Any], count: int, each: int) -> dict[str, Any]:
+    """``count`` updates, committed after each ``each``."""
+    batches = list(records.batches(count, size=_COMMIT_BATCH))
+    with StateManager(JobConfig.from_mapping(config)) as manager, manager.open_task(TASK) as task:
+        store = task.store(STORE)
+        start, written = time.perf_counter(), 0
+        for batch in batches:
+            store.put_many(batch)
+            written += len(batch)
+            if written % each == 0:
+                task.commit({})
+        return {"seconds": time.perf_counter() - start}
+
+
+def read_records(config: dict[str, Any]) -> dict[str, Any]:
+    """The newest checkpoint of every task, from the checkpoint topic."""
+    with JobReader(JobConfig.from_mapping(config)) as reader:
+        start = time.perf_counter()
+        found = reader.records()
+        return {"seconds": time.perf_counter() - start, "tasks": len(found)}
+
+
+def consume(config: dict[str, Any], topic: str) -> dict[str, Any]:
+    """Plain consumption to the end of partition 0: every key and value is read, and nothing is done with them."""
+    settings = JobConfig.from_mapping(config).kafka_client("consumer")
+    # librdkafka's default of a second starves a fast reader
+    client = Consumer({**settings, "group.id": "bench", "enable.auto.commit": False, "fetch.queue.backoff.ms": 2})
+    start = time.perf_counter()
+    low, high = client.get_watermark_offsets(TopicPartition(topic, 0), timeout=_TIMEOUT_S)
+    client.assign([TopicPartition(topic, 0, low)])
+    position, count = low, 0
+    while position < high:
+        messages = client.consume(_BATCH, 1.0)
+        pairs = [(message.key(), message.value()) for message in messages]
+        if messages:
+            position = (messages[-1].offset() or 0) + 1
+            count += len(pairs)
+    took, alive = time.perf_counter() - start, seconds_alive()
+    client.close()
+    return {"seconds": took, "alive": alive, "records": count}
+
+
+def fill(config: JobConfig, topic: str, batches: Iterable[Sequence[tuple[bytes, bytes | None]]]) -> None:
+    """Write records to partition 0, as fast as it goes, without a transaction."""
+    producer = Producer(
+        {
+            **config.kafka_client("producer"),
+            "linger.ms": 50,
+            "enable.idempotence": True,
+            "queue.buffering.max.messages": 1_000_000,
+        }
+    )
+    for batch in batches:
+        for key, value in batch:
+            while True:
+                try:
+                    producer.produce(topic, value, key, 0)
+                    break
+                except BufferError:
+                    producer.poll(0.05)
+        producer.poll(0)
+    assert producer.flush(_TIMEOUT_S) == 0

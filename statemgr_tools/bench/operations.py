@@ -1,0 +1,151 @@
+"""What is measured in processes of their own: restores, backups, and what plain code does with the same bytes.
+
+Each function takes and returns JSON; times are seconds of the operation alone, without the process's start.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from statemgr.config import JobConfig
+from statemgr.engine import Attempt, Epoch, checkpoint_from_bytes, checkpoint_to_bytes, open_attempt
+from statemgr.errors import MissingError
+from statemgr.flows.open_store import NO_CHANGES
+from statemgr.ids import CheckpointId
+from statemgr.local.durable import hash_file
+from statemgr.model.checkpoint import BlobRef, Checkpoint, IndexMarker, Layout
+from statemgr.ports import FinishedDirectory, RestoreRequest, StoreSnapshot
+from statemgr.wiring import Runtime, shared_runtime
+from statemgr_tools.bench import records
+from statemgr_tools.bench.memory import let_go
+from statemgr_tools.bench.seed import STORE, TASK
+
+_THREADS = 8
+
+
+def open_at(config: JobConfig, checkpoint: Checkpoint | None) -> Attempt:
+    """Task 0's store ``s`` at a checkpoint, without Kafka."""
+    return open_attempt(config, TASK, checkpoint, Epoch(1, Layout(1, 1, "kafka-partition"), {}))
+
+
+def backup(config: dict[str, Any], checkpoint: str, held: str | None = None) -> dict[str, Any]:
+    """Open a store, and prepare a commit of it: all is uploaded that is not in the blob store yet."""
+    base, parsed = checkpoint_from_bytes(bytes.fromhex(checkpoint)), JobConfig.from_mapping(config)
+    _connect(parsed)
+    with open_at(parsed, base) as attempt:
+        let_go(held)
+        start = time.perf_counter()
+        prepared = attempt.prepare({})
+        took = time.perf_counter() - start
+    store = prepared.stores[STORE]
+    following = replace(
+        base,
+        checkpoint_id=CheckpointId(base.checkpoint_id.millis + 1, 0),
+        sequence=base.sequence + 1,
+        stores={STORE: store.state_id},
+        state_checkpoint_markers={factory: {STORE: marker} for factory, marker in store.markers.items()},
+    )
+    return {"seconds": took, "checkpoint": checkpoint_to_bytes(following).hex()}
+
+
+def restore(config: dict[str, Any], checkpoint: str, held: str | None = None) -> dict[str, Any]:
+    """Open a store at a checkpoint: restored, verified, and ready for its first read when it returns."""
+    parsed, published = JobConfig.from_mapping(config), checkpoint_from_bytes(bytes.fromhex(checkpoint))
+    _connect(parsed)
+    let_go(held)
+    start = time.perf_counter()
+    with open_at(parsed, published) as attempt:
+        next(iter(attempt.store(STORE).range()), None)
+        took = time.perf_counter() - start
+        (restored,) = attempt.restored
+    return {
+        "seconds": took,
+        "factory": restored.factory,
+        "bytes_fetched": restored.bytes_fetched,
+        "bytes_reused": restored.bytes_reused,
+    }
+
+
+def _connect(config: JobConfig) -> None:
+    """Make the process's client first, as plain code does: importing modules is the process's start."""
+    runtime = shared_runtime(config)
+    runtime.parts.restore_manager("blob-store")
+    with suppress(MissingError):
+        runtime.blobs().stat("no-such-blob")
+
+
+def copy(paths: list[str], target: str, held: str) -> dict[str, Any]:
+    """A plain parallel copy of files by eight threads. Nothing is synced, as nothing is that is restored."""
+    Path(target).mkdir()
+
+    def one(path: str) -> None:
+        shutil.copyfile(path, Path(target, Path(path).name))
+
+    let_go(held)
+    return {"seconds": in_parallel(one, paths)}
+
+
+def in_parallel(action: Callable[[str], None], items: list[str]) -> float:
+    """Do something with each of many, by eight threads. Returns seconds."""
+    start = time.perf_counter()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for done in [pool.submit(action, item) for item in items]:
+            done.result()
+    return time.perf_counter() - start
+
+
+def hash_files(directory: str) -> dict[str, Any]:
+    """Read and hash every file of a directory, by eight threads."""
+
+    def one(path: str) -> None:
+        hash_file(Path(path))
+
+    return {"seconds": in_parallel(one, [str(path) for path in Path(directory).iterdir() if path.is_file()])}
+
+
+def commit(config: dict[str, Any], checkpoint: str, of: int, count: int) -> dict[str, Any]:
+    """Open a store at a checkpoint, change ``count`` of its ``of`` records, and prepare the commit."""
+    with open_at(JobConfig.from_mapping(config), checkpoint_from_bytes(bytes.fromhex(checkpoint))) as attempt:
+        attempt.store(STORE).put_many(records.updates(count, of=of, seed=1))
+        start = time.perf_counter()
+        attempt.prepare({})
+        return {"seconds": time.perf_counter() - start}
+
+
+def backup_file(config: dict[str, Any], path: str) -> dict[str, Any]:
+    """Back up a directory that holds one file, of any size."""
+    runtime = Runtime(JobConfig.from_mapping(config))
+    file = Path(path)
+    snapshot = StoreSnapshot(
+        runtime.parts.identity(TASK, STORE), "one-file", runtime.ids.attempt_id(),
+        FinishedDirectory(file.parent, {file.name: (file.stat().st_size, None)}), NO_CHANGES, None,
+    )  # fmt: skip
+    start = time.perf_counter()
+    prepared = runtime.parts.backup_manager("blob-store").prepare(snapshot, None, portable=False)
+    took = time.perf_counter() - start
+    runtime.close()
+    assert isinstance(prepared.marker, IndexMarker)
+    index = prepared.marker.index
+    return {"seconds": took, "index": [index.blob_id, index.size, index.hash.hex()]}
+
+
+def restore_file(config: dict[str, Any], index: list[Any], target: str) -> dict[str, Any]:
+    """Restore what :func:`backup_file` has backed up."""
+    runtime = Runtime(JobConfig.from_mapping(config))
+    blob_id, size, digest = index
+    marker = IndexMarker(BlobRef(blob_id, size, bytes.fromhex(digest)))
+    request = RestoreRequest(
+        runtime.parts.identity(TASK, STORE), marker, Path(target), (), lambda what, done, total: None
+    )
+    start = time.perf_counter()
+    restored = runtime.parts.restore_manager("blob-store").restore(request)
+    took = time.perf_counter() - start
+    runtime.close()
+    return {"seconds": took, "bytes_fetched": restored.bytes_fetched}

@@ -1,0 +1,1 @@
+"""Other systems that the benchmark measures in the same run."""

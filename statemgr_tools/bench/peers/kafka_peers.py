@@ -1,0 +1,74 @@
+"""Kafka Streams and Quix Streams, measured by their harnesses on the same broker and the same records."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from statemgr.cli.java import find_java
+from statemgr_tools.bench import records
+from statemgr_tools.bench.peers.peer import Peer
+
+_QUIX = "quixstreams==3.28.1"
+_CHECKED_KEYS = 20_000
+
+
+class KafkaStreams(Peer):
+    """Restores ``<app>-st-changelog`` with its default settings."""
+
+    def build(self) -> None:
+        libraries = self.directory / "lib"
+        self.step(
+            "mvn", "-q", "-B", "-f", "ks/pom.xml", "dependency:copy-dependencies", f"-DoutputDirectory={libraries}"
+        )
+        (self.directory / "classes").mkdir(exist_ok=True)
+        javac = find_java().program.with_name("javac")
+        self.step(javac, "-cp", f"{libraries}/*", "-d", "classes", "ks/RestoreBench.java")
+
+    def restore(self, broker: str, app: str, source: str, count: int, work: Path) -> dict[str, Any]:
+        """One restore in a new process: ``s`` from its start until the store can be read, ``rec_s``."""
+        keys = work / f"keys-{count}.txt"
+        if not keys.exists():
+            step = max(count // _CHECKED_KEYS, 1)
+            keys.write_text("\n".join(records.key(number).hex() for number in range(0, count, step)))
+        environment = {
+            "BENCH_BROKER": broker,
+            "BENCH_WORK": str(work),
+            "BENCH_KEYS": str(keys),
+            "BENCH_KS_APP": app,
+            "BENCH_KS_SRC": source,
+        }
+        classes = f"{self.directory / 'classes'}:{self.directory / 'lib'}/*"
+        return self.measure([find_java().program, "-cp", classes, "RestoreBench", "default"], environment)
+
+
+class Quix(Peer):
+    """Restores a changelog, and commits in transactions, with its default settings."""
+
+    @property
+    def _python(self) -> Path:
+        return self.directory / "venv" / "bin" / "python"
+
+    def build(self) -> None:
+        self.step(sys.executable, "-m", "venv", "venv")
+        self.step(self._python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", _QUIX)
+
+    def load(self, broker: str, topic: str, count: int, work: Path) -> None:
+        """Fill a changelog with the headers that Quix needs (and its own keys and values of the same sizes)."""
+        environment = _environment(broker, work) | {"BENCH_N": str(count)}
+        self.measure([self._python, "load.py", topic, "quix"], environment)
+
+    def restore(self, broker: str, topic: str, count: int, work: Path) -> dict[str, Any]:
+        """One restore in a new process: ``s`` from its start until the store can be read, ``rec_s``."""
+        environment = _environment(broker, work) | {"BENCH_N": str(count), "BENCH_QUIX_TOPIC": topic}
+        return self.measure([self._python, "quix_restore.py"], environment)
+
+    def commits(self, broker: str, count: int, each: int, work: Path) -> dict[str, Any]:
+        """Updates to a store and a topic, a transaction for ``each`` so many: ``s`` and ``rec_s``."""
+        environment = _environment(broker, work) | {"BENCH_WN": str(count), "BENCH_CP": str(each)}
+        return self.measure([self._python, "write_side.py", "quixtx"], environment)
+
+
+def _environment(broker: str, work: Path) -> dict[str, str]:
+    return {"BENCH_BROKER": broker, "BENCH_WORK": str(work)}

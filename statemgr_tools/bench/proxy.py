@@ -1,0 +1,103 @@
+"""A proxy in front of an S3 server that lets every answer wait for a chosen time, as a store far away does.
+
+Listens on this machine only. Requests are passed on as they are: their signature covers the host that they name.
+"""
+
+from __future__ import annotations
+
+import http.client
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from statemgr.local.clock import SystemClock
+from statemgr_tools.bench.latency import Latencies
+
+_BUFFER = 256 * 1024
+_DEADLINE_S = 60.0
+_NOT_PASSED_ON = {"connection", "transfer-encoding", "expect", "date", "server"}
+
+
+class SlowProxy:
+    """Runs on a port of its own while it is entered.
+
+    Args:
+        upstream: the server's URL.
+        latencies: what each answer waits for, in addition to what the server needs; None for nothing.
+    """
+
+    def __init__(self, upstream: str, latencies: Latencies | None) -> None:
+        source, lock = random.Random(0), threading.Lock()
+
+        def wait() -> None:
+            if latencies is not None:
+                with lock:
+                    seconds = latencies.sample(source)
+                SystemClock().sleep(seconds)
+
+        handler = type("Handler", (_Handler,), {"upstream": urlsplit(upstream).netloc, "wait": staticmethod(wait)})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+
+    @property
+    def endpoint(self) -> str:
+        """The URL for clients."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection of a client, and one to the server for it."""
+
+    protocol_version = "HTTP/1.1"
+    upstream: str
+    wait: Callable[[], None]
+
+    def setup(self) -> None:
+        super().setup()
+        self._to_server = http.client.HTTPConnection(self.upstream, timeout=_DEADLINE_S, blocksize=_BUFFER)
+
+    def finish(self) -> None:
+        self._to_server.close()
+        super().finish()
+
+    def _pass_on(self) -> None:
+        size = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(size) if size else None
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in _NOT_PASSED_ON}
+        self._to_server.request(self.command, self.path, body, headers)
+        answer = self._to_server.getresponse()
+        self.wait()
+        self.send_response_only(answer.status, answer.reason)
+        for name, value in answer.getheaders():
+            if name.lower() not in _NOT_PASSED_ON:
+                self.send_header(name, value)
+        if answer.length is None:  # sent in chunks: its length is known when it has been read
+            content = answer.read()
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+            return
+        self.end_headers()
+        shutil.copyfileobj(answer, self.wfile, _BUFFER)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on  # noqa: N815
+
+    def log_request(self, code: object = "-", size: object = "-") -> None:
+        """Nothing is logged."""

@@ -1,0 +1,114 @@
+"""Results as a table for people, as Markdown for the documentation, and the verdict of a whole run."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Collection, Sequence
+
+import psutil
+from rich.table import Table
+from rich.text import Text
+
+from statemgr.errors import InvalidError
+from statemgr_tools.bench.result import Line, Result
+
+HEADERS = ("case", "value", "unit", "reference", "its value", "ratio", "to reach", "verdict")
+#: Of the cases that need not be reached, so many may be missed, none of them by more than this share.
+MISSES_ALLOWED, MISS_ALLOWED = 3, 0.25
+#: Between these, the documentation has what was measured.
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+_STYLES = {"reached": "green", "missed": "bold red"}
+
+
+def cells(line: Line) -> tuple[str, ...]:
+    """One line as texts."""
+    result = line.result
+    return (
+        result.case,
+        number(result.value),
+        result.unit,
+        result.reference,
+        number(result.reference_value),
+        number(result.ratio),
+        result.target or "",
+        verdict(line),
+    )
+
+
+def verdict(line: Line) -> str:
+    """``reached``, ``missed by 12 %``, or nothing where there is no verdict."""
+    if line.result.reached is None:
+        return "–" if line.result.target else ""
+    return "reached" if line.result.reached else f"missed by {line.miss:.0%}"
+
+
+def table(lines: Sequence[Line]) -> Table:
+    """For a terminal."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for header in HEADERS:
+        made.add_column(
+            header, overflow="fold", justify="right" if header in ("value", "its value", "ratio") else "left"
+        )
+    for line in lines:
+        texts = cells(line)
+        style = _STYLES.get(texts[-1].partition(" ")[0], "")
+        made.add_row(*(Text(text) for text in texts[:-1]), Text(texts[-1], style=style))
+    return made
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """For ``docs/performance.md``."""
+    rows = [HEADERS, ("---",) * len(HEADERS), *(cells(line) for line in lines)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+def block(lines: Sequence[Line], rounds: int) -> str:
+    """The Markdown table, under a sentence on the machine."""
+    memory = psutil.virtual_memory().total / 1e9
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors, {memory:.0f} GB of memory"
+    return f"{machine}, Python {platform.python_version()}; {rounds} rounds.\n\n{markdown(lines)}"
+
+
+def with_block(page: str, text: str) -> str:
+    """A page with what is between its markers replaced. Raises: InvalidError when it has none."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise InvalidError("the page has no place for the table", hint=f"it goes between {BEGIN} and {END}")
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
+
+
+def summary(lines: Sequence[Line], must: Collection[str]) -> str:
+    """One sentence on the whole run."""
+    missed = missed_cases(lines)
+    required = sorted(set(missed) & set(must))
+    others = {name: by for name, by in missed.items() if name not in must}
+    parts = [f"must be reached and were not: {', '.join(required)}" if required else "all that must be reached were"]
+    if others:
+        parts.append(f"{len(others)} of the others missed (allowed: {MISSES_ALLOWED}): {', '.join(sorted(others))}")
+        parts += [f"{name} by more than {MISS_ALLOWED:.0%}" for name, by in others.items() if by > MISS_ALLOWED]
+    return "; ".join(parts)
+
+
+def missed_cases(lines: Sequence[Line]) -> dict[str, float]:
+    """Case → the largest share by which one of its lines missed its target."""
+    missed: dict[str, float] = {}
+    for line in lines:
+        if line.result.reached is False:
+            missed[line.result.case] = max(line.miss, missed.get(line.result.case, 0.0))
+    return missed
+
+
+def number(value: float | None) -> str:
+    """To three significant digits, with separators where it is large."""
+    if value is None:
+        return ""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def results(lines: Sequence[Line]) -> list[Result]:
+    """Without what only the verdict needs."""
+    return [line.result for line in lines]

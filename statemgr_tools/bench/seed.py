@@ -1,0 +1,119 @@
+"""A state backend from outside that starts stores from a directory that was generated: hard links, so at no cost.
+
+Its marker is the directory's path. It backs nothing up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from statemgr.backends.services import BackendContext
+from statemgr.errors import InvalidError
+from statemgr.ids import CheckpointId
+from statemgr.model.checkpoint import Checkpoint, Marker, OpaqueMarker
+from statemgr.model.commit import PreparedChanges
+from statemgr.ports import (
+    BackupManager,
+    PreparedBackup,
+    Restored,
+    RestoreManager,
+    RestoreRequest,
+    StagedChanges,
+    StoreIdentity,
+    StoreSnapshot,
+)
+
+#: The factory name, for ``task.restore.factories``.
+SEED = "statemgr_tools.bench.seed:SeedBackend"
+TASK = "Partition 0"
+STORE = "s"
+_HASHES = ".hashes.json"
+
+Files = Mapping[str, tuple[int, bytes]]
+
+
+def seeded(directory: Path) -> Checkpoint:
+    """A checkpoint that says: store ``s`` is what is in this directory (as :func:`write_hashes` left it)."""
+    return Checkpoint(
+        checkpoint_id=CheckpointId(1_700_000_000_000, 1),
+        sequence=1,
+        epoch=1,
+        input_offsets={},
+        stores={STORE: f"seed-{directory.name}"},
+        state_checkpoint_markers={SEED: {STORE: OpaqueMarker(os.fsencode(directory))}},
+        backup_factories={STORE: (SEED,)},
+        restore_factories={STORE: (SEED,)},
+    )
+
+
+def write_hashes(directory: Path, files: Files) -> None:
+    """Keep the hashes beside the directory, so that nobody needs to read it whole again."""
+    text = json.dumps({name: [size, digest.hex()] for name, (size, digest) in files.items()})
+    directory.with_name(directory.name + _HASHES).write_text(text)
+
+
+def read_hashes(directory: Path) -> Files:
+    """What :func:`write_hashes` wrote."""
+    found = json.loads(directory.with_name(directory.name + _HASHES).read_text())
+    return {name: (size, bytes.fromhex(digest)) for name, (size, digest) in found.items()}
+
+
+class SeedBackend:
+    """Implements :class:`statemgr.ports.StateBackend`; for restoring only."""
+
+    def __init__(self, context: BackendContext) -> None:
+        """It needs nothing."""
+
+    def backup_manager(self) -> BackupManager:
+        return _NoBackup()
+
+    def restore_manager(self) -> RestoreManager:
+        return _SeedRestore()
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
+class _NoBackup:
+    """Has nothing to keep, and nothing to clean up when another backend takes over."""
+
+    needs_changes = False
+    needs_directory = True
+    fills_from_changes = False
+
+    def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
+        raise InvalidError("a seed is for restoring only", task=snapshot.identity.task)
+
+    def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
+        raise InvalidError("a seed is for restoring only", task=identity.task)
+
+    def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
+        return None
+
+    def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
+        """There is nothing."""
+
+    def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
+        return False
+
+    def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
+        return ()
+
+    def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
+        return ()
+
+
+class _SeedRestore:
+    def restore(self, request: RestoreRequest) -> Restored:
+        """Hard links to every file."""
+        marker: Marker = request.marker
+        assert isinstance(marker, OpaqueMarker)
+        directory = Path(os.fsdecode(marker.data))
+        files = read_hashes(directory)
+        request.staging.mkdir(parents=True)
+        for name in files:
+            os.link(directory / name, request.staging / name)
+        return Restored(files)

@@ -1,0 +1,129 @@
+"""How costs grow: with the size of the state, with what changes, with the number of files, with the store's latency.
+
+Each sweep gives curves for one picture. What is measured is what the cases of the table measure.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from statemgr_tools.bench import records
+from statemgr_tools.bench.backups import backup_of
+from statemgr_tools.bench.cases.restore import restored
+from statemgr_tools.bench.jobs import task_at
+from statemgr_tools.bench.latency import FLIP_158, Latencies, fixed
+from statemgr_tools.bench.measure import seconds
+from statemgr_tools.bench.proxy import SlowProxy
+from statemgr_tools.bench.seed import STORE
+from statemgr_tools.bench.session import MEBIBYTE, Session
+from statemgr_tools.bench.states import State, many_files, state_of
+
+BACKENDS = ("blob-changelog", "blob-store")
+_UPDATES = 10_000
+_SMALL = 64 * MEBIBYTE
+_WARM_UP = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """``label``: points (x, seconds). x is a number, or a text where it is none."""
+
+    label: str
+    points: Sequence[tuple[float | str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """Curves with one meaning of x."""
+
+    title: str
+    x: str
+    curves: Sequence[Curve]
+    logarithmic: bool = True
+
+
+def all_sweeps(session: Session) -> Iterator[Picture]:
+    """Every picture, one after the other."""
+    yield _by_state(session)
+    yield _by_changes(session)
+    yield _by_files(session)
+    yield _by_latency(session)
+
+
+def _by_state(session: Session) -> Picture:
+    sizes = [session.bytes(size * MEBIBYTE) for size in (16, 64, 256, 1024)]
+    curves = [
+        Curve(
+            label=f"commit, {backend}",
+            points=[(size / MEBIBYTE, _commit(session, backend, state_of(session, size))) for size in sizes],
+        )
+        for backend in BACKENDS
+    ]
+    restores = [(size / MEBIBYTE, _restore(session, state_of(session, size))) for size in sizes]
+    title = f"A commit of {session.count(_UPDATES):,} updates, and a restore"
+    return Picture(title=title, x="state, MiB", curves=[*curves, Curve(label="restore", points=restores)])
+
+
+def _by_changes(session: Session) -> Picture:
+    state = state_of(session, session.bytes(_SMALL))
+    counts = [session.count(count, least=10) for count in (100, 1000, 10_000, 100_000)]
+    curves = [
+        Curve(
+            label=f"commit, {backend}",
+            points=[(count, _commit(session, backend, state, updates=count)) for count in counts],
+        )
+        for backend in BACKENDS
+    ]
+    return Picture(title=f"A commit on {state}", x="updates", curves=curves)
+
+
+def _by_files(session: Session) -> Picture:
+    states = [many_files(session, session.count(count, least=10)) for count in (10, 100, 1000, 10_000)]
+    restores = [(len(state.files), _restore(session, state)) for state in states]
+    idle = [(len(state.files), _commit(session, "blob-store", state, updates=0)) for state in states]
+    curves = [Curve(label="restore", points=restores), Curve(label="commit, nothing changed", points=idle)]
+    return Picture(title="Small files", x="files", curves=curves)
+
+
+def _by_latency(session: Session) -> Picture:
+    state = state_of(session, session.bytes(_SMALL))
+    stores: list[Latencies | None] = [None, fixed(0.02), fixed(0.1), FLIP_158]
+    curves = []
+    for backend in BACKENDS:
+        points: list[tuple[float | str, float]] = []
+        for latencies in stores:
+            with SlowProxy(session.servers.s3().endpoint, latencies) as proxy:
+                took = _commit(session, backend, state, endpoint=proxy.endpoint)
+            points.append((latencies.name if latencies else "none", took))
+        curves.append(Curve(label=f"commit, {backend}", points=points))
+    title = f"A commit of {session.count(_UPDATES):,} updates on {state}"
+    return Picture(title=title, x="latency added to every request", curves=curves, logarithmic=False)
+
+
+def _commit(
+    session: Session, backend: str, state: State, *, updates: int | None = None, endpoint: str | None = None
+) -> float:
+    """The median time of some commits, seconds."""
+    count = session.count(_UPDATES) if updates is None else updates
+    session.report(f"{backend}: commits of {count:,} updates on {state}")
+    settings: dict[str, object] = {"task.backup.factories": backend}
+    if endpoint is not None:
+        settings["blob.store.s3.endpoint"] = endpoint
+    config = session.job("sweep", s3=True, overrides=settings)
+    times: list[float] = []
+    with task_at(config, state) as task:
+        for number in range(-_WARM_UP, 3 * session.rounds):
+            if count:
+                task.store(STORE).put_many(records.updates(count, of=state.records, seed=number + 1000))
+            times.append(seconds(partial(task.commit, {})))
+    shutil.rmtree(config.state_dir)
+    return statistics.median(times[_WARM_UP:])
+
+
+def _restore(session: Session, state: State) -> float:
+    backup = backup_of(session, state, s3=True)
+    return statistics.median(restored(session, backup)["seconds"] for _ in range(session.rounds))

@@ -1,0 +1,1 @@
+"""The commands `statemgr bench`, `demo` and `dev`."""

@@ -1,0 +1,149 @@
+"""``statemgr bench``: measures the product beside named references, and says what was reached."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from statemgr.cli.options import overrides
+from statemgr.cli.output import console, messages, print_json, show_error
+from statemgr.config import JobConfig
+from statemgr.errors import StatemgrError
+from statemgr_tools.bench import plots, registry, render
+from statemgr_tools.bench.result import Line
+from statemgr_tools.bench.session import GIBIBYTE, SMALL, Plan, Session
+from statemgr_tools.bench.sweeps import all_sweeps
+
+if TYPE_CHECKING:
+    from statemgr_tools.bench.measure import Report
+
+
+#: Of a number of bytes.
+_DIGITS = 18
+
+
+def _scale(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """A callback: ``full``, ``small``, or the bytes that stand for the table's 1 GiB."""
+    if value in ("full", "small"):
+        return 1.0 if value == "full" else SMALL
+    if not value.isdecimal() or len(value) > _DIGITS or int(value) == 0:
+        raise click.BadParameter("full, small, or a number of bytes", ctx, param)
+    return min(int(value) / GIBIBYTE, 1.0)
+
+
+@click.command("bench")
+@click.option("--case", "cases", multiple=True, type=click.Choice(list(registry.TABLE)), help="Only this. Repeatable.")
+@click.option(
+    "--size",
+    "scale",
+    default="full",
+    show_default=True,
+    callback=_scale,
+    metavar="full|small|BYTES",
+    help="Sizes of the table, a smoke test, or the bytes that stand for the table's 1 GiB; all else in proportion.",
+)
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 100), help="How often each is measured.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--markdown",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="Also write the table into FILE, between its markers (docs/performance.md).",
+)
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Measure how costs grow, and draw it into FILE.svg or FILE.png: alone, or after the cases of --case.",
+)
+@click.option(
+    "--peers",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Directory of the peers' harnesses (samza, kafka); without it their lines have no reference.",
+)
+@click.option(
+    "--work",
+    default=Path(".statemgr", "bench"),
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where state, servers and peers' builds are kept; 20 GB free for the whole table.",
+)
+@click.option("--config", "-c", "config_file", type=click.Path(), help="Use the servers of this configuration.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set one key of it. Repeatable.")
+def command(
+    cases: tuple[str, ...],
+    scale: float,
+    rounds: int,
+    as_json: bool,
+    markdown: Path | None,
+    plot: Path | None,
+    peers: Path | None,
+    work: Path,
+    config_file: str | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Measure commits, restores and calls beside named references.
+
+    Servers are started here unless the configuration names some. Exit status 1 if a case that must be reached is
+    missed at full size, or one could not be measured.
+    """
+    plan = Plan(scale=scale, rounds=rounds, work=work, peers=peers, given=_given(config_file, settings))
+    if plot is not None:
+        plots.check_available()
+    names = [name for name in registry.TABLE if name in cases or not (cases or plot)]
+    chosen = [registry.find(name) for name in names]
+    # so that servers are stopped and data is removed
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    lines: list[Line] = []
+    failed: list[str] = []
+    with _progress() as report, Session(plan, report) as session:
+        for case in chosen:
+            report(case.name)
+            try:
+                lines += case.measure(session)
+            except StatemgrError as error:
+                failed.append(case.name)
+                show_error(f"{case.name}: {error.message}", error.hint)
+        if plot is not None:
+            plots.draw(list(all_sweeps(session)), plot)
+        for note in session.peers.notes:
+            messages().print(f"note: {note}", markup=False)
+    _show(lines, as_json=as_json)
+    if markdown is not None:
+        markdown.write_text(render.with_block(markdown.read_text(), render.block(lines, rounds)))
+    must = {case.name for case in chosen if case.must}
+    if failed or (session.full and set(render.missed_cases(lines)) & must):
+        raise SystemExit(1)
+
+
+def _given(config_file: str | None, settings: tuple[str, ...]) -> Mapping[str, object]:
+    """The keys that were given. Raises: ConfigError, click.UsageError."""
+    if config_file is None:
+        return overrides(settings)
+    return JobConfig.from_file(config_file, overrides(settings)).to_mapping()
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """What is being measured, on stderr: a spinner on a terminal, a line each otherwise."""
+    stderr = Console(stderr=True, highlight=False)
+    if not stderr.is_terminal:
+        yield lambda what: stderr.print(what, markup=False)
+        return
+    with stderr.status("") as status:
+        yield lambda what: status.update(what)
+
+
+def _show(lines: list[Line], *, as_json: bool) -> None:
+    if as_json:
+        print_json([result.to_dict() for result in render.results(lines)])
+        return
+    console().print(render.table(lines))
+    must = [name for name, (_, must) in registry.TABLE.items() if must]
+    messages().print(render.summary(lines, must), markup=False)

@@ -1,0 +1,110 @@
+"""Commands of ``statemgr`` that are Spark jobs: ``demo``. They parse options and print, no more."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from statemgr.errors import InvalidError, PrerequisiteMissing
+
+if TYPE_CHECKING:
+    from statemgr_tools.demo.settings import Settings
+
+
+@click.command("demo")
+@click.option(
+    "--input",
+    "input_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A CSV file with a header (.csv, .csv.gz, .zip) instead of the flights.",
+)
+@click.option("--key", help="Column that the state is keyed by.")
+@click.option(
+    "--sum",
+    "sums",
+    multiple=True,
+    help="Column, or product of columns (Quantity*UnitPrice), to count, add up exactly and take the largest of.",
+)
+@click.option("--blob", type=click.Choice(["file", "s3"]), default="file", show_default=True, help="Where blobs are.")
+@click.option("--kills", type=click.IntRange(0, 50), default=2, show_default=True, help="How often it is killed.")
+@click.option("--seed", type=int, help="Decides in which phases it is killed; printed, so a run can be repeated.")
+@click.option("--aim", "aims", multiple=True, help="A phase for the first kill, the second, … instead of drawn ones.")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".statemgr"),
+    show_default=True,
+    help="Everything is written below it.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object, and no page.")
+def demo(
+    input_file: Path | None,
+    key: str | None,
+    sums: tuple[str, ...],
+    blob: str,
+    kills: int,
+    seed: int | None,
+    aims: tuple[str, ...],
+    directory: Path,
+    as_json: bool,
+) -> None:
+    """Real rows through a Spark job that is killed with SIGKILL and restored, compared to the last digit.
+
+    The 336,776 flights of 2013 from New York, per tail number, unless --input, --key and --sum say otherwise.
+    A local Kafka broker is started (STATEMGR_TEST_KAFKA names one that already runs), and stopped at the end. Exit
+    status 1 if anything differs from a recount.
+    """
+    settings = _settings(input_file, key, sums, blob, kills, seed, aims, directory)
+    from statemgr_tools.demo.flow import demo as run
+    from statemgr_tools.demo.show import page
+
+    console = Console(stderr=as_json)
+    summary = run(settings, os.environ, console)
+    if as_json:
+        click.echo(json.dumps(summary.to_dict(), ensure_ascii=False, indent=2))
+    else:
+        page(summary, console)
+    sys.exit(0 if summary.equal else 1)
+
+
+def _settings(
+    input_file: Path | None,
+    key: str | None,
+    sums: tuple[str, ...],
+    blob: str,
+    kills: int,
+    seed: int | None,
+    aims: tuple[str, ...],
+    directory: Path,
+) -> Settings:
+    if importlib.util.find_spec("pyspark") is None:
+        raise PrerequisiteMissing("PySpark is not installed", hint="pip install 'statemgr[demo]'")
+    from statemgr_tools.demo.bait import AIMS
+    from statemgr_tools.demo.dataset import FLIGHTS_KEY, FLIGHTS_SUMS
+    from statemgr_tools.demo.settings import Settings
+
+    if input_file is None and (key or sums):
+        raise InvalidError("--key and --sum are for a file of your own", hint="give it with --input")
+    if input_file is not None and not (key and sums):
+        raise InvalidError("--input needs --key and at least one --sum")
+    for aim in aims:
+        if aim not in list(AIMS):
+            raise InvalidError(f"{aim!r} is not a phase of a batch", hint=f"one of {', '.join(AIMS)}")
+    return Settings(
+        directory=directory,
+        blob=blob,
+        seed=secrets.randbelow(100_000) if seed is None else seed,
+        kills=kills,
+        sums=sums or FLIGHTS_SUMS,
+        key=key or FLIGHTS_KEY,
+        input=input_file,
+        aims=aims,
+    )

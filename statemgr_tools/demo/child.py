@@ -1,0 +1,136 @@
+"""The pipeline's process, started in a session of its own, so that its end can be as sudden as a power cut.
+
+Kills with SIGKILL by process group; finds the processes by their session, never by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from statemgr.errors import StatemgrError
+from statemgr_tools.demo.pipeline import Spec
+
+_POLL_S = 0.05
+_EXCEPTION = re.compile(r"[\w.]*(Error|Exception): \S")
+_KILL_DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: the phase in which it was killed (with what it was about to happen to), or None."""
+
+    hit: str | None
+    subject: str
+    processes: int
+    seconds: float
+
+
+def run_child(
+    spec: Spec, directory: Path, log: Path, batches: Callable[[list[dict[str, Any]]], None], deadline_s: float
+) -> Outcome:
+    """Run the pipeline until it ends, or takes the bait and is killed.
+
+    Args:
+        batches: called with all batch reports of the run whenever there are new ones.
+
+    Raises: StatemgrError when it failed, or did not end by the deadline.
+    """
+    path = directory / "spec.json"
+    spec.save(path)
+    hit_file = Path(spec.bait[2]) if spec.bait else None
+    events = Path(spec.events)
+    events.write_text("")
+    began = time.monotonic()
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "statemgr_tools.demo.pipeline", str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    seen = 0
+    try:
+        while child.poll() is None:
+            reports = _reports(events)
+            if len(reports) > seen:
+                seen = len(reports)
+                batches(reports)
+            if hit_file is not None and hit_file.exists():
+                hit = json.loads(hit_file.read_text())
+                killed = kill_session(child)
+                return Outcome(hit["phase"], hit["subject"], killed, time.monotonic() - began)
+            if time.monotonic() - began > deadline_s:
+                raise StatemgrError(f"the pipeline did not end in {deadline_s:.0f} s", hint=f"see {log}")
+            try:
+                child.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                continue
+        batches(_reports(events))
+        if child.returncode != 0:
+            raise StatemgrError(f"the pipeline failed: {_last_error(log)}", hint=f"see {log}")
+        return Outcome(None, "", 0, time.monotonic() - began)
+    finally:
+        kill_session(child)
+
+
+def kill_session(child: subprocess.Popen[bytes]) -> int:
+    """SIGKILL every process of the child's session: driver, JVM, Python workers. Returns: how many they were."""
+    killed: set[int] = set()
+    end = time.monotonic() + _KILL_DEADLINE_S
+    while time.monotonic() < end:
+        members = _session_members(child.pid)
+        if not members:
+            break
+        killed.update(members)
+        for group in set(members.values()):
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        child.poll()
+    child.wait(_KILL_DEADLINE_S)
+    return len(killed)
+
+
+def _session_members(session: int) -> dict[int, int]:
+    members = {}
+    for process in psutil.process_iter(["pid", "status"]):
+        pid = process.info["pid"]
+        if process.info["status"] == psutil.STATUS_ZOMBIE:
+            continue
+        try:
+            if os.getsid(pid) == session:
+                members[pid] = os.getpgid(pid)
+        except (ProcessLookupError, PermissionError):
+            continue
+    return members
+
+
+def _reports(events: Path) -> list[dict[str, Any]]:
+    reports = []
+    for line in events.read_text().splitlines():
+        try:
+            reports.append(json.loads(line))
+        except ValueError:
+            break  # being written now
+    return reports
+
+
+def _last_error(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    typed = [line.removeprefix("statemgr: ") for line in lines if line.startswith("statemgr: ")]
+    others = [line for line in lines if _EXCEPTION.match(line)]
+    return (typed or others or lines or ["its log is empty"])[-1][:500]

@@ -1,0 +1,202 @@
+"""The demo, step by step:
+
+1. start a Kafka broker (and an S3 server), unless addresses of running ones are given
+2. put the input's rows on a topic
+3. run the pipeline; kill it in a phase drawn from the seed; delete its local state; start it again, restoring from
+   the blob store, the next time from the changelogs, until it has run to the end
+4. recount the input, read the state from each backend and the output, compare, and say what was found
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from statemgr import JobConfig
+from statemgr_tools.demo import verify
+from statemgr_tools.demo.bait import draw
+from statemgr_tools.demo.child import run_child
+from statemgr_tools.demo.dataset import Dataset, flights
+from statemgr_tools.demo.measures import measures_of
+from statemgr_tools.demo.pipeline import Spec
+from statemgr_tools.demo.producing import forget_older_runs, produce
+from statemgr_tools.demo.recount import recount
+from statemgr_tools.demo.settings import FACTORIES, PARTITIONS, Run, Settings, own_directory, write_config
+from statemgr_tools.demo.stopping import exit_on_signals
+from statemgr_tools.demo.summary import Start, Summary
+from statemgr_tools.dev import DevServers, connector_jars, find_java, servers
+
+_RESTORE_ORDER = ("blob-store", "kafka-changelog")
+_BATCHES_PER_START = 5
+_START_DEADLINE_S = 600.0
+
+
+def demo(settings: Settings, environment: Mapping[str, str], console: Console) -> Summary:
+    """Run the demo, with progress on ``console``. Raises: StatemgrError; SystemExit on SIGTERM and SIGHUP.
+
+    However it ends, the servers that it started and the pipeline's processes end with it.
+    """
+    began = time.monotonic()
+    find_java()
+    columns, _ = measures_of(settings.sums)
+    if settings.input is None:
+        dataset = flights(columns)
+    else:
+        dataset = Dataset(settings.input, settings.key, tuple(columns))
+    next(dataset.rows(), None)  # says what is wrong with the file before anything is started
+    run = Run(own_directory(settings.directory.absolute() / "demo"), secrets.token_hex(4))
+    with exit_on_signals(), _progress(console) as progress:
+        before = servers.status(settings.directory / "dev")
+        try:
+            run.scratch.mkdir()
+            progress.console.print(
+                f"seed {settings.seed}, files in {run.root}", markup=False, highlight=False, soft_wrap=True
+            )
+            running = _servers(settings, environment, progress)
+            rows, starts = _work(settings, run, dataset, running, progress)
+            config = write_config(run, settings, running, None)
+            sides = _compare(settings, run, dataset, config, progress)
+            listing = _list_checkpoints(run)
+        finally:
+            if before.kafka_pid is None and before.s3_pid is None:  # else they are not ours to stop
+                servers.down(settings.directory / "dev")
+            shutil.rmtree(run.scratch, ignore_errors=True)
+    return Summary(
+        seed=settings.seed,
+        blob=settings.blob,
+        directory=str(run.root),
+        word="flights" if settings.input is None else "rows",
+        measures=settings.sums,
+        rows=rows,
+        starts=starts,
+        sides=sides,
+        listing=listing,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _work(
+    settings: Settings, run: Run, dataset: Dataset, running: DevServers, progress: Progress
+) -> tuple[int, list[Start]]:
+    assert running.bootstrap_servers is not None
+    bar = progress.add_task("rows to Kafka", total=None)
+    rows = produce(
+        dataset, running.bootstrap_servers, run.topic, PARTITIONS, lambda done: progress.update(bar, completed=done)
+    )
+    progress.update(bar, total=rows, completed=rows)
+    spec = Spec(
+        config=str(run.config),
+        location=f"file://{run.root}/checkpoint-location",  # Spark takes it literally, so no %20 for a space
+        output=str(run.output),
+        events=str(run.root / "events.jsonl"),
+        scratch=str(run.scratch),
+        bootstrap_servers=running.bootstrap_servers,
+        topic=run.topic,
+        sums=settings.sums,
+        rows_per_batch=max(1, -(-rows // (_BATCHES_PER_START * (settings.kills + 1)))),
+    )
+    bar = progress.add_task("pipeline", total=rows)
+    starts: list[Start] = []
+    for number, (phase, batch) in enumerate([*draw(settings.seed, settings.kills, settings.aims), ("", 0)]):
+        restore = _RESTORE_ORDER[(number - 1) % 2] if number else None
+        if number:
+            # the disk of a machine that is gone
+            shutil.rmtree(run.state, ignore_errors=True)
+        write_config(run, settings, running, restore)
+        bait = (phase, batch, str(run.root / f"hit-{number}.json")) if phase else None
+        label = f"start {number + 1}" + (f", restoring from {restore}" if restore else "")
+        progress.update(bar, description=f"pipeline, {label}")
+        start = _start(replace(spec, bait=bait), run, restore, lambda done: progress.update(bar, completed=done))
+        start.aimed = phase or None
+        starts.append(start)
+        if start.outcome.hit is None:
+            break
+        progress.console.print(
+            f"killed in [bold]{start.outcome.hit}[/] of {start.outcome.subject} "
+            f"(aimed at {phase}), {start.outcome.processes} processes",
+            highlight=False,
+        )
+    progress.update(bar, description="pipeline", completed=rows)
+    return rows, starts
+
+
+def _start(spec: Spec, run: Run, restore: str | None, progress: Callable[[int], None]) -> Start:
+    reports: list[dict[str, Any]] = []
+
+    def follow(found: list[dict[str, Any]]) -> None:
+        reports[:] = found
+        if found:
+            progress(sum(found[-1]["input_offsets"].values()))
+
+    outcome = run_child(spec, run.root, run.log, follow, _START_DEADLINE_S)
+    return Start(restore, outcome, reports)
+
+
+def _compare(
+    settings: Settings, run: Run, dataset: Dataset, config: JobConfig, progress: Progress
+) -> list[verify.Side]:
+    """The recount first, then the sides that must equal it."""
+    bar = progress.add_task("recount and compare", total=2 + len(FACTORIES))
+    sides = [verify.recounted(recount(dataset, settings.sums))]
+    progress.advance(bar)
+    for factory in FACTORIES:
+        sides.append(verify.state(config, factory, run.scratch / "verify"))
+        progress.advance(bar)
+    sides.extend(verify.output(run.output))
+    progress.advance(bar)
+    return sides
+
+
+def _list_checkpoints(run: Run) -> str:
+    command = [sys.executable, "-m", "statemgr.cli.main", "checkpoints", "list", "--config", str(run.config)]
+    listing = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "COLUMNS": "140"}
+    )
+    return listing.stdout if listing.returncode == 0 else f"{listing.stdout}{listing.stderr}"
+
+
+def _servers(settings: Settings, environment: Mapping[str, str], progress: Progress) -> DevServers:
+    """The servers' addresses; those that no variable names are started."""
+    kafka, s3 = environment.get("STATEMGR_TEST_KAFKA"), environment.get("STATEMGR_TEST_S3_ENDPOINT")
+    directory = settings.directory / "dev"
+    need_s3 = settings.blob == "s3" and s3 is None
+    bar = progress.add_task("servers", total=1)
+    running = servers.up(
+        directory,
+        kafka=kafka is None,
+        s3=need_s3,
+        report=lambda step: progress.update(bar, description=step),
+    )
+    progress.update(bar, description="fetching Spark's Kafka connector (the first time)")
+    connector_jars()  # here, where a missing network is one line, and not in the child
+    progress.update(bar, description="servers", completed=1)
+    if kafka is None and running.bootstrap_servers is not None:
+        forget_older_runs(running.bootstrap_servers)
+    if kafka is not None:
+        running = replace(running, bootstrap_servers=kafka)
+    if s3 is not None:
+        running = replace(
+            running,
+            s3_endpoint=s3,
+            s3_bucket=environment.get("STATEMGR_TEST_S3_BUCKET", "statemgr-test"),
+            s3_region=environment.get("STATEMGR_TEST_S3_REGION", "us-east-1"),
+            s3_access_key=environment.get("STATEMGR_TEST_S3_ACCESS_KEY"),
+            s3_secret_key=environment.get("STATEMGR_TEST_S3_SECRET_KEY"),
+        )
+    return running
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )

@@ -1,0 +1,201 @@
+"""The demo's main job, run in a process of its own: ``python -m statemgr_tools.demo.pipeline spec.json``.
+
+Per key it keeps a :class:`Tally` in the store ``totals``, and gives each batch's changes to an output that writes
+Parquet, one directory per sequence number that is written once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from spark_integration.context import BatchReport, StateContext
+from spark_integration.query import StatefulQuery
+from statemgr import JobConfig
+from statemgr.errors import StatemgrError
+from statemgr_tools.demo.bait import Bait, install
+from statemgr_tools.demo.measures import Tally, measures_of
+from statemgr_tools.demo.sink import deliver
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from statemgr import Store
+
+STORE = "totals"
+#: By Kafka's own keys, which are bytes.
+PARTITIONER = "spark-hash(binary)"
+OUTPUT_DDL = "key binary, change string, total string"
+#: Keys that one task holds in memory before it writes them to the store.
+_KEYS_IN_MEMORY = 20_000
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What the child process is told, as JSON: paths, the topic, and where to be killed (phase and batch)."""
+
+    config: str
+    location: str
+    output: str
+    events: str
+    scratch: str
+    bootstrap_servers: str
+    topic: str
+    sums: tuple[str, ...]
+    rows_per_batch: int
+    bait: tuple[str, int, str] | None = None
+
+    def save(self, path: Path) -> None:
+        """Write it where :meth:`load` finds it."""
+        path.write_text(json.dumps(asdict(self), indent=2))
+
+    @classmethod
+    def load(cls, path: Path) -> Spec:
+        """What :meth:`save` wrote."""
+        data = json.loads(path.read_text())
+        return cls(**{**data, "sums": tuple(data["sums"])})
+
+
+class Totals:
+    """The process function: adds the batch's rows to the stored tallies."""
+
+    def __init__(self, sums: tuple[str, ...], bait: Bait | None) -> None:
+        self.sums = sums
+        self.bait = bait
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows of ``key`` and ``value`` in; per key the batch's change and the new total out."""
+        install(self.bait)
+        _, measures = measures_of(self.sums)
+        changes: dict[bytes, Tally] = {}
+        for batch in batches:
+            for key, value in zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True):
+                tally = changes.get(key or b"")
+                if tally is None:
+                    tally = changes[key or b""] = Tally(len(measures))
+                tally.add_row(_row(value), measures)
+            if len(changes) >= _KEYS_IN_MEMORY:
+                yield self._save(changes, stores[STORE])
+                changes = {}
+        if changes:
+            yield self._save(changes, stores[STORE])
+
+    def _save(self, changes: dict[bytes, Tally], store: Store) -> pa.RecordBatch:
+        keys = sorted(changes)
+        deltas = [changes[key].to_json() for key in keys]
+        totals = []
+        for key, saved in zip(keys, store.get_many([_state_key(key) for key in keys]), strict=True):
+            total = changes[key]
+            if saved is not None:
+                total.add(Tally.from_json(saved))
+            totals.append(total.to_json())
+        store.put_many([(_state_key(key), total.encode()) for key, total in zip(keys, totals, strict=True)])
+        return pa.RecordBatch.from_pydict({"key": keys, "change": deltas, "total": totals})
+
+
+def _state_key(key: bytes) -> bytes:
+    # a prefix, so that rows without a key have a key of their own in every kind of store
+    return b"k" + key
+
+
+def _row(value: bytes | None) -> list[str] | None:
+    row = None if value is None else json.loads(value)
+    return row if isinstance(row, list) else None
+
+
+def run(spec: Spec) -> None:
+    """Run the job over everything that the topic has now."""
+    spark = _session(spec)
+    bait = None if spec.bait is None else Bait(*spec.bait)
+    install(bait)
+
+    def report(batch: BatchReport) -> None:
+        if bait is not None:
+            bait.current += 1
+        with Path(spec.events).open("a") as events:
+            events.write(json.dumps(asdict(batch)) + "\n")
+
+    def source(starting_offsets: str) -> DataFrame:
+        return (
+            spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", spec.bootstrap_servers)
+            .option("subscribe", spec.topic)
+            .option("startingOffsets", starting_offsets)
+            .option("maxOffsetsPerTrigger", spec.rows_per_batch)
+            .load()
+            .select("key", "value")
+        )
+
+    def write(rows: DataFrame, sequence: int) -> None:
+        deliver(rows, sequence, Path(spec.output))
+
+    query = (
+        StatefulQuery(JobConfig.from_file(spec.config))
+        .input(source)
+        .key_by("key")
+        .process(Totals(spec.sums, bait), OUTPUT_DDL)
+        .output(write)
+        .on_batch(report)
+        .queryName("totals")
+        .trigger(availableNow=True)
+        .option("checkpointLocation", spec.location)
+        .start()
+    )
+    query.awaitTermination()
+    spark.stop()
+
+
+def _session(spec: Spec) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    from statemgr_tools.dev import connector_jars, find_java
+
+    find_java()
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings: dict[str, Any] = {
+        "spark.jars": ",".join(str(jar) for jar in connector_jars()),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.local.dir": f"{spec.scratch}/spark",
+        "spark.sql.warehouse.dir": f"{spec.scratch}/warehouse",
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": java_options(spec.scratch),
+    }
+    builder = SparkSession.builder.master("local[2]").appName("statemgr demo")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def java_options(scratch: str) -> str:
+    """Options of the driver's JVM; what it leaves when it is killed is below ``scratch``."""
+    # Spark splits the text at spaces, but for what is quoted
+    quoted = scratch.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"-Djava.io.tmpdir={quoted}" -XX:+UseSerialGC -XX:TieredStopAtLevel=1'
+
+
+def main() -> int:
+    """Exit status 0 when every row was done; a typed error is one line on stderr and its own status."""
+    try:
+        run(Spec.load(Path(sys.argv[1])))
+    except StatemgrError as error:
+        sys.stderr.write(f"statemgr: {type(error).__name__}: {error}\n")
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""What one run of the demo is asked for, and the files it works with. Writes the run's ``job.toml``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from statemgr import JobConfig
+from statemgr.errors import InvalidError
+from statemgr_tools.dev import DevServers
+
+TASKS = 4
+PARTITIONS = 4
+JOB = "demo"
+FACTORIES = ("kafka-changelog", "blob-store")
+#: In every directory that the demo made, and may remove for that reason.
+MARKER = ".statemgr-demo"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of ``statemgr demo``."""
+
+    directory: Path
+    blob: str
+    seed: int
+    kills: int
+    sums: tuple[str, ...]
+    key: str
+    input: Path | None = None
+    aims: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's directory; the run's name is part of every topic's name, so runs never meet."""
+
+    root: Path
+    name: str
+
+    @property
+    def config(self) -> Path:
+        return self.root / "job.toml"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def output(self) -> Path:
+        return self.root / "output"
+
+    @property
+    def scratch(self) -> Path:
+        return self.root / "scratch"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "pipeline.log"
+
+    @property
+    def topic(self) -> str:
+        return f"{JOB}-{self.name}-rows"
+
+
+def own_directory(path: Path) -> Path:
+    """A new directory for a run; the run before it is removed, and nothing that somebody else put there.
+
+    Raises: InvalidError when something is there that the demo did not make.
+    """
+    if path.is_symlink() or (path.exists() and not (path / MARKER).is_file()):
+        if path.is_symlink() or not path.is_dir() or any(path.iterdir()):
+            raise InvalidError(
+                "something that no demo has written stands where the demo writes",
+                hint="`statemgr demo --directory` takes another, or move it away",
+                path=str(path),
+            )
+    elif path.exists():
+        # the marker goes last, so that what is left of a removal that was cut off is still known
+        for entry in [entry for entry in path.iterdir() if entry.name != MARKER]:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink()
+    path.mkdir(parents=True, exist_ok=True)
+    (path / MARKER).write_text("`statemgr demo` made this directory, and its next run replaces it.\n")
+    return path
+
+
+def write_config(run: Run, settings: Settings, servers: DevServers, restore: str | None) -> JobConfig:
+    """Write ``job.toml`` for the next start, restoring from one backend, or from the default ones."""
+    values: dict[str, object] = {
+        "job.name": JOB,
+        "job.id": run.name,
+        "job.tasks": TASKS,
+        "kafka.bootstrap.servers": servers.bootstrap_servers,
+        "state.dir": str(run.state),
+        "task.backup.factories": list(FACTORIES),
+        "task.restore.factories": [restore] if restore else ["blob-store", "kafka-changelog"],
+        "stores.totals.type": "rocksdb",
+    }
+    if settings.blob == "s3":
+        values |= {
+            "blob.store.uri": f"s3://{servers.s3_bucket}/demo",
+            "blob.store.s3.endpoint": servers.s3_endpoint,
+            "blob.store.s3.region": servers.s3_region,
+            "blob.store.s3.access.key": f"${{file:{_secret(run, 's3-access-key', servers.s3_access_key)}}}",
+            "blob.store.s3.secret.key": f"${{file:{_secret(run, 's3-secret-key', servers.s3_secret_key)}}}",
+        }
+    else:
+        values["blob.store.uri"] = (run.root / "blobs").as_uri()
+    # JSON's strings, numbers and arrays are TOML's
+    lines = [f'"{name}" = {json.dumps(value)}' for name, value in values.items()]
+    run.config.write_text("# written by `statemgr demo`\n" + "\n".join(lines) + "\n")
+    return JobConfig.from_file(run.config)
+
+
+def _secret(run: Run, name: str, value: str | None) -> Path:
+    path = run.root / name
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(value or "")
+    return path

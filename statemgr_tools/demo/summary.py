@@ -1,0 +1,134 @@
+"""What a run of the demo found: its starts, what the sides add up to, and whether all are equal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from statemgr_tools.demo.child import Outcome
+from statemgr_tools.demo.verify import Side
+
+
+@dataclass
+class Start:
+    """One start of the pipeline: what it restored from, its batches, and how it ended.
+
+    ``aimed`` is the phase that it was to be killed in, None for the one that runs to the end.
+    """
+
+    restore: str | None
+    outcome: Outcome
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    aimed: str | None = None
+
+    def restored(self) -> list[dict[str, Any]]:
+        """Reports of stores that came from a backend."""
+        stores = [store for report in self.reports for store in report["restored"]]
+        return [store for store in stores if store["factory"] not in ("local", "empty")]
+
+    def restores(self) -> list[dict[str, Any]]:
+        """Per store: where from, how many tasks, the slowest's seconds, bytes and records of all."""
+        found = []
+        stores = self.restored()
+        for name in sorted({store["store"] for store in stores}):
+            ours = [store for store in stores if store["store"] == name]
+            found.append(
+                {
+                    "store": name,
+                    "factories": sorted({store["factory"] for store in ours}),
+                    "tasks": len(ours),
+                    "slowest_seconds": max(store["seconds"] for store in ours),
+                    "bytes_fetched": sum(store["bytes_fetched"] for store in ours),
+                    "records": sum(store["records"] for store in ours),
+                }
+            )
+        return found
+
+    def replayed(self) -> int:
+        """Batches whose output was given again, and nothing else done."""
+        return sum(report["replayed"] for report in self.reports)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A finished run. ``sides`` begins with the recount, ``rows`` is how many were produced."""
+
+    seed: int
+    blob: str
+    directory: str
+    word: str
+    measures: Sequence[str]
+    rows: int
+    starts: Sequence[Start]
+    sides: Sequence[Side]
+    listing: str
+    seconds: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether every key of every side equals the recount, to the last digit, and every row was counted."""
+        truth = self.sides[0]
+        return truth.total()[1] == self.rows and not any(differences(truth, side) for side in self.sides[1:])
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON. Sums and largest values are texts: numbers of JSON would round them."""
+        return {
+            "seed": self.seed,
+            "blob": self.blob,
+            "directory": self.directory,
+            "rows": self.rows,
+            "starts": [
+                {
+                    "restored_from": start.restore,
+                    "aimed_at": start.aimed,
+                    "killed_in": start.outcome.hit,
+                    "batches": len(start.reports),
+                    "replayed": start.replayed(),
+                    "seconds": round(start.outcome.seconds, 3),
+                    "restores": start.restores(),
+                }
+                for start in self.starts
+            ],
+            "totals": {side.name: self._totals(side) for side in self.sides},
+            "equal": self.equal,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def _totals(self, side: Side) -> dict[str, Any]:
+        keys, rows, unparsable, missing, sums, largest = side.total()
+        measures = {
+            name: {
+                "missing": missing[i] if keys else 0,
+                "sum": plain_text(sums[i]) if keys else "0",
+                "largest": plain_text(largest[i]) if keys else None,
+            }
+            for i, name in enumerate(self.measures)
+        }
+        different = len(differences(self.sides[0], side))
+        return {
+            "keys": keys,
+            "rows": rows,
+            "unparsable": unparsable,
+            "measures": measures,
+            "different_keys": different,
+        }
+
+
+def differences(truth: Side, side: Side) -> list[str]:
+    """Keys whose tallies are not equal, in words."""
+    keys = sorted({*truth.tallies, *side.tallies})
+    return [
+        f"{side.name}: key {key!r} has {side.tallies.get(key)}, the recount {truth.tallies.get(key)}"
+        for key in keys
+        if truth.tallies.get(key) != side.tallies.get(key)
+    ]
+
+
+def plain_text(value: Decimal | None, form: str = "f") -> str | None:
+    """Every digit, without an exponent and without zeros at the end; ``,f`` groups thousands."""
+    if value is None:
+        return None
+    text = format(value, form)
+    return text.rstrip("0").rstrip(".") if "." in text else text

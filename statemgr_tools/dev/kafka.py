@@ -1,0 +1,164 @@
+"""A one-node Kafka broker in KRaft mode, as a child process on this machine.
+
+Writes below the broker's own directory only: ``server.properties``, ``data/``, ``broker.log``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from statemgr.cli.java import find_java
+from statemgr.errors import UnavailableError
+from statemgr_tools.dev.jars import broker_jars
+from statemgr_tools.dev.process import ServerProcess, accepts_connections, free_port, spawn, wait_until_ready
+
+_READY_DEADLINE_S = 60.0
+_HEAP = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+
+_LOGGING = {
+    "defaultLogLevel": "warn",
+    "log.kafka.server.KafkaRaftServer": "info",
+    "showDateTime": "true",
+    "dateTimeFormat": "yyyy-MM-dd HH:mm:ss.SSS",
+}
+
+
+@dataclass(kw_only=True)
+class KafkaBroker:
+    """A broker in ``directory``; its ports stay the same over restarts.
+
+    Args:
+        settings: broker properties that override the defaults (``{"log.cleaner.backoff.ms": "500"}``).
+    """
+
+    directory: Path
+    port: int = field(default_factory=free_port)
+    controller_port: int = field(default_factory=free_port)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    process: ServerProcess | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """``host:port`` for clients."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, *, deadline_s: float = _READY_DEADLINE_S, spawned: Callable[[], None] = lambda: None) -> None:
+        """Format the data directory if it is new, start, and return when it answers a metadata request.
+
+        One that runs already is waited for. ``spawned`` is called as soon as there is a process to remember.
+
+        Raises:
+            PrerequisiteMissing: no Java 17.
+            UnavailableError: the jars could not be fetched, or the broker did not come up (its log is named).
+        """
+        if self.process is not None and self.process.running:
+            wait_until_ready(self.process, self.answers, name="the Kafka broker", deadline_s=deadline_s)
+            return
+        self.process = self._spawn()
+        try:
+            spawned()
+            wait_until_ready(self.process, self.answers, name="the Kafka broker", deadline_s=deadline_s)
+        except BaseException:
+            self.process.stop(1.0)
+            raise
+
+    def _spawn(self) -> ServerProcess:
+        java = str(find_java().program)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        classpath = ":".join(str(jar) for jar in broker_jars())
+        logging = [f"-Dorg.slf4j.simpleLogger.{name}={value}" for name, value in _LOGGING.items()]
+        run = [java, *_HEAP, *logging, "-cp", classpath]
+        properties = self._write_properties()
+        if not (self.directory / "data" / "meta.properties").exists():
+            self._format([*run, "kafka.tools.StorageTool", "format", "--cluster-id"], properties)
+        return spawn([*run, "kafka.Kafka", str(properties)], log=self.directory / "broker.log")
+
+    def stop(self, grace_s: float = 15.0) -> None:
+        """Stop it in good order; SIGKILL if that takes longer than ``grace_s``."""
+        if self.process is not None:
+            self.process.resume()
+            self.process.stop(grace_s)
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        if self.process is not None:
+            self.process.kill()
+
+    def restart(self) -> None:
+        """Stop and start on the same port and data."""
+        self.stop()
+        self.start()
+
+    def delete(self) -> None:
+        """Stop it and remove its directory."""
+        self.stop(2.0)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def answers(self) -> bool:
+        """Whether it answers a metadata request with itself in it."""
+        # librdkafka backs off after a refused connection; the port is asked first, so that it never meets one
+        if not accepts_connections(self.port):
+            return False
+        client = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+        try:
+            return any(broker.port == self.port for broker in client.list_topics(timeout=2.0).brokers.values())
+        except KafkaException:
+            return False
+
+    def new_cluster_id(self) -> str:
+        """The ID of the cluster that an empty data directory is formatted for."""
+        return secrets.token_urlsafe(16).replace("-", "A")
+
+    def _format(self, command: list[str], properties: Path) -> None:
+        run = subprocess.run(
+            [*command, self.new_cluster_id(), "--config", str(properties)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
+        if run.returncode != 0:
+            lines = (run.stderr or run.stdout).strip().splitlines()
+            raise UnavailableError(
+                "the Kafka broker's data directory could not be formatted",
+                hint=lines[-1][:300] if lines else None,
+                directory=str(self.directory),
+            )
+
+    def _write_properties(self) -> Path:
+        properties = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@127.0.0.1:{self.controller_port}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.controller_port}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": str((self.directory / "data").absolute()),
+            "auto.create.topics.enable": "false",
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "4",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "4",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            # after a kill, the controller waits this long before it lets the same broker in again
+            "broker.session.timeout.ms": "3000",
+            "broker.heartbeat.interval.ms": "500",
+            "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
+            **self.settings,
+        }
+        path = self.directory / "server.properties"
+        path.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+        return path

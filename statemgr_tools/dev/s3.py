@@ -1,0 +1,183 @@
+"""An S3 server as a child process on this machine: versitygw, or moto where that cannot be had.
+
+versitygw stores objects as files, checks checksums and answers conditional writes; moto keeps them in memory.
+Writes below the server's own directory, and the built versitygw below the user's cache directory.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from statemgr.errors import PrerequisiteMissing
+from statemgr_tools.dev.jars import cache_directory
+from statemgr_tools.dev.process import ServerProcess, free_port, spawn, wait_until_ready
+
+VERSITYGW_VERSION = "v1.8.0"
+REGION = "us-east-1"
+
+_MODULE = f"github.com/versity/versitygw/cmd/versitygw@{VERSITYGW_VERSION}"
+_BUILD_DEADLINE_S = 600
+_READY_DEADLINE_S = 30.0
+
+
+@dataclass(kw_only=True)
+class S3Server:
+    """An S3 server in ``directory`` with one bucket, and keys of its own.
+
+    Args:
+        kind: ``versitygw`` or ``moto``; None takes the first that can be had.
+    """
+
+    directory: Path
+    bucket: str = "statemgr"
+    kind: str | None = None
+    port: int = field(default_factory=free_port)
+    access_key: str = field(default_factory=lambda: "dev" + secrets.token_hex(8))
+    secret_key: str = field(default_factory=lambda: secrets.token_hex(20), repr=False)
+    region: str = REGION
+    process: ServerProcess | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """The URL for clients; buckets are in the path."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, *, deadline_s: float = _READY_DEADLINE_S, spawned: Callable[[], None] = lambda: None) -> None:
+        """Start it, and return when it answers and the bucket is there.
+
+        One that runs already is waited for. ``spawned`` is called as soon as there is a process to remember.
+
+        Raises:
+            PrerequisiteMissing: neither versitygw, Go nor moto is there.
+            UnavailableError: it did not come up (its log is named).
+        """
+        if self.process is not None and self.process.running:
+            self._wait(self.process, deadline_s)
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        program = find_versitygw() if self.kind in (None, "versitygw") else None
+        if self.kind == "versitygw" and program is None:
+            raise PrerequisiteMissing(
+                "versitygw was not found", hint="put it on PATH, or install Go so that it can be built"
+            )
+        self.kind = "versitygw" if program else "moto"
+        command = self._versitygw(program) if program else self._moto()
+        environment = os.environ | {"ROOT_ACCESS_KEY": self.access_key, "ROOT_SECRET_KEY": self.secret_key}
+        self.process = spawn(command, log=self.directory / "s3.log", environment=environment, cwd=self.directory)
+        try:
+            spawned()
+            self._wait(self.process, deadline_s)
+        except BaseException:
+            self.process.stop(1.0)
+            raise
+
+    def _wait(self, process: ServerProcess, deadline_s: float) -> None:
+        wait_until_ready(process, self.answers, name="the S3 server", deadline_s=deadline_s)
+        if self.kind == "moto":
+            self._request("PUT", f"/{self.bucket}")
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Stop it; moto forgets its objects."""
+        if self.process is not None:
+            self.process.resume()
+            self.process.stop(grace_s)
+
+    def answers(self) -> bool:
+        """Whether it answers HTTP at all."""
+        return self._request("GET", "/") is not None
+
+    def _request(self, method: str, path: str) -> int | None:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2.0)
+        try:
+            connection.request(method, path)
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    def _versitygw(self, program: Path) -> list[str]:
+        data = (self.directory / "objects").absolute()
+        # a directory at the top is a bucket
+        (data / self.bucket).mkdir(parents=True, exist_ok=True)
+        command = [
+            str(program),
+            "--port",
+            f"127.0.0.1:{self.port}",
+            "--region",
+            self.region,
+            "--quiet",
+            "posix",
+        ]
+        if not _has_extended_attributes(data):
+            sidecar = (self.directory / "metadata").absolute()
+            sidecar.mkdir(exist_ok=True)
+            command += ["--sidecar", str(sidecar)]
+        return [*command, str(data)]
+
+    def _moto(self) -> list[str]:
+        if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
+            raise PrerequisiteMissing(
+                "no S3 server was found",
+                hint="pip install 'moto[server]', or put versitygw on PATH, or install Go, which builds it",
+            )
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+
+
+def find_versitygw(*, build: bool = True) -> Path | None:
+    """The versitygw program: on ``PATH``, in ``GOBIN``, in our cache, or built there by Go."""
+    if found := shutil.which("versitygw"):
+        return Path(found)
+    kept = cache_directory() / "bin" / f"versitygw-{VERSITYGW_VERSION}"
+    for candidate in (Path(os.environ.get("GOBIN") or "/nonexistent", "versitygw"), kept):
+        if os.access(candidate, os.X_OK):
+            return candidate
+    return _build_versitygw(kept) if build else None
+
+
+def _build_versitygw(destination: Path) -> Path | None:
+    go = shutil.which("go")
+    if go is None:
+        return None
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=destination.parent, prefix="build-") as work:
+        # a static program also runs in an empty container image
+        environment = os.environ | {"GOBIN": work, "CGO_ENABLED": "0", "GOFLAGS": "-trimpath"}
+        try:
+            subprocess.run(
+                [go, "install", _MODULE],
+                env=environment,
+                cwd=work,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_BUILD_DEADLINE_S,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None  # an old Go or no network: moto serves instead
+        os.replace(Path(work, "versitygw"), destination)
+    return destination
+
+
+def _has_extended_attributes(directory: Path) -> bool:
+    if not hasattr(os, "setxattr"):
+        return sys.platform == "darwin"  # macOS's file systems have them, Python there does not show them
+    probe = directory / ".xattr-probe"
+    try:
+        probe.touch()
+        os.setxattr(probe, "user.statemgr", b"1")
+    except OSError:
+        return False
+    finally:
+        probe.unlink(missing_ok=True)
+    return True

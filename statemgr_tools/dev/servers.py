@@ -1,0 +1,120 @@
+"""Start, stop and describe the servers of one directory: for ``statemgr dev``, the demo and the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from statemgr_tools.dev.kafka import KafkaBroker
+from statemgr_tools.dev.process import free_port, stays_taken
+from statemgr_tools.dev.s3 import S3Server
+from statemgr_tools.dev.state import read_state, write_state
+
+#: Where ``dev up`` keeps its servers, relative to the working directory.
+DEFAULT_DIRECTORY = Path(".statemgr", "dev")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevServers:
+    """Addresses and keys of the servers that run; a field is None where its server does not."""
+
+    directory: str
+    bootstrap_servers: str | None = None
+    kafka_pid: int | None = None
+    kafka_log: str | None = None
+    s3_endpoint: str | None = None
+    s3_bucket: str | None = None
+    s3_region: str | None = None
+    s3_access_key: str | None = None
+    s3_secret_key: str | None = field(default=None, repr=False)
+    s3_server: str | None = None
+    s3_pid: int | None = None
+    s3_log: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, for JSON; the secret key of the local server included."""
+        return asdict(self)
+
+
+def up(
+    directory: str | Path = DEFAULT_DIRECTORY,
+    *,
+    kafka: bool = True,
+    s3: bool = True,
+    kafka_settings: Mapping[str, str] | None = None,
+    s3_kind: str | None = None,
+    report: Callable[[str], None] = lambda step: None,
+) -> DevServers:
+    """Start the servers that do not run yet; they keep running when this process ends.
+
+    A second call finds them and changes nothing; after a ``down`` the same ports and data come back.
+
+    Args:
+        directory: everything is written below it.
+        kafka: start a Kafka broker.
+        s3: start an S3 server.
+        kafka_settings: broker properties, for a broker that is made now.
+        s3_kind: ``versitygw`` or ``moto``, for a server that is made now.
+        report: called with each step before it begins, for a progress display.
+
+    Raises:
+        PrerequisiteMissing, UnavailableError: as the servers' ``start``.
+    """
+    root = Path(directory).absolute()
+    broker, store = read_state(root)
+    if kafka:
+        broker = broker or KafkaBroker(directory=root / "kafka", settings=dict(kafka_settings or {}))
+        if broker.process is None or not broker.process.running:
+            report("starting the Kafka broker (its jars are fetched the first time)")
+            if stays_taken(broker.port):  # somebody else has taken it since
+                broker.port = free_port()
+            if stays_taken(broker.controller_port):
+                broker.controller_port = free_port()
+        broker.start(spawned=lambda: write_state(root, broker, store))
+    if s3:
+        store = store or S3Server(directory=root / "s3", kind=s3_kind)
+        if store.process is None or not store.process.running:
+            report("starting the S3 server (it is built the first time)")
+            if stays_taken(store.port):
+                store.port = free_port()
+        store.start(spawned=lambda: write_state(root, broker, store))
+    return status(root)
+
+
+def down(directory: str | Path = DEFAULT_DIRECTORY) -> bool:
+    """Stop the servers of this directory, by PID; their data stays. False if none ran."""
+    root = Path(directory).absolute()
+    broker, store = read_state(root)
+    stopped = False
+    for server in (broker, store):
+        if server is not None and server.process is not None and server.process.running:
+            server.stop()
+            stopped = True
+    return stopped
+
+
+def status(directory: str | Path = DEFAULT_DIRECTORY) -> DevServers:
+    """What runs now in this directory."""
+    root = Path(directory).absolute()
+    broker, store = read_state(root)
+    fields: dict[str, Any] = {}
+    if broker is not None and broker.process is not None and broker.process.running:
+        fields |= {
+            "bootstrap_servers": broker.bootstrap_servers,
+            "kafka_pid": broker.process.pid,
+            "kafka_log": str(broker.process.log),
+        }
+    if store is not None and store.process is not None and store.process.running:
+        fields |= {
+            "s3_endpoint": store.endpoint,
+            "s3_bucket": store.bucket,
+            "s3_region": store.region,
+            "s3_access_key": store.access_key,
+            "s3_secret_key": store.secret_key,
+            "s3_server": store.kind,
+            "s3_pid": store.process.pid,
+            "s3_log": str(store.process.log),
+        }
+    return DevServers(directory=str(root), **fields)
