@@ -20,8 +20,8 @@ class Fault:
 
     ``answer``: (status, error code) sent instead of the server's; ``lands``: the request is forwarded nevertheless.
     ``truncate``: the body ends after so many bytes. ``alter``: applied to the body. ``reset``: the connection is
-    reset. ``wait``: seconds without an answer. ``trickle``: the body comes so many bytes a second. ``chunked``: it
-    comes in chunks, without its length.
+    reset. ``wait``: seconds without an answer. ``trickle``: the body comes so many bytes a second, but for
+    the first ``after`` bytes, which come at once. ``chunked``: it comes in chunks, without its length.
     """
 
     method: str
@@ -34,6 +34,7 @@ class Fault:
     reset: bool = False
     wait: float = 0.0
     trickle: int | None = None
+    after: int = 0
     chunked: bool = False
 
 
@@ -119,7 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", length if self.command == "HEAD" else str(len(body)))
         self.end_headers()
         if fault.trickle is not None:
-            self._trickle(body, fault.trickle)
+            self.wfile.write(body[: fault.after])
+            self._trickle(body[fault.after :], fault.trickle)
         elif fault.chunked:
             self._send_chunks(body, fault.truncate)
         else:

@@ -10,6 +10,7 @@ import pytest
 
 from statemgr.blobs import open_blob_store
 from statemgr.blobs.retrying import RetryingBlobStore
+from statemgr.blobs.s3 import reading
 from statemgr.blobs.s3 import store as s3
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, CorruptBlob, InvalidError, MissingBlob, StatemgrError, UnavailableError
@@ -191,6 +192,20 @@ def test_a_body_below_the_floor_ends_at_the_deadline(
     proxy.faults = [Fault("GET", trickle=40_000)]
     assert read(hurried, "a/b") == bytes(range(256)) * 1000
     hurried.close()
+
+
+def test_a_fast_body_that_begins_to_trickle_is_read_on_in_another_connection(
+    monkeypatch: pytest.MonkeyPatch, store: RetryingBlobStore, proxy: S3Proxy
+) -> None:
+    """FAULT 59: in the middle of a large read the body slows down to a byte a second; the read is broken off."""
+    monkeypatch.setattr(reading, "_MOST_S", 1.0)
+    data = bytes(range(256)) * 8192
+    store.put("a/b", data, ttl_days=None)
+    proxy.faults = [Fault("GET", trickle=1, after=1_000_000)]
+    begun, before = time.monotonic(), len(proxy.requests)
+    assert read(store, "a/b") == data
+    assert time.monotonic() - begun < 20
+    assert len(proxy.requests) == before + 2
 
 
 def test_412_for_every_put_is_told_from_a_blob_that_exists(store: RetryingBlobStore, proxy: S3Proxy) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import threading
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from statemgr.blobs.s3 import log as s3_log
 from statemgr.blobs.s3 import uploads as s3_uploads
 from statemgr.blobs.s3.connections import Connections
 from statemgr.blobs.s3.errors import DIGEST, code_and_status, of_key, translated
+from statemgr.blobs.s3.reading import LargeReads, S3Reader
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.ports import BlobInfo, BlobReader, Body, UnfinishedUpload
 
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 30
-#: Seconds after which a read returns with what has arrived.
-_PATIENCE_S = 1
-#: Bytes that are asked of the connection at once.
-_PIECE = 256 * 1024
 #: Settings that are credentials.
 _SECRETS = ("access.key", "secret.key", "session.token")
 #: What S3 takes in one request.
@@ -115,6 +111,7 @@ class S3BlobStore:
     ) -> None:
         self._client = client
         self._connections = Connections(client)
+        self._large_reads = LargeReads()
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._own = own
@@ -242,7 +239,7 @@ class S3BlobStore:
             if offset and answer["ResponseMetadata"]["HTTPStatusCode"] != 206:
                 raise InvalidError("this S3 server ignores ranges", bucket=self._bucket, blob=blob_id)
             # a proxy that sends the body in chunks leaves its length out: then its end is where the last chunk says
-            yield _S3Reader(body, answer.get("ContentLength"), self._bucket, blob_id)
+            yield S3Reader(body, answer.get("ContentLength"), self._bucket, blob_id, self._large_reads)
         finally:
             body.close()
 
@@ -326,48 +323,12 @@ class S3BlobStore:
     def close(self) -> None:
         """Close the connections; a request in progress raises UnavailableError."""
         self._connections.break_off()
+        self._large_reads.close()
         self._client.close()
 
     def _key(self, blob_id: str) -> str:
         check_blob_id(blob_id)
         return self._prefix + blob_id
-
-
-class _S3Reader:
-    """The body of a GET, through the raw stream: ``StreamingBody.read`` is several times slower."""
-
-    def __init__(self, body: Any, size: int | None, bucket: str, blob_id: str) -> None:
-        raw = body._raw_stream
-        # what has arrived, and not more: an old urllib3 waits for all that it is asked for
-        self._read = getattr(raw, "read1", raw.read)
-        self._left = size
-        self._bucket = bucket
-        self._blob_id = blob_id
-
-    def copy_to(self, fd: int, offset: int, size: int) -> int | None:
-        """Not from here."""
-        return None
-
-    def readinto(self, buffer: memoryview) -> int:
-        """As the port says. A slow body returns within seconds with what there is, so that the caller sees its pace."""
-        wanted = len(buffer) if self._left is None else min(len(buffer), self._left)
-        got, patience = 0, time.monotonic() + _PATIENCE_S
-        while got < wanted:
-            with translated(self._bucket, self._blob_id):
-                piece = self._read(min(wanted - got, _PIECE))
-            if not piece:
-                break
-            buffer[got : got + len(piece)] = piece
-            got += len(piece)
-            if time.monotonic() >= patience:
-                break
-        if self._left is not None:
-            if wanted and not got:
-                raise UnavailableError(
-                    f"the blob's body ended {self._left} bytes early", bucket=self._bucket, blob=self._blob_id
-                )
-            self._left -= got
-        return got
 
 
 def _crc32(stream: IO[bytes]) -> str:

@@ -1,0 +1,120 @@
+"""The body of a GET. Reads the connection of the SDK's answer.
+
+A socket's time-out begins again with each byte that arrives, so a body that trickles would hold a large read for hours.
+Small reads return with what has arrived, and the caller sees the pace; but each of them costs processor time that a
+fast network does not leave. So a body that arrives fast is read in large pieces, each of which a thread breaks off
+when it lasts too long. The caller then goes on in another connection.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from statemgr.blobs.s3.errors import translated
+from statemgr.errors import UnavailableError
+
+#: Seconds after which a read returns with what has arrived.
+_PATIENCE_S = 1
+#: Bytes that are asked of the connection at once.
+_PIECE = 256 * 1024
+#: Bytes a second from which on a body is fast.
+_FAST = 1024 * 1024
+#: Seconds that a large read may last.
+_MOST_S = 20.0
+#: Seconds between two looks at the large reads in progress.
+_LOOK_S = 1.0
+
+
+class LargeReads:
+    """The large reads in progress on all connections of a client."""
+
+    def __init__(self) -> None:
+        self._until: dict[object, tuple[float, Any]] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def read(self, raw: Any, buffer: memoryview) -> int:
+        """Fill the buffer, but for the end of the body. Breaks the connection off when that lasts too long."""
+        if self._thread is None:
+            self._watch()
+        read = object()
+        self._until[read] = time.monotonic() + _MOST_S, raw
+        try:
+            size: int = raw.readinto(buffer)
+            return size
+        finally:
+            del self._until[read]
+
+    def close(self) -> None:
+        """End the thread that watches."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._break_off_overdue, name="statemgr-s3-reads", daemon=True)
+                self._thread.start()
+
+    def _break_off_overdue(self) -> None:
+        while not self._closed.wait(_LOOK_S):
+            now = time.monotonic()
+            for until, raw in list(self._until.values()):
+                if now >= until:
+                    raw.shutdown()
+
+
+class S3Reader:
+    """A blob's body, through the raw stream: ``StreamingBody.read`` is several times slower.
+
+    Args:
+        size: bytes of the body; None when the server does not say.
+    """
+
+    def __init__(self, body: Any, size: int | None, bucket: str, blob_id: str, large: LargeReads) -> None:
+        self._raw = body._raw_stream
+        self._left = size
+        self._bucket = bucket
+        self._blob_id = blob_id
+        self._large = large
+        self._is_fast = False
+
+    def copy_to(self, fd: int, offset: int, size: int) -> int | None:
+        """Not from here."""
+        return None
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Read up to the buffer's size. A slow body returns within seconds with what there is.
+
+        Raises: UnavailableError when the body ends early or arrives too slowly.
+        """
+        wanted = len(buffer) if self._left is None else min(len(buffer), self._left)
+        got, patience = 0, time.monotonic() + _PATIENCE_S
+        begun = time.monotonic()
+        while got < wanted:
+            with translated(self._bucket, self._blob_id):
+                size = self._read(buffer[got : min(wanted, got + _PIECE)])
+            if not size:
+                break
+            got += size
+            now = time.monotonic()
+            self._is_fast = size >= _FAST * (now - begun)
+            begun = now
+            if now >= patience:
+                break
+        if self._left is not None:
+            if wanted and not got:
+                raise UnavailableError(
+                    f"the blob's body ended {self._left} bytes early", bucket=self._bucket, blob=self._blob_id
+                )
+            self._left -= got
+        return got
+
+    def _read(self, piece: memoryview) -> int:
+        if self._is_fast:
+            return self._large.read(self._raw, piece)
+        arrived: bytes = self._raw.read1(len(piece))
+        piece[: len(arrived)] = arrived
+        return len(arrived)
