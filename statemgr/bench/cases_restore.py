@@ -15,6 +15,7 @@ from statemgr.bench.backups import Backup, backup_of, upload
 from statemgr.bench.fresh import in_fresh_process
 from statemgr.bench.measure import Series, Variant, interleaved
 from statemgr.bench.memory import fresh_place, let_go_at_first_file
+from statemgr.bench.peer import PeerFailed
 from statemgr.bench.registry import case
 from statemgr.bench.result import Line, Target, compared
 from statemgr.bench.session import GIBIBYTE, Session
@@ -117,7 +118,8 @@ def _samza_restore(session: Session, state: State) -> Variant | None:
     def measure(number: int) -> float:
         with fresh_place(session, "samza", state.bytes) as (place, held), let_go_at_first_file(held, place):
             found = run.measure("restore", place / "restored", index)
-        assert found["same"], found
+        if not found["same"]:
+            raise PeerFailed(f"Samza restored something else than what it backed up: {found}")
         return float(found["withVerify_s"])
 
     return measure
