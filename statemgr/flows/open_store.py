@@ -78,6 +78,7 @@ class OpenStore:
         as_of: Moment | None = None,
     ) -> None:
         self.lost: LocalStateLost | None = None
+        self._losing = threading.RLock()
         self._as_of = as_of
         self.identity = identity
         self.config = config
@@ -123,16 +124,17 @@ class OpenStore:
     def give_up(self, error: CorruptFile | MissingFile) -> LocalStateLost:
         """Local files are damaged or gone. From now on every commit fails, and whoever opens the store on this machine
         looks at each file before it is used again. Returns: the error to raise."""
-        if self.lost is None:
-            with suppress(StatemgrError):  # where they are all gone there is nothing to look at
-                self.directories.distrust()
-            self.lost = LocalStateLost(
-                f"the local files of the store are damaged or gone: {error.message}",
-                hint="open the task again: it is restored from a backend and goes on from its last checkpoint",
-                **{**error.where, "task": self.identity.task, "store": self.identity.store},
-            )
-            log.warning("%s", self.lost)
-        return self.lost
+        with self._losing:
+            if self.lost is None:
+                with suppress(StatemgrError):  # where they are all gone there is nothing to look at
+                    self.directories.distrust()
+                self.lost = LocalStateLost(
+                    f"the local files of the store are damaged or gone: {error.message}",
+                    hint="open the task again: it is restored from a backend and goes on from its last checkpoint",
+                    **{**error.where, "task": self.identity.task, "store": self.identity.store},
+                )
+                log.warning("%s", self.lost)
+            return self.lost
 
     @contextmanager
     def local_files(self) -> Iterator[None]:
@@ -196,8 +198,14 @@ class OpenStore:
         return staging
 
     def adopt(self, made: FinishedDirectory, state_id: str, as_of: Moment | None = None) -> None:
-        """Keep a checkpoint directory as the local copy of a state. What nobody has hashed is read for that."""
-        with self.local_files():
+        """Keep a checkpoint directory as the local copy of a state. Reads and hashes files that have no hash yet.
+
+        Raises: LocalStateLost, also when another thread found the damage meanwhile: a damaged file that this directory
+            shares with an older one would pass for a trusted one.
+        """
+        with self._losing, self.local_files():
+            if self.lost is not None:
+                raise self.lost
             adopted = self.directories.adopt(made.path, state_id, made.files, as_of)
         # an earlier copy of the same state is kept instead, if there is one: other files of the same content
         made.path, made.files = adopted.path, dict(adopted.files)

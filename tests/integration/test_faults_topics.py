@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
@@ -52,7 +53,18 @@ def delete_records(config: JobConfig, topic: str, before: int) -> None:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
         admin.incremental_alter_configs([resource])[resource].result(30)
         if policy == "delete":
-            admin.delete_records([TopicPartition(topic, 0, before)])[TopicPartition(topic, 0)].result(30)
+            wait_until(lambda: _deleted(admin, TopicPartition(topic, 0, before)))
+
+
+def _deleted(admin: AdminClient, before: TopicPartition) -> bool:
+    """A broker hears of a topic's new policy a moment after the answer, and refuses until then."""
+    try:
+        admin.delete_records([before])[before].result(30)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.POLICY_VIOLATION:
+            raise
+        return False
+    return True
 
 
 def refused(config: JobConfig, error: type[StatemgrError], match: str | None = None) -> StatemgrError:

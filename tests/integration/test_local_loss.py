@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from statemgr import JobConfig, StateManager, Task
 from statemgr.engine import open_attempt
 from statemgr.errors import LocalStateLost, RetryableError
+from statemgr.phases import Phase, observed
 from statemgr.wiring import shared_runtime
 from tests.commits import TASK, attempt, blob_files, commit, published, referenced, totals, write
 from tests.jobs import ALL, job_mapping
@@ -137,6 +139,37 @@ def test_a_rotten_file_is_never_uploaded_as_a_new_one(
             assert dict(task.store("totals").range()) == expected
             task.commit({"orders-0": 3})
     assert totals(config, factory)[TASK] == expected
+
+
+@pytest.mark.parametrize("factory", ["blob-store", "blob-changelog"])
+def test_a_rotten_file_that_is_found_during_a_commit_is_not_trusted_by_its_local_copy(
+    kafka: KafkaServer, tmp_path: Path, factory: str
+) -> None:
+    """FAULT 44: a read finds the damage while a commit uploads a snapshot that shares the file. The commit fails, and
+    the next opening looks at every file."""
+    config = job(kafka, tmp_path, factory)
+    commit(config, dict(MODEL), 1)
+    flip(tables(config)[-1])
+    uploading, found = threading.Event(), threading.Event()
+
+    def wait(phase: Phase, _: str) -> None:
+        if phase is Phase.PUT_INDEX:
+            uploading.set()
+            assert found.wait(30)
+
+    with StateManager(config) as manager:
+        with manager.open_task(TASK) as task:
+            write(task, {b"new": b"1"})
+            with observed(wait):
+                committing = task.commit_async({"orders-0": 2}, materialize=True)
+                assert uploading.wait(30)
+                with pytest.raises(LocalStateLost):
+                    scan(task)
+                found.set()
+                with pytest.raises(LocalStateLost):
+                    committing.result(30)
+        with manager.open_task(TASK) as task:
+            assert dict(task.store("totals").range()) == MODEL
 
 
 @pytest.mark.parametrize("factory", ALL)

@@ -15,6 +15,7 @@ from statemgr_tools.bench.backups import Backup, backup_of, upload
 from statemgr_tools.bench.fresh import in_fresh_process
 from statemgr_tools.bench.measure import Series, Variant, interleaved
 from statemgr_tools.bench.memory import fresh_place, let_go_at_first_file
+from statemgr_tools.bench.peers.peer import PeerFailed
 from statemgr_tools.bench.registry import case
 from statemgr_tools.bench.result import Line, Target, compared
 from statemgr_tools.bench.session import GIBIBYTE, Session
@@ -119,7 +120,8 @@ def _samza_restore(session: Session, state: State) -> Variant | None:
     def measure(number: int) -> float:
         with fresh_place(session, "samza", state.bytes) as (place, held), let_go_at_first_file(held, place):
             found = run.measure("restore", place / "restored", index)
-        assert found["same"], found
+        if not found["same"]:
+            raise PeerFailed(f"Samza restored something else than what it backed up: {found}")
         return float(found["withVerify_s"])
 
     return measure

@@ -13,6 +13,8 @@ from statemgr.errors import StatemgrError
 
 _BUILD_DEADLINE_S = 900
 _RUN_DEADLINE_S = 600
+#: The files of a state are private. Samza compares the modes of what it restored with theirs, but sets none.
+_PRIVATE = 0o077
 
 
 class PeerFailed(StatemgrError):
@@ -64,6 +66,7 @@ class Peer:
                 capture_output=True,
                 text=True,
                 timeout=deadline_s,
+                umask=_PRIVATE,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
