@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 Measure = Callable[["Session"], Iterator[Line]]
 #: Case → (module that has it, whether it must be reached), in the order of the table.
 TABLE = {
-    "restore-file": ("cases_restore", False),
-    "restore-s3": ("cases_restore", False),
-    "commit-s3": ("cases_commit", False),
-    "commit-idle": ("cases_commit", True),
-    "backup-s3": ("cases_restore", False),
-    "peak-memory": ("cases_memory", True),
-    "restore-partial": ("cases_partial", True),
-    "commit-vs-state": ("cases_segments", True),
-    "commit-bytes": ("cases_segments", True),
-    "commit-bytes-200": ("cases_segments", False),
-    "commit-requests": ("cases_segments", True),
-    "commit-tail": ("cases_tail", False),
-    "restore-changelog": ("cases_changelog", False),
-    "commit-changelog": ("cases_changelog", False),
-    "blob-vs-changelog": ("cases_changelog", False),
-    "store-calls": ("cases_store", False),
-    "open-job": ("cases_open", False),
+    "restore-file": ("restore", False),
+    "restore-s3": ("restore", False),
+    "commit-s3": ("commit", False),
+    "commit-idle": ("commit", True),
+    "backup-s3": ("restore", False),
+    "peak-memory": ("memory", True),
+    "restore-partial": ("partial", True),
+    "commit-vs-state": ("segments", True),
+    "commit-bytes": ("segments", True),
+    "commit-bytes-200": ("segments", False),
+    "commit-requests": ("segments", True),
+    "commit-tail": ("tail", False),
+    "restore-changelog": ("changelog", False),
+    "commit-changelog": ("changelog", False),
+    "blob-vs-changelog": ("changelog", False),
+    "store-calls": ("store", False),
+    "open-job": ("open", False),
 }
 _measures: dict[str, Measure] = {}
 
@@ -60,5 +60,5 @@ def case(name: str) -> Callable[[Measure], Measure]:
 def find(name: str) -> Case:
     """A case by its name. Raises: KeyError."""
     module, must = TABLE[name]
-    importlib.import_module(f"statemgr_tools.bench.{module}")
+    importlib.import_module(f"statemgr_tools.bench.cases.{module}")
     return Case(name, _measures[name], must)

@@ -143,7 +143,7 @@ CHILD = """
 import resource, sys
 import psutil
 from statemgr.errors import CorruptError
-from statemgr.model import codec
+from statemgr.model.codecs import codec
 data = sys.stdin.buffer.read()
 try:
     getattr(codec, sys.argv[1])(b"x", "b")

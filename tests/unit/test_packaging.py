@@ -70,10 +70,10 @@ def test_the_installed_wheel_loads_every_schema(installed: Path, tmp_path: Path)
     assert schemas, "there are schemas"
 
 
-def test_the_wheel_brings_two_packages_and_no_more(installed: Path) -> None:
-    """No top-level `schemas`, no tests in site-packages; both packages typed."""
+def test_the_wheel_brings_three_packages_and_no_more(installed: Path) -> None:
+    """No top-level `schemas`, no tests in site-packages; the runtime and the integration are typed."""
     packages = {path.name for path in installed.iterdir() if path.is_dir() and not path.name.endswith(".dist-info")}
-    assert packages - {"bin"} == {"statemgr", "spark_integration"}
+    assert packages - {"bin"} == {"statemgr", "statemgr_tools", "spark_integration"}
     assert (installed / "statemgr" / "py.typed").is_file()
     assert (installed / "spark_integration" / "py.typed").is_file()
 
