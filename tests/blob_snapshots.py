@@ -13,7 +13,7 @@ from statemgr.ids import IdSource
 from statemgr.local.clock import system_ids
 from statemgr.local.scratch import Scratch
 from statemgr.model.checkpoint import IndexMarker, Marker
-from statemgr.model.codecs.codec import decode_index
+from statemgr.model.codecs import decode_index
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import (

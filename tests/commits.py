@@ -21,8 +21,8 @@ from statemgr.engine import (
 from statemgr.errors import UnavailableError
 from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_id
 from statemgr.local.clock import SystemClock
+from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
-from statemgr.model.codecs import codec
 from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader
 from statemgr.tasks.task import Task
@@ -111,9 +111,9 @@ def totals(config: JobConfig, factory: str) -> dict[str, dict[bytes, bytes]]:
 
 def publish_by_hand(config: JobConfig, record: CheckpointRecord, version: int = 2, task: str = TASK) -> None:
     """Publish a record past the flows, as other software would."""
-    pairs = [(codec.encode_key(record.key_v1()), codec.encode_record_v1(record))]
+    pairs = [(codecs.encode_key(record.key_v1()), codecs.encode_record_v1(record))]
     if version == 2:
-        pairs = codec.encode_record(record)
+        pairs = codecs.encode_record(record)
     publisher = TransactionalPublisher(config, task_transactional_id(config, task), SystemClock())
     try:
         publisher.fence()

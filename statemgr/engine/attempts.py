@@ -21,8 +21,8 @@ from statemgr.flows.persist_ahead import AHEAD_BYTES, PersistAhead, is_useful
 from statemgr.flows.restore import StoreRestore, restore_task
 from statemgr.ids import NAME, check_offsets, task_path
 from statemgr.local.transfer_files import disk_errors
+from statemgr.model import codecs
 from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, Layout
-from statemgr.model.codecs import codec
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import NO_PERMISSIONS, Permissions
 from statemgr.model.record_size import inline_attachments_limit
@@ -236,22 +236,22 @@ def read_attachment(config: JobConfig, attachment: Attachment) -> bytes:
 
 def prepared_to_bytes(prepared: PreparedCommit) -> bytes:
     """Avro, single-object encoding."""
-    return codec.encode_prepared(prepared)
+    return codecs.encode_prepared(prepared)
 
 
 def prepared_from_bytes(data: bytes) -> PreparedCommit:
     """Raises: CorruptRecord."""
-    return codec.decode_prepared(data)
+    return codecs.decode_prepared(data)
 
 
 def checkpoint_to_bytes(checkpoint: Checkpoint) -> bytes:
     """Avro, single-object encoding."""
-    return codec.encode_checkpoint(checkpoint)
+    return codecs.encode_checkpoint(checkpoint)
 
 
 def checkpoint_from_bytes(data: bytes) -> Checkpoint:
     """Raises: CorruptRecord."""
-    return codec.decode_checkpoint(data)
+    return codecs.decode_checkpoint(data)
 
 
 def epoch_to_bytes(epoch: Epoch) -> bytes:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptBlob, StatemgrError
 from statemgr.ids import task_index
+from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint
-from statemgr.model.codecs import codec
 from statemgr.model.hashing import content_hash
 from statemgr.ports.blobs import BlobReader
 from statemgr.wiring import shared_runtime
@@ -39,7 +39,9 @@ class HandOut:
 
 def hand_out(config: JobConfig, checkpoints: Mapping[str, Checkpoint]) -> HandOut:
     """Make the checkpoints (task → checkpoint) available to workers. Raises: UnavailableError, AccessDenied."""
-    contents = {task_index(task): codec.encode_checkpoint(_own(checkpoint)) for task, checkpoint in checkpoints.items()}
+    contents = {
+        task_index(task): codecs.encode_checkpoint(_own(checkpoint)) for task, checkpoint in checkpoints.items()
+    }
     if sum(map(len, contents.values())) <= INLINE_LIMIT:
         return HandOut(inline=contents)
     cell_size = _LENGTH + _HASH + max(map(len, contents.values()))
@@ -59,7 +61,7 @@ def handed_out(config: JobConfig, found: HandOut, task: int) -> Checkpoint | Non
         data = found.inline.get(task, b"")
     else:
         data = _read(config, found, task)
-    return codec.decode_checkpoint(data) if data else None
+    return codecs.decode_checkpoint(data) if data else None
 
 
 def withdraw(config: JobConfig, found: HandOut) -> None:

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from statemgr.config import JobConfig
+from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint, CheckpointKey, CheckpointRecord, Layout
 from statemgr.model.checkpoint_parts import JobCheckpoint, common_inputs, publish_of, task_alone, task_part
-from statemgr.model.codecs import codec
 
 Send = Callable[[bytes, bytes | None], None]
 Records = Mapping[str, CheckpointRecord]
@@ -40,16 +40,16 @@ def send_records(
     for task, record in after.items():  # 1
         adopted = _adopted(before[task])
         if adopted is not None and adopted.checkpoint_id in {c.checkpoint_id for c in record.checkpoints}:
-            send(*codec.encode_task(record.key(adopted), task_alone(adopted, layout)))
+            send(*codecs.encode_task(record.key(adopted), task_alone(adopted, layout)))
     _send_new(config, send, layout, after)  # 2, 3
     if 1 in config.write_versions:  # 4
         for record in after.values():
-            send(codec.encode_key(record.key_v1()), codec.encode_record_v1(record))
+            send(codecs.encode_key(record.key_v1()), codecs.encode_record_v1(record))
     for task, record in after.items():  # 5
         for checkpoint in _dropped(before[task], record):
-            send(codec.encode_key(record.key(checkpoint)), None)
+            send(codecs.encode_key(record.key(checkpoint)), None)
     for sequence in sorted(set(job_records) - sequences(after)):
-        send(codec.encode_key(_job_key(config, layout, sequence)), None)
+        send(codecs.encode_key(_job_key(config, layout, sequence)), None)
 
 
 def sequences(records: Mapping[str, CheckpointRecord | None]) -> set[int]:
@@ -60,13 +60,13 @@ def sequences(records: Mapping[str, CheckpointRecord | None]) -> set[int]:
 def _send_new(config: JobConfig, send: Send, layout: Layout, after: Records) -> None:
     if len(after) == 1:
         ((_, record),) = after.items()
-        send(*codec.encode_task(record.key(record.current), task_alone(record.current, layout)))
+        send(*codecs.encode_task(record.key(record.current), task_alone(record.current, layout)))
         return
     current = {task: record.current for task, record in after.items()}
     publish = publish_of(next(iter(current.values())), common_inputs(current))
-    send(*codec.encode_job(_job_key(config, layout, publish.sequence), JobCheckpoint(layout, publish)))
+    send(*codecs.encode_job(_job_key(config, layout, publish.sequence), JobCheckpoint(layout, publish)))
     for record in after.values():
-        send(*codec.encode_task(record.key(record.current), task_part(record.current, publish)))
+        send(*codecs.encode_task(record.key(record.current), task_part(record.current, publish)))
 
 
 def _job_key(config: JobConfig, layout: Layout, sequence: int) -> CheckpointKey:

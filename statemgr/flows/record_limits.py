@@ -8,6 +8,7 @@ from __future__ import annotations
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, InvalidError
 from statemgr.ids import CheckpointId, task_name
+from statemgr.model import codecs
 from statemgr.model.checkpoint import (
     Attachment,
     BlobRef,
@@ -21,7 +22,6 @@ from statemgr.model.checkpoint import (
     OutstandingTtl,
 )
 from statemgr.model.checkpoint_parts import Inputs
-from statemgr.model.codecs import codec
 from statemgr.model.record_size import (
     MOST_OUTSTANDING,
     MOST_RECORD,
@@ -38,7 +38,7 @@ _AROUND = 1024
 
 def check_config(config: JobConfig) -> None:
     """Raises: ConfigError when a task's record could get too large for a record, or for the producer."""
-    size = sum(map(len, codec.encode_record(_largest(config))[0]))
+    size = sum(map(len, codecs.encode_record(_largest(config))[0]))
     if size > MOST_RECORD:
         raise ConfigError(
             f"the checkpoint record of a task with {len(config.stores)} stores may take {size} bytes, "

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NoReturn
 
 from confluent_kafka import Message
 
@@ -23,14 +22,13 @@ from statemgr.kafka.checkpoint_tracks import PARTITION, Assembly, Track, TrackId
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.kafka.topic_watch import TopicWatch
+from statemgr.model import codecs
 from statemgr.model.checkpoint import CheckpointRecord, with_version_one
-from statemgr.model.codecs import codec
-from statemgr.model.codecs.schemas import shipped_schemas
-from statemgr.model.codecs.wire import HEADER_SIZE, MARK
 from statemgr.model.permits import Permit, decode_permit, is_permit
 from statemgr.ports import Clock
+from statemgr.serdes.single_object import HEADER_SIZE, unknown_header
 
-_TAIL = codec.KEY_TAIL_SIZE
+_TAIL = codecs.KEY_TAIL_SIZE
 #: Seconds for which what was read is remembered: a delete leaves the topic after ``delete.retention.ms``, a day.
 _REMEMBERED_S = 6 * 3600.0
 
@@ -186,7 +184,7 @@ class CheckpointTopic:
         seen, now_s, wall_s = self._seen, self._clock.monotonic(), self._clock.time_ns() / 1e9
         if seen is None or not seen.continues(bounds, position) or not seen.is_fresh(now_s, wall_s):
             seen = self._seen = _Seen(bounds, bounds.start)
-        by_key, is_whole = seen.by_key, codec.is_whole
+        by_key, is_whole = seen.by_key, codecs.is_whole
         for batch in self._reader.read(self._topic, PARTITION, seen.position, bounds.end):
             for message in batch:
                 # a million times: as few calls as can be
@@ -247,12 +245,12 @@ class CheckpointTopic:
             self._delete(track, key, offset)
             return track
         if value[:HEADER_SIZE] != track.header:
-            self._refuse_value(value, offset)
+            raise self._corrupt(unknown_header(value), offset)
         track.written(key, message)
         return track
 
     def _permit(self, seen: _Seen, key: bytes, value: bytes | None, offset: int) -> None:
-        permit = decode_permit(key, value, self._topic, PARTITION, offset)
+        permit = decode_permit(key, value, codecs.Place(self._topic, PARTITION, offset))
         if value is None:
             seen.permits.pop(key, None)
         elif (permit.job_name, permit.job_id) == (self._config.job_name, self._config.job_id):
@@ -262,10 +260,10 @@ class CheckpointTopic:
         for known in (key[:-_TAIL], key):
             if known in seen.by_key:
                 found = seen.by_key[known]
-                if found is None and known is not key and not codec.is_whole(key):
+                if found is None and known is not key and not codecs.is_whole(key):
                     break  # it need not be another job's
                 return found
-        at = codec.decode_key(key, topic=self._topic, partition=PARTITION, offset=offset)
+        at = codecs.decode_key(key, codecs.Place(self._topic, PARTITION, offset))
         known = key if at.sequence is None else key[:-_TAIL]
         if (at.job_name, at.job_id) != (self._config.job_name, self._config.job_id):
             seen.by_key[known] = None
@@ -273,21 +271,14 @@ class CheckpointTopic:
         if at.sequence is None and at.record_version != 1:
             raise self._corrupt(f"record version {at.record_version} is unknown (is newer software about?)", offset)
         of = TrackId(at.layout_generation, at.task, at.record_version)
-        track = seen.tracks[of] = seen.by_key[known] = Track(of, _header(of))
+        track = seen.tracks[of] = seen.by_key[known] = Track(of, codecs.value_header(of.version, of.task))
         return track
 
     def _delete(self, track: Track, key: bytes, offset: int) -> None:
         if track.id.version == 1:
             raise self._corrupt(f"it deletes the version 1 record of {track.id.task}, which nothing here does", offset)
-        codec.decode_key(key, topic=self._topic, partition=PARTITION, offset=offset)
+        codecs.decode_key(key, codecs.Place(self._topic, PARTITION, offset))
         track.deleted(key, offset)
-
-    def _refuse_value(self, value: bytes, offset: int) -> NoReturn:
-        if len(value) < HEADER_SIZE or not value.startswith(MARK):
-            raise self._corrupt("it is not an Avro single object", offset)
-        raise self._corrupt(
-            f"schema fingerprint {value[len(MARK) : HEADER_SIZE].hex()} is unknown (is newer software about?)", offset
-        )
 
     def _corrupt(self, why: str, offset: int) -> CorruptRecord:
         return CorruptRecord(
@@ -298,9 +289,3 @@ class CheckpointTopic:
             partition=PARTITION,
             offset=offset,
         )
-
-
-def _header(of: TrackId) -> bytes:
-    """What the values of a track's records begin with."""
-    name = "checkpoint.v1" if of.version == 1 else "checkpoint_task.v2" if of.task else "checkpoint_job.v2"
-    return MARK + shipped_schemas().fingerprint(name)

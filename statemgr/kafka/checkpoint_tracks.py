@@ -13,9 +13,9 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
 from statemgr.errors import CorruptRecord, MissingState
 from statemgr.kafka.reader import offset_of
+from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint, CheckpointKey, CheckpointRecord, Layout, without_outstanding
 from statemgr.model.checkpoint_parts import JobCheckpoint, TaskCheckpoint, checkpoint_of
-from statemgr.model.codecs import codec
 
 PARTITION = 0
 
@@ -50,7 +50,7 @@ class Track:
     def deleted(self, key: bytes, offset: int) -> None:
         """A record was deleted, which leaves those after it."""
         self.changes += 1
-        sequence = codec.sequence_of(key)
+        sequence = codecs.sequence_of(key)
         if sequence > self.highest_deleted:
             self.highest_deleted, self.deleted_at = sequence, offset
         self.messages.pop(key, None)
@@ -58,7 +58,7 @@ class Track:
 
     def sequences(self) -> set[int]:
         """The sequence numbers of its records."""
-        return {codec.sequence_of(key) for key in self.messages}
+        return {codecs.sequence_of(key) for key in self.messages}
 
     def written(self, key: bytes, message: Message) -> None:
         """A record was written. One that takes the place of another of its key comes last."""
@@ -102,8 +102,8 @@ class Assembly:
             ((_, message),) = track.messages.items()
             value, key = message.value(), self._key(track, None)
             assert value is not None
-            place = {"topic": self._topic, "partition": PARTITION}
-            track.made = track.changes, codec.decode_record_v1(key, value, offset_of(message), **place)  # type: ignore[arg-type]
+            place = codecs.Place(self._topic, PARTITION, offset_of(message))
+            track.made = track.changes, codecs.decode_record_v1(key, value, place)
         return track.made[1]
 
     def single(self, track: Track, key: bytes, message: Message, jobs: Track | None) -> CheckpointRecord | None:
@@ -127,7 +127,7 @@ class Assembly:
             if task.publish is None:
                 job = self._job(track, key, message, jobs)
                 if job is None:
-                    raise self._lost_job(track, codec.sequence_of(key), offset_of(message))
+                    raise self._lost_job(track, codecs.sequence_of(key), offset_of(message))
                 referred.add(job.publish.sequence)
             layout, checkpoint = _combined(task, job, message)
             checkpoints.append(checkpoint)
@@ -140,10 +140,10 @@ class Assembly:
 
     def _job(self, track: Track, key: bytes, message: Message, jobs: Track | None) -> JobCheckpoint | None:
         """The job record of the same layout and sequence number."""
-        sequence = codec.sequence_of(key)
+        sequence = codecs.sequence_of(key)
         if jobs is None:
             return None
-        job_key = codec.encode_key(self._key(jobs, sequence))
+        job_key = codecs.encode_key(self._key(jobs, sequence))
         found = jobs.messages.get(job_key)
         if found is None:
             return None
@@ -157,9 +157,9 @@ class Assembly:
         if known is not None and known[0] == offset:
             return known[1]
         assert value is not None
-        decode = codec.decode_task if track.id.task else codec.decode_job
-        place = codec.Place(self._topic, PARTITION, offset)
-        found = decode(key, self._key(track, codec.sequence_of(key)), value, place)
+        decode = codecs.decode_task if track.id.task else codecs.decode_job
+        place = codecs.Place(self._topic, PARTITION, offset)
+        found = decode(key, self._key(track, codecs.sequence_of(key)), value, place)
         track.decoded[key] = offset, found
         return found
 
@@ -172,7 +172,7 @@ class Assembly:
 
     def _refuse_deleted(self, track: Track) -> None:
         """Retention deletes older records, never the newest: an older one does not take its place."""
-        newest = max(map(codec.sequence_of, track.messages), default=-1)
+        newest = max(map(codecs.sequence_of, track.messages), default=-1)
         if newest < track.highest_deleted:
             raise CorruptRecord(
                 f"the newest checkpoint record of {track.id.task} (sequence {track.highest_deleted}) was "

@@ -18,7 +18,7 @@ from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
-from statemgr.model.codecs import codec
+from statemgr.model import codecs
 from statemgr.model.permits import decode_permit, is_permit
 from statemgr.ports import Clock
 
@@ -104,24 +104,25 @@ def _records(config: JobConfig, clock: Clock) -> Iterator[Message]:
 
 def _problem(topic: str, message: Message) -> str | None:
     """Why a record is refused; None when it is valid. Records of other jobs on the same topic are."""
-    data, value, offset = message.key(), message.value(), offset_of(message)
+    data, value = message.key(), message.value()
     if data is None:
         return "it has no key"
+    place = codecs.Place(topic, PARTITION, offset_of(message))
     try:
         if is_permit(data):
-            decode_permit(data, value, topic, PARTITION, offset)
+            decode_permit(data, value, place)
             return None
-        key = codec.decode_key(data, topic=topic, partition=PARTITION, offset=offset)
+        key = codecs.decode_key(data, place)
         if value is None:
             return "it deletes a version 1 record, which nothing here does" if key.sequence is None else None
         if key.sequence is None:
             if key.record_version != 1:
                 return f"record version {key.record_version} is unknown"
-            codec.decode_record_v1(key, value, offset, topic=topic, partition=PARTITION)
+            codecs.decode_record_v1(key, value, place)
         elif key.task:
-            codec.decode_task(data, key, value, codec.Place(topic, PARTITION, offset))
+            codecs.decode_task(data, key, value, place)
         else:
-            codec.decode_job(data, key, value, codec.Place(topic, PARTITION, offset))
+            codecs.decode_job(data, key, value, place)
     except CorruptError as error:
         return error.message
     return None

@@ -7,7 +7,8 @@ is published alone carries both parts in one record. Together they are a :class:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import (
@@ -59,7 +60,7 @@ class TaskCheckpoint:
     """
 
     stores: Mapping[str, str]
-    markers: Markers
+    state_checkpoint_markers: Markers
     attachments: tuple[Attachment, ...] = ()
     outstanding_ttl: tuple[OutstandingTtl, ...] = ()
     record_version: int = 2
@@ -71,16 +72,7 @@ class TaskCheckpoint:
 
 def publish_of(checkpoint: Checkpoint, inputs: Inputs | None = None) -> Publish:
     """What a checkpoint has in common with those of other tasks. ``inputs``: its own if None."""
-    return Publish(
-        checkpoint_id=checkpoint.checkpoint_id,
-        sequence=checkpoint.sequence,
-        epoch=checkpoint.epoch,
-        inputs=inputs_of(checkpoint) if inputs is None else inputs,
-        backup_factories=checkpoint.backup_factories,
-        restore_factories=checkpoint.restore_factories,
-        serdes=checkpoint.serdes,
-        batch=checkpoint.batch,
-    )
+    return Publish(inputs=inputs_of(checkpoint) if inputs is None else inputs, **_taken(_COMMON, checkpoint))
 
 
 def inputs_of(checkpoint: Checkpoint) -> Inputs:
@@ -97,51 +89,34 @@ def common_inputs(checkpoints: Mapping[str, Checkpoint]) -> Inputs:
 def task_part(checkpoint: Checkpoint, publish: Publish) -> TaskCheckpoint:
     """A task's own part of a publish, which refers to the job record."""
     own = inputs_of(checkpoint)
-    return _task(checkpoint, inputs=None if own == publish.inputs else own)
+    return TaskCheckpoint(inputs=None if own == publish.inputs else own, **_taken(_OWN, checkpoint))
 
 
 def task_alone(checkpoint: Checkpoint, layout: Layout | None = None) -> TaskCheckpoint:
     """A task's record that needs no job record."""
-    return _task(checkpoint, layout=layout, publish=publish_of(checkpoint))
+    return TaskCheckpoint(layout=layout, publish=publish_of(checkpoint), **_taken(_OWN, checkpoint))
 
 
 def checkpoint_of(task: TaskCheckpoint, publish: Publish, offset: int | None = None) -> Checkpoint:
     """Both parts together. ``offset``: where the task's record was read."""
     inputs = publish.inputs if task.inputs is None else task.inputs
     return Checkpoint(
-        checkpoint_id=publish.checkpoint_id,
-        sequence=publish.sequence,
-        epoch=publish.epoch,
         input_offsets=inputs.offsets,
-        stores=task.stores,
-        state_checkpoint_markers=task.markers,
-        backup_factories=publish.backup_factories,
-        restore_factories=publish.restore_factories,
-        batch=publish.batch,
-        attachments=task.attachments,
-        outstanding_ttl=task.outstanding_ttl,
-        record_version=task.record_version,
         input_topic_ids=inputs.topic_ids,
-        serdes=publish.serdes,
-        retired_changelogs=task.retired_changelogs,
         offset=offset,
+        **_taken(_COMMON, publish),
+        **_taken(_OWN, task),
     )
 
 
-def _task(
-    checkpoint: Checkpoint,
-    inputs: Inputs | None = None,
-    layout: Layout | None = None,
-    publish: Publish | None = None,
-) -> TaskCheckpoint:
-    return TaskCheckpoint(
-        stores=checkpoint.stores,
-        markers=checkpoint.state_checkpoint_markers,
-        retired_changelogs=checkpoint.retired_changelogs,
-        attachments=checkpoint.attachments,
-        outstanding_ttl=checkpoint.outstanding_ttl,
-        record_version=checkpoint.record_version,
-        inputs=inputs,
-        layout=layout,
-        publish=publish,
-    )
+def _shared(part: type) -> tuple[str, ...]:
+    """The fields that a checkpoint has from a part."""
+    known = {field.name for field in fields(Checkpoint)}
+    return tuple(field.name for field in fields(part) if field.name in known)
+
+
+_COMMON, _OWN = _shared(Publish), _shared(TaskCheckpoint)
+
+
+def _taken(names: tuple[str, ...], source: object) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}

@@ -7,12 +7,13 @@ from typing import Any
 
 from statemgr.errors import InvalidError
 from statemgr.ids import task_index
-from statemgr.model.codecs.schemas import shipped_schemas
-from statemgr.model.codecs.wire import MARK, decode, encode, refuser
+from statemgr.model.codecs.checkpoints import Place
+from statemgr.model.codecs.generic import Codec
+from statemgr.model.codecs.shapes import SHAPES
 from statemgr.model.permissions import PERMISSIONS, Permissions
 
-_KEY = "permit_key.v1"
-_VALUE = "permit.v1"
+_KEY = Codec("permit_key.v1", dict, SHAPES)
+_VALUE = Codec("permit.v1", dict, SHAPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +30,26 @@ class Permit:
     @property
     def key(self) -> bytes:
         """The bytes of its key on the topic."""
-        fields = {"job_name": self.job_name, "job_id": self.job_id, "task": self.task, "token": self.token}
-        return encode(_KEY, fields)
+        return _KEY.encode(
+            {"job_name": self.job_name, "job_id": self.job_id, "task": self.task, "token": self.token}, task=self.task
+        )
 
     @property
     def value(self) -> bytes:
         """The bytes of its value."""
-        return encode(_VALUE, {"permissions": list(self.permissions.names), "given_ms": self.given_ms})
+        return _VALUE.encode({"permissions": self.permissions.names, "given_ms": self.given_ms}, task=self.task)
 
 
 def is_permit(key: bytes) -> bool:
     """Whether a record of the checkpoint topic is a permission."""
-    return key.startswith(MARK + shipped_schemas().fingerprint(_KEY))
+    return key.startswith(_KEY.header)
 
 
-def decode_permit(key: bytes, value: bytes | None, topic: str, partition: int, offset: int) -> Permit:
+def decode_permit(key: bytes, value: bytes | None, place: Place) -> Permit:
     """The permission of a record; one without any permission where it was deleted. Raises: CorruptRecord."""
-    refuse = refuser("permission", topic, partition, offset)
-    at = decode(_KEY, key, refuse)
-    found: dict[str, Any] = {"permissions": [], "given_ms": 0}
-    if value is not None:
-        found = decode(_VALUE, value, refuse)
+    refuse = place.refuser("permission")
+    at = _KEY.decode(key, refuse)
+    found: dict[str, Any] = {"permissions": [], "given_ms": 0} if value is None else _VALUE.decode(value, refuse)
     unknown = sorted(set(found["permissions"]) - set(PERMISSIONS))
     if unknown:
         raise refuse(f"the permission {unknown[0]!r} is unknown (is newer software about?)")
@@ -57,6 +57,5 @@ def decode_permit(key: bytes, value: bytes | None, topic: str, partition: int, o
         task_index(at["task"])
     except InvalidError as error:
         raise refuse(error.message) from error
-    return Permit(
-        **at, permissions=Permissions(**dict.fromkeys(found["permissions"], True)), given_ms=found["given_ms"]
-    )
+    permissions = Permissions(**dict.fromkeys(found["permissions"], True))
+    return Permit(**at, permissions=permissions, given_ms=found["given_ms"])

@@ -15,8 +15,8 @@ from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
 from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
+from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
-from statemgr.model.codecs import codec
 from statemgr.tasks.task import Task
 from statemgr_tools.bench.seed import SEED, STORE, TASK
 from statemgr_tools.bench.session import changed
@@ -33,7 +33,7 @@ def publish(config: JobConfig, checkpoint: Checkpoint) -> None:
     try:
         publisher.fence()
         with publisher.transaction() as transaction:
-            for key, value in codec.encode_record(record):
+            for key, value in codecs.encode_record(record):
                 transaction.send(config.checkpoint_topic, key, value, partition=0)
     finally:
         publisher.close()

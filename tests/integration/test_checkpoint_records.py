@@ -15,7 +15,7 @@ from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.local.clock import SystemClock
 from statemgr.model.checkpoint import BlobRef, CheckpointRecord, IndexMarker, Layout, MicroBatch
 from statemgr.model.checkpoint_parts import Inputs
-from statemgr.model.codecs.codec import decode_key
+from statemgr.model.codecs import decode_key
 from statemgr.model.commit import PreparedCommit, PreparedStore
 from statemgr.wiring import Runtime
 from tests.commits import TASK, commit, current, publish_by_hand

@@ -15,9 +15,9 @@ from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord, MissingState, TopicMisconfigured, UnavailableError
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.clock import SystemClock
+from statemgr.model import codecs
 from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord, Layout
 from statemgr.model.checkpoint_parts import JobCheckpoint, publish_of, task_part
-from statemgr.model.codecs import codec
 from tests.blob_faults import ManualClock
 from tests.kafka_jobs import (
     EAGER,
@@ -44,8 +44,8 @@ def _new(kafka: KafkaServer, **more: object) -> tuple[JobConfig, CheckpointTopic
 
 def _bytes(record: CheckpointRecord, version: int = 2) -> tuple[bytes, bytes]:
     if version == 1:
-        return codec.encode_key(record.key_v1()), codec.encode_record_v1(record)
-    (pair,) = codec.encode_record(record)
+        return codecs.encode_key(record.key_v1()), codecs.encode_record_v1(record)
+    (pair,) = codecs.encode_record(record)
     return pair
 
 
@@ -152,8 +152,8 @@ def _publish_together(config: JobConfig, number: int) -> list[tuple[bytes, bytes
     """A job record and the task records that refer to it."""
     records = [a_record(config, number, f"Partition {n}", stores={"totals": f"{number}-{n}"}) for n in range(2)]
     publish, key = publish_of(records[0].current), records[0].key(records[0].current)
-    sent = [codec.encode_job(replace(key, task=""), JobCheckpoint(records[0].layout, publish))]
-    sent += [codec.encode_task(r.key(r.current), task_part(r.current, publish)) for r in records]
+    sent = [codecs.encode_job(replace(key, task=""), JobCheckpoint(records[0].layout, publish))]
+    sent += [codecs.encode_task(r.key(r.current), task_part(r.current, publish)) for r in records]
     send(config, config.checkpoint_topic, sent)
     return sent
 

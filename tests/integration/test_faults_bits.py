@@ -15,7 +15,7 @@ from statemgr.errors import CorruptRecord
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.local.clock import SystemClock
-from statemgr.model.codecs import codec
+from statemgr.model import codecs
 from statemgr_tools.dev.kafka import KafkaBroker
 from tests.commits import TASK
 from tests.jobs import DUAL, elsewhere, job_mapping
@@ -36,7 +36,7 @@ def _publish_all(configs: list[JobConfig]) -> None:
         for number in range(1, _LAST + 1):
             with publisher.transaction() as transaction:
                 for config in configs:
-                    for key, value in codec.encode_record(a_record(config, number)):
+                    for key, value in codecs.encode_record(a_record(config, number)):
                         transaction.send(config.checkpoint_topic, key, value, partition=0)
     finally:
         publisher.close()

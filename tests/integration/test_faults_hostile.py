@@ -13,8 +13,8 @@ from statemgr import JobConfig, StateManager
 from statemgr.blobs import open_blob_store
 from statemgr.errors import CorruptBlob, StatemgrError
 from statemgr.local.clock import SystemClock
+from statemgr.model import codecs
 from statemgr.model.checkpoint import BlobRef, CheckpointRecord, IndexMarker
-from statemgr.model.codecs import codec
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex
 from statemgr.reader import JobReader
@@ -116,7 +116,7 @@ def test_a_hostile_index_is_refused_before_any_io(kafka: KafkaServer, tmp_path: 
     target = tmp_path / "target"
     before = sorted(path for path in tmp_path.rglob("*") if "blobs" not in path.parts)
     for name, spoil in HOSTILE.items():
-        blob = forger.publish(codec.encode_index(spoil(forger.index)))
+        blob = forger.publish(codecs.encode_index(spoil(forger.index)))
         with JobReader(config) as reader, pytest.raises(CorruptBlob) as caught:
             reader.restore(TASK, target / name)
         assert caught.value.where["blob"] == blob, name
@@ -138,7 +138,7 @@ def test_an_index_that_is_no_index_is_refused(kafka: KafkaServer, tmp_path: Path
     config = job(kafka, tmp_path, backup=("blob-store",))
     commit(config, {b"a": b"1"}, 1)
     forger = Forger(config)
-    good = codec.encode_index(forger.index)
+    good = codecs.encode_index(forger.index)
     for data, blob_id in (
         (b"\x00" * 100, None),
         (good[:-1], None),

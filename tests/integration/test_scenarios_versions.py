@@ -11,7 +11,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.errors import ConfigError, MissingState
 from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import ChangelogMarker
-from statemgr.model.codecs.codec import decode_key
+from statemgr.model.codecs import decode_key
 from tests.commits import TASK, commit, current, publish_by_hand, published, totals
 from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import committed, send

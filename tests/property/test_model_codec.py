@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statemgr.errors import CorruptBlob, CorruptError, CorruptRecord
+from statemgr.model import codecs
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import (
     ChangelogMarker,
@@ -22,7 +23,6 @@ from statemgr.model.checkpoint import (
     Layout,
 )
 from statemgr.model.checkpoint_parts import JobCheckpoint, checkpoint_of, common_inputs, publish_of, task_part
-from statemgr.model.codecs import codec
 from statemgr.model.commit import Change, PreparedCommit
 from statemgr.model.segment import encode_segment, read_segment, verify_segment
 from statemgr.model.snapshot import SnapshotIndex
@@ -31,24 +31,24 @@ from tests.property import model_strategies as some
 
 KEY = sample.RECORD.key(sample.CHECKPOINT)
 JOB = JobCheckpoint(sample.LAYOUT, publish_of(sample.CHECKPOINT))
-JOB_KEY, JOB_VALUE = codec.encode_job(replace(KEY, task=""), JOB)
-((TASK_KEY, TASK_VALUE),) = codec.encode_record(sample.RECORD)
+JOB_KEY, JOB_VALUE = codecs.encode_job(replace(KEY, task=""), JOB)
+((TASK_KEY, TASK_VALUE),) = codecs.encode_record(sample.RECORD)
 
 #: name → (valid bytes, decoder, the one error it may raise)
 DECODERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[CorruptError]]] = {
-    "key": (codec.encode_key(KEY), codec.decode_key, CorruptRecord),
-    "key-v1": (codec.encode_key(sample.RECORD.key_v1()), codec.decode_key, CorruptRecord),
-    "task": (TASK_VALUE, lambda b: codec.decode_task(TASK_KEY, KEY, b), CorruptRecord),
-    "job": (JOB_VALUE, lambda b: codec.decode_job(JOB_KEY, replace(KEY, task=""), b), CorruptRecord),
+    "key": (codecs.encode_key(KEY), codecs.decode_key, CorruptRecord),
+    "key-v1": (codecs.encode_key(sample.RECORD.key_v1()), codecs.decode_key, CorruptRecord),
+    "task": (TASK_VALUE, lambda b: codecs.decode_task(TASK_KEY, KEY, b), CorruptRecord),
+    "job": (JOB_VALUE, lambda b: codecs.decode_job(JOB_KEY, replace(KEY, task=""), b), CorruptRecord),
     "record-v1": (
-        codec.encode_record_v1(sample.RECORD),
-        lambda b: codec.decode_record_v1(sample.RECORD.key_v1(), b),
+        codecs.encode_record_v1(sample.RECORD),
+        lambda b: codecs.decode_record_v1(sample.RECORD.key_v1(), b),
         CorruptRecord,
     ),
-    "checkpoint": (codec.encode_checkpoint(sample.CHECKPOINT), codec.decode_checkpoint, CorruptRecord),
-    "index": (codec.encode_index(sample.INDEX), codec.decode_index, CorruptBlob),
-    "chain": (codec.encode_chain(sample.CHAIN), codec.decode_chain, CorruptBlob),
-    "prepared": (codec.encode_prepared(sample.PREPARED), codec.decode_prepared, CorruptRecord),
+    "checkpoint": (codecs.encode_checkpoint(sample.CHECKPOINT), codecs.decode_checkpoint, CorruptRecord),
+    "index": (codecs.encode_index(sample.INDEX), codecs.decode_index, CorruptBlob),
+    "chain": (codecs.encode_chain(sample.CHAIN), codecs.decode_chain, CorruptBlob),
+    "prepared": (codecs.encode_prepared(sample.PREPARED), codecs.decode_prepared, CorruptRecord),
     "segment": (
         encode_segment([(b"k%d" % n, b"v" * n if n % 3 else None) for n in range(50)]),
         lambda b: list(read_segment(io.BytesIO(b))),
@@ -60,18 +60,18 @@ DECODERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[CorruptError]]] = 
 @given(some.keys)
 def test_key_round_trips(key: CheckpointKey) -> None:
     """A key is read as it was written, and written the same each time."""
-    assert codec.decode_key(codec.encode_key(key)) == key
-    assert codec.encode_key(key) == codec.encode_key(replace(key))
+    assert codecs.decode_key(codecs.encode_key(key)) == key
+    assert codecs.encode_key(key) == codecs.encode_key(replace(key))
 
 
 @given(some.records, some.counts)
 def test_record_round_trips(record: CheckpointRecord, offset: int) -> None:
     """Every checkpoint of a record is read as it was written, with the offset it was read at."""
     read = []
-    for (key, value), checkpoint in zip(codec.encode_record(record), reversed(record.checkpoints), strict=True):
-        at = codec.decode_key(key)
+    for (key, value), checkpoint in zip(codecs.encode_record(record), reversed(record.checkpoints), strict=True):
+        at = codecs.decode_key(key)
         assert at == record.key(checkpoint)
-        task = codec.decode_task(key, at, value)
+        task = codecs.decode_task(key, at, value)
         assert task.publish is not None
         assert task.layout == record.layout
         read.insert(0, checkpoint_of(task, task.publish, offset))
@@ -86,10 +86,10 @@ def test_parts_make_the_checkpoint_again(layout: Layout, found: list[Checkpoint]
     for checkpoint in found:
         publish = publish_of(checkpoint, common)
         at = replace(key, layout_generation=layout.generation, sequence=checkpoint.sequence, record_version=2)
-        job_data, job_value = codec.encode_job(replace(at, task=""), JobCheckpoint(layout, publish))
-        data, value = codec.encode_task(at, task_part(checkpoint, publish))
-        job = codec.decode_job(job_data, replace(at, task=""), job_value)
-        task = codec.decode_task(data, at, value)
+        job_data, job_value = codecs.encode_job(replace(at, task=""), JobCheckpoint(layout, publish))
+        data, value = codecs.encode_task(at, task_part(checkpoint, publish))
+        job = codecs.decode_job(job_data, replace(at, task=""), job_value)
+        task = codecs.decode_task(data, at, value)
         assert task.publish is None
         assert checkpoint_of(task, job.publish) == checkpoint
 
@@ -97,15 +97,15 @@ def test_parts_make_the_checkpoint_again(layout: Layout, found: list[Checkpoint]
 @given(some.chains)
 def test_chain_round_trips(chain: SegmentChain) -> None:
     """A segment chain is read as it was written; in a blob, what lies beside it gets the blob's name."""
-    data = codec.encode_chain(chain)
-    assert codec.decode_chain(data) == chain
-    assert codec.decode_chain(data, "j/1/o") == chain.lying_in("j/1/o")
+    data = codecs.encode_chain(chain)
+    assert codecs.decode_chain(data) == chain
+    assert codecs.decode_chain(data, "j/1/o") == chain.lying_in("j/1/o")
 
 
 @given(some.records)
 def test_version_one_keeps_offsets_and_changelog_markers(record: CheckpointRecord) -> None:
     """A version 1 record says the current checkpoint's ID, input offsets and changelog offsets, nothing else."""
-    read = codec.decode_record_v1(record.key_v1(), codec.encode_record_v1(record), 5).current
+    read = codecs.decode_record_v1(record.key_v1(), codecs.encode_record_v1(record), codecs.Place(offset=5)).current
     assert read.checkpoint_id == record.current.checkpoint_id
     assert read.input_offsets == record.current.input_offsets
     assert read.record_version == 1
@@ -121,7 +121,7 @@ def test_version_one_keeps_offsets_and_changelog_markers(record: CheckpointRecor
 @given(some.checkpoints)
 def test_checkpoint_alone_round_trips(checkpoint: Checkpoint) -> None:
     """One checkpoint alone is read as it was written."""
-    assert codec.decode_checkpoint(codec.encode_checkpoint(checkpoint)) == checkpoint
+    assert codecs.decode_checkpoint(codecs.encode_checkpoint(checkpoint)) == checkpoint
 
 
 @given(some.checkpoints)
@@ -129,19 +129,19 @@ def test_equal_checkpoints_have_equal_bytes(checkpoint: Checkpoint) -> None:
     """The order in which a map was filled does not show in the bytes."""
     turned = {name: checkpoint.input_offsets[name] for name in reversed(checkpoint.input_offsets)}
     other = replace(checkpoint, input_offsets=turned)
-    assert codec.encode_checkpoint(other) == codec.encode_checkpoint(checkpoint)
+    assert codecs.encode_checkpoint(other) == codecs.encode_checkpoint(checkpoint)
 
 
 @given(some.indexes)
 def test_index_round_trips(index: SnapshotIndex) -> None:
     """An index is read with its whole tree: nested and empty directories, empty files, files of many parts."""
-    assert codec.decode_index(codec.encode_index(index), "b") == index
+    assert codecs.decode_index(codecs.encode_index(index), "b") == index
 
 
 @given(some.prepared_commits)
 def test_prepared_commit_round_trips(prepared: PreparedCommit) -> None:
     """A prepared commit is read as it was written."""
-    assert codec.decode_prepared(codec.encode_prepared(prepared)) == prepared
+    assert codecs.decode_prepared(codecs.encode_prepared(prepared)) == prepared
 
 
 @given(some.histories)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from statemgr.errors import CorruptBlob
 from statemgr.model.checkpoint import BlobRef
-from statemgr.model.codecs.codec import decode_index, encode_index
+from statemgr.model.codecs import decode_index, encode_index
 from statemgr.model.diff import LocalFile, LocalTree, assemble, diff
 from statemgr.model.hashing import content_hash
 from statemgr.model.plan import plan_files

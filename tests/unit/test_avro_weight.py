@@ -16,11 +16,11 @@ import msgpack
 import pytest
 
 from statemgr.errors import CorruptError, InvalidError
-from statemgr.model.codecs import codec
-from statemgr.model.codecs.schemas import shipped_schemas
-from statemgr.model.codecs.wire import HEADER_SIZE, MARK
+from statemgr.model import codecs
+from statemgr.model.codecs.schemas import single_objects
 from statemgr.serdes import avro_serde, serde
 from statemgr.serdes.avro_weight import MAX_DEPTH
+from statemgr.serdes.single_object import HEADER_SIZE
 
 MIB = 1024 * 1024
 NULLS = json.dumps(
@@ -130,7 +130,7 @@ def test_an_array_is_as_long_as_its_bytes_in_messagepack() -> None:
 
 def record(schema: str, body: bytes) -> bytes:
     """A record of a shipped schema."""
-    return MARK + shipped_schemas().fingerprint(schema) + body
+    return single_objects(schema).header + body
 
 
 def texts(count: int) -> bytes:
@@ -143,16 +143,16 @@ CHILD = """
 import resource, sys
 import psutil
 from statemgr.errors import CorruptError
-from statemgr.model.codecs import codec
+from statemgr.model import codecs
 data = sys.stdin.buffer.read()
 try:
-    getattr(codec, sys.argv[1])(b"x", "b")
+    getattr(codecs, sys.argv[1])(b"x", "b")
 except CorruptError:
     pass
 most = psutil.Process().memory_info().vms + 96 * 1024 * 1024
 resource.setrlimit(resource.RLIMIT_AS, (most, most))
 try:
-    getattr(codec, sys.argv[1])(data, "b")
+    getattr(codecs, sys.argv[1])(data, "b")
 except CorruptError as error:
     print(error)
 """
@@ -189,7 +189,7 @@ def test_altered_records_never_take_much_memory() -> None:
             assert len(data) > HEADER_SIZE
 
             def read(data: bytes = data) -> None:
-                for decode in (codec.decode_index, codec.decode_chain, codec.decode_prepared):
+                for decode in (codecs.decode_index, codecs.decode_chain, codecs.decode_prepared):
                     with pytest.raises(CorruptError):
                         decode(data)  # type: ignore[operator]
 

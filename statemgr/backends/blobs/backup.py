@@ -33,7 +33,7 @@ from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
 from statemgr.local.clock import moment
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobRef, ChainMarker, IndexMarker, Marker
-from statemgr.model.codecs.codec import encode_chain
+from statemgr.model.codecs import encode_chain
 from statemgr.model.commit import NumberedChanges, PreparedChanges
 from statemgr.model.record_size import inline_chain_limit
 from statemgr.model.segment import encode_segment, write_segment

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from statemgr.errors import CorruptBlob, MissingState
 from statemgr.model.chain import MAX_CHAIN_SIZE, SegmentChain, validate_chain
 from statemgr.model.checkpoint import ChainMarker, Marker
-from statemgr.model.codecs.codec import decode_chain
+from statemgr.model.codecs import decode_chain
 from statemgr.model.snapshot import blob_id_problem
 from statemgr.ports import StoreIdentity
 from statemgr.transfer.transfer import Transfer

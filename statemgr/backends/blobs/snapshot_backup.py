@@ -23,7 +23,7 @@ from statemgr.backends.blobs.snapshot_indexes import SnapshotIndexes, index_of, 
 from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import BlobRef, IndexMarker, Marker
-from statemgr.model.codecs.codec import encode_index
+from statemgr.model.codecs import encode_index
 from statemgr.model.commit import PreparedChanges
 from statemgr.model.diff import LocalFile, LocalTree, assemble, comparable, diff
 from statemgr.model.snapshot import (

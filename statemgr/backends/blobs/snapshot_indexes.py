@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from statemgr.errors import CorruptBlob, MissingState
 from statemgr.model.checkpoint import BlobRef, IndexMarker, Marker
-from statemgr.model.codecs.codec import decode_index
+from statemgr.model.codecs import decode_index
 from statemgr.model.snapshot import MAX_INDEX_SIZE, SnapshotIndex, blob_id_problem, validate
 from statemgr.ports import StoreIdentity
 from statemgr.transfer.transfer import Transfer

@@ -1,0 +1,215 @@
+"""One codec for every record: a schema and a dataclass are walked together, once. Pure.
+
+=====================  ==================================================================
+Avro                   Python
+=====================  ==================================================================
+record                 a dataclass with fields of the same names, or a tuple of fixed length
+union of records       a union of dataclasses of the same names
+union with null        ``T | None``
+array                  ``tuple[T, ...]``
+map                    ``Mapping[str, T]``, written in the order of its keys
+everything else        ``str``, ``int``, ``bool``, ``bytes``
+=====================  ==================================================================
+
+Fields of a dataclass that the schema lacks are not written, and have their defaults when they are read. A type of
+another shape than its schema has a :class:`Form`. A rule that no schema can express is a function of the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from statemgr.errors import CorruptError, InvalidError
+from statemgr.model.codecs.schemas import single_objects
+from statemgr.serdes.single_object import SingleObjects
+
+_T = TypeVar("_T")
+_Convert = Callable[[Any], Any]
+_PRIMITIVES = {"string": str, "int": int, "long": int, "boolean": bool, "bytes": bytes, "fixed": bytes}
+
+#: Makes the typed error of a decoder from what is wrong.
+Refuse = Callable[[str], CorruptError]
+
+
+class Form(NamedTuple):
+    """How a type is written: as another type, or as ``dict`` for a record's fields in Avro's own form.
+
+    ``back`` raises ValueError or InvalidError for what cannot be.
+    """
+
+    type: Any
+    to: _Convert
+    back: _Convert
+
+
+class Shapes(NamedTuple):
+    """``forms``: type → its form. ``rules``: dataclass → what returns a value of it that was read, or raises ValueError
+    for one that cannot be."""
+
+    forms: Mapping[Any, Form]
+    rules: Mapping[type, _Convert]
+
+
+class Codec(Generic[_T]):
+    """Values of one dataclass ↔ single objects of one schema.
+
+    Args:
+        kind: the dataclass; ``dict`` for the fields as Avro has them.
+        most: bytes that an encoded value may have.
+    """
+
+    def __init__(self, schema: str, kind: type[_T], shapes: Shapes, most: int | None = None) -> None:
+        self._name, self._kind, self._shapes = schema, kind, shapes
+        self._most = most
+
+    def encode(self, value: _T, **where: str) -> bytes:
+        """Raises: InvalidError, which says ``where``, when the value fits neither the schema nor the limit."""
+        write, _ = self._converters
+        try:
+            data = self._objects.encode(write(value) if write else value)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidError(f"a value does not fit the schema {self._name}: {error}", **where) from error
+        if self._most is not None and len(data) > self._most:
+            raise InvalidError(f"{self._name} has {len(data)} bytes, and may have {self._most}", **where)
+        return data
+
+    def decode(self, data: bytes, refuse: Refuse) -> _T:
+        """Raises: what ``refuse`` makes, for anything that is not exactly one possible value."""
+        if self._most is not None and len(data) > self._most:
+            raise refuse(f"it is larger than {self._most} bytes")
+        _, read = self._converters
+        try:
+            value = self._objects.decode(data)
+            return read(value) if read else value  # type: ignore[no-any-return]
+        except (ValueError, InvalidError) as error:
+            raise refuse(str(error)) from error
+
+    @property
+    def header(self) -> bytes:
+        """The first bytes of every value that is written."""
+        return self._objects.header
+
+    @cached_property
+    def _objects(self) -> SingleObjects:
+        return single_objects(self._name)
+
+    @cached_property
+    def _converters(self) -> _Converters:
+        return _Walk(self._shapes).of(self._objects.schema, self._kind)
+
+
+class _Converters(NamedTuple):
+    """Both directions of a type; None where Avro has the value as it is."""
+
+    write: _Convert | None
+    read: _Convert | None
+
+
+_SAME = _Converters(None, None)
+
+
+class _Walk:
+    """Finds the converters of a schema and a type."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
+        self._named: dict[str, Any] = {}
+
+    def of(self, schema: Any, kind: Any) -> _Converters:
+        """Raises: TypeError when the type is not that of the schema."""
+        if isinstance(schema, dict) and "name" in schema:
+            self._named[schema["name"]] = schema
+        if isinstance(schema, str):
+            schema = self._named.get(schema, schema)
+        if kind is dict:
+            return _SAME
+        if kind in self._shapes.forms:
+            return self._form(schema, self._shapes.forms[kind])
+        if isinstance(schema, list):
+            return self._union(schema, [member for member in get_args(kind) if member is not type(None)])
+        match schema["type"] if isinstance(schema, dict) else schema:
+            case "record":
+                return self._record(schema, kind)
+            case "array":
+                return _array(*self.of(schema["items"], get_args(kind)[0]))
+            case "map":
+                return _map(*self.of(schema["values"], get_args(kind)[1]))
+            case other if kind is _PRIMITIVES.get(other):
+                return _SAME
+        raise TypeError(f"{kind} is not of the Avro type {schema}")
+
+    def _form(self, schema: Any, form: Form) -> _Converters:
+        (_, to, back), (write, read) = form, self.of(schema, form.type)
+        return _Converters(
+            (lambda value: write(to(value))) if write else to,
+            (lambda value: back(read(value))) if read else back,
+        )
+
+    def _union(self, schemas: list[Any], kinds: list[Any]) -> _Converters:
+        members = [self._named.get(member, member) if isinstance(member, str) else member for member in schemas]
+        if "null" in members:
+            (member,) = (member for member in members if member != "null")
+            write, read = self.of(member, kinds[0])
+            return _Converters(write and _unless_none(write), read and _unless_none(read))
+        names = {member["name"].rpartition(".")[2]: member for member in members}
+        if names.keys() != {kind.__name__ for kind in kinds}:
+            raise TypeError(f"{kinds} are not the members of the Avro union {list(names)}")
+        found = {kind: self.of(names[kind.__name__], kind) for kind in kinds}
+        writers = {kind: (names[kind.__name__]["name"], write or _same) for kind, (write, _) in found.items()}
+        readers = {names[kind.__name__]["name"]: read or _same for kind, (_, read) in found.items()}
+
+        def to_pair(value: Any) -> tuple[str, Any]:
+            name, write = writers[type(value)]
+            return name, write(value)
+
+        return _Converters(to_pair, lambda pair: readers[pair[0]](pair[1]))
+
+    def _record(self, schema: Any, kind: Any) -> _Converters:
+        """Both functions are made as text, as those of dataclasses are: a loop over the fields takes a third longer."""
+        names = [field["name"] for field in schema["fields"]]
+        is_tuple = get_origin(kind) is tuple
+        hints = dict(zip(names, get_args(kind), strict=True)) if is_tuple else get_type_hints(kind)
+        scope: dict[str, Any] = {"kind": _values if is_tuple else kind, "rule": self._shapes.rules.get(kind)}
+        to, back = [], []
+        for number, field in enumerate(schema["fields"]):
+            name = field["name"]
+            write, read = self.of(field["type"], hints[name])
+            scope |= {f"write_{name}": write, f"read_{name}": read}
+            value = f"value[{number}]" if is_tuple else f"value.{name}"
+            to.append(f"{name!r}: write_{name}({value})" if write else f"{name!r}: {value}")
+            back.append(f"{name}=read_{name}(fields[{name!r}])" if read else f"{name}=fields[{name!r}]")
+        made = f"kind({', '.join(back)})"
+        return _Converters(
+            eval(f"lambda value: {{{', '.join(to)}}}", scope),
+            eval(f"lambda fields: rule({made})" if scope["rule"] else f"lambda fields: {made}", scope),
+        )
+
+
+def _values(**fields: Any) -> tuple[Any, ...]:
+    return tuple(fields.values())
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _unless_none(convert: _Convert) -> _Convert:
+    return lambda value: None if value is None else convert(value)
+
+
+def _array(write: _Convert | None, read: _Convert | None) -> _Converters:
+    return _Converters(
+        (lambda items: [write(item) for item in items]) if write else None,
+        (lambda items: tuple([read(item) for item in items])) if read else tuple,
+    )
+
+
+def _map(write: _Convert | None, read: _Convert | None) -> _Converters:
+    return _Converters(
+        (lambda items: {key: write(items[key]) for key in sorted(items)})
+        if write
+        else (lambda items: {key: items[key] for key in sorted(items)}),
+        (lambda items: {key: read(item) for key, item in items.items()}) if read else None,
+    )
