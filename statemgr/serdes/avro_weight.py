@@ -4,14 +4,14 @@ An array says how many items it has, and items may take no bytes (``null``): a f
 schema that refers to itself nests as deeply as the bytes say, on the stack of the decoder. So the bytes of a value are
 walked first, by the writer's schema, and their weight is added up.
 
-Most schemas cannot make much of few bytes, which their compilation finds out; then nothing is walked.
+Most schemas cannot make much of few bytes, which is known from the schema alone. Their values are not walked.
 Source: Apache Avro specification, "Binary encoding".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Levels of a value whose schema refers to itself.
 MAX_DEPTH = 256
@@ -19,13 +19,9 @@ _UNBOUNDED = float("inf")
 #: Bytes of memory of an object, on 64 bits, roughly.
 _OBJECT = {"null": 0, "boolean": 0, "int": 32, "long": 32, "float": 24, "double": 24, "bytes": 40, "string": 56}
 _FIXED_SIZE = {"null": 0, "boolean": 1, "float": 4, "double": 8}
-_POINTER = 9
-_ENTRY = 104
+_CONTAINER, _POINTER, _ENTRY = 64, 9, 104
 _RECORD, _FIELD = 136, 40
 _LOGICAL = 64
-
-#: ``walk(data, position)`` → the position after the value.
-_Walk = Callable[[bytes, int], int]
 
 
 class TooHeavy(ValueError):
@@ -46,225 +42,182 @@ class Weight:
     """
 
     def __init__(self, schema: Any, *, ratio: int, free: int) -> None:
-        self._schema = schema
+        self._type = _Types().of(schema)
         self._ratio, self._free = ratio, free
-        self._factor = _Heaviest().of(schema)
 
     def check(self, data: bytes, start: int = 0) -> None:
         """Check the value that begins at ``start``. Raises: TooHeavy, Truncated."""
         size = len(data) - start
         allowed = self._free + self._ratio * size
-        if self._factor * size <= allowed:
+        if self._type.most * size <= allowed:
             return
-        _Walker(self._schema, allowed).walk(data, start)
-
-
-class _Heaviest:
-    """The most memory that a byte of a value can become, by its schema."""
-
-    def __init__(self) -> None:
-        self._open: set[str] = set()
-        self._known: dict[str, tuple[float, float, float]] = {}
-
-    def of(self, schema: Any) -> float:
-        """Infinite for a schema with items of no bytes in an array, or one that refers to itself."""
-        return self._of(schema)[2]
-
-    def _of(self, schema: Any) -> tuple[float, float, float]:
-        """Fewest bytes; memory then; most memory for a byte anywhere in it."""
-        if isinstance(schema, list):
-            branches = [self._of(branch) for branch in schema]
-            most = max(max(most, memory / (size + 1)) for size, memory, most in branches)
-            return 1, max(memory for _, memory, _ in branches), most
-        kind = schema["type"] if isinstance(schema, Mapping) else schema
-        if isinstance(kind, Mapping | list):
-            return self._of(kind)
-        if kind in ("record", "error"):
-            return self._of_record(schema)
-        if kind == "array":
-            return self._of_items(self._of(schema["items"]), _POINTER, 64)
-        if kind == "map":
-            size, memory, most = self._of(schema["values"])
-            return self._of_items((size + 1, memory, most), _ENTRY + _OBJECT["string"], 64)
-        extra = _LOGICAL if isinstance(schema, Mapping) and "logicalType" in schema else 0
-        if kind == "fixed":
-            found = (float(schema["size"]), _OBJECT["bytes"] + schema["size"] + extra)
-            self._known[schema["name"]] = (*found, found[1] / max(found[0], 1))
-            return self._known[schema["name"]]
-        if kind == "enum":
-            self._known[schema["name"]] = (1, 0, 1)
-            return 1, 0, 1
-        if kind in _OBJECT:
-            size = float(_FIXED_SIZE.get(kind, 1))
-            # the objects of a one-byte number or of an empty text are shared ones
-            memory = (_OBJECT[kind] / 2 if kind in ("int", "long", "string", "bytes") else _OBJECT[kind]) + extra
-            return size, memory, memory / max(size, 1)
-        return self._known.get(kind, (1, 0, _UNBOUNDED))  # one that is not known yet refers to itself
-
-    def _of_record(self, schema: Mapping[str, Any]) -> tuple[float, float, float]:
-        fields = [self._of(field["type"]) for field in schema["fields"]]
-        size = sum(found[0] for found in fields)
-        memory = _RECORD + _FIELD * len(fields) + sum(found[1] for found in fields)
-        most = max([memory / max(size, 1), *(found[2] for found in fields)])
-        self._known[schema["name"]] = size, memory, most
-        return size, memory, most
-
-    def _of_items(self, item: tuple[float, float, float], slot: float, container: float) -> tuple[float, float, float]:
-        size, memory, most = item
-        each = (memory + slot) / size if size else _UNBOUNDED
-        return 1, container, max(container, each, most)
-
-
-class _Walker:
-    """One walk over a value, with what it may weigh."""
-
-    def __init__(self, schema: Any, allowed: float) -> None:
-        self._left = allowed
-        self._depth = 0
-        self._named: dict[str, _Walk] = {}
-        self._start = self._compile(schema)
-
-    def walk(self, data: bytes, start: int) -> int:
-        """The position after the value. Raises: TooHeavy, Truncated."""
         try:
-            return self._start(data, start)
+            self._type.walk(_Scale(data, allowed), start)
         except RecursionError:
             raise TooHeavy("it is nested too deeply") from None
 
-    def _weighs(self, memory: float) -> None:
+
+class _Scale:
+    """The bytes of a value, and what it may still weigh."""
+
+    def __init__(self, data: bytes, allowed: float) -> None:
+        self.data, self._left = data, allowed
+        self.depth = 0
+
+    def add(self, memory: float) -> None:
         self._left -= memory
         if self._left < 0:
             raise TooHeavy("it would take far more memory than its size")
 
-    def _compile(self, schema: Any) -> _Walk:
+    def skip(self, size: int, at: int) -> int:
+        """The position after ``size`` bytes."""
+        if not 0 <= size <= len(self.data) - at:
+            raise Truncated("the bytes end within a value")
+        return at + size
+
+    def long(self, at: int) -> tuple[int, int]:
+        """A zigzag variable-length number, and the position after it."""
+        value = shift = 0
+        while True:
+            if at >= len(self.data) or shift > 63:
+                raise Truncated("a number is not whole")
+            byte = self.data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return (value >> 1) ^ -(value & 1), at
+            shift += 7
+
+    def block(self, at: int) -> tuple[int, int]:
+        """How many items follow. A negative number is followed by their size, too."""
+        count, at = self.long(at)
+        if count < 0:
+            _, at = self.long(at)
+        return abs(count), at
+
+
+class _Type(NamedTuple):
+    """``size``: fewest bytes. ``memory``: what these take. ``most``: the most memory for a byte anywhere in it.
+    ``walk``: weighs the value at a position and returns the position after it."""
+
+    size: float
+    memory: float
+    most: float
+    walk: Callable[[_Scale, int], int]
+
+
+class _Types:
+    """Makes the types of one schema."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, _Type] = {}
+
+    def of(self, schema: Any) -> _Type:
+        """``most`` is infinite for items of no bytes in an array, and for a schema that refers to itself."""
         if isinstance(schema, list):
-            return self._union([self._compile(branch) for branch in schema])
+            return _union([self.of(branch) for branch in schema])
         kind = schema["type"] if isinstance(schema, Mapping) else schema
-        if isinstance(kind, Mapping | list):
-            return self._compile(kind)
+        extra = _LOGICAL if isinstance(schema, Mapping) and "logicalType" in schema else 0
         match kind:
+            case Mapping() | list():
+                return self.of(kind)
             case "record" | "error":
-                return self._record(schema)
+                found = self._record(schema)
             case "array":
-                return self._array(schema["items"])
+                return _items(self.of(schema["items"]), _POINTER)
             case "map":
-                return self._map(self._compile(schema["values"]))
+                return _items(_entry(self.of(schema["values"])), _ENTRY)
             case "fixed":
-                self._named[schema["name"]] = self._fixed(schema["size"], _OBJECT["bytes"] + schema["size"])
-                return self._named[schema["name"]]
+                found = _fixed(schema["size"], _OBJECT["bytes"] + schema["size"] + extra)
             case "enum":
-                self._named[schema["name"]] = self._number(0)
-                return self._named[schema["name"]]
+                found = _number(0)
             case "bytes" | "string":
-                return self._text(_OBJECT[kind])
+                return _text(_OBJECT[kind] + extra)
             case "int" | "long":
-                return self._number(_OBJECT[kind])
+                return _number(_OBJECT[kind] + extra)
             case "null" | "boolean" | "float" | "double":
-                return self._fixed(_FIXED_SIZE[kind], _OBJECT[kind])
-        return lambda data, at: self._named[kind](data, at)
+                return _fixed(_FIXED_SIZE[kind], _OBJECT[kind] + extra)
+            case _:
+                # one that is not known yet refers to itself
+                return self._named.get(kind) or _Type(1, 0, _UNBOUNDED, lambda s, at: self._named[kind].walk(s, at))
+        self._named[schema["name"]] = found
+        return found
 
-    def _record(self, schema: Mapping[str, Any]) -> _Walk:
-        fields: list[_Walk] = []
-        own = _RECORD + _FIELD * len(schema["fields"])
+    def _record(self, schema: Mapping[str, Any]) -> _Type:
+        fields = [self.of(field["type"]) for field in schema["fields"]]
+        own = _RECORD + _FIELD * len(fields)
 
-        def walk(data: bytes, at: int) -> int:
-            self._weighs(own)
-            self._depth += 1
-            if self._depth > MAX_DEPTH:
+        def walk(scale: _Scale, at: int) -> int:
+            scale.add(own)
+            scale.depth += 1
+            if scale.depth > MAX_DEPTH:
                 raise TooHeavy("it is nested too deeply")
             for field in fields:
-                at = field(data, at)
-            self._depth -= 1
+                at = field.walk(scale, at)
+            scale.depth -= 1
             return at
 
-        self._named[schema["name"]] = walk
-        fields.extend(self._compile(field["type"]) for field in schema["fields"])
-        return walk
-
-    def _union(self, branches: list[_Walk]) -> _Walk:
-        def walk(data: bytes, at: int) -> int:
-            number, at = _long(data, at)
-            if not 0 <= number < len(branches):
-                raise Truncated("a union has no such branch")
-            return branches[number](data, at)
-
-        return walk
-
-    def _array(self, items: Any) -> _Walk:
-        item = self._compile(items)
-        takes_none = isinstance(items, str) and items == "null"
-
-        def walk(data: bytes, at: int) -> int:
-            self._weighs(64)
-            while True:
-                count, at = _block(data, at)
-                if not count:
-                    return at
-                self._weighs(count * _POINTER)
-                for _ in range(0 if takes_none else count):
-                    at = item(data, at)
-
-        return walk
-
-    def _map(self, value: _Walk) -> _Walk:
-        key = self._text(_OBJECT["string"])
-
-        def walk(data: bytes, at: int) -> int:
-            self._weighs(64)
-            while True:
-                count, at = _block(data, at)
-                if not count:
-                    return at
-                self._weighs(count * _ENTRY)
-                for _ in range(count):
-                    at = value(data, key(data, at))
-
-        return walk
-
-    def _text(self, memory: int) -> _Walk:
-        def walk(data: bytes, at: int) -> int:
-            size, at = _long(data, at)
-            if not 0 <= size <= len(data) - at:
-                raise Truncated("a text is longer than the bytes that are left")
-            self._weighs(memory + size)
-            return at + size
-
-        return walk
-
-    def _number(self, memory: int) -> _Walk:
-        def walk(data: bytes, at: int) -> int:
-            self._weighs(memory)
-            return _long(data, at)[1]
-
-        return walk
-
-    def _fixed(self, size: int, memory: int) -> _Walk:
-        def walk(data: bytes, at: int) -> int:
-            self._weighs(memory)
-            if size > len(data) - at:
-                raise Truncated("the bytes end within a value")
-            return at + size
-
-        return walk
+        size, memory = sum(field.size for field in fields), own + sum(field.memory for field in fields)
+        return _Type(size, memory, max([memory / max(size, 1), *(field.most for field in fields)]), walk)
 
 
-def _long(data: bytes, at: int) -> tuple[int, int]:
-    """A zigzag variable-length number, and the position after it."""
-    value = shift = 0
-    while True:
-        if at >= len(data) or shift > 63:
-            raise Truncated("a number is not whole")
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (value >> 1) ^ -(value & 1), at
-        shift += 7
+def _union(branches: list[_Type]) -> _Type:
+    def walk(scale: _Scale, at: int) -> int:
+        number, at = scale.long(at)
+        if not 0 <= number < len(branches):
+            raise Truncated("a union has no such branch")
+        return branches[number].walk(scale, at)
+
+    most = max(max(branch.most, branch.memory / (branch.size + 1)) for branch in branches)
+    return _Type(1, max(branch.memory for branch in branches), most, walk)
 
 
-def _block(data: bytes, at: int) -> tuple[int, int]:
-    """How many items follow; a negative number is followed by their size, too."""
-    count, at = _long(data, at)
-    if count < 0:
-        _, at = _long(data, at)
-    return abs(count), at
+def _entry(value: _Type) -> _Type:
+    key = _text(_OBJECT["string"])
+    most = max(key.most, value.most)
+    return _Type(
+        key.size + value.size, key.memory + value.memory, most, lambda scale, at: value.walk(scale, key.walk(scale, at))
+    )
+
+
+def _items(item: _Type, slot: float) -> _Type:
+    is_nothing = not item.size and not item.memory
+
+    def walk(scale: _Scale, at: int) -> int:
+        scale.add(_CONTAINER)
+        while True:
+            count, at = scale.block(at)
+            if not count:
+                return at
+            scale.add(count * slot)
+            for _ in range(0 if is_nothing else count):
+                at = item.walk(scale, at)
+
+    each = (item.memory + slot) / item.size if item.size else _UNBOUNDED
+    return _Type(1, _CONTAINER, max(_CONTAINER, each, item.most), walk)
+
+
+def _text(memory: float) -> _Type:
+    def walk(scale: _Scale, at: int) -> int:
+        size, at = scale.long(at)
+        end = scale.skip(size, at)
+        scale.add(memory + size)
+        return end
+
+    return _Type(1, memory / 2, memory / 2, walk)  # empty texts are one object
+
+
+def _number(memory: float) -> _Type:
+    def walk(scale: _Scale, at: int) -> int:
+        scale.add(memory)
+        return scale.long(at)[1]
+
+    return _Type(1, memory / 2, memory / 2, walk)  # numbers of one byte are shared objects
+
+
+def _fixed(size: int, memory: float) -> _Type:
+    def walk(scale: _Scale, at: int) -> int:
+        scale.add(memory)
+        return scale.skip(size, at)
+
+    return _Type(size, memory, memory / max(size, 1), walk)
