@@ -11,8 +11,7 @@ from statemgr.cli.options import json_option, tasks_option, with_config
 from statemgr.cli.output import print_json, print_table
 from statemgr.config import JobConfig
 from statemgr.ids import task_name
-from statemgr.model.permissions import PERMISSIONS, Permissions
-from statemgr.model.permits import Permit
+from statemgr.model.permissions import PERMISSIONS, Permissions, Permit
 
 _HELP = {
     "allow_empty_start": "Start empty although something says that there was state.",

@@ -27,8 +27,7 @@ from statemgr.flows.record_limits import check_config
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
 from statemgr.model.checkpoint import CheckpointRecord, Layout, Marker
-from statemgr.model.permissions import NO_PERMISSIONS, Permissions
-from statemgr.model.permits import Permit
+from statemgr.model.permissions import NO_PERMISSIONS, Permissions, Permit
 from statemgr.phases import Phase, announce
 from statemgr.ports import CheckpointLog, GuardedBackupManager, Publisher, StoreIdentity
 

@@ -35,10 +35,10 @@ from statemgr.model.checkpoint import (
     Marker,
     MicroBatch,
     OutstandingTtl,
+    retired_changelogs,
 )
 from statemgr.model.checkpoint_parts import Inputs
 from statemgr.model.commit import PreparedCommit
-from statemgr.model.retired import retired_changelogs
 from statemgr.phases import Phase, announce
 from statemgr.ports import CheckpointLog, IdForgotten, Publisher, StagedChanges, Transaction
 

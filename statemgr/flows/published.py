@@ -18,7 +18,7 @@ from statemgr.errors import FencedError, MissingError, OutcomeUnknownError, Stat
 from statemgr.flows.checkpoint_records import sequences
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
-from statemgr.model.permits import Permit
+from statemgr.model.permissions import Permit
 from statemgr.phases import Phase, announce
 from statemgr.ports import CheckpointLog, Publisher
 

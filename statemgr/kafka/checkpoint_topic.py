@@ -24,7 +24,7 @@ from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.kafka.topic_watch import TopicWatch
 from statemgr.model import codecs
 from statemgr.model.checkpoint import CheckpointRecord, with_version_one
-from statemgr.model.permits import Permit, decode_permit, is_permit
+from statemgr.model.permissions import Permit, decode_permit, is_permit
 from statemgr.ports import Clock
 from statemgr.serdes.single_object import HEADER_SIZE, unknown_header
 

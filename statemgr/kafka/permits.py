@@ -8,8 +8,7 @@ from statemgr.config import JobConfig
 from statemgr.ids import IdSource
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.publisher import TransactionalPublisher
-from statemgr.model.permissions import Permissions
-from statemgr.model.permits import Permit
+from statemgr.model.permissions import Permissions, Permit
 from statemgr.ports import Clock
 
 

@@ -19,7 +19,7 @@ from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
 from statemgr.model import codecs
-from statemgr.model.permits import decode_permit, is_permit
+from statemgr.model.permissions import decode_permit, is_permit
 from statemgr.ports import Clock
 
 _SHOWN = 40

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from statemgr.ids import CheckpointId
 
+#: Changelogs that a store no longer writes and that its checkpoints still list: the newest.
+_MOST_RETIRED = 8
+
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
@@ -239,3 +242,41 @@ def with_version_one(newest: CheckpointRecord | None, version_one: CheckpointRec
     current = replace(version_one.current, sequence=before.sequence + 1, epoch=before.epoch, stores=stores)
     record = newest.followed_by(current, len(newest.checkpoints) + 1)
     return replace(record, offset=version_one.offset, from_version_one=True)
+
+
+def retired_changelogs(before: Checkpoint | None, now: Markers) -> Mapping[str, tuple[ChangelogMarker, ...]]:
+    """Store → the last marker of each changelog topic that the store no longer writes, newest first.
+
+    They explain the records of such a topic when the store turns to it again.
+
+    Args:
+        before: the checkpoint that the new one follows.
+        now: factory → store → marker of the new one.
+    """
+    if before is None:
+        return {}
+    left: dict[str, list[ChangelogMarker]] = {}
+    for store, marker in _changelogs(before.state_checkpoint_markers):
+        left.setdefault(store, []).append(marker)
+    for store, earlier in before.retired_changelogs.items():
+        left.setdefault(store, []).extend(earlier)
+    in_use = {(store, *_topic(marker)) for store, marker in _changelogs(now)}
+    found = {}
+    for store, markers in left.items():
+        kept = {_topic(m): m for m in reversed(markers) if (store, *_topic(m)) not in in_use}
+        if kept:
+            found[store] = tuple(reversed(kept.values()))[:_MOST_RETIRED]
+    return found
+
+
+def _changelogs(markers: Markers) -> list[tuple[str, ChangelogMarker]]:
+    return [
+        (store, marker)
+        for of_store in markers.values()
+        for store, marker in of_store.items()
+        if isinstance(marker, ChangelogMarker)
+    ]
+
+
+def _topic(marker: ChangelogMarker) -> tuple[str, str | None]:
+    return marker.topic, marker.topic_id

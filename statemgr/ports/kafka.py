@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from statemgr.errors import RetryableError
 from statemgr.model.checkpoint import CheckpointRecord
 from statemgr.model.commit import Change
-from statemgr.model.permits import Permit
+from statemgr.model.permissions import Permit
 
 
 class CheckpointLog(Protocol):

@@ -19,17 +19,17 @@ def avro_serde(schemas: Sequence[str]) -> Serde:
     """A serde for values of one Avro type.
 
     Args:
-        schemas: every version of the type's schema as JSON, oldest first; the last one is written, and is what
-            older values are resolved into. A field that is new needs a default.
+        schemas: every version of the type's schema as JSON, oldest first. The last one is written, and older values are
+            resolved into it. A field that it adds needs a default.
 
-    Raises: ConfigError for none, or one that is no schema.
+    Raises: ConfigError when there is no schema, or when one of them is not a schema.
     """
     if not schemas:
-        raise ConfigError("an Avro serde needs a schema", hint="stores.<name>.value.avro.schemas lists its versions")
+        raise ConfigError("an Avro serde needs a schema", hint="list its versions in stores.<name>.value.avro.schemas")
     try:
         objects = SingleObjects([json.loads(text) for text in schemas], ratio=_RATIO, free=_FREE)
     except Exception as error:  # the parser meets arbitrary JSON; whatever it raises means the same
-        raise ConfigError(f"this is no Avro schema: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"this is not an Avro schema: {type(error).__name__}: {error}") from error
 
     def serialize(value: Any) -> bytes:
         try:
@@ -43,8 +43,8 @@ def avro_serde(schemas: Sequence[str]) -> Serde:
         except ValueError as error:
             raise CorruptError(
                 f"a value cannot be read with its Avro schema: {error}",
-                hint="stores.<name>.value.avro.schemas must list every schema that values were written with, "
-                "and a field that the newest one adds needs a default",
+                hint="list every schema that wrote values in stores.<name>.value.avro.schemas, "
+                "and give every field that the newest one adds a default",
             ) from error
 
     return Serde(serialize, deserialize, "avro")

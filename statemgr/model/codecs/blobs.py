@@ -51,7 +51,7 @@ def decode_prepared(data: bytes) -> PreparedCommit:
     """Raises: CorruptRecord."""
 
     def refuse(why: str) -> CorruptRecord:
-        hint = "use the same version of statemgr where commits are prepared and where they are published"
+        hint = "prepare and publish commits with the same version of statemgr"
         return CorruptRecord(f"prepared commit refused: {why}", hint=hint)
 
     return _PREPARED.decode(data, refuse)

@@ -25,6 +25,7 @@ _CHECKSUM_SIZE = 8
 KEY_TAIL_SIZE = 8 + _CHECKSUM_SIZE
 #: The factory that version 1 markers belong to: changelogs are all that it knows.
 VERSION_ONE_FACTORY = "kafka-changelog"
+_HINT = "find out what else writes to the topic; this software and older versions of it did not write this record"
 
 
 class Place(NamedTuple):
@@ -36,9 +37,8 @@ class Place(NamedTuple):
 
     def refuser(self, what: str) -> Refuse:
         """Makes the error of a record that is refused."""
-        hint = "it was not written by this software or by an older one: look who else writes to the topic"
         where = self._asdict()
-        return lambda why: CorruptRecord(f"checkpoint record refused ({what}): {why}", hint=hint, **where)
+        return lambda why: CorruptRecord(f"checkpoint record refused ({what}): {why}", hint=_HINT, **where)
 
 
 NOWHERE = Place()
