@@ -2,8 +2,9 @@
 
 Input is a JSON object: ``config`` (a mapping), ``group``, ``topics``, ``log`` (a file that gets a line for each message
 that was processed, ``<topic> <partition> <offset>``, and ``phase <name>`` for each step that is announced), ``slow``
-(seconds that each message takes), ``permissions``. It counts messages by key in the store ``totals``. A typed error is
-the last line of the standard output, as JSON, and the exit status is 1.
+(seconds that each message takes), ``slow_replay`` (seconds that each batch of a changelog takes to arrive),
+``permissions``. It counts messages by key in the store ``totals``. A typed error is the last line of the standard
+output, as JSON, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Iterator
 from typing import TextIO
 
 from confluent_kafka import Message
 
 from statemgr import JobConfig, StateManager, StatemgrError, Task
+from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.phases import Phase, add_observer
+from statemgr.ports import ChangelogBatch
 
 
 def main() -> int:
@@ -25,6 +29,7 @@ def main() -> int:
     order = json.loads(sys.argv[1])
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     config = JobConfig.from_mapping(order["config"])
+    _slow_down_replays(order.get("slow_replay", 0))
     with open(order["log"], "a", encoding="utf-8", buffering=1) as log:
         add_observer(lambda phase, subject: _phase(log, phase))
 
@@ -44,6 +49,17 @@ def main() -> int:
         finally:
             consumer.close()
     return 0
+
+
+def _slow_down_replays(seconds: float) -> None:
+    changes = ChangelogTopics.changes
+
+    def slowly(self: ChangelogTopics, topic: str, partition: int, start: int, end: int) -> Iterator[ChangelogBatch]:
+        for batch in changes(self, topic, partition, start, end):
+            time.sleep(seconds)
+            yield batch
+
+    ChangelogTopics.changes = slowly  # type: ignore[method-assign]
 
 
 def _phase(log: TextIO, phase: Phase) -> None:

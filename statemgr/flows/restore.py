@@ -30,6 +30,7 @@ from statemgr.errors import (
     OpeningCancelled,
     RetryableError,
     StatemgrError,
+    UnavailableError,
 )
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.parts import Parts
@@ -205,7 +206,7 @@ def restore_store(
             tuple(damaged),
             tuple(unreachable),
         )
-    raise _none_could(failure, reasons, parts.config.job_name, task, plan.store)
+    raise _none_could(failure, reasons, unreachable, job=parts.config.job_name, task=task, store=plan.store)
 
 
 def _from_factory(
@@ -272,16 +273,15 @@ def _open(
 
 
 def _none_could(
-    failure: StatemgrError | None, reasons: Mapping[str, str], job: str, task: str, store: str
+    failure: StatemgrError | None, reasons: Mapping[str, str], unreachable: Collection[str], **where: str
 ) -> StatemgrError:
-    """One factory: its own error. Several: one error that has all reasons."""
+    """One factory: its own error. Several: one that has all reasons, and is retryable if one of them may pass."""
     assert failure is not None
     if len(reasons) == 1:
         return failure
-    return MissingState(
+    kind, then = (UnavailableError, "call again when it answers") if unreachable else (MissingState, "fix one of them")
+    return kind(
         "no restore factory could supply the store: " + "; ".join(f"{f}: {why}" for f, why in reasons.items()),
-        hint=f"nothing local was changed. Fix one of them, or: {ANOTHER_COPY}",
-        job=job,
-        task=task,
-        store=store,
+        hint=f"nothing local was changed; {then}, or {ANOTHER_COPY}",
+        **where,
     )

@@ -101,6 +101,22 @@ def test_a_stop_ends_a_restore(kafka: KafkaServer, s3: S3Server, tmp_path: Path,
     assert len(contents(config)[0]["totals"]) == 500
 
 
+def test_a_stop_ends_a_replay(kafka: KafkaServer, tmp_path: Path, start: Start) -> None:
+    """FAULT 56: SIGTERM while a changelog that takes half a minute is replayed; the next opening is whole."""
+    topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
+    make_topic(kafka, topic, 1)
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("kafka-changelog",)))
+    rows = {b"k%d" % number: b"1" for number in range(30_000)}
+    commit(config, rows, {f"{topic}-0": 0})
+    member = start(elsewhere(config, tmp_path / "other", "kafka-changelog"), group, topic, slow_replay=0.5)
+    member.wait_for(lambda lines: "phase restore.replay" in lines)
+    seconds, error = member.terminate()
+    assert error is None
+    assert seconds < STOP_S + BUSY_S
+    assert "phase restore.swap" not in member.lines(), "the replay was in progress"
+    assert contents(elsewhere(config, tmp_path / "other", "kafka-changelog"))[0] == {"totals": rows}
+
+
 def test_a_stop_ends_a_commit(kafka: KafkaServer, s3: S3Server, tmp_path: Path, start: Start) -> None:
     """FAULT 56: SIGTERM while the blob store keeps a commit waiting: said as an error, and the checkpoint stands."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from statemgr import JobConfig, StateManager
 from statemgr.backends.changelog.backup import ChangelogBackup
-from statemgr.errors import FencedError, LayoutMismatch, MissingError, MissingState, PermissionNeeded, RetryableError
+from statemgr.blobs.file import FileBlobStore
+from statemgr.errors import (
+    FencedError,
+    LayoutMismatch,
+    MissingError,
+    MissingState,
+    PermissionNeeded,
+    RetryableError,
+    UnavailableError,
+)
+from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.phases import Phase, observed
 from tests.commits import failing, published
 from tests.jobs import DUAL, contents, elsewhere, job_mapping, with_changes
@@ -223,6 +234,32 @@ def test_a_blob_restore_that_fails_falls_back_if_the_list_says_so(kafka: KafkaSe
         assert task.restored[0].factory == "kafka-changelog"
         assert "blob-store" in task.restored[0].reasons
         assert task.store("totals").get(b"a") == noise
+
+
+def test_an_opening_that_fails_for_now_may_be_repeated(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULTS 8 and 13: no factory could supply the store, and one of them only could not be asked: call again."""
+    config = config_of(kafka, tmp_path)
+    noise = random.Random(1).randbytes(100_000)
+    put_and_commit(config, {b"a": noise}, 1)
+
+    def away(*_: object) -> NoReturn:
+        raise UnavailableError("away")
+
+    moved = elsewhere(config, tmp_path / "x", ["blob-store", "kafka-changelog"])
+    with StateManager(moved) as manager:
+        for blobs_are in ("away", "missing"):
+            with monkeypatch.context() as broken:
+                broken.setattr(ChangelogTopics, "changes", away)
+                if blobs_are == "away":
+                    broken.setattr(FileBlobStore, "get", away)
+                else:
+                    for blob in (tmp_path / "blobs").rglob("*.sst*"):
+                        blob.unlink()
+                with pytest.raises(RetryableError, match=r"no restore factory.*blob-store.*kafka-changelog"):
+                    manager.open_task("Partition 0")
+        assert manager.open_task("Partition 0").store("totals").get(b"a") == noise
 
 
 def test_a_store_without_a_marker_is_an_error(kafka: KafkaServer, tmp_path: Path) -> None:
