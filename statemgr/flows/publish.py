@@ -5,7 +5,8 @@ Steps:
 1. where the transactional ID was initialised again since the last publish, check that the topic still says what this
    owner knows; check that every prepared commit continues that, in the owner's epoch, and is young enough for its blobs
    to be spared by a garbage collection
-2. stage: bring the changelogs' changes to this machine (nothing has been written to Kafka yet)
+2. stage: bring the changelogs' changes to this machine (nothing has been written to Kafka yet); a changelog that holds
+   what this owner cannot explain may be another owner's work, so the topic is asked first
 3. begin the transaction
 4. send the changelog records and the output, wait for their offsets: the changelog markers
 5. send the records of the checkpoint topic, and the deletes of what is retained no longer (``checkpoint_records``);
@@ -22,11 +23,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError
+from statemgr.errors import (
+    FencedError,
+    InvalidError,
+    MissingError,
+    OutcomeUnknownError,
+    PermissionNeeded,
+    RetryableError,
+)
 from statemgr.flows.checkpoint_records import send_records
 from statemgr.flows.grace_period import check_young
 from statemgr.flows.parts import Parts
-from statemgr.flows.published import Published, go_on, settle
+from statemgr.flows.published import Published, confirm, go_on, settle
 from statemgr.flows.record_limits import check_inputs
 from statemgr.ids import CheckpointId, check_offsets
 from statemgr.model.checkpoint import (
@@ -99,7 +107,11 @@ def _publish(
     for commit in commits:
         _check(parts, published, commit)
         check_young(parts.config, parts.ids, commit, partial(_age_in_store, parts))
-    staged = {commit.task: _stage(parts, published, commit) for commit in commits}  # 2
+    try:
+        staged = {commit.task: _stage(parts, published, commit) for commit in commits}  # 2
+    except (MissingError, PermissionNeeded):
+        confirm(parts, log, published)  # what cannot be explained may be another owner's
+        raise
     checkpoint_id = parts.ids.checkpoint_id()
     sequence = 1 + published.newest_sequence
     subject = ", ".join(commit.task for commit in commits)

@@ -138,6 +138,21 @@ def test_of_two_owners_that_published_nothing_yet_one_goes_on(forgetful: KafkaBr
         whole(config, 3)
 
 
+def test_the_very_first_publish_fences_the_other_owner(forgetful: KafkaBroker, tmp_path: Path) -> None:
+    """FAULTS 23 and 39: the other one finds changes on its changelog that it cannot explain, and asks for no permission
+    to delete them: they are the first one's."""
+    config = job(forgetful, tmp_path)
+    with StateManager(config) as older, StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as newer:
+        driver = Driver(older)
+        owner = newer.open_task(TASK)
+        forgotten(forgetful, *ids(config))
+        driver.commit(1)
+        with pytest.raises(FencedError, match="another owner published"):
+            commit(owner, 90)
+        driver.commit(2)
+        whole(config, 2)
+
+
 @pytest.mark.parametrize("kind", ["task", "whole job"])
 def test_an_idle_owner_commits_as_if_nothing_had_happened(forgetful: KafkaBroker, tmp_path: Path, kind: str) -> None:
     """FAULT 39: nobody else came while the ID was forgotten: no commit fails."""
