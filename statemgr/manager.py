@@ -57,7 +57,7 @@ class StateManager:
         self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, self._runtime.clock)
         self._lock = threading.Lock()
         self._topics_ready = False
-        self._tasks = OpenTasks(self._runtime.clock, config.commit_timeout_ms / 1000)
+        self._tasks = OpenTasks()
         self._inputs = InputTopics(config)
         self._job: WholeJob | None = None
         self._caretaker = Caretaker(self._runtime.clock)

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from statemgr.errors import LayoutMismatch, MissingError
+from statemgr.errors import LayoutMismatch, MissingError, PermissionNeeded
 from statemgr.flows.commit import Refill
 from statemgr.flows.empty_start import refuse_lost_checkpoint, refuse_lost_job
 from statemgr.flows.parts import Parts
@@ -44,7 +44,11 @@ def prepare_topics(parts: Parts, *, allow_empty_start: bool) -> None:
     with TopicAdmin(config) as admin:
         specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
         if not allow_empty_start and not admin.exists(config.checkpoint_topic):
-            refuse_lost_job(parts)
+            try:
+                refuse_lost_job(parts)
+            except PermissionNeeded:
+                if not admin.exists(config.checkpoint_topic):
+                    raise  # else another process has made it meanwhile, and published
         admin.create_missing(specs)
         admin.verify(specs)
 
@@ -100,6 +104,24 @@ def read_records(parts: Parts, log: CheckpointLog, layout: Layout, tasks: Collec
     """
     announce(Phase.READ_TOPIC, ", ".join(tasks), parts.config.job_key)
     found = log.read()
+    try:
+        return _checked(parts, log, found, layout, tasks, given)
+    except PermissionNeeded:
+        # what says that there was state may be newer than the read: the first publish of another process
+        now = log.read()
+        if now.keys() == found.keys():
+            raise
+        return _checked(parts, log, now, layout, tasks, given)
+
+
+def _checked(
+    parts: Parts,
+    log: CheckpointLog,
+    found: Mapping[str, CheckpointRecord],
+    layout: Layout,
+    tasks: Collection[str],
+    given: Permissions,
+) -> Found:
     for published in found.values():
         check_layout(parts, published, layout)
     records = {task: found.get(task) for task in tasks}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from statemgr.errors import InvalidError, OpeningCancelled
 from statemgr.kafka.publisher import TransactionalPublisher
-from statemgr.ports import Clock, Progress
+from statemgr.ports import Progress
 from statemgr.tasks.task import Task
 
 _LOOK_S = 0.05
@@ -56,28 +56,22 @@ class _Entry:
 
 
 class OpenTasks:
-    """The tasks of this process, and the transactional IDs that it took over for tasks that it is about to open.
+    """The tasks of this process, and the transactional IDs that it took over for tasks that it is about to open."""
 
-    Args:
-        patience_s: seconds that a close in progress may take.
-    """
-
-    def __init__(self, clock: Clock, patience_s: float) -> None:
-        self._clock = clock
-        self._patience_s = patience_s
+    def __init__(self) -> None:
         self._changed = threading.Condition()
         self._entries: dict[str, _Entry] = {}
         self._fenced: dict[str, TransactionalPublisher] = {}
 
     def claim(self, assignment: Assignment) -> None:
-        """Begin to open a task; one that is being closed, or was lost by its owner, is waited for.
+        """Begin to open a task. One that is being closed, or was lost by its owner, is waited for: each of its steps
+        has a deadline of its own, and a process that was suspended has missed any other.
 
         Raises: InvalidError when it is open; OpeningCancelled.
         """
-        deadline = self._clock.monotonic() + self._patience_s
         with self._changed:
             while (entry := self._entries.get(assignment.task)) is not None:
-                if not entry.gives_way or self._clock.monotonic() > deadline:
+                if not entry.gives_way:
                     raise InvalidError(
                         "the task is open in this process already", hint="close it first", task=assignment.task
                     )

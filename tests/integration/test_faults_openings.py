@@ -11,10 +11,13 @@ import pytest
 
 from statemgr import JobConfig, StateManager, Task
 from statemgr.errors import InvalidError, OpeningCancelled
+from statemgr.flows import open_job
+from statemgr.flows.parts import Parts
 from statemgr.ids import task_name
 from statemgr.phases import Phase, observed
-from tests.commits import TASK, write
+from tests.commits import TASK, commit, totals, write
 from tests.jobs import DUAL, elsewhere, job_mapping
+from tests.kafka_jobs import make_topics
 from tests.owners import killed_in_all_commits
 from tests.servers import KafkaServer
 
@@ -91,6 +94,27 @@ def test_a_restore_of_a_lost_partition_is_cancelled(config: JobConfig, tmp_path:
         assert not swapped, "it was not carried through"
         task = manager.open_task(TASK)
         assert len(list(task.store("totals").range())) == 5000
+
+
+@pytest.mark.parametrize("topic_is", ["missing", "there"])
+def test_another_process_publishes_first_beside_a_first_start(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic_is: str
+) -> None:
+    """FAULT 50: the first blobs appear between the look at the topic and the look at the blobs: nothing was lost."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=2))
+    refuse, other = open_job.refuse_lost_job, elsewhere(config, tmp_path / "other", "blob-store")
+
+    def overtaken(parts: Parts) -> None:
+        monkeypatch.undo()
+        commit(other, {b"a": b"1"}, 1)
+        refuse(parts)
+
+    if topic_is == "there":
+        make_topics(config)
+    monkeypatch.setattr(open_job, "refuse_lost_job", overtaken)
+    with StateManager(config) as manager:
+        write(manager.open_task(task_name(1)), {b"b": b"2"})
+    assert totals(config, "blob-store") == {TASK: {b"a": b"1"}}
 
 
 def test_tasks_of_a_process_that_died_in_all_their_commits_open_at_once(kafka: KafkaServer, tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""Which tasks a process has open."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from statemgr.errors import InvalidError, OpeningCancelled
+from statemgr.tasks.open_tasks import Assignment, OpenTasks
+from tests.commits import TASK
+
+
+def test_what_gives_way_is_waited_for_until_it_has() -> None:
+    """FAULT 40: the opening of a partition that was lost takes as long as it takes: a process may have been suspended
+    meanwhile. The next opening ends sooner only if its partition is lost, too."""
+    tasks, lost = OpenTasks(), threading.Event()
+    tasks.claim(Assignment(TASK, still_owned=lambda: False))
+    with ThreadPoolExecutor(2) as pool:
+        cancelled = pool.submit(tasks.claim, Assignment(TASK, still_owned=lambda: not lost.is_set()))
+        second = pool.submit(tasks.claim, Assignment(TASK))
+        lost.set()
+        with pytest.raises(OpeningCancelled):
+            cancelled.result(30)
+        with pytest.raises(TimeoutError):
+            second.result(0.2)
+        tasks.forget(TASK)
+        second.result(30)
+    with pytest.raises(InvalidError, match="open in this process already"):
+        tasks.claim(Assignment(TASK))
