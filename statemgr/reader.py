@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from statemgr.backends.blobs.chains import Chains
-from statemgr.backends.blobs.snapshot_indexes import SnapshotIndexes, index_of
+from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.config import JobConfig
+from statemgr.config.contradictions import BLOB_STORE
 from statemgr.errors import ConfigError, InvalidError, MissingState
 from statemgr.flows.restore import StoreRestore, restore_store
 from statemgr.ids import task_index
@@ -20,15 +20,12 @@ from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import open_snapshot
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.chain import SegmentChain
-from statemgr.model.checkpoint import ChainMarker, Checkpoint, CheckpointRecord, IndexMarker, Marker
+from statemgr.model.checkpoint import BlobRef, Checkpoint, CheckpointRecord, Marker
 from statemgr.model.permissions import Permissions
 from statemgr.model.plan import StorePlan, plan_stores
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import BlobInfo, LocalStore, Progress, no_progress
 from statemgr.wiring import Runtime
-
-#: The backends that have snapshots in the blob store.
-SNAPSHOT_FACTORIES = ("blob-store", "blob-changelog")
 
 
 class JobReader:
@@ -37,8 +34,7 @@ class JobReader:
     def __init__(self, config: JobConfig) -> None:
         self.config = config
         self._runtime = Runtime(config)
-        self._indexes = SnapshotIndexes()
-        self._chains = Chains()
+        self._catalogue = Catalogue(self._runtime.transfer)
         self._log = CheckpointTopic(config, self._runtime.clock)
 
     def records(self) -> Mapping[str, CheckpointRecord]:
@@ -99,27 +95,22 @@ class JobReader:
         raise MissingState(f"checkpoint {checkpoint_id} is not retained", task=task, hint=f"retained are: {retained}")
 
     def index(self, task: str, store: str, checkpoint_id: str | None = None) -> SnapshotIndex:
-        """The snapshot index of a store: its state in ``blob-store``, or what its segments continue.
+        """The index of the newest snapshot of a store, which its segments continue, if it has any.
 
         Raises: MissingState, MissingBlob, CorruptBlob.
         """
-        checkpoint = self.checkpoint(task, checkpoint_id)
-        for factory in SNAPSHOT_FACTORIES:
-            marker = checkpoint.marker(factory, store)
-            if marker is not None:
-                return self.snapshot(task, store, marker)[0]
+        marker = self.checkpoint(task, checkpoint_id).marker(BLOB_STORE, store)
+        if marker is not None:
+            return self.snapshot(task, store, self.chain(task, store, marker).snapshot.index)
         raise MissingState("the checkpoint has no snapshot of the store in a blob store", task=task, store=store)
 
-    def snapshot(self, task: str, store: str, marker: Marker) -> tuple[SnapshotIndex, SegmentChain | None]:
-        """The snapshot index that a marker leads to, and the segment chain that continues it, if one.
+    def chain(self, task: str, store: str, marker: Marker) -> SegmentChain:
+        """A store's snapshot and the segments after it. Raises: MissingState, MissingBlob, CorruptBlob."""
+        return self._catalogue.chain(self._runtime.parts.identity(task, store), marker)
 
-        Raises: MissingState, MissingBlob, CorruptBlob.
-        """
-        identity, transfer, chain = self._runtime.parts.identity(task, store), self._runtime.transfer(), None
-        if isinstance(marker, ChainMarker):
-            chain = self._chains.get(transfer, identity, marker)
-            marker = IndexMarker(chain.snapshot.index)
-        return self._indexes.get(transfer, identity, index_of(identity, marker)), chain
+    def snapshot(self, task: str, store: str, index: BlobRef) -> SnapshotIndex:
+        """The snapshot that an index blob describes. Raises: MissingBlob, CorruptBlob."""
+        return self._catalogue.index(self._runtime.parts.identity(task, store), index)
 
     def blob_info(self, blob_id: str) -> BlobInfo:
         """Size and expiry of a blob. Raises: MissingBlob."""

@@ -33,8 +33,7 @@ T = TypeVar("T")
 _BACKEND = "backend "
 _BUILT_IN = {
     "kafka-changelog": "statemgr.backends.changelog.backend:KafkaChangelogBackend",
-    "blob-store": "statemgr.backends.blobs.snapshot_backend:BlobStoreBackend",
-    "blob-changelog": "statemgr.backends.blobs.backend:BlobChangelogBackend",
+    "blob-store": "statemgr.backends.blobs.backend:BlobStoreBackend",
 }
 
 

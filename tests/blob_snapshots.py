@@ -6,14 +6,16 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from statemgr.backends.blobs.snapshot_backend import BlobStoreBackend
+from statemgr.backends.blobs.backend import BlobStoreBackend
 from statemgr.backends.services import BackendContext
 from statemgr.config import JobConfig
+from statemgr.flows.open_store import NO_CHANGES
 from statemgr.ids import IdSource
 from statemgr.local.clock import system_ids
 from statemgr.local.scratch import Scratch
-from statemgr.model.checkpoint import IndexMarker, Marker
-from statemgr.model.codecs import decode_index
+from statemgr.model.chain import ChainSnapshot, SegmentChain
+from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
+from statemgr.model.codecs import decode_chain, decode_index, encode_chain
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import (
@@ -31,7 +33,7 @@ from statemgr.ports import (
     no_progress,
 )
 from statemgr.transfer.transfer import Transfer
-from tests.change_lists import ChangeList
+from tests.jobs import INTERVALS, SNAPSHOTS
 
 IDENTITY = StoreIdentity("orders", "1", "Partition 0", "totals")
 #: A directory as it may be: path → content; a path that ends in "/" is an empty directory.
@@ -70,6 +72,21 @@ def read_tree(root: Path) -> dict[str, bytes]:
     return found
 
 
+def index_of(marker: Marker | None) -> BlobRef:
+    """The index of the snapshot of a marker whose chain travels inside it."""
+    assert isinstance(marker, BlobMarker)
+    assert marker.inline is not None
+    return decode_chain(marker.inline).snapshot.index
+
+
+def marker_of(index: BlobRef, identity: StoreIdentity = IDENTITY, state_id: str = "state") -> BlobMarker:
+    """The marker of a state that is a snapshot."""
+    owner = (identity.job_name, identity.job_id, identity.task, identity.store)
+    return BlobMarker(
+        inline=encode_chain(SegmentChain(*owner, state_id, "attempt", "attempt", 0, ChainSnapshot(index, state_id, 0)))
+    )
+
+
 class Snapshots:
     """One store's backend over ``blobs``, with numbered attempts."""
 
@@ -88,13 +105,15 @@ class Snapshots:
     def reopen(self) -> None:
         """Another process: nothing is remembered."""
         context = BackendContext(
-            config=JobConfig.from_mapping({"job.name": self.identity.job_name}),
+            config=JobConfig.from_mapping(
+                {"job.name": self.identity.job_name, "task.commit.snapshot.interval": INTERVALS[SNAPSHOTS]}
+            ),
             clock=self._clock,
             ids=IdSource(self._clock.time_ns, lambda: "0" * 32),
             scratch=Scratch(self.tmp_path / "scratch", self._clock, system_ids()),
             blobs=lambda: self.blobs,
             transfer=lambda: self.transfer,
-            task_directory=lambda task: self._tmp_path / task,
+            task_directory=lambda task: self.tmp_path / task,
             changelog=_no_changelog,
         )
         self.backend = BlobStoreBackend(context)
@@ -114,13 +133,13 @@ class Snapshots:
         self, made: FinishedDirectory, base: Marker | None = None, state_id: str = "state", attempt: str = "attempt"
     ) -> PreparedBackup:
         """One commit's upload of a directory that is there."""
-        snapshot = StoreSnapshot(self.identity, state_id, attempt, made, ChangeList(), ChangeList())
+        snapshot = StoreSnapshot(self.identity, state_id, attempt, made, NO_CHANGES, None)
         return self.backup.prepare(snapshot, base, portable=False)
 
-    def commit(self, tree: Tree, base: Marker | None = None) -> IndexMarker:
+    def commit(self, tree: Tree, base: Marker | None = None) -> BlobMarker:
         """One commit up to its publish: upload, and REMOVE_TTL of what it added."""
         prepared = self.prepare(tree, base)
-        assert isinstance(prepared.marker, IndexMarker)
+        assert isinstance(prepared.marker, BlobMarker)
         assert self.transfer.remove_ttl_all(prepared.added_blobs) == {}
         return prepared.marker
 
@@ -143,17 +162,18 @@ class Snapshots:
         """One clean-up."""
         self.backup.clean_up(self.identity, evicted, retained)
 
-    def index(self, marker: IndexMarker) -> SnapshotIndex:
-        """The index that a marker names, read past the backend."""
-        return decode_index(self.transfer.get_bytes(marker.index, 10**9), marker.index.blob_id)
+    def index(self, marker: Marker) -> SnapshotIndex:
+        """The index that a marker leads to, read past the backend."""
+        ref = index_of(marker)
+        return decode_index(self.transfer.get_bytes(ref, 10**9), ref.blob_id)
 
     def names(self) -> set[str]:
         """Every blob in the store."""
         return {info.blob_id for info in self.blobs.list("")}
 
-    def referenced(self, *markers: IndexMarker) -> set[str]:
+    def referenced(self, *markers: Marker) -> set[str]:
         """The blobs that these checkpoints need."""
-        return {m.index.blob_id for m in markers} | {b.blob_id for m in markers for b in self.index(m).blobs()}
+        return {index_of(m).blob_id for m in markers} | {b.blob_id for m in markers for b in self.index(m).blobs()}
 
 
 def _no_changelog() -> Changelog:

@@ -9,8 +9,12 @@ from statemgr import JobConfig, StateManager
 from tests.servers import KafkaServer, S3Server
 
 DUAL = ("kafka-changelog", "blob-store")
-#: Every backend that comes with statemgr.
-ALL = (*DUAL, "blob-changelog")
+#: How commits go to ``blob-store``: each as a snapshot, or as segments of changes on top of one.
+SNAPSHOTS, SEGMENTS = "snapshots", "segments"
+#: And what ``task.commit.snapshot.interval`` is for that; the second is the default.
+INTERVALS = {SNAPSHOTS: ["1 commit"], SEGMENTS: ["50 commits", "256 MiB", "10 min"]}
+#: Every way to back up: factory, and kind of commits.
+ALL = (("kafka-changelog", SNAPSHOTS), ("blob-store", SNAPSHOTS), ("blob-store", SEGMENTS))
 
 
 def job_mapping(
@@ -23,6 +27,7 @@ def job_mapping(
     stores: Sequence[str] = ("totals",),
     tasks: int = 1,
     s3: S3Server | None = None,
+    kind: str = SNAPSHOTS,
     **more: object,
 ) -> dict[str, object]:
     """A job's configuration as a mapping. Keys in ``more`` have ``__`` for ``.``."""
@@ -34,6 +39,7 @@ def job_mapping(
         "task.backup.factories": list(backup),
         "task.restore.factories": list(restore or backup),
         "task.commit.timeout.ms": 30_000,
+        "task.commit.snapshot.interval": INTERVALS[kind],
         "blob.store.part.size": 65_536,
         **{f"stores.{store}.value.serde": "bytes" for store in stores},
     }

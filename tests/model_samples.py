@@ -8,17 +8,17 @@ from statemgr.ids import CheckpointId
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import (
     Attachment,
+    BlobMarker,
     BlobRef,
-    ChainMarker,
     ChangelogMarker,
     Checkpoint,
     CheckpointRecord,
-    IndexMarker,
     Layout,
     MicroBatch,
     OpaqueMarker,
     OutstandingTtl,
 )
+from statemgr.model.codecs import encode_chain
 from statemgr.model.commit import PreparedChanges, PreparedCommit, PreparedStore, ProducedRecord
 from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex
 
@@ -30,6 +30,25 @@ INDEX_BLOB = BlobRef(f"{PREFIX}/index", 500, HASH)
 CHAIN_BLOB = BlobRef("orders/1/Partition_0/_segments/1700-ab", 300, HASH, offset=200)
 LAYOUT = Layout(generation=0, tasks=3, partitioner="kafka-murmur2")
 
+CHAIN = SegmentChain(
+    job_name="orders",
+    job_id="1",
+    task=TASK,
+    store="totals",
+    state_id="1700-ab-totals",
+    attempt="1700-ab",
+    lineage="1500-aa",
+    created_ms=1_700_000_000_000,
+    snapshot=ChainSnapshot(INDEX_BLOB, "1600-ef-totals", 10),
+    segments=(
+        ChainSegment(8, 12, replace(CHAIN_BLOB, offset=0, size=200)),
+        ChainSegment(12, 13, inline=b"segment"),
+        ChainSegment(13, 20, BlobRef("", 200, HASH, offset=0)),
+    ),
+    added=(INDEX_BLOB.blob_id,),
+)
+INLINE_CHAIN = encode_chain(CHAIN)
+
 CHECKPOINT = Checkpoint(
     checkpoint_id=CheckpointId(1_700_000_000_000, 42),
     sequence=7,
@@ -38,8 +57,7 @@ CHECKPOINT = Checkpoint(
     stores={"totals": "1700-ab-totals", "seen": "1600-cd-seen"},
     state_checkpoint_markers={
         "kafka-changelog": {"totals": ChangelogMarker("orders-1-totals-changelog", "Zm9v", 0, 99)},
-        "blob-store": {"totals": IndexMarker(INDEX_BLOB)},
-        "blob-changelog": {"totals": ChainMarker(CHAIN_BLOB), "seen": ChainMarker(inline=b"chain")},
+        "blob-store": {"totals": BlobMarker(CHAIN_BLOB), "seen": BlobMarker(inline=INLINE_CHAIN)},
         "custom": {"totals": OpaqueMarker(b"\x00own")},
     },
     backup_factories={"totals": ("kafka-changelog", "blob-store"), "seen": ()},
@@ -69,24 +87,6 @@ INDEX = SnapshotIndex(
     previous=INDEX_BLOB,
 )
 
-CHAIN = SegmentChain(
-    job_name="orders",
-    job_id="1",
-    task=TASK,
-    store="totals",
-    state_id="1700-ab-totals",
-    attempt="1700-ab",
-    lineage="1500-aa",
-    created_ms=1_700_000_000_000,
-    snapshot=ChainSnapshot(INDEX_BLOB, "1600-ef-totals", 10),
-    segments=(
-        ChainSegment(8, 12, replace(CHAIN_BLOB, offset=0, size=200)),
-        ChainSegment(12, 13, inline=b"segment"),
-        ChainSegment(13, 20, BlobRef("", 200, HASH, offset=0)),
-    ),
-    added=(INDEX_BLOB.blob_id,),
-)
-
 PREPARED = PreparedCommit(
     job_name="orders",
     job_id="1",
@@ -99,7 +99,7 @@ PREPARED = PreparedCommit(
     stores={
         "totals": PreparedStore(
             "1700-ab-totals",
-            {"blob-store": IndexMarker(INDEX_BLOB)},
+            {"blob-store": BlobMarker(CHAIN_BLOB)},
             {"kafka-changelog": PreparedChanges(fill=True, blob=BLOB)},
         ),
         "seen": PreparedStore("1600-cd-seen", changes={"kafka-changelog": PreparedChanges(False, inline=b"")}),

@@ -14,7 +14,7 @@ from statemgr.flows.open_store import OpenStore
 from statemgr.model.checkpoint import Checkpoint, Layout
 from statemgr.wiring import Runtime
 
-FACTORY, STORE = "blob-changelog", "totals"
+FACTORY, STORE = "blob-store", "totals"
 
 
 def config_of(directory: Path, **more: object) -> JobConfig:

@@ -9,16 +9,15 @@ import click
 
 from statemgr.cli.options import checkpoint_option, json_option, tasks_option, with_config
 from statemgr.cli.output import console, moment, print_json, print_table
-from statemgr.cli.render import to_json_dict
+from statemgr.cli.render import inline_chain, to_json_dict
 from statemgr.config import JobConfig
 from statemgr.errors import MissingState
 from statemgr.ids import task_index
 from statemgr.model.checkpoint import (
-    ChainMarker,
+    BlobMarker,
     ChangelogMarker,
     Checkpoint,
     CheckpointRecord,
-    IndexMarker,
     Marker,
     OpaqueMarker,
 )
@@ -145,11 +144,12 @@ def _print_whole(record: CheckpointRecord, checkpoint: Checkpoint) -> None:
 
 def _marker(marker: Marker) -> str:
     match marker:
-        case IndexMarker(index):
-            return f"{index.blob_id} ({index.size} bytes, hash {index.hash.hex()})"
         case ChangelogMarker(topic, topic_id, partition, offset):
             return f"{topic}-{partition} up to offset {offset} (topic {topic_id or 'ID unknown'})"
-        case ChainMarker(blob, inline):
+        case BlobMarker(blob, inline):
+            chain = inline_chain(marker)
+            if chain is not None:
+                return f"{chain.snapshot.index.blob_id} and {len(chain.segments)} segments"
             return f"inline ({len(inline or b'')} bytes)" if blob is None else f"{blob.blob_id} at {blob.offset or 0}"
         case OpaqueMarker(data):
             return f"{len(data)} bytes"

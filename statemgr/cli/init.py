@@ -23,11 +23,11 @@ tasks = 4                         # state partitions; changing it later is a res
 
 [task]
 inputs = ["{name}"]               # input topics of a consumer loop
-backup.factories = ["kafka-changelog", "blob-store"]     # both: dual commit; or "blob-changelog", for frequent commits
+backup.factories = ["kafka-changelog", "blob-store"]     # both: dual commit
 restore.factories = ["blob-store", "kafka-changelog"]    # in order of preference
 commit.ms = 60000
 # commit.max.delay.ms = 60000           # age of a commit on its way from which its task waits for it
-# commit.snapshot.interval = ["50 commits", "256 MiB", "10 min"]     # with blob-changelog
+# commit.snapshot.interval = ["50 commits", "256 MiB", "10 min"]     # of blob-store; "1 commit": no changes are kept
 # commit.timeout.ms = 300000
 # checkpoint.topic = "{checkpoint_topic}"
 # checkpoint.replication.factor = 3     # of the topics that statemgr creates; -1 is the broker's default

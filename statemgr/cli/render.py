@@ -5,18 +5,21 @@ Names are those of the Avro records; hashes are hexadecimal; bytes are shown by 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+from statemgr.errors import CorruptBlob
+from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import (
     Attachment,
+    BlobMarker,
     BlobRef,
-    ChainMarker,
     ChangelogMarker,
     Checkpoint,
     CheckpointRecord,
-    IndexMarker,
     Marker,
 )
+from statemgr.model.codecs import decode_chain
 from statemgr.model.snapshot import FileIndex, SnapshotIndex
 
 Json = dict[str, Any]
@@ -101,8 +104,6 @@ def _blob(blob: BlobRef) -> Json:
 
 def _marker(marker: Marker) -> Json:
     match marker:
-        case IndexMarker(index):
-            return {"type": "index", "index": _blob(index)}
         case ChangelogMarker(topic, topic_id, partition, offset):
             return {
                 "type": "changelog",
@@ -111,11 +112,22 @@ def _marker(marker: Marker) -> Json:
                 "partition": partition,
                 "offset": offset,
             }
-        case ChainMarker(blob, inline):
+        case BlobMarker(blob, inline):
             size = len(inline or b"") if blob is None else blob.size
-            return {"type": "chain", "size": size, "blob": None if blob is None else _blob(blob)}
+            found: Json = {"type": "blobs", "size": size, "blob": None if blob is None else _blob(blob)}
+            chain = inline_chain(marker)
+            if chain is not None:
+                found |= {"index": _blob(chain.snapshot.index), "segments": len(chain.segments)}
+            return found
         case _:
             return {"type": "opaque", "size": len(marker.data)}
+
+
+def inline_chain(marker: BlobMarker) -> SegmentChain | None:
+    """The chain that travels inside a marker; None where it lies in a blob, or is damaged."""
+    with suppress(CorruptBlob):
+        return decode_chain(marker.inline) if marker.inline is not None else None
+    return None
 
 
 def _attachment(attachment: Attachment) -> Json:

@@ -11,9 +11,10 @@ from statemgr.cli.options import checkpoint_option, json_option, task_option, ta
 from statemgr.cli.output import messages, moment, print_json, print_table, size
 from statemgr.cli.render import index_to_json_dict
 from statemgr.config import JobConfig
+from statemgr.config.contradictions import BLOB_STORE
 from statemgr.errors import CorruptError, MissingError
 from statemgr.ids import task_index, task_name
-from statemgr.model.checkpoint import CheckpointRecord, IndexMarker, Marker
+from statemgr.model.checkpoint import BlobRef, CheckpointRecord, Marker
 
 if TYPE_CHECKING:
     from statemgr.reader import JobReader
@@ -43,43 +44,38 @@ def list_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...]) -> No
 
 
 def _snapshots(reader: JobReader, record: CheckpointRecord) -> Iterator[dict[str, object]]:
-    """One entry per retained checkpoint, backend and store; ``problem`` says why a snapshot could not be read.
+    """One entry per retained checkpoint and store; ``problem`` says why a snapshot could not be read.
 
-    ``segments`` of ``segments_size`` bytes continue it (with ``blob-changelog``).
+    ``segments`` of ``segments_size`` bytes continue it.
     """
-    from statemgr.reader import SNAPSHOT_FACTORIES
-
     for checkpoint in record.checkpoints:
-        for factory in SNAPSHOT_FACTORIES:
-            for store, marker in sorted(checkpoint.state_checkpoint_markers.get(factory, {}).items()):
-                yield {
-                    "task": record.task,
-                    "checkpoint_id": str(checkpoint.checkpoint_id),
-                    "current": checkpoint is record.current,
-                    "store": store,
-                    "factory": factory,
-                    **_described(reader, record.task, store, marker),
-                }
+        for store, marker in sorted(checkpoint.state_checkpoint_markers.get(BLOB_STORE, {}).items()):
+            yield {
+                "task": record.task,
+                "checkpoint_id": str(checkpoint.checkpoint_id),
+                "current": checkpoint is record.current,
+                "store": store,
+                **_described(reader, record.task, store, marker),
+            }
 
 
 def _described(reader: JobReader, task: str, store: str, marker: Marker) -> dict[str, object]:
-    ref = marker.index if isinstance(marker, IndexMarker) else None
+    ref: BlobRef | None = None
     try:
-        index, chain = reader.snapshot(task, store, marker)
+        chain = reader.chain(task, store, marker)
+        ref = chain.snapshot.index
+        index = reader.snapshot(task, store, ref)
     except (MissingError, CorruptError) as error:
         unknown = dict.fromkeys(("files", "size", "segments", "segments_size", "created_ms"))
         where = {"index": ref and ref.blob_id, "index_size": ref and ref.size}
         return {**where, **unknown, "problem": error.message}
-    segments = chain.segments if chain is not None else ()
-    if chain is not None:
-        ref = chain.snapshot.index
     return {
-        "index": ref and ref.blob_id,
-        "index_size": ref and ref.size,
+        "index": ref.blob_id,
+        "index_size": ref.size,
         "files": sum(1 for _ in index.root.walk()),
         "size": index.root.size,
-        "segments": len(segments),
-        "segments_size": sum(segment.size for segment in segments),
+        "segments": len(chain.segments),
+        "segments_size": sum(segment.size for segment in chain.segments),
         "created_ms": index.created_ms,
         "problem": None,
     }

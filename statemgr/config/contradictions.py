@@ -15,9 +15,8 @@ from statemgr.errors import ConfigError
 
 #: The factories that come with statemgr.
 KAFKA_CHANGELOG = "kafka-changelog"
-#: Those that need a blob store.
-BLOB_FACTORIES = ("blob-store", "blob-changelog")
-_BUILT_IN = (KAFKA_CHANGELOG, *BLOB_FACTORIES)
+BLOB_STORE = "blob-store"
+_BUILT_IN = (KAFKA_CHANGELOG, BLOB_STORE)
 #: What stands next to the stores' directories of a task; blobs of the task's own have names that start with ``_``.
 _RESERVED = ("PUBLISHED",)
 #: What the protocol depends on.
@@ -53,10 +52,9 @@ def check_store(store: StoreConfig, *, has_blob_uri: bool, write_versions: Seque
     if store.durable and not store.restore_factories:
         key = f"{prefix}.restore.factories"
         raise ConfigError(f"{key} is empty, but the store is backed up: it could never be restored", key=key)
-    used = [f for f in (*store.backup_factories, *store.restore_factories) if f in BLOB_FACTORIES]
-    if used and not has_blob_uri:
+    if BLOB_STORE in (*store.backup_factories, *store.restore_factories) and not has_blob_uri:
         raise ConfigError(
-            f"blob.store.uri is not set, but the store {store.name!r} uses {used[0]}",
+            f"blob.store.uri is not set, but the store {store.name!r} uses {BLOB_STORE}",
             hint='for example blob.store.uri = "file:///var/lib/statemgr/blobs" or "s3://bucket/prefix"',
             key="blob.store.uri",
         )

@@ -41,6 +41,11 @@ class SnapshotInterval:
             raise ValueError
         return cls(**found)
 
+    @property
+    def is_every_commit(self) -> bool:
+        """Whether every commit is a snapshot, and no changes are kept."""
+        return self.commits is not None and self.commits <= 1
+
     def is_over(self, commits: int, size: int, seconds: float = 0, *, share: float = 1) -> bool:
         """Whether a limit is reached; that of commits counts as this share of it."""
         return (

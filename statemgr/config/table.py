@@ -64,8 +64,8 @@ _BACKENDS = (
         pattern="task.backup.factories",
         kind=FACTORIES,
         default=["kafka-changelog"],
-        doc="Where state is backed up: any of `kafka-changelog`, `blob-store` (snapshots) and `blob-changelog` "
-        "(segments of changes on top of snapshots). Empty: nowhere.",
+        doc="Where state is backed up: `kafka-changelog`, `blob-store` (snapshots and the changes after them) or both. "
+        "Empty: nowhere.",
     ),
     Key(
         pattern="task.restore.factories",
@@ -129,14 +129,15 @@ _SNAPSHOTS = (
         pattern="task.commit.snapshot.interval",
         kind=INTERVAL,
         default=["50 commits", "256 MiB", "10 min"],
-        doc="With `blob-changelog`: what may gather on top of a snapshot before the next one is made, whichever comes "
-        "first. Spread over tasks: the first ones come earlier.",
+        doc="With `blob-store`: how many commits, bytes or minutes of changes may follow a snapshot before the next is "
+        "made in the background; the first limit reached counts, a little earlier for some tasks than for others. "
+        "`1 commit`: every commit stores a snapshot, and changes are not recorded.",
     ),
     Key(
         pattern="task.commit.snapshot.tolerated.failures",
         kind=integer(0, 1_000_000),
         default=3,
-        doc="With `blob-changelog`: snapshots in a row that may fail before commits do.",
+        doc="With `blob-store`: how many background snapshots in a row may fail before commits fail.",
     ),
 )
 _BLOBS = (

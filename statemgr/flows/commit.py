@@ -4,8 +4,8 @@ Steps:
 
 1. flush and, where a backend needs it, make a checkpoint directory per changed store (``freeze``: the only pause of
    the task)
-2. per backend: diff against the acknowledged marker, upload and hash what is new, put the index; or collect the
-   changes, to send or store
+2. per backend: diff against the acknowledged marker, upload and hash what is new, put the index; or take the changes,
+   to send or store, whichever is less where a directory was made of many changes
 3. keep the directory as the local copy of this state
 4. hand over a prepared commit (``publish`` is the next flow)
 
@@ -115,6 +115,8 @@ def _needs_snapshot(parts: Parts, store: OpenStore, base: CommitBase, local_copy
         return store.state_id not in store.copies
     if local_copy or any(getattr(manager, "needs_directory", True) for manager in managers.values()):
         return store.changed
+    if store.changed and store.has_much_to_store and any(parts.segment_backends(store.config)):
+        return True
     # one that names no interval has another way to a quick restart on this machine
     interval_s = max(getattr(manager, "local_copy_interval_s", math.inf) for manager in managers.values())
     return store.changed and store.copy_age_s > interval_s

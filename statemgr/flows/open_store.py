@@ -29,6 +29,8 @@ from statemgr.ports import (
 log = logging.getLogger(__name__)
 #: Bytes of changes that one store keeps in memory before they go to a local segment.
 CHANGE_BUDGET = 32 * 1024 * 1024
+#: Bytes of changes that no commit has taken and that were not stored ahead of one, half of which are much.
+MUCH = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class OpenStore:
         committed: the directory it is cloned from, None when it starts empty.
         state_id: the published state it continues, None when it has never been published.
         track_changes: whether a backend needs the changes of each commit.
+        track_first: whether it needs those of a store that begins empty, before its first commit, too.
         read_first: put off until the first write what only writing needs, and what waits for a busy disk.
         as_of: a moment at which no newer state than ``state_id`` was published yet, if one is known.
 
@@ -74,6 +77,7 @@ class OpenStore:
         state_id: str | None,
         *,
         track_changes: bool,
+        track_first: bool = True,
         read_first: bool = False,
         as_of: Moment | None = None,
     ) -> None:
@@ -97,14 +101,20 @@ class OpenStore:
         self._tidying = threading.Lock()
         self._committed_at = self.local.sequence_number
         self._buffer = ChangeBuffer(self.directories.staging(), CHANGE_BUDGET) if track_changes else None
-        self.changes_are_whole = track_changes and committed is None
-        self.content = BufferedStore(identity, self.local, self._buffer, config.write_batch_size, self.give_up)
+        tracked = self._buffer if track_first or committed is not None else None
+        self.changes_are_whole = tracked is not None and committed is None
+        self.content = BufferedStore(identity, self.local, tracked, config.write_batch_size, self.give_up)
         self._closed = False
 
     @property
     def changed(self) -> bool:
         """Whether there is anything that the published checkpoint does not have."""
         return self.state_id is None or self.content.pending > 0 or self.local.sequence_number != self._committed_at
+
+    @property
+    def has_much_to_store(self) -> bool:
+        """Whether so many bytes of changes wait that a look at what a snapshot would take is worth a flush."""
+        return self._buffer is not None and self._buffer.has_unfrozen(MUCH)
 
     @property
     def uncommitted(self) -> int:
@@ -154,7 +164,10 @@ class OpenStore:
         # a new state is published later than now
         as_of = self._as_of if state_id == self.state_id else moment(self._clock)
         self.content.flush()
-        changes = self._buffer.freeze() if self._buffer is not None else None
+        changes = None
+        if self._buffer is not None:
+            changes = self._buffer.freeze()
+            self.content.track(self._buffer)
         staging = None
         if snapshot:
             with self.local_files():

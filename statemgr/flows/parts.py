@@ -45,10 +45,10 @@ class Parts:
         return StoreIdentity(self.config.job_name, self.config.job_id, task, store)
 
     def segment_backends(self, store: StoreConfig) -> Iterator[tuple[str, SegmentBackupManager]]:
-        """Those of a store's backends that store its changes as segments: factory and manager."""
+        """Those of a store's backends that may store its changes as segments: factory and manager."""
         for factory in store.backup_factories:
             manager = self.backup_manager(factory)
-            if isinstance(manager, SegmentBackupManager):
+            if isinstance(manager, SegmentBackupManager) and manager.needs_changes:
                 yield factory, manager
 
     @property

@@ -9,14 +9,14 @@ from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, InvalidError
 from statemgr.ids import CheckpointId, task_name
 from statemgr.model import codecs
+from statemgr.model.chain import ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import (
     Attachment,
+    BlobMarker,
     BlobRef,
-    ChainMarker,
     ChangelogMarker,
     Checkpoint,
     CheckpointRecord,
-    IndexMarker,
     Layout,
     Marker,
     OutstandingTtl,
@@ -105,6 +105,11 @@ def _marker(config: JobConfig, factory: str, store: str, prefix: str) -> Marker:
     if factory == "kafka-changelog":
         topic = config.stores[store].changelog_topic
         return ChangelogMarker(topic, "A" * 22, config.tasks, _MOST)
-    if factory == "blob-store":
-        return IndexMarker(BlobRef(f"{prefix}/{_ATTEMPT}/index-1", _MOST, bytes(16), _MOST))
-    return ChainMarker(inline=bytes(inline_chain_limit(len(config.stores), 1)))
+    index = BlobRef(f"{prefix}/{_ATTEMPT}/index-1", _MOST, bytes(16), _MOST)
+    snapshot = ChainSnapshot(index, f"{_ATTEMPT}-{store}", _MOST)
+    # without segments, which is inline whatever its size
+    chain = SegmentChain(
+        config.job_name, config.job_id, task_name(config.tasks - 1), store, snapshot.state_id, _ATTEMPT, _ATTEMPT,
+        _MOST, snapshot, added=(index.blob_id,),
+    )  # fmt: skip
+    return BlobMarker(inline=bytes(max(len(codecs.encode_chain(chain)), inline_chain_limit(len(config.stores), 1))))

@@ -259,14 +259,16 @@ def _open(
     as_of: Moment | None,
 ) -> OpenStore:
     config = parts.config.stores[plan.store]
-    needs_changes = any(parts.backup_manager(factory).needs_changes for factory in config.backup_factories)
+    needing = [m for m in map(parts.backup_manager, config.backup_factories) if m.needs_changes]
     return OpenStore(
         parts,
         parts.identity(task, plan.store),
         config,
         committed,
         plan.state_id if committed is not None else None,
-        track_changes=needs_changes,
+        track_changes=bool(needing),
+        # a backend that is filled from a directory has no use for the changes before
+        track_first=any(manager.fills_from_changes for manager in needing),
         read_first=restored.bytes_fetched >= _MUCH,
         as_of=as_of,
     )

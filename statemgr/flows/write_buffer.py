@@ -56,6 +56,10 @@ class BufferedStore:
         """Call ``call`` after a batch when some ``size`` bytes of changes have not been frozen."""
         self._much, self._on_much = size, call
 
+    def track(self, changes: ChangeBuffer) -> None:
+        """From now on keep changes there."""
+        self._changes = changes
+
     @property
     def pending(self) -> int:
         """Changes that the local store does not have yet."""

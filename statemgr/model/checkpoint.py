@@ -31,13 +31,6 @@ class BlobRef:
 
 
 @dataclass(frozen=True, slots=True)
-class IndexMarker:
-    """Marker of ``blob-store``: the index blob, necessary and sufficient to rebuild the store."""
-
-    index: BlobRef
-
-
-@dataclass(frozen=True, slots=True)
 class ChangelogMarker:
     """Marker of ``kafka-changelog``: the offset after the last record that belongs to the checkpoint.
 
@@ -51,8 +44,11 @@ class ChangelogMarker:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainMarker:
-    """Marker of ``blob-changelog``: the encoded segment chain, either in a blob or ``inline``."""
+class BlobMarker:
+    """Marker of ``blob-store``: the encoded segment chain, either in a blob or ``inline``.
+
+    The chain names a snapshot's index and the segments after it, and is all that a restore needs to know.
+    """
 
     blob: BlobRef | None = None
     inline: bytes | None = None
@@ -65,7 +61,7 @@ class OpaqueMarker:
     data: bytes
 
 
-Marker = IndexMarker | ChangelogMarker | ChainMarker | OpaqueMarker
+Marker = BlobMarker | ChangelogMarker | OpaqueMarker
 #: factory name → store → marker
 Markers = Mapping[str, Mapping[str, Marker]]
 

@@ -182,7 +182,10 @@ class Backlog:
 
 @runtime_checkable
 class SegmentBackupManager(BackupManager, Protocol):
-    """A backend that keeps a snapshot and the segments of changes after it; the stores of a task share its blobs."""
+    """A backend that keeps a snapshot and the segments of changes after it; the stores of a task share its blobs.
+
+    Where it ``needs_changes`` its commits may be segments, and else each is a snapshot.
+    """
 
     def prepare_all(
         self, snapshots: Sequence[tuple[StoreSnapshot, Marker | None]], *, portable: bool

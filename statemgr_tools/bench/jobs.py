@@ -22,6 +22,15 @@ from statemgr_tools.bench.seed import SEED, STORE, TASK
 from statemgr_tools.bench.session import changed
 from statemgr_tools.bench.states import State
 
+#: How commits go to the blob store: as segments of changes (the default), or each as a snapshot.
+SEGMENTS, SNAPSHOTS = "segments", "snapshots"
+
+
+def to_blobs(kind: str) -> dict[str, object]:
+    """What a job is configured with for commits of this kind."""
+    every_commit = {"task.commit.snapshot.interval": "1 commit"} if kind == SNAPSHOTS else {}
+    return {"task.backup.factories": "blob-store", **every_commit}
+
 
 def publish(config: JobConfig, checkpoint: Checkpoint) -> None:
     """Make the job's topics, and publish a checkpoint of task 0 on them."""

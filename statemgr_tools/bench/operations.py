@@ -20,7 +20,7 @@ from statemgr.errors import MissingError
 from statemgr.flows.open_store import NO_CHANGES
 from statemgr.ids import CheckpointId
 from statemgr.local.durable import hash_file
-from statemgr.model.checkpoint import BlobRef, Checkpoint, IndexMarker, Layout
+from statemgr.model.checkpoint import BlobMarker, Checkpoint, Layout
 from statemgr.ports import FinishedDirectory, RestoreRequest, StoreSnapshot
 from statemgr.wiring import Runtime, shared_runtime
 from statemgr_tools.bench import records
@@ -131,19 +131,16 @@ def backup_file(config: dict[str, Any], path: str) -> dict[str, Any]:
     prepared = runtime.parts.backup_manager("blob-store").prepare(snapshot, None, portable=False)
     took = time.perf_counter() - start
     runtime.close()
-    assert isinstance(prepared.marker, IndexMarker)
-    index = prepared.marker.index
-    return {"seconds": took, "index": [index.blob_id, index.size, index.hash.hex()]}
+    assert isinstance(prepared.marker, BlobMarker)
+    assert prepared.marker.inline is not None
+    return {"seconds": took, "marker": prepared.marker.inline.hex()}
 
 
-def restore_file(config: dict[str, Any], index: list[Any], target: str) -> dict[str, Any]:
+def restore_file(config: dict[str, Any], marker: str, target: str) -> dict[str, Any]:
     """Restore what :func:`backup_file` has backed up."""
     runtime = Runtime(JobConfig.from_mapping(config))
-    blob_id, size, digest = index
-    marker = IndexMarker(BlobRef(blob_id, size, bytes.fromhex(digest)))
-    request = RestoreRequest(
-        runtime.parts.identity(TASK, STORE), marker, Path(target), (), lambda what, done, total: None
-    )
+    identity, named = runtime.parts.identity(TASK, STORE), BlobMarker(inline=bytes.fromhex(marker))
+    request = RestoreRequest(identity, named, Path(target), (), lambda what, done, total: None)
     start = time.perf_counter()
     restored = runtime.parts.restore_manager("blob-store").restore(request)
     took = time.perf_counter() - start

@@ -14,7 +14,7 @@ from functools import partial
 from statemgr_tools.bench import records
 from statemgr_tools.bench.backups import backup_of
 from statemgr_tools.bench.cases.restore import restored
-from statemgr_tools.bench.jobs import task_at
+from statemgr_tools.bench.jobs import SEGMENTS, SNAPSHOTS, task_at, to_blobs
 from statemgr_tools.bench.latency import FLIP_158, Latencies, fixed
 from statemgr_tools.bench.measure import seconds
 from statemgr_tools.bench.proxy import SlowProxy
@@ -22,7 +22,7 @@ from statemgr_tools.bench.seed import STORE
 from statemgr_tools.bench.session import MEBIBYTE, Session
 from statemgr_tools.bench.states import State, many_files, state_of
 
-BACKENDS = ("blob-changelog", "blob-store")
+KINDS = (SEGMENTS, SNAPSHOTS)
 _UPDATES = 10_000
 _SMALL = 64 * MEBIBYTE
 _WARM_UP = 2
@@ -58,10 +58,10 @@ def _by_state(session: Session) -> Picture:
     sizes = [session.bytes(size * MEBIBYTE) for size in (16, 64, 256, 1024)]
     curves = [
         Curve(
-            label=f"commit, {backend}",
-            points=[(size / MEBIBYTE, _commit(session, backend, state_of(session, size))) for size in sizes],
+            label=f"commit, {kind}",
+            points=[(size / MEBIBYTE, _commit(session, kind, state_of(session, size))) for size in sizes],
         )
-        for backend in BACKENDS
+        for kind in KINDS
     ]
     restores = [(size / MEBIBYTE, _restore(session, state_of(session, size))) for size in sizes]
     title = f"A commit of {session.count(_UPDATES):,} updates, and a restore"
@@ -73,10 +73,10 @@ def _by_changes(session: Session) -> Picture:
     counts = [session.count(count, least=10) for count in (100, 1000, 10_000, 100_000)]
     curves = [
         Curve(
-            label=f"commit, {backend}",
-            points=[(count, _commit(session, backend, state, updates=count)) for count in counts],
+            label=f"commit, {kind}",
+            points=[(count, _commit(session, kind, state, updates=count)) for count in counts],
         )
-        for backend in BACKENDS
+        for kind in KINDS
     ]
     return Picture(title=f"A commit on {state}", x="updates", curves=curves)
 
@@ -84,7 +84,7 @@ def _by_changes(session: Session) -> Picture:
 def _by_files(session: Session) -> Picture:
     states = [many_files(session, session.count(count, least=10)) for count in (10, 100, 1000, 10_000)]
     restores = [(len(state.files), _restore(session, state)) for state in states]
-    idle = [(len(state.files), _commit(session, "blob-store", state, updates=0)) for state in states]
+    idle = [(len(state.files), _commit(session, SNAPSHOTS, state, updates=0)) for state in states]
     curves = [Curve(label="restore", points=restores), Curve(label="commit, nothing changed", points=idle)]
     return Picture(title="Small files", x="files", curves=curves)
 
@@ -93,24 +93,24 @@ def _by_latency(session: Session) -> Picture:
     state = state_of(session, session.bytes(_SMALL))
     stores: list[Latencies | None] = [None, fixed(0.02), fixed(0.1), FLIP_158]
     curves = []
-    for backend in BACKENDS:
+    for kind in KINDS:
         points: list[tuple[float | str, float]] = []
         for latencies in stores:
             with SlowProxy(session.servers.s3().endpoint, latencies) as proxy:
-                took = _commit(session, backend, state, endpoint=proxy.endpoint)
+                took = _commit(session, kind, state, endpoint=proxy.endpoint)
             points.append((latencies.name if latencies else "none", took))
-        curves.append(Curve(label=f"commit, {backend}", points=points))
+        curves.append(Curve(label=f"commit, {kind}", points=points))
     title = f"A commit of {session.count(_UPDATES):,} updates on {state}"
     return Picture(title=title, x="latency added to every request", curves=curves, logarithmic=False)
 
 
 def _commit(
-    session: Session, backend: str, state: State, *, updates: int | None = None, endpoint: str | None = None
+    session: Session, kind: str, state: State, *, updates: int | None = None, endpoint: str | None = None
 ) -> float:
     """The median time of some commits, seconds."""
     count = session.count(_UPDATES) if updates is None else updates
-    session.report(f"{backend}: commits of {count:,} updates on {state}")
-    settings: dict[str, object] = {"task.backup.factories": backend}
+    session.report(f"{kind}: commits of {count:,} updates on {state}")
+    settings = to_blobs(kind)
     if endpoint is not None:
         settings["blob.store.s3.endpoint"] = endpoint
     config = session.job("sweep", s3=True, overrides=settings)

@@ -13,7 +13,7 @@ from typing import Any
 from statemgr import JobConfig
 from statemgr.blobs.file import FileBlobStore
 from statemgr.flows.restore import StoreRestore, restore_store
-from statemgr.model.checkpoint import BlobRef, IndexMarker
+from statemgr.model.checkpoint import BlobMarker
 from statemgr.model.plan import StorePlan
 from statemgr.ports import BlobReader, CommittedDirectory
 from statemgr.wiring import Runtime
@@ -21,7 +21,7 @@ from statemgr.wiring import Runtime
 TASK, STORE = "Partition 0", "totals"
 
 
-def restore(config: JobConfig, marker: IndexMarker) -> tuple[CommittedDirectory | None, StoreRestore]:
+def restore(config: JobConfig, marker: BlobMarker) -> tuple[CommittedDirectory | None, StoreRestore]:
     """The flow for one store."""
     runtime = Runtime(config)
     try:
@@ -50,8 +50,7 @@ def main() -> None:
     """Do what the order in the first argument says."""
     order = json.loads(sys.argv[1])
     die_at(order["die_at"])
-    blob_id, size, digest = order["index"]
-    restore(JobConfig.from_mapping(order["config"]), IndexMarker(BlobRef(blob_id, size, bytes.fromhex(digest))))
+    restore(JobConfig.from_mapping(order["config"]), BlobMarker(inline=bytes.fromhex(order["marker"])))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from statemgr.phases import Phase
 from statemgr.reader import JobReader
 from tests.commits import referenced
 from tests.crash.model import STORES, state
-from tests.jobs import DUAL, contents, elsewhere, job_mapping
+from tests.jobs import DUAL, INTERVALS, SNAPSHOTS, contents, elsewhere, job_mapping
 from tests.servers import KafkaServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ BACKENDS = {
     "changelog": ("kafka-changelog",),
     "blobs": ("blob-store",),
     "dual": DUAL,
-    "segments": ("blob-changelog",),
+    "segments": ("blob-store",),
 }
 COMMIT_PHASES = (
     Phase.FLUSH,
@@ -119,8 +119,8 @@ def applies(phase: Phase, backends: str) -> bool:
 
 
 def mapping_of(kafka: KafkaServer, directory: Path, backends: str, **more: object) -> dict[str, object]:
-    """A job with these backends; segments are materialised often."""
-    interval = ["1 commits"]
+    """A job with these backends; where commits are segments, a snapshot is made beside each one."""
+    interval = ["1 B"] if backends == "segments" else INTERVALS[SNAPSHOTS]
     return job_mapping(
         kafka,
         directory,
@@ -184,7 +184,9 @@ _PER_STORE = {
 )
 def test_killed_in_a_restore(kafka: KafkaServer, tmp_path: Path, backends: str, phase: Phase) -> None:
     """FAULT 7: killed at a step of a restore on another machine, the next restore there is whole."""
-    mapping = {**mapping_of(kafka, tmp_path, backends), "task.commit.snapshot.interval": ["100 commits"]}
+    mapping = mapping_of(kafka, tmp_path, backends)
+    if backends == "segments":
+        mapping["task.commit.snapshot.interval"] = ["100 commits"]
     assert start(mapping, 2).wait(60) == 0
     moved = {**mapping, "state.dir": str(tmp_path / "moved")}
     child = start(moved, 3, phase)

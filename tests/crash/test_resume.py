@@ -17,8 +17,8 @@ from statemgr import JobConfig
 from statemgr.blobs.file import FileBlobStore
 from statemgr.errors import UnavailableError
 from statemgr.local.clock import SystemClock
-from statemgr.model.checkpoint import IndexMarker
-from tests.blob_snapshots import Snapshots, read_tree
+from statemgr.model.checkpoint import BlobMarker
+from tests.blob_snapshots import Snapshots, index_of, read_tree
 from tests.crash.resume_child import STORE, TASK, restore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ def config(tmp_path: Path) -> JobConfig:
 
 
 @pytest.fixture
-def marker(tmp_path: Path) -> Iterator[IndexMarker]:
+def marker(tmp_path: Path) -> Iterator[BlobMarker]:
     """A snapshot of the tree."""
     snapshots = Snapshots(tmp_path / "source", FileBlobStore(tmp_path / "blobs", SystemClock()), SystemClock())
     yield snapshots.commit(TREE)
@@ -57,19 +57,15 @@ def staging(config: JobConfig) -> list[str]:
     return os.listdir(directory)
 
 
-def killed(config: JobConfig, marker: IndexMarker, die_at: int) -> None:
+def killed(config: JobConfig, marker: BlobMarker, die_at: int) -> None:
     """A process that begins to restore, and dies."""
-    index = marker.index
-    order = {
-        "config": config.to_mapping(),
-        "index": [index.blob_id, index.size, index.hash.hex()],
-        "die_at": die_at,
-    }
+    assert marker.inline is not None
+    order = {"config": config.to_mapping(), "marker": marker.inline.hex(), "die_at": die_at}
     child = subprocess.run([sys.executable, "-m", "tests.crash.resume_child", json.dumps(order)], cwd=ROOT, timeout=60)
     assert child.returncode == -signal.SIGKILL
 
 
-def check_whole(config: JobConfig, marker: IndexMarker, at_most: int) -> None:
+def check_whole(config: JobConfig, marker: BlobMarker, at_most: int) -> None:
     """A restore is exact, fetches at most so much, and leaves nothing unfinished behind."""
     directory, restored = restore(config, marker)
     assert directory is not None
@@ -79,14 +75,14 @@ def check_whole(config: JobConfig, marker: IndexMarker, at_most: int) -> None:
     assert staging(config) == []
 
 
-def test_a_killed_restore_goes_on_where_it_stopped(config: JobConfig, marker: IndexMarker) -> None:
+def test_a_killed_restore_goes_on_where_it_stopped(config: JobConfig, marker: BlobMarker) -> None:
     """Parts that a killed process fetched are not fetched again, over several crashes."""
     killed(config, marker, 11)
     killed(config, marker, 16)
-    check_whole(config, marker, SIZE - 24 * PART + marker.index.size)
+    check_whole(config, marker, SIZE - 24 * PART + index_of(marker).size)
 
 
-def test_what_a_killed_restore_left_is_verified(config: JobConfig, marker: IndexMarker) -> None:
+def test_what_a_killed_restore_left_is_verified(config: JobConfig, marker: BlobMarker) -> None:
     """Invariant 9: bytes that are not what the index says are fetched again, a linked file is not written to."""
     killed(config, marker, 21)
     [left] = staging(config)
@@ -97,12 +93,12 @@ def test_what_a_killed_restore_left_is_verified(config: JobConfig, marker: Index
     elsewhere = directory.parent.parent / "elsewhere"
     os.link(second, elsewhere)
     before = elsewhere.read_bytes()
-    check_whole(config, marker, SIZE - 9 * PART + marker.index.size)
+    check_whole(config, marker, SIZE - 9 * PART + index_of(marker).size)
     assert elsewhere.read_bytes() == before
 
 
 def test_a_restore_that_failed_goes_on_in_the_same_way(
-    config: JobConfig, marker: IndexMarker, monkeypatch: pytest.MonkeyPatch
+    config: JobConfig, marker: BlobMarker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A30: after a failure of the blob store, the next try in the same process fetches the rest."""
     get, calls = FileBlobStore.get, [0]
@@ -117,4 +113,4 @@ def test_a_restore_that_failed_goes_on_in_the_same_way(
     with pytest.raises(UnavailableError):
         restore(config, marker)
     assert len(staging(config)) == 1
-    check_whole(config, marker, SIZE - 18 * PART + marker.index.size)
+    check_whole(config, marker, SIZE - 18 * PART + index_of(marker).size)

@@ -18,7 +18,7 @@ from statemgr import JobConfig, StateManager, Task
 from statemgr.errors import ClosedError, RetryableError, UnavailableError
 from statemgr.phases import Phase, observed
 from tests.commits import TASK, current, failing, totals, write
-from tests.jobs import DUAL, job_mapping
+from tests.jobs import DUAL, INTERVALS, SEGMENTS, job_mapping
 from tests.kafka_jobs import wait_until
 from tests.loop_members import count, make_topic, produce
 from tests.servers import KafkaServer
@@ -114,10 +114,10 @@ def test_an_explicit_commit_waits_and_fails_at_the_timeout(kafka: KafkaServer, t
         assert totals(config, factory)[TASK] == {b"a": b"1", b"b": b"1", b"c": b"1"}
 
 
-@pytest.mark.parametrize("factory", ["blob-store", "blob-changelog"])
-def test_metrics_of_a_commit_by_phase(kafka: KafkaServer, tmp_path: Path, factory: str) -> None:
+@pytest.mark.parametrize("kind", INTERVALS)
+def test_metrics_of_a_commit_by_phase(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
     """B11: changes, uploaded bytes and the seconds of each phase, and what segments grow to; gone when the task is."""
-    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=(factory,)))
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), kind=kind))
     phases = ("flush", "upload", "publish", "clean-up")
     large = random.Random(0).randbytes(5000)
     with StateManager(config) as manager:
@@ -132,7 +132,7 @@ def test_metrics_of_a_commit_by_phase(kafka: KafkaServer, tmp_path: Path, factor
             task.commit({"orders-0": 2})
             assert sample(manager, "statemgr_commit_changes", task=TASK) == 1
             assert sample(manager, "statemgr_commit_uploaded_bytes", task=TASK) > len(large)
-            if factory == "blob-changelog":
+            if kind == SEGMENTS:
                 assert sample(manager, "statemgr_segments", task=TASK, store="totals") == 1
                 grown = sample(manager, "statemgr_segments_bytes", task=TASK, store="totals")
                 assert len(large) < grown < len(large) + 1000
@@ -169,7 +169,7 @@ def test_what_is_dropped_at_the_close_is_said(
 ) -> None:
     """C4: changes that no commit has published are gone after a close, and one line says how many of which store."""
     stores = ("totals", "index", "unchanged")
-    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-changelog",), stores=stores))
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), kind=SEGMENTS, stores=stores))
     with caplog.at_level(logging.WARNING, "statemgr"), StateManager(config) as manager:
         task = manager.open_task(TASK)
         write(task, {b"a": b"1"}, stores)

@@ -17,18 +17,18 @@ from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.commit import PreparedCommit
 from statemgr.wiring import shared_runtime
 from tests.commits import TASK, attempt
-from tests.jobs import DUAL, elsewhere, job_mapping
+from tests.jobs import DUAL, SEGMENTS, elsewhere, job_mapping
 from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 
-SEGMENTS = "blob-changelog"
+FACTORY = "blob-store"
 Model = dict[bytes, bytes]
 
 
-def job(kafka: KafkaServer, directory: Path, *backup: str) -> JobConfig:
-    """A job of one task that makes no snapshots."""
-    never = {"task__commit__snapshot__interval": ["100000 commits"]}
-    return JobConfig.from_mapping(job_mapping(kafka, directory, backup=backup, tasks=1, **never))  # type: ignore[arg-type]
+def job(kafka: KafkaServer, directory: Path, *backup: str, interval: str = "100000 commits") -> JobConfig:
+    """A job of one task that makes no snapshots, unless told so."""
+    more = {"task__commit__snapshot__interval": [interval]}
+    return JobConfig.from_mapping(job_mapping(kafka, directory, backup=backup, tasks=1, **more))  # type: ignore[arg-type]
 
 
 def level0(opened: Attempt) -> int:
@@ -63,10 +63,12 @@ def published(driver: StateManager, prepared: PreparedCommit) -> Checkpoint:
     return driver.publish([prepared])[TASK]
 
 
-@pytest.mark.parametrize("backup", [(SEGMENTS,), DUAL])
-def test_stores_are_compacted_between_attempts(kafka: KafkaServer, tmp_path: Path, backup: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("backup", "interval"), [((FACTORY,), "100000 commits"), (DUAL, "1 commit")])
+def test_stores_are_compacted_between_attempts(
+    kafka: KafkaServer, tmp_path: Path, backup: tuple[str, ...], interval: str
+) -> None:
     """With time between the batches: files do not pile up, and no attempt compacts its own store."""
-    config = job(kafka, tmp_path, *backup)
+    config = job(kafka, tmp_path, *backup, interval=interval)
     model: Model = {}
     with StateManager(config) as driver:
         epoch = driver.acquire()
@@ -95,11 +97,11 @@ def test_a_compaction_that_ends_some_batches_later(
         return really(self, limit)
 
     monkeypatch.setattr(RocksDbStore, "compact_if_needed", slow)
-    config = job(kafka, tmp_path, SEGMENTS)
+    config = job(kafka, tmp_path, FACTORY)
     model: Model = {}
     with StateManager(config) as driver:
         epoch = driver.acquire()
-        here = Executor(elsewhere(config, tmp_path / "executor", SEGMENTS), epoch, random.Random(2))
+        here = Executor(elsewhere(config, tmp_path / "executor", FACTORY), epoch, random.Random(2))
         checkpoint = epoch.checkpoints[TASK]
         for _ in range(compaction._LIMIT + 1):
             checkpoint = published(driver, here.attempt(checkpoint, model)[0])
@@ -115,16 +117,16 @@ def test_a_compaction_that_ends_some_batches_later(
         prepared, opened = here.attempt(checkpoint, model)
         published(driver, prepared)
 
-    assert opened.restored[0].factory == SEGMENTS
+    assert opened.restored[0].factory == FACTORY
     assert 3 * 45 < opened.restored[0].records <= 3 * 51
     assert here.files[-1] < here.files[-2]
 
 
 def test_a_sweep_bounds_the_disk_of_an_executor(kafka: KafkaServer, tmp_path: Path) -> None:
     """A task that moved away two hours ago leaves nothing, nor does a dead process; what is open or was used stays."""
-    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=[SEGMENTS], tasks=3))
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=[FACTORY], kind=SEGMENTS, tasks=3))
     tasks = [f"Partition {i}" for i in range(3)]
-    here = elsewhere(config, tmp_path / "executor", SEGMENTS)
+    here = elsewhere(config, tmp_path / "executor", FACTORY)
     with StateManager(config) as driver:
         epoch = driver.acquire()
         for task in tasks:
@@ -150,12 +152,12 @@ def test_a_sweep_bounds_the_disk_of_an_executor(kafka: KafkaServer, tmp_path: Pa
 def test_an_older_position_of_the_same_chain(kafka: KafkaServer, tmp_path: Path) -> None:
     """Executors take turns: each fetches the newer segments alone. What one of them prepared and nobody published is
     not taken for a part of the chain."""
-    config = job(kafka, tmp_path, SEGMENTS)
+    config = job(kafka, tmp_path, FACTORY)
     model: Model = {}
     chance = random.Random(3)
     with StateManager(config) as driver:
         epoch = driver.acquire()
-        executors = [Executor(elsewhere(config, tmp_path / f"executor-{i}", SEGMENTS), epoch, chance) for i in range(3)]
+        executors = [Executor(elsewhere(config, tmp_path / f"executor-{i}", FACTORY), epoch, chance) for i in range(3)]
         checkpoint = epoch.checkpoints[TASK]
         for turn in range(15):
             here = executors[turn % 3]
@@ -165,7 +167,7 @@ def test_an_older_position_of_the_same_chain(kafka: KafkaServer, tmp_path: Path)
             checkpoint = published(driver, prepared)
             (restored,) = opened.restored
             if turn >= 3 and turn % 4 != 3:
-                assert restored.factory == SEGMENTS
+                assert restored.factory == FACTORY
                 # what it prepared last was published, and two others have followed
                 assert 0 < restored.records <= 2 * 51
                 assert restored.bytes_fetched <= 2 * 51 * 400

@@ -1,4 +1,4 @@
-"""The backend ``blob-changelog`` on a real broker: segments on snapshots, from commit to restore."""
+"""The backend ``blob-store`` on a real broker: segments on snapshots, from commit to restore."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from statemgr.backends.blobs import segment_batch, shared_segments
 from statemgr.errors import CorruptBlob, MissingBlob, RetryableError, UnavailableError
 from statemgr.flows.background_snapshots import materialize
 from statemgr.model.chain import SegmentChain
-from statemgr.model.checkpoint import ChainMarker, Checkpoint
+from statemgr.model.checkpoint import BlobMarker, Checkpoint
 from statemgr.phases import Phase, observed
 from statemgr.ports import SegmentBackupManager
 from statemgr.reader import JobReader
@@ -24,7 +24,7 @@ from tests.commits import TASK, blob_files, commit, failing, referenced
 from tests.jobs import elsewhere, job_mapping, with_changes
 from tests.servers import KafkaServer
 
-FACTORY = "blob-changelog"
+FACTORY = "blob-store"
 NEVER = ["1000000 commits"]
 #: A value that no segment with it travels inline.
 BIG = random.Random(0).randbytes(5000)
@@ -32,9 +32,8 @@ BIG = random.Random(0).randbytes(5000)
 
 def config_of(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
     """A job on a directory that commits segments, without snapshots unless it says so."""
-    mapping = job_mapping(kafka, directory, **{"backup": [FACTORY], **more})  # type: ignore[arg-type]
-    mapping.setdefault("task.commit.snapshot.interval", NEVER)
-    return JobConfig.from_mapping(mapping)
+    settings = {"backup": [FACTORY], "task__commit__snapshot__interval": NEVER, **more}
+    return JobConfig.from_mapping(job_mapping(kafka, directory, **settings))  # type: ignore[arg-type]
 
 
 def published(
@@ -52,7 +51,7 @@ def chain_of(config: JobConfig, checkpoint: Checkpoint, store: str = "totals") -
     try:
         manager = runtime.parts.backup_manager(FACTORY)
         marker = checkpoint.marker(FACTORY, store)
-        return manager._chains.get(runtime.transfer(), runtime.parts.identity(TASK, store), marker)  # type: ignore
+        return manager._catalogue.chain(runtime.parts.identity(TASK, store), marker)  # type: ignore
     finally:
         runtime.close()
 
@@ -187,7 +186,7 @@ def test_a_very_small_commit_travels_inline(kafka: KafkaServer, tmp_path: Path) 
         for number in range(40):
             task.store("totals").put(b"%d" % number, b"v" * 300)
             marker = task.commit({"orders-0": number}).marker(FACTORY, "totals")
-            assert isinstance(marker, ChainMarker)
+            assert isinstance(marker, BlobMarker)
             inline += marker.inline is not None
         assert inline > 30
         assert len(blob_files(tmp_path) - before) == 40 - inline
@@ -288,7 +287,7 @@ def test_snapshots_that_fail_are_tolerated_up_to_a_limit(kafka: KafkaServer, tmp
     config = config_of(
         kafka,
         tmp_path,
-        task__commit__snapshot__interval=["1 commits"],
+        task__commit__snapshot__interval=["1 B"],
         task__commit__snapshot__tolerated__failures=2,
     )
     failed = threading.Semaphore(0)
@@ -381,9 +380,9 @@ def test_a_damaged_segment_is_never_a_shorter_history(kafka: KafkaServer, tmp_pa
     assert not list((tmp_path / "other").rglob("CURRENT"))
 
 
-@pytest.mark.parametrize("other", ["blob-store", "kafka-changelog"])
-def test_a_job_moves_between_backends(kafka: KafkaServer, tmp_path: Path, other: str) -> None:
+def test_a_job_moves_between_backends(kafka: KafkaServer, tmp_path: Path) -> None:
     """B6: a job that began with another backend goes on with segments, and back again; nothing is lost on the way."""
+    other = "kafka-changelog"
     config = config_of(kafka, tmp_path, backup=[other])
     commit(config, {b"1": BIG}, 1)
     both = with_changes(
@@ -408,6 +407,22 @@ def test_a_job_moves_between_backends(kafka: KafkaServer, tmp_path: Path, other:
         task = manager.open_task(TASK)
         assert set(task.store("totals").range()) == {(b"%d" % n, BIG) for n in (2, 3, 4, 5, 6)}
         assert task.restored[0].factory == other
+
+
+def test_a_job_moves_between_snapshots_and_segments(kafka: KafkaServer, tmp_path: Path) -> None:
+    """B6: the interval may be changed at any start, here or elsewhere: what was stored before is continued, and the
+    clean-up leaves nothing of it."""
+    config = config_of(kafka, tmp_path, task__checkpoint__retained=1)
+    state: dict[bytes, bytes] = {}
+    for turn, interval in enumerate([["1 commit"], NEVER, ["1 commit"], NEVER]):
+        machine = tmp_path / ("other" if turn == 1 else "state")
+        known = with_changes(config, task__commit__snapshot__interval=interval, state__dir=str(machine))
+        for number in range(2 * turn, 2 * turn + 2):
+            state[b"%d" % number] = BIG
+            segments = chain_of(config, commit(known, {b"%d" % number: BIG}, number)).segments
+            assert len(segments) == (0 if interval != NEVER else number - 2 * turn + 1)
+        assert published(known, tmp_path / f"elsewhere-{turn}") == state
+        assert blob_files(tmp_path) == referenced(config)
 
 
 def test_segments_and_changelog_together(kafka: KafkaServer, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Races, garbage and recovery of blob-changelog."""
+"""Races, garbage and recovery of segments on snapshots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import statemgr.local.memory as memory
 import statemgr.local.rocksdb.store as rocksdb
 from statemgr import JobConfig, StateManager
 from statemgr.backends.blobs import segment_cache
-from statemgr.backends.blobs.backup import ChainBackup
+from statemgr.backends.blobs.backup import BlobBackup
 from statemgr.backends.blobs.writer_state import SegmentLog
 from statemgr.engine import open_attempt
 from statemgr.errors import DiskFull, RetryableError, StatemgrError
@@ -53,7 +53,7 @@ class Held:
 
 def test_directory_of_a_snapshot_under_way(kafka: KafkaServer, tmp_path: Path) -> None:
     """A commit that makes a directory must not take away the one that a materialisation uploads from."""
-    config = config_of(kafka, tmp_path, backup=["blob-store", FACTORY])
+    config = config_of(kafka, tmp_path)
     held, errors = Held(Phase.DIFF), []
 
     def run() -> None:
@@ -71,7 +71,7 @@ def test_directory_of_a_snapshot_under_way(kafka: KafkaServer, tmp_path: Path) -
         background.start()
         assert held.there.wait(30)
         task.store("totals").put(b"b", BIG)
-        task.commit({"orders-0": 2})
+        task.commit({"orders-0": 2}, materialize=True)
         held.go_on.set()
         background.join()
     assert errors == []
@@ -148,7 +148,7 @@ def test_a_memory_store_flushed_by_two_threads(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A materialisation's flush never puts an older state into a commit's directory."""
-    config = config_of(kafka, tmp_path, backup=["blob-store", FACTORY], stores__totals__type="memory")
+    config = config_of(kafka, tmp_path, stores__totals__type="memory")
     there, go_on = threading.Event(), threading.Event()
     write, link = memory.write_segment, memory.durable.link_or_copy
     background = threading.Thread(name="materialisation")
@@ -186,7 +186,7 @@ def test_a_memory_store_flushed_by_two_threads(
         store.put(b"k", b"new")
         # where the commit waits for the other flush, this lets that go on
         threading.Timer(0.5, go_on.set).start()
-        task.commit({"orders-0": 1})
+        task.commit({"orders-0": 1}, materialize=True)
         monkeypatch.undo()
     other = elsewhere(config, tmp_path / "other", "blob-store")
     with JobReader(other) as reader, reader.open_store(TASK, "totals") as opened:
@@ -196,7 +196,7 @@ def test_a_memory_store_flushed_by_two_threads(
 def test_no_store_starves(kafka: KafkaServer, tmp_path: Path) -> None:
     """Each store gets its turn, also when all are due all the time."""
     stores = ("s0", "s1", "s2", "s3")
-    config = config_of(kafka, tmp_path, stores=stores, task__commit__snapshot__interval=["1 commits"])
+    config = config_of(kafka, tmp_path, stores=stores, task__commit__snapshot__interval=["1 B"])
     seen: dict[str, int] = dict.fromkeys(stores, 0)
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
@@ -280,7 +280,7 @@ def test_a_cached_segment_that_vanishes(kafka: KafkaServer, tmp_path: Path, monk
 def test_an_unexpected_error_of_a_snapshot_is_not_swallowed(kafka: KafkaServer, tmp_path: Path) -> None:
     """C9: whatever a materialisation fails of is counted and said."""
     config = config_of(
-        kafka, tmp_path, task__commit__snapshot__interval=["1 commits"], task__commit__snapshot__tolerated__failures=1
+        kafka, tmp_path, task__commit__snapshot__interval=["1 B"], task__commit__snapshot__tolerated__failures=1
     )
 
     def fail(phase: Phase, _: str) -> None:
@@ -320,7 +320,7 @@ def test_attempts_in_one_process(kafka: KafkaServer, tmp_path: Path, monkeypatch
     """An attempt that opens does not take away what another one of the process uploads from."""
     monkeypatch.setattr("statemgr.flows.attempt_snapshots._OVERDUE", 1)
     monkeypatch.setattr(SnapshotOffers, "start", lambda *_: None)  # so that the attempt itself has to
-    config = config_of(kafka, tmp_path, task__commit__snapshot__interval=["1 commits"])
+    config = config_of(kafka, tmp_path, task__commit__snapshot__interval=["1 B"])
     with StateManager(config) as manager:
         epoch = manager.acquire()
         with open_attempt(config, TASK, None, epoch) as first:
@@ -404,7 +404,7 @@ def test_old_blobs_of_a_long_materialisation(kafka: KafkaServer, tmp_path: Path)
         task.commit({})
         task.store("totals").put(b"a", BIG)
         task.commit({"orders-0": 1})
-        backup: ChainBackup = task._parts.backup_manager(FACTORY)  # type: ignore[assignment]
+        backup: BlobBackup = task._parts.backup_manager(FACTORY)  # type: ignore[assignment]
         now, late = backup._now, [0]
 
         def later() -> Moment:
@@ -539,7 +539,7 @@ def test_a_full_disk_is_mended_by_the_owner_alone(tmp_path: Path, monkeypatch: p
 
 def test_a_task_closes_beside_a_long_snapshot(kafka: KafkaServer, tmp_path: Path) -> None:
     """Closing (a revoked partition) does not wait for the upload of a whole snapshot."""
-    config = config_of(kafka, tmp_path, task__commit__snapshot__interval=["1 commits"])
+    config = config_of(kafka, tmp_path, task__commit__snapshot__interval=["1 B"])
     there, go_on = threading.Event(), threading.Event()
 
     def hold(phase: Phase, _: str) -> None:
@@ -568,7 +568,7 @@ def test_failures_are_counted_by_store(kafka: KafkaServer, tmp_path: Path) -> No
         kafka,
         tmp_path,
         stores=("bad", "good"),
-        task__commit__snapshot__interval=["1 commits"],
+        task__commit__snapshot__interval=["1 B"],
         task__commit__snapshot__tolerated__failures=2,
     )
     seen: list[str] = []

@@ -1,4 +1,4 @@
-"""blob-changelog under random work: commits that fail or are lost, and snapshots beside them, all at once."""
+"""Segments on snapshots under random work: commits that fail or are lost, and snapshots beside them, all at once."""
 
 from __future__ import annotations
 

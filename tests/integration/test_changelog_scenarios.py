@@ -12,16 +12,16 @@ from statemgr import JobConfig, StateManager
 from statemgr.errors import UnavailableError
 from statemgr.phases import Phase, observed
 from tests.commits import TASK, blob_files, referenced, totals, write
-from tests.jobs import contents, job_mapping
+from tests.jobs import SEGMENTS, contents, job_mapping
 from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 
-FACTORY = "blob-changelog"
+FACTORY = "blob-store"
 
 
 def config_of(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
     """A job that commits segments."""
-    return JobConfig.from_mapping(job_mapping(kafka, directory, backup=(FACTORY,), **more))  # type: ignore[arg-type]
+    return JobConfig.from_mapping(job_mapping(kafka, directory, backup=(FACTORY,), kind=SEGMENTS, **more))  # type: ignore[arg-type]
 
 
 def test_a_commit_costs_its_changes_whatever_the_size_of_the_state(kafka: KafkaServer, tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_commit_costs_its_changes_whatever_the_size_of_the_state(kafka: KafkaS
 def test_every_kind_of_change_comes_back(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
     """B3, B8: put, delete and put of a key, deletes of absent keys, empty values, deleted ranges, commits without any
     change; with a snapshot after every commit, made while the next one writes."""
-    config = config_of(kafka, tmp_path, stores__totals__type=kind, task__commit__snapshot__interval=["1 commits"])
+    config = config_of(kafka, tmp_path, stores__totals__type=kind, task__commit__snapshot__interval=["1 B"])
     large = bytes(300_000)
     with StateManager(config) as manager, manager.open_task(TASK) as task:
         store = task.store("totals")

@@ -13,7 +13,7 @@ from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.local.clock import SystemClock
-from statemgr.model.checkpoint import BlobRef, CheckpointRecord, IndexMarker, Layout, MicroBatch
+from statemgr.model.checkpoint import BlobMarker, BlobRef, CheckpointRecord, Layout, MicroBatch
 from statemgr.model.checkpoint_parts import Inputs
 from statemgr.model.codecs import decode_key
 from statemgr.model.commit import PreparedCommit, PreparedStore
@@ -99,7 +99,7 @@ class Job:
             attempt=attempt,
             base_checkpoint_id=str(record.current.checkpoint_id) if record else None,
             input_offsets=offsets,
-            stores={"totals": PreparedStore(f"{attempt}-totals", {"blob-store": IndexMarker(blob)})},
+            stores={"totals": PreparedStore(f"{attempt}-totals", {"blob-store": BlobMarker(blob)})},
         )
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from statemgr import JobConfig, StateManager, Task
 from statemgr.cli.main import cli
 from statemgr.errors import FencedError
 from statemgr.local import open_store
-from tests.jobs import elsewhere, job_mapping
+from tests.jobs import SEGMENTS, elsewhere, job_mapping
 from tests.kafka_jobs import client, make_topic, plain_producer, wait_until
 from tests.servers import KafkaServer, S3Server
 
@@ -161,7 +161,7 @@ def test_a_lost_snapshot_is_listed_as_a_problem(run: Run, running: list[Task], t
 
 def test_a_job_of_segments(run: Run, kafka: KafkaServer, tmp_path: Path) -> None:
     """Checkpoints, snapshots, their stores and restores, where commits are segments on top of a snapshot."""
-    mapping = job_mapping(kafka, tmp_path, backup=("blob-changelog",), stores__totals__key__serde="string")
+    mapping = job_mapping(kafka, tmp_path, backup=("blob-store",), kind=SEGMENTS, stores__totals__key__serde="string")
     config = JobConfig.from_mapping(mapping)
     write_toml(config, tmp_path / "job.toml")
     large = b"x" * 5000
@@ -173,15 +173,12 @@ def test_a_job_of_segments(run: Run, kafka: KafkaServer, tmp_path: Path) -> None
         totals.delete(b"key-008")
         task.commit({"orders-0": 2})
         newest, older = json.loads(run("checkpoints", "list", "--json").stdout)
-        assert newest["state_checkpoint_markers"].keys() == {"blob-changelog"}
+        assert newest["state_checkpoint_markers"].keys() == {"blob-store"}
         shown = run("checkpoints", "show", "--task", "0").stdout
-        assert "blob-changelog / totals" in shown
+        assert "blob-store / totals" in shown
         assert "_segments/" in shown
         found = json.loads(run("snapshots", "list", "--json").stdout)
-        assert [(entry["factory"], entry["segments"], entry["problem"]) for entry in found] == [
-            ("blob-changelog", 1, None),
-            ("blob-changelog", 0, None),
-        ]
+        assert [(entry["segments"], entry["problem"]) for entry in found] == [(1, None), (0, None)]
         assert found[0]["index"] == found[1]["index"], "the same snapshot"
         assert found[0]["segments_size"] > 0
         files = json.loads(run("snapshots", "show", "totals", "--json").stdout)["files"]
@@ -191,7 +188,7 @@ def test_a_job_of_segments(run: Run, kafka: KafkaServer, tmp_path: Path) -> None
         then = ["--task", "0", "--checkpoint", older["checkpoint_id"]]
         assert run("store", "get", "totals", "key-008", *then).stdout == "8\n"
         restored = json.loads(run("restore", "--into", "out", "--json").stdout)
-        assert [(row["task"], row["factory"]) for row in restored] == [("Partition 0", "blob-changelog")]
+        assert [(row["task"], row["factory"]) for row in restored] == [("Partition 0", "blob-store")]
         task.commit({"orders-0": 3})  # nobody was fenced
     opened = open_store("rocksdb", tmp_path / "out" / "Partition_0" / "totals", {})
     try:

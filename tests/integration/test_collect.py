@@ -29,7 +29,7 @@ from statemgr.reader import JobReader
 from statemgr.wiring import Runtime
 from tests.commits import TASK, blob_files, commit, published, referenced, totals, write
 from tests.crash.model import STORES, state
-from tests.jobs import job_mapping, with_changes
+from tests.jobs import SEGMENTS, SNAPSHOTS, job_mapping, with_changes
 from tests.servers import KafkaServer, S3Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,22 +75,22 @@ def names(config: JobConfig) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("mapping", "factory"),
-    [("file", "blob-store"), ("s3", "blob-store"), ("file", "blob-changelog")],
+    ("mapping", "kind"),
+    [("file", SNAPSHOTS), ("s3", SNAPSHOTS), ("file", SEGMENTS)],
     indirect=["mapping"],
 )
 def test_orphans_of_a_killed_commit_are_collected(
-    mapping: Mapping, run: Run, monkeypatch: pytest.MonkeyPatch, factory: str
+    mapping: Mapping, run: Run, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """C6, FAULTS 2, 3: what a commit uploaded before it was killed goes after the grace period, and not before."""
-    job = mapping(backup=(factory,), stores=STORES)
+    job = mapping(backup=("blob-store",), kind=kind, stores=STORES)
     order = {"config": job, "commits": 3, "phase": Phase.BEGIN, "occurrence": 3}
     child = subprocess.Popen([sys.executable, "-m", "tests.crash.child", json.dumps(order)], cwd=ROOT)
     assert child.wait(60) == -signal.SIGKILL
     config = JobConfig.from_mapping(job)
     needed = referenced(config)
     orphans = names(config) - needed
-    assert len(orphans) >= (len(STORES) if factory == "blob-store" else 1)
+    assert len(orphans) >= (len(STORES) if kind == SNAPSHOTS else 1)
 
     at_once = json.loads(run(config, "--json").stdout)
     assert (at_once["young"]["blobs"], at_once["orphans"]["blobs"]) == (len(orphans), 0)
@@ -108,7 +108,7 @@ def test_orphans_of_a_killed_commit_are_collected(
     assert done.exit_code == 0
     assert json.loads(done.stdout)["deleted"]["blobs"] == len(orphans)
     assert names(config) == needed
-    assert published(config, factory)[TASK] == {store: state(store, 2) for store in STORES}
+    assert published(config, "blob-store")[TASK] == {store: state(store, 2) for store in STORES}
 
 
 def test_blobs_of_a_removed_store_are_collected(mapping: Mapping, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,22 +301,22 @@ def plant_orphan(directory: Path, config: JobConfig, name: str) -> Path:
     return orphan
 
 
-def live_config(kafka: KafkaServer, directory: Path, factory: str) -> JobConfig:
+def live_config(kafka: KafkaServer, directory: Path, interval: str) -> JobConfig:
     """A job whose only retained checkpoint is gone with the next commit."""
-    mapping = job_mapping(kafka, directory, backup=(factory,), task__checkpoint__retained=1)
-    return JobConfig.from_mapping(mapping | {"task.commit.snapshot.interval": ["4 commits"]})
+    mapping = job_mapping(kafka, directory, backup=("blob-store",), task__checkpoint__retained=1)
+    return JobConfig.from_mapping(mapping | {"task.commit.snapshot.interval": [interval]})
 
 
-@pytest.mark.parametrize("factory", ["blob-store", "blob-changelog"])
+@pytest.mark.parametrize("interval", ["1 commit", "4 commits"])
 def test_a_live_job_loses_nothing(
-    kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, factory: str
+    kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, interval: str
 ) -> None:
     """FAULT 38, invariants 3 and 11: collections again and again beside commits, snapshots and clean-ups: no state
     is lost.
 
     The stores' clock is ahead, so that what is older than a minute counts as old.
     """
-    config = live_config(kafka, tmp_path, factory)
+    config = live_config(kafka, tmp_path, interval)
     commit(config, {b"start": b"1"}, 0)
     time_passes(monkeypatch, DAY_MS - 60_000)
     with LiveJob(config) as live:
@@ -333,18 +333,18 @@ def test_a_live_job_loses_nothing(
     assert deleted == planted
     assert live.failures == []
     assert live.commits >= 20
-    assert totals(config, factory)[TASK] == live.expected() | {b"start": b"1"}
+    assert totals(config, "blob-store")[TASK] == live.expected() | {b"start": b"1"}
     # a snapshot that no commit has taken up expires
     assert blob_files(tmp_path, expiring=False) == referenced(config)
 
 
-@pytest.mark.parametrize("factory", ["blob-store", "blob-changelog"])
+@pytest.mark.parametrize("interval", ["1 commit", "4 commits"])
 def test_a_job_that_publishes_faster_than_it_can_be_read_stops_no_collection(
-    kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, factory: str
+    kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, interval: str
 ) -> None:
     """FAULT 38, invariants 3 and 11: reads of the blob store take longer than a commit, so the index that the topic
     names is nearly always evicted before it is read: every collection ends, and takes nothing that is needed."""
-    config = live_config(kafka, tmp_path, factory)
+    config = live_config(kafka, tmp_path, interval)
     # a blob that every later checkpoint carries on, and that is old
     commit(config, {b"start": random.Random(0).randbytes(100_000)}, 0)
     for blob in blob_files(tmp_path):
@@ -367,7 +367,7 @@ def test_a_job_that_publishes_faster_than_it_can_be_read_stops_no_collection(
             ended += 1
     assert live.failures == []
     monkeypatch.setattr(FileBlobStore, "get", get)
-    assert totals(config, factory)[TASK] == live.expected() | {b"start": random.Random(0).randbytes(100_000)}
+    assert totals(config, "blob-store")[TASK] == live.expected() | {b"start": random.Random(0).randbytes(100_000)}
     assert run(config, "--json").exit_code == 0
     assert not [name for name in blob_files(tmp_path) if "/killed-" in name], "garbage goes when it is quiet"
     assert blob_files(tmp_path, expiring=False) == referenced(config)

@@ -12,7 +12,7 @@ from statemgr.cli.render import index_to_json_dict
 from statemgr.local.clock import SystemClock
 from statemgr.reader import JobReader
 from tests.commits import TASK, Items, write
-from tests.jobs import contents, elsewhere, job_mapping, with_changes
+from tests.jobs import INTERVALS, contents, elsewhere, job_mapping, with_changes
 from tests.servers import KafkaServer, S3Server
 
 
@@ -36,12 +36,12 @@ def stored(config: JobConfig) -> int:
     return total
 
 
-@pytest.mark.parametrize("backend", ["blob-store", "blob-changelog"])
-def test_compression_comes_and_goes(kafka: KafkaServer, s3: S3Server, tmp_path: Path, backend: str) -> None:
+@pytest.mark.parametrize("kind", INTERVALS)
+def test_compression_comes_and_goes(kafka: KafkaServer, s3: S3Server, tmp_path: Path, kind: str) -> None:
     """Issue 4, A.6: recorded per blob, so that what was stored either way is restored together, and kept."""
     plain = JobConfig.from_mapping(
         job_mapping(
-            kafka, tmp_path, s3=s3, backup=[backend],
+            kafka, tmp_path, s3=s3, backup=["blob-store"], kind=kind,
             stores__totals__rocksdb__compression="none", blob__store__s3__path__style=True,
         )
     )  # fmt: skip
@@ -55,7 +55,7 @@ def test_compression_comes_and_goes(kafka: KafkaServer, s3: S3Server, tmp_path: 
         sizes.append(stored(config))
         # what a job restores does not depend on how it stores
         for other in (plain, zstd):
-            back = elsewhere(other, tmp_path / f"restored-{number}-{other is zstd}", backend)
+            back = elsewhere(other, tmp_path / f"restored-{number}-{other is zstd}", "blob-store")
             state, offsets = contents(back)
             assert (state["totals"], offsets) == (model, {"orders-0": number + 1})
     first, second, third = sizes[0], sizes[1] - sizes[0], sizes[2] - sizes[1]

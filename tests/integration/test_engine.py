@@ -35,12 +35,12 @@ from statemgr.phases import Phase, observed
 from statemgr.ports import SegmentBackupManager
 from statemgr.wiring import Runtime, _shared, shared_runtime
 from tests.commits import TASK, attempt, blob_files, commit, current, failing, published, referenced, totals
-from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
+from tests.jobs import DUAL, SEGMENTS, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import committed, state_of, wait_until
 from tests.servers import KafkaServer
 
 TASKS = ("Partition 0", "Partition 1")
-SEGMENTS = "blob-changelog"
+FACTORY = "blob-store"
 
 
 def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
@@ -123,7 +123,7 @@ def test_attempts_of_segments_are_one_version(kafka: KafkaServer, tmp_path: Path
     """B7, B8: of two attempts at a batch one becomes the version, whole; a late one is refused. When a snapshot is due
     and no other attempt's machine has one to offer, an attempt stores one in place of its segment, sooner or later."""
     config = job(
-        kafka, tmp_path, backup=(SEGMENTS,), tasks=1, task__commit__snapshot__interval=["3 commits"],
+        kafka, tmp_path, backup=(FACTORY,), tasks=1, task__commit__snapshot__interval=["3 commits"],
         task__checkpoint__retained=1,
     )  # fmt: skip
     big, model = random.Random(0).randbytes(5000), dict[bytes, bytes]()
@@ -133,7 +133,7 @@ def test_attempts_of_segments_are_one_version(kafka: KafkaServer, tmp_path: Path
         checkpoints = epoch.checkpoints
         for batch in range(7):
             items: dict[bytes, bytes | None] = {b"%d" % batch: big, b"%d" % (batch - 2): None, b"by": b"kept"}
-            machines = [elsewhere(config, tmp_path / f"executor-{n}", SEGMENTS) for n in (batch % 2, batch, 99)]
+            machines = [elsewhere(config, tmp_path / f"executor-{n}", FACTORY) for n in (batch % 2, batch, 99)]
             kept = attempt(machines[0], epoch, TASK, items, batch, checkpoints=checkpoints)
             lost = attempt(
                 machines[1], epoch, TASK, {**items, b"by": b"lost", b"x": big}, batch, checkpoints=checkpoints
@@ -147,9 +147,9 @@ def test_attempts_of_segments_are_one_version(kafka: KafkaServer, tmp_path: Path
             expiring |= {*lost.added_blobs, *again.added_blobs}
             model |= {key: value for key, value in items.items() if value is not None}
             model.pop(b"%d" % (batch - 2), None)
-            assert totals(config, SEGMENTS) == {TASK: model}
+            assert totals(config, FACTORY) == {TASK: model}
             assert blob_files(tmp_path, expiring=False) == referenced(config)
-            marker = checkpoints[TASK].marker(SEGMENTS, "totals")
+            marker = checkpoints[TASK].marker(FACTORY, "totals")
             assert marker is not None
             backlogs.append(backlog(config, marker))
     assert blob_files(tmp_path, expiring=True) >= expiring  # and what was offered to nobody
@@ -162,10 +162,10 @@ def test_a_snapshot_is_made_beside_the_attempts(kafka: KafkaServer, tmp_path: Pa
     """A snapshot that is due is stored in the background; the next attempt on the machine begins with it, and uploads
     its changes only."""
     config = job(
-        kafka, tmp_path, backup=(SEGMENTS,), tasks=1, task__commit__snapshot__interval=["3 commits"],
+        kafka, tmp_path, backup=(FACTORY,), tasks=1, task__commit__snapshot__interval=["3 commits"],
         task__checkpoint__retained=1,
     )  # fmt: skip
-    there, seen, model = elsewhere(config, tmp_path / "executor", SEGMENTS), list[str](), dict[bytes, bytes]()
+    there, seen, model = elsewhere(config, tmp_path / "executor", FACTORY), list[str](), dict[bytes, bytes]()
     backlogs, chance = [], random.Random(0)
 
     def see(phase: Phase, subject: str) -> None:
@@ -180,9 +180,9 @@ def test_a_snapshot_is_made_beside_the_attempts(kafka: KafkaServer, tmp_path: Pa
             prepared = attempt(there, epoch, TASK, items, batch, checkpoints=checkpoints)
             checkpoints = driver.publish([prepared])
             model |= items
-            assert totals(config, SEGMENTS) == {TASK: model}
+            assert totals(config, FACTORY) == {TASK: model}
             assert blob_files(tmp_path, expiring=False) == referenced(config)
-            marker = checkpoints[TASK].marker(SEGMENTS, "totals")
+            marker = checkpoints[TASK].marker(FACTORY, "totals")
             assert marker is not None
             backlogs.append(backlog(config, marker))
             offers = shared_runtime(there).offers
@@ -198,8 +198,8 @@ def test_a_snapshot_is_made_beside_the_attempts(kafka: KafkaServer, tmp_path: Pa
 def test_an_offer_that_has_lost_a_blob_is_not_taken(kafka: KafkaServer, tmp_path: Path) -> None:
     """What is offered is looked at before a commit begins with it; who finds it gone takes the offer back. While
     another process makes one, nobody else does."""
-    config = job(kafka, tmp_path, backup=(SEGMENTS,), tasks=1, task__commit__snapshot__interval=["2 commits"])
-    there, model = elsewhere(config, tmp_path / "executor", SEGMENTS), dict[bytes, bytes]()
+    config = job(kafka, tmp_path, backup=(FACTORY,), tasks=1, task__commit__snapshot__interval=["2 commits"])
+    there, model = elsewhere(config, tmp_path / "executor", FACTORY), dict[bytes, bytes]()
     offers, identity = shared_runtime(there).offers, shared_runtime(there).parts.identity(TASK, "totals")
     offered = tmp_path / "executor" / config.job_name / config.job_id / "Partition_0" / "totals" / "snapshot.offer"
     with StateManager(config) as driver:
@@ -214,7 +214,7 @@ def test_an_offer_that_has_lost_a_blob_is_not_taken(kafka: KafkaServer, tmp_path
                     offers._running.join()
             checkpoints = driver.publish([prepared])
             model |= items
-            assert totals(config, SEGMENTS) == {TASK: model}
+            assert totals(config, FACTORY) == {TASK: model}
             if batch == 2:
                 assert not offered.exists()
             if batch == 3:
@@ -226,8 +226,8 @@ def test_an_offer_that_has_lost_a_blob_is_not_taken(kafka: KafkaServer, tmp_path
 
 def test_a_snapshot_whose_index_is_lost_is_made_anew(kafka: KafkaServer, tmp_path: Path) -> None:
     """An interval in minutes asks the index when it was made: one that is gone is as old as can be."""
-    config = job(kafka, tmp_path, backup=(SEGMENTS,), tasks=1, task__commit__snapshot__interval=["100 min"])
-    there, model = elsewhere(config, tmp_path / "executor", SEGMENTS), dict[bytes, bytes]()
+    config = job(kafka, tmp_path, backup=(FACTORY,), tasks=1, task__commit__snapshot__interval=["100 min"])
+    there, model = elsewhere(config, tmp_path / "executor", FACTORY), dict[bytes, bytes]()
     with StateManager(config) as driver:
         epoch = driver.acquire()
         checkpoints = epoch.checkpoints
@@ -243,7 +243,7 @@ def test_a_snapshot_whose_index_is_lost_is_made_anew(kafka: KafkaServer, tmp_pat
             running = shared_runtime(there).offers._running
             if running is not None:
                 running.join()
-    assert totals(config, SEGMENTS) == {TASK: model}
+    assert totals(config, FACTORY) == {TASK: model}
 
 
 def test_the_clean_up_goes_on_beside_the_next_batch(driver: StateManager, tmp_path: Path) -> None:
@@ -283,8 +283,8 @@ def test_much_is_stored_ahead_of_an_attempts_commit(
 ) -> None:
     """What an attempt writes is on its way before it prepares; one that fails leaves it to its time to live."""
     monkeypatch.setattr("statemgr.engine.AHEAD_BYTES", 20_000)
-    config = job(kafka, tmp_path, backup=(SEGMENTS,), tasks=1, stores__totals__write__batch__size=1)
-    there, chance = elsewhere(config, tmp_path / "executor", SEGMENTS), random.Random(0)
+    config = job(kafka, tmp_path, backup=(FACTORY,), kind=SEGMENTS, tasks=1, stores__totals__write__batch__size=1)
+    there, chance = elsewhere(config, tmp_path / "executor", FACTORY), random.Random(0)
     with StateManager(config) as driver:
         epoch = driver.acquire()
         checkpoints = driver.publish([attempt(there, epoch, TASK, {b"first": b"1"}, 1)])
@@ -306,7 +306,7 @@ def test_much_is_stored_ahead_of_an_attempts_commit(
                 assert set(prepared.added_blobs) >= ahead
             checkpoints = driver.publish([prepared])
             model |= items
-    assert totals(config, SEGMENTS) == {TASK: model}
+    assert totals(config, FACTORY) == {TASK: model}
     assert blob_files(tmp_path, expiring=False) == referenced(config)
 
 
@@ -314,7 +314,7 @@ def backlog(config: JobConfig, marker: Marker) -> int:
     """How many segments a marker's chain has."""
     runtime = Runtime(config)
     try:
-        manager = runtime.parts.backup_manager(SEGMENTS)
+        manager = runtime.parts.backup_manager(FACTORY)
         assert isinstance(manager, SegmentBackupManager)
         return manager.backlog(runtime.parts.identity(TASK, "totals"), marker).segments
     finally:
@@ -654,11 +654,11 @@ def test_a_changelog_is_filled_through_executors(kafka: KafkaServer, tmp_path: P
 
 
 def test_segments_are_filled_through_executors(kafka: KafkaServer, tmp_path: Path) -> None:
-    """B6, protocol 5, FAULT 35: switched on beside snapshots, off, and on again: filled each time by what executors
+    """B6, protocol 5, FAULT 35: switched on beside the changelog, off, and on again: filled each time by what executors
     upload, then continued by segments."""
-    config = job(kafka, tmp_path, backup=("blob-store",))
-    both = with_changes(config, task__backup__factories=["blob-store", SEGMENTS])
-    alone = with_changes(config, task__backup__factories=[SEGMENTS], task__restore__factories=[SEGMENTS])
+    config = job(kafka, tmp_path, backup=("kafka-changelog",), kind=SEGMENTS)
+    both = with_changes(config, task__backup__factories=list(DUAL))
+    alone = with_changes(config, task__backup__factories=[FACTORY], task__restore__factories=[FACTORY])
     model: dict[bytes, bytes] = {}
     offset = 0
     for turn, known in enumerate((config, both, config, both, alone)):
@@ -674,7 +674,7 @@ def test_segments_are_filled_through_executors(kafka: KafkaServer, tmp_path: Pat
                 epoch, offset = epoch.after_publish(), offset + 1
         for factory in known.stores["totals"].backup_factories:
             assert totals(known, factory) == dict.fromkeys(TASKS, model)
-        chains = [checkpoint.marker(SEGMENTS, "totals") for checkpoint in checkpoints.values()]
+        chains = [checkpoint.marker(FACTORY, "totals") for checkpoint in checkpoints.values()]
         assert [chain is None for chain in chains] == [known is config] * 2
 
 

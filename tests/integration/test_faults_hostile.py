@@ -14,10 +14,12 @@ from statemgr.blobs import open_blob_store
 from statemgr.errors import CorruptBlob, StatemgrError
 from statemgr.local.clock import SystemClock
 from statemgr.model import codecs
-from statemgr.model.checkpoint import BlobRef, CheckpointRecord, IndexMarker
+from statemgr.model.checkpoint import BlobRef, CheckpointRecord
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex
+from statemgr.ports import StoreIdentity
 from statemgr.reader import JobReader
+from tests.blob_snapshots import marker_of
 from tests.commits import TASK, commit, current, publish_by_hand
 from tests.jobs import elsewhere, job_mapping
 from tests.servers import KafkaServer
@@ -98,7 +100,8 @@ class Forger:
         blobs = open_blob_store(config, SystemClock())
         blobs.put(name, data, ttl_days=None)
         blobs.close()
-        marker = IndexMarker(BlobRef(name, len(data), content_hash(data)))
+        identity = StoreIdentity(config.job_name, config.job_id, TASK, "totals")
+        marker = marker_of(BlobRef(name, len(data), content_hash(data)), identity)
         forged = replace(
             self.record.current,
             sequence=self.record.current.sequence + self._number,

@@ -25,7 +25,7 @@ from statemgr.tasks.task import Task
 from statemgr_tools.dev.kafka import KafkaBroker
 from tests.commits import TASK, blob_files, commit, published, referenced, totals, write
 from tests.integration.s3_proxy import Fault, S3Proxy
-from tests.jobs import ALL, elsewhere, job_mapping
+from tests.jobs import DUAL, INTERVALS, SEGMENTS, SNAPSHOTS, elsewhere, job_mapping
 from tests.kafka_jobs import committed, state_of, wait_until
 from tests.servers import KafkaServer, S3Server
 
@@ -34,10 +34,10 @@ NEVER_ABORTS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "
 
 
 def job(broker: KafkaBroker, directory: Path, **more: object) -> JobConfig:
-    """A job with all three backends with short deadlines on a broker of the test's own."""
+    """A job with both backends with short deadlines on a broker of the test's own."""
     server = KafkaServer(bootstrap_servers=broker.bootstrap_servers, kind="local")
     settings = {"task__commit__timeout__ms": 3_000, "task__checkpoint__retained": 1, **more}
-    return JobConfig.from_mapping(job_mapping(server, directory, **{"backup": ALL, **settings}))  # type: ignore[arg-type]
+    return JobConfig.from_mapping(job_mapping(server, directory, **{**settings}))  # type: ignore[arg-type]
 
 
 def at(phase: Phase, action: Callable[[], None]) -> Callable[[Phase, str], None]:
@@ -89,7 +89,7 @@ def test_a_lost_acknowledgement_of_a_publish_is_taken_over(
         checkpoint = task.commit({"orders-0": 3})
         assert checkpoint.sequence == 3, "the second commit was published, and was not published twice"
     assert blob_files(tmp_path) == blob_files(tmp_path, expiring=False) == referenced(config)
-    for factory in ALL:
+    for factory in DUAL:
         assert totals(config, factory)[TASK] == {b"a": b"2", b"c": b"3"}
 
 
@@ -117,7 +117,7 @@ def test_a_lost_commit_that_another_owner_settles(
             owner.commit({"orders-0": 3})
             failures = [_failure(task, 4) for _ in range(4)]
             assert isinstance(failures[-1], FencedError), failures
-    for factory in ALL:
+    for factory in DUAL:
         assert totals(config, factory)[TASK] == states[offset]
     changelog = config.stores["totals"].changelog_topic
     assert state_of(committed(config, changelog)) == states[offset]
@@ -153,7 +153,7 @@ def test_a_bounced_broker_delays_a_commit_and_loses_nothing(
                     wait_until(broker.answers)
         write(task, {b"c": b"3"})
         task.commit({"orders-0": 3})
-    for factory in ALL:
+    for factory in DUAL:
         assert totals(config, factory)[TASK] == {b"a": b"1", b"b": b"2", b"c": b"3"}
 
 
@@ -165,8 +165,8 @@ def proxy(s3: S3Server) -> Iterator[S3Proxy]:
 
 
 def on_s3(kafka: KafkaServer, s3: S3Server, proxy: S3Proxy, directory: Path, **more: object) -> JobConfig:
-    """A job with all three backends whose blobs go through the proxy, with few and short retries."""
-    mapping = job_mapping(kafka, directory, s3=s3, **{"backup": ALL, **more})  # type: ignore[arg-type]
+    """A job with both backends whose blobs go through the proxy, with few and short retries."""
+    mapping = job_mapping(kafka, directory, s3=s3, **{**more})  # type: ignore[arg-type]
     return JobConfig.from_mapping(
         mapping
         | {
@@ -183,26 +183,37 @@ def on_s3(kafka: KafkaServer, s3: S3Server, proxy: S3Proxy, directory: Path, **m
 FAILURES = {
     "unreachable": ([Fault("PUT", times=10**6, reset=True)], UnavailableError),
     "busy": ([Fault("PUT", times=10**6, answer=(503, "SlowDown"))], UnavailableError),
-    "busy-but-lands": ([Fault("PUT", path, 1, (500, "InternalError"), lands=True) for path in ("/index", "")], None),
     "denied": ([Fault("PUT", times=10**6, answer=(403, "AccessDenied"))], AccessDenied),
-    "segments-busy-but-land": ([Fault("PUT", "/_segments/", 1, (500, "InternalError"), lands=True)], None),
-    "only-the-segments-fail": ([Fault("PUT", "/_segments/", 10**6, (503, "SlowDown"))], UnavailableError),
-    "only-the-index-fails": ([Fault("PUT", path="/index", times=10**6, answer=(503, "SlowDown"))], UnavailableError),
+}
+#: And what it does to blobs that only commits of one kind put.
+FAILURES_OF = {
+    SNAPSHOTS: {
+        "busy-but-lands": (
+            [Fault("PUT", path, 1, (500, "InternalError"), lands=True) for path in ("/index", "")],
+            None,
+        ),
+        "only-the-index-fails": ([Fault("PUT", "/index", 10**6, (503, "SlowDown"))], UnavailableError),
+    },
+    SEGMENTS: {
+        "busy-but-lands": ([Fault("PUT", "/_segments/", 1, (500, "InternalError"), lands=True)], None),
+        "only-the-segments-fail": ([Fault("PUT", "/_segments/", 10**6, (503, "SlowDown"))], UnavailableError),
+    },
 }
 
 
+@pytest.mark.parametrize("kind", INTERVALS)
 def test_a_failed_commit_is_in_the_next_one_in_every_backend(
-    kafka: KafkaServer, s3: S3Server, proxy: S3Proxy, tmp_path: Path
+    kafka: KafkaServer, s3: S3Server, proxy: S3Proxy, tmp_path: Path, kind: str
 ) -> None:
     """FAULTS 6, 8, 9, 10 and 26, invariant 4, A36, A38: blobs fail, so nothing is published; the next has it all."""
-    config = on_s3(kafka, s3, proxy, tmp_path)
+    config, failures = on_s3(kafka, s3, proxy, tmp_path, kind=kind), FAILURES | FAILURES_OF[kind]
     changelog = config.stores["totals"].changelog_topic
     model: dict[bytes, bytes] = {}
     with StateManager(config) as manager, manager.open_task(TASK) as task:
         write(task, {b"key": b"0"})
         model[b"key"] = b"0"
         acknowledged = task.commit({"orders-0": 0})
-        for number, (name, (faults, error)) in enumerate(FAILURES.items(), 1):
+        for number, (name, (faults, error)) in enumerate(failures.items(), 1):
             before = committed(config, changelog)
             items = {b"key": b"%d" % number, name.encode(): b"x" * 40_000}
             write(task, items)
@@ -219,8 +230,8 @@ def test_a_failed_commit_is_in_the_next_one_in_every_backend(
                 assert committed(config, changelog) == before, "nothing of it is on the changelog"
             proxy.faults = []
             acknowledged = task.commit({"orders-0": 100 + number})
-    assert acknowledged.input_offsets == {"orders-0": 100 + len(FAILURES)}
-    for factory in ALL:
+    assert acknowledged.input_offsets == {"orders-0": 100 + len(failures)}
+    for factory in DUAL:
         assert totals(config, factory)[TASK] == model
 
 
@@ -247,7 +258,7 @@ def test_the_steps_of_an_asynchronous_commit_that_may_fail(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A36, A37, A38: upload or publish failing fails it, and the next commit raises it; a failed clean-up does not."""
-    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=ALL, task__checkpoint__retained=1))
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, task__checkpoint__retained=1))
 
     def fail() -> None:
         raise UnavailableError("told to")
@@ -280,7 +291,7 @@ def test_the_steps_of_an_asynchronous_commit_that_may_fail(
             checkpoint = task.commit({"orders-0": 1000 + number})
             assert checkpoint.input_offsets == {"orders-0": 1000 + number}
             assert referenced(config) < blob_files(tmp_path, expiring=False), "nothing was left behind"
-    for factory in ALL:
+    for factory in DUAL:
         assert totals(config, factory)[TASK] == {b"0": b"clean-up 1", **{b"%d" % n: b"x" for n in range(1, 6)}}
     monkeypatch.setattr(FileBlobStore, "delete", delete)
     commit(config, {}, 2000)
@@ -290,7 +301,7 @@ def test_the_steps_of_an_asynchronous_commit_that_may_fail(
 
 def test_an_asynchronous_commit_carries_exactly_what_was_there(kafka: KafkaServer, tmp_path: Path) -> None:
     """A37: writes go on beside a commit; what came after its start is in the next one, in both backends."""
-    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=ALL))
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     started = threading.Event()
     go_on = threading.Event()
 
@@ -308,8 +319,8 @@ def test_an_asynchronous_commit_carries_exactly_what_was_there(kafka: KafkaServe
             write(task, {b"a": b"2", b"b": None, b"c": b"2"})
             go_on.set()
             future.result(30)
-        for factory in ALL:
+        for factory in DUAL:
             assert published(config, factory) == {TASK: {"totals": {b"a": b"1", b"b": b"1"}}}
         task.commit({"orders-0": 2})
-    for factory in ALL:
+    for factory in DUAL:
         assert totals(config, factory)[TASK] == {b"a": b"2", b"c": b"2"}

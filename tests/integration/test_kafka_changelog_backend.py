@@ -23,7 +23,7 @@ from statemgr.local import open_store
 from statemgr.local.clock import SystemClock, moment, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.local.scratch import Scratch
-from statemgr.model.checkpoint import ChangelogMarker, IndexMarker, Marker
+from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, Marker
 from statemgr.model.commit import Change, PreparedChanges
 from statemgr.phases import Phase, observed
 from statemgr.ports import (
@@ -362,7 +362,7 @@ def test_markers_that_the_changelog_cannot_serve_are_refused(make_job: Callable[
         replace(marker, offset=marker.offset + 2),
         replace(marker, partition=1),
         replace(marker, topic="no-such-topic"),
-        IndexMarker(index=None),  # type: ignore[arg-type]
+        BlobMarker(inline=b""),
     ]
     for other in others:
         with pytest.raises(MissingState):

@@ -64,15 +64,15 @@ def scan(task: Task) -> None:
         pass
 
 
-@pytest.mark.parametrize("factory", ALL)
+@pytest.mark.parametrize(("factory", "kind"), ALL)
 @pytest.mark.parametrize("use", [read_each, read_many, scan])
 def test_a_rotten_file_is_found_at_a_read_and_restored(
-    kafka: KafkaServer, tmp_path: Path, use: Callable[[Task], None], factory: str
+    kafka: KafkaServer, tmp_path: Path, use: Callable[[Task], None], factory: str, kind: str
 ) -> None:
     """FAULT 44: a bit of a table flips, its size and time stay. The read fails with an error that says to open the task
     again, no commit of this task succeeds, and the next opening restores from the backend; the one after it is local
     again."""
-    config = job(kafka, tmp_path, factory)
+    config = job(kafka, tmp_path, factory, kind=kind)
     commit(config, dict(MODEL), 1)
     flip(tables(config)[-1])
     with StateManager(config) as manager:
@@ -98,11 +98,13 @@ def test_a_rotten_file_is_found_at_a_read_and_restored(
     assert totals(config, factory)[TASK] == MODEL | {b"new": b"1"}
 
 
-@pytest.mark.parametrize("factory", ALL)
-def test_a_file_that_is_no_table_any_more_is_restored_at_once(kafka: KafkaServer, tmp_path: Path, factory: str) -> None:
+@pytest.mark.parametrize(("factory", "kind"), ALL)
+def test_a_file_that_is_no_table_any_more_is_restored_at_once(
+    kafka: KafkaServer, tmp_path: Path, factory: str, kind: str
+) -> None:
     """FAULT 44: where the opening itself meets the flipped bit, the same opening restores, with an older directory on
     the machine that shares the file."""
-    config = job(kafka, tmp_path, factory, task__checkpoint__retained=3)
+    config = job(kafka, tmp_path, factory, kind=kind, task__checkpoint__retained=3)
     commit(config, dict(MODEL), 1)
     commit(config, {b"more": bytes(100_000)}, 2)
     for at in (-1, -20):
@@ -112,14 +114,14 @@ def test_a_file_that_is_no_table_any_more_is_restored_at_once(kafka: KafkaServer
         assert dict(task.store("totals").range()) == MODEL | {b"more": bytes(100_000)}
 
 
-@pytest.mark.parametrize("factory", ["blob-store", "blob-changelog"])
+@pytest.mark.parametrize(("factory", "kind"), ALL[1:])
 @pytest.mark.parametrize("touched", [False, True])
 def test_a_rotten_file_is_never_uploaded_as_a_new_one(
-    kafka: KafkaServer, tmp_path: Path, factory: str, touched: bool
+    kafka: KafkaServer, tmp_path: Path, factory: str, kind: str, touched: bool
 ) -> None:
     """FAULT 44: a commit that makes a snapshot knows a table that it shares with the last one by what it was, and
     refuses one that has another content now."""
-    config = job(kafka, tmp_path, factory)
+    config = job(kafka, tmp_path, factory, kind=kind)
     commit(config, dict(MODEL), 1)
     with StateManager(config) as manager:
         with manager.open_task(TASK) as task:
@@ -141,13 +143,13 @@ def test_a_rotten_file_is_never_uploaded_as_a_new_one(
     assert totals(config, factory)[TASK] == expected
 
 
-@pytest.mark.parametrize("factory", ["blob-store", "blob-changelog"])
+@pytest.mark.parametrize(("factory", "kind"), ALL[1:])
 def test_a_rotten_file_that_is_found_during_a_commit_is_not_trusted_by_its_local_copy(
-    kafka: KafkaServer, tmp_path: Path, factory: str
+    kafka: KafkaServer, tmp_path: Path, factory: str, kind: str
 ) -> None:
     """FAULT 44: a read finds the damage while a commit uploads a snapshot that shares the file. The commit fails, and
     the next opening looks at every file."""
-    config = job(kafka, tmp_path, factory)
+    config = job(kafka, tmp_path, factory, kind=kind)
     commit(config, dict(MODEL), 1)
     flip(tables(config)[-1])
     uploading, found = threading.Event(), threading.Event()
@@ -172,11 +174,11 @@ def test_a_rotten_file_that_is_found_during_a_commit_is_not_trusted_by_its_local
             assert dict(task.store("totals").range()) == MODEL
 
 
-@pytest.mark.parametrize("factory", ALL)
-def test_state_dir_deleted_under_an_open_task(kafka: KafkaServer, tmp_path: Path, factory: str) -> None:
+@pytest.mark.parametrize(("factory", "kind"), ALL)
+def test_state_dir_deleted_under_an_open_task(kafka: KafkaServer, tmp_path: Path, factory: str, kind: str) -> None:
     """FAULT 47: commits after that succeed, or end in an error that says to open the task again; then nothing that was
     committed is lost, in the same process."""
-    config = job(kafka, tmp_path, factory)
+    config = job(kafka, tmp_path, factory, kind=kind)
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
         write(task, dict(MODEL))
@@ -202,14 +204,14 @@ def test_state_dir_deleted_under_an_open_task(kafka: KafkaServer, tmp_path: Path
     assert totals(config, factory)[TASK] == MODEL | more
 
 
-@pytest.mark.parametrize("factory", ALL)
+@pytest.mark.parametrize(("factory", "kind"), ALL)
 @pytest.mark.parametrize("what", ["state", "owners"])
 def test_state_dir_deleted_between_the_attempts_of_a_worker(
-    kafka: KafkaServer, tmp_path: Path, factory: str, what: str
+    kafka: KafkaServer, tmp_path: Path, factory: str, kind: str, what: str
 ) -> None:
     """FAULT 47: a worker lives for many attempts, and what it keeps in memory of its directories is no state: the next
     attempt restores, as does the one that follows an attempt under which everything vanished."""
-    config = job(kafka, tmp_path / "driver", factory)
+    config = job(kafka, tmp_path / "driver", factory, kind=kind)
     worker = JobConfig.from_mapping({**config.to_mapping(), "state.dir": str(tmp_path / "worker")})
     runtime = shared_runtime(worker)
     with StateManager(config) as manager:

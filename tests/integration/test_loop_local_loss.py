@@ -80,8 +80,9 @@ def counts(config: JobConfig) -> set[int]:
 @pytest.fixture
 def job(kafka: KafkaServer, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[JobConfig, str]:
     """A job of the backend that the test asks for, and its input topic."""
+    factory, kind = request.param
     mapping = job_mapping(
-        kafka, tmp_path, backup=(request.param,), task__commit__ms=200, stores__totals__write__batch__size=1
+        kafka, tmp_path, backup=(factory,), kind=kind, task__commit__ms=200, stores__totals__write__batch__size=1
     )
     config, topic = JobConfig.from_mapping(mapping), kafka.fresh_name("in")
     make_topic(config, topic)

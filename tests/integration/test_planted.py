@@ -13,7 +13,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.errors import StatemgrError
 from statemgr.wiring import _shared
 from tests.commits import TASK, attempt, commit, totals, write
-from tests.jobs import elsewhere, job_mapping
+from tests.jobs import SEGMENTS, elsewhere, job_mapping
 from tests.servers import KafkaServer
 
 #: Levels and files below state.dir; ``{job}`` is the job's name.
@@ -46,7 +46,8 @@ def job(kafka: KafkaServer, directory: Path) -> JobConfig:
         job_mapping(
             kafka,
             directory,
-            backup=("blob-changelog", "kafka-changelog"),
+            backup=("blob-store", "kafka-changelog"),
+            kind=SEGMENTS,
             task__checkpoint__retained=2,
             blob__store__compression="zstd",
             stores__totals__write__batch__size=1,
@@ -100,7 +101,7 @@ def test_a_link_in_place_of_any_level(kafka: KafkaServer, tmp_path: Path) -> Non
     refused = 0
     for number, level in enumerate(LEVELS, 1):
         machine = tmp_path / f"machine-{number}"
-        there = elsewhere(config, machine, "blob-changelog")
+        there = elsewhere(config, machine, "blob-store")
         planted = machine / level.format(job=config.job_name)
         planted.parent.mkdir(parents=True)
         planted.symlink_to(outside)
@@ -110,7 +111,7 @@ def test_a_link_in_place_of_any_level(kafka: KafkaServer, tmp_path: Path) -> Non
             planted.unlink()
         assert use(there, 100 + number), level
     assert refused > 6
-    assert totals(config, "blob-changelog") == totals(config, "kafka-changelog")
+    assert totals(config, "blob-store") == totals(config, "kafka-changelog")
 
 
 def _huge(path: Path) -> None:
@@ -129,12 +130,12 @@ def test_an_odd_file_in_place_of_ours(kafka: KafkaServer, tmp_path: Path, make: 
         planted = machine / name.format(job=config.job_name)
         planted.parent.mkdir(parents=True)
         make(planted)
-        there = elsewhere(config, machine, "blob-changelog")
+        there = elsewhere(config, machine, "blob-store")
         use(there, number)
         if os.path.lexists(planted):
             planted.rmdir() if planted.is_dir() and not planted.is_symlink() else planted.unlink()
         assert use(there, 100 + number), name
-    assert totals(config, "blob-changelog") == totals(config, "kafka-changelog")
+    assert totals(config, "blob-store") == totals(config, "kafka-changelog")
 
 
 def test_what_a_job_writes_is_for_its_user_alone(kafka: KafkaServer, tmp_path: Path) -> None:

@@ -16,23 +16,26 @@ from statemgr.errors import CorruptError, FencedError, MissingError, RetryableEr
 from statemgr.flows.damage import find_damage
 from statemgr.model.checkpoint import CheckpointRecord
 from tests.commits import TASK, blob_files, commit, current, referenced, totals, write
-from tests.jobs import elsewhere, job_mapping, with_changes
+from tests.jobs import INTERVALS, SEGMENTS, SNAPSHOTS, elsewhere, job_mapping, with_changes
 from tests.servers import KafkaServer
 
-BLOBS = ["blob-store", "blob-changelog"]
+FACTORY = "blob-store"
+NEVER = ["1000000 commits"]
+#: How commits go to the blob store.
+KINDS = {SNAPSHOTS: INTERVALS[SNAPSHOTS], SEGMENTS: NEVER}
 BIG = random.Random(0).randbytes(60_000)
 STATE = {b"a": BIG, b"b": BIG[::-1]}
 
 
-def dual(kafka: KafkaServer, directory: Path, factory: str, **more: object) -> JobConfig:
+def dual(kafka: KafkaServer, directory: Path, kind: str, **more: object) -> JobConfig:
     """A job in dual commit that is restored from its changelog: nobody reads the blobs."""
     return JobConfig.from_mapping(
         job_mapping(
             kafka,
             directory,
-            backup=("kafka-changelog", factory),
+            backup=("kafka-changelog", FACTORY),
             restore=("kafka-changelog",),
-            task__commit__snapshot__interval=["1000000 commits"],
+            task__commit__snapshot__interval=KINDS[kind],
             **more,  # type: ignore[arg-type]
         )
     )
@@ -53,10 +56,10 @@ def record_of(config: JobConfig) -> CheckpointRecord:
     return record
 
 
-def is_whole(config: JobConfig, factory: str, expected: dict[bytes, bytes] = STATE) -> bool:
+def is_whole(config: JobConfig, expected: dict[bytes, bytes] = STATE) -> bool:
     """Whether a machine that has nothing but the blobs of the current checkpoint gets exactly the published state."""
     try:
-        found = totals(config, factory)[TASK]
+        found = totals(config, FACTORY)[TASK]
     except (MissingError, CorruptError, RetryableError):
         return False
     assert found == expected
@@ -80,32 +83,32 @@ def assert_nothing_else_changed(before: CheckpointRecord, after: CheckpointRecor
 
 
 CASES = [
-    ("blob-store", "index"),
-    ("blob-store", "part"),
-    ("blob-changelog", "index"),
-    ("blob-changelog", "part"),
-    ("blob-changelog", "segments"),
+    (SNAPSHOTS, "index"),
+    (SNAPSHOTS, "part"),
+    (SEGMENTS, "index"),
+    (SEGMENTS, "part"),
+    (SEGMENTS, "segments"),
 ]
 
 
-@pytest.mark.parametrize(("factory", "what"), CASES)
-def test_a_lost_blob_is_rebuilt_at_an_opening(kafka: KafkaServer, tmp_path: Path, factory: str, what: str) -> None:
+@pytest.mark.parametrize(("kind", "what"), CASES)
+def test_a_lost_blob_is_rebuilt_at_an_opening(kafka: KafkaServer, tmp_path: Path, kind: str, what: str) -> None:
     """FAULT 45: the partition is idle and its restore reads no blob. Any machine can restore from blobs afterwards."""
-    config = dual(kafka, tmp_path, factory)
+    config = dual(kafka, tmp_path, kind)
     commit(config, {b"a": STATE[b"a"]}, 1)
     commit(config, {b"b": STATE[b"b"]}, 2)
     # a blob that an earlier commit added, too
     delete(config, tmp_path, what)
     before = record_of(config)
-    assert not is_whole(config, factory)
+    assert not is_whole(config)
     with StateManager(config) as manager, manager.open_task(TASK) as task:
         wait_until(lambda: record_of(config).current.checkpoint_id != before.current.checkpoint_id)
         assert dict(task.store("totals").range()) == STATE
     assert_nothing_else_changed(before, record_of(config))
-    assert is_whole(config, factory)
+    assert is_whole(config)
     # the last migration step: blobs alone, on another machine
     alone = with_changes(
-        elsewhere(config, tmp_path / "other", factory), task__backup__factories=[factory], task__checkpoint__retained=1
+        elsewhere(config, tmp_path / "other", FACTORY), task__backup__factories=[FACTORY], task__checkpoint__retained=1
     )
     with StateManager(alone) as manager, manager.open_task(TASK) as task:
         assert dict(task.store("totals").range()) == STATE
@@ -113,21 +116,21 @@ def test_a_lost_blob_is_rebuilt_at_an_opening(kafka: KafkaServer, tmp_path: Path
 
 def test_an_inline_chain_whose_snapshot_is_gone(kafka: KafkaServer, tmp_path: Path) -> None:
     """FAULT 45: the chain can be read, and what it stands on cannot."""
-    config = dual(kafka, tmp_path, "blob-changelog")
+    config = dual(kafka, tmp_path, SEGMENTS)
     commit(config, {b"a": BIG}, 1)
     commit(config, {b"b": b"small"}, 2)
-    assert getattr(record_of(config).current.marker("blob-changelog", "totals"), "inline", None)
+    assert getattr(record_of(config).current.marker(FACTORY, "totals"), "inline", None)
     delete(config, tmp_path, "index")
     before = record_of(config)
     with StateManager(config) as manager, manager.open_task(TASK):
-        wait_until(lambda: is_whole(config, "blob-changelog", {b"a": BIG, b"b": b"small"}))
+        wait_until(lambda: is_whole(config, {b"a": BIG, b"b": b"small"}))
     assert_nothing_else_changed(before, record_of(config))
 
 
-@pytest.mark.parametrize("factory", BLOBS)
-def test_what_a_restore_fell_back_from_is_rebuilt(kafka: KafkaServer, tmp_path: Path, factory: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_restore_fell_back_from_is_rebuilt(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
     """FAULT 45: a flipped bit that only the restore sees. It falls back to the changelog, and the blobs are rebuilt."""
-    config = with_changes(dual(kafka, tmp_path, factory), task__restore__factories=[factory, "kafka-changelog"])
+    config = with_changes(dual(kafka, tmp_path, kind), task__restore__factories=[FACTORY, "kafka-changelog"])
     commit(config, STATE, 1)
     part = next(name for name in sorted(referenced(config)) if ".sst" in name or "/packs/" in name)
     path = tmp_path / "blobs" / part
@@ -137,16 +140,16 @@ def test_what_a_restore_fell_back_from_is_rebuilt(kafka: KafkaServer, tmp_path: 
     moved = with_changes(config, state__dir=str(tmp_path / "other"))
     with StateManager(moved) as manager, manager.open_task(TASK) as task:
         assert task.restored[0].factory == "kafka-changelog"
-        wait_until(lambda: is_whole(config, factory))
+        wait_until(lambda: is_whole(config))
     assert_nothing_else_changed(before, record_of(config))
 
 
-@pytest.mark.parametrize("factory", BLOBS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_blob_store_that_was_away_at_the_opening(
-    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """FAULT 45: what could not be checked at the opening is checked when the store answers, and rebuilt."""
-    config = dual(kafka, tmp_path, factory, blob__store__retry__policy__max__retries=0)
+    config = dual(kafka, tmp_path, kind, blob__store__retry__policy__max__retries=0)
     commit(config, STATE, 1)
     delete(config, tmp_path, "index")
     before = record_of(config)
@@ -167,16 +170,14 @@ def test_a_blob_store_that_was_away_at_the_opening(
     with StateManager(config) as manager, manager.open_task(TASK):
         assert asked.wait(30)
         away.clear()
-        wait_until(lambda: is_whole(config, factory))
+        wait_until(lambda: is_whole(config))
     assert_nothing_else_changed(before, record_of(config))
 
 
-@pytest.mark.parametrize("factory", BLOBS)
-def test_writes_that_are_not_committed_are_no_part_of_a_repair(
-    kafka: KafkaServer, tmp_path: Path, factory: str
-) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_writes_that_are_not_committed_are_no_part_of_a_repair(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
     """FAULT 45, invariant 11: the task has written on: what is rebuilt is the published state, or all of the next."""
-    config = dual(kafka, tmp_path, factory)
+    config = dual(kafka, tmp_path, kind)
     commit(config, STATE, 1)
     delete(config, tmp_path, "part")
     before = record_of(config)
@@ -188,18 +189,18 @@ def test_writes_that_are_not_committed_are_no_part_of_a_repair(
             time.sleep(0.02)
         if record_of(config).current.checkpoint_id != before.current.checkpoint_id:
             assert_nothing_else_changed(before, record_of(config))
-            assert is_whole(config, factory)
+            assert is_whole(config)
         task.commit({"orders-0": 9})
-    assert is_whole(config, factory, STATE | {b"c": b"%d" % number})
+    assert is_whole(config, STATE | {b"c": b"%d" % number})
     assert totals(config, "kafka-changelog")[TASK] == STATE | {b"c": b"%d" % number}
 
 
-@pytest.mark.parametrize("factory", BLOBS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_fenced_owner_repairs_nothing(
-    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """FAULTS 23, 45: of two owners the older one's repair is refused, and its clean-up deletes nothing."""
-    config = dual(kafka, tmp_path, factory)
+    config = dual(kafka, tmp_path, kind)
     commit(config, STATE, 1)
     delete(config, tmp_path, "index")
     found, go_on = threading.Event(), threading.Event()
@@ -223,7 +224,7 @@ def test_a_fenced_owner_repairs_nothing(
             with pytest.raises(FencedError):
                 wait_until(lambda: zombie.commit({"orders-0": 1}) is None)
         assert record_of(config) == newer
-    assert is_whole(config, factory, STATE | {b"c": b"3"})
+    assert is_whole(config, STATE | {b"c": b"3"})
     assert blob_files(tmp_path) >= blobs
 
 
@@ -233,7 +234,7 @@ def test_a_store_that_stays_broken_is_not_tried_for_ever(
     """FAULT 45: a limited number of tries, each later than the one before, and an error that says what to do."""
     monkeypatch.setattr("statemgr.tasks.caretaker.FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr("statemgr.tasks.caretaker.TRIES", 5)
-    config = dual(kafka, tmp_path, "blob-store", blob__store__retry__policy__max__retries=0)
+    config = dual(kafka, tmp_path, SNAPSHOTS, blob__store__retry__policy__max__retries=0)
     commit(config, STATE, 1)
     delete(config, tmp_path, "index")
     puts = []
@@ -252,4 +253,4 @@ def test_a_store_that_stays_broken_is_not_tried_for_ever(
         patch.setattr(FileBlobStore, "put", original)
         # the next commit does it all the same
         task.commit({"orders-0": 2})
-    assert is_whole(config, "blob-store")
+    assert is_whole(config)

@@ -13,9 +13,9 @@ from statemgr.config import JobConfig
 from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.local.stores import open_store
-from statemgr.model.checkpoint import IndexMarker
+from statemgr.model.checkpoint import BlobMarker
 from statemgr.ports import BlobStore, CommittedDirectory, LocalStore
-from tests.blob_snapshots import Snapshots, finished
+from tests.blob_snapshots import Snapshots, finished, index_of
 
 
 @pytest.fixture(params=["memory", "file", "s3"])
@@ -78,13 +78,13 @@ def test_every_commit_comes_back(snapshots: Snapshots, tmp_path: Path, kind: str
     live = directories.clone(None)
     store = open_store(kind, live, {})
     chance, model = random.Random(7), dict[bytes, bytes]()
-    commits: list[tuple[IndexMarker, dict[bytes, bytes]]] = []
+    commits: list[tuple[BlobMarker, dict[bytes, bytes]]] = []
     for number in range(5):
         change(store, model, chance)
         directory = checkpoint(store, directories, f"state-{number}")
         base = commits[-1][0] if commits else None
         prepared = snapshots.prepare_directory(finished(directory), base, attempt=f"attempt-{number}")
-        assert isinstance(prepared.marker, IndexMarker)
+        assert isinstance(prepared.marker, BlobMarker)
         assert snapshots.transfer.remove_ttl_all(prepared.added_blobs) == {}
         commits.append((prepared.marker, dict(model)))
         if number >= 2:
@@ -96,7 +96,7 @@ def test_every_commit_comes_back(snapshots: Snapshots, tmp_path: Path, kind: str
     for marker, expected in retained:
         snapshots.reopen()
         for reusable in ((), directories.reusable()):
-            staging = tmp_path / "restored" / f"{marker.index.blob_id.split('/')[-2]}-{bool(reusable)}"
+            staging = tmp_path / "restored" / f"{index_of(marker).blob_id.split('/')[-2]}-{bool(reusable)}"
             restored = snapshots.restore_into(marker, staging, reusable)
             # A20: lock and log files are no part of the state
             assert not any(name.startswith(("LOCK", "LOG")) for name in restored.files or {})

@@ -87,10 +87,12 @@ def brought(turn: list[Followed]) -> Followed:
     return followed
 
 
-@pytest.mark.parametrize("factory", ALL)
-def test_a_killed_owner_is_taken_over_without_fetching(kafka: KafkaServer, tmp_path: Path, factory: str) -> None:
+@pytest.mark.parametrize(("factory", "kind"), ALL)
+def test_a_killed_owner_is_taken_over_without_fetching(
+    kafka: KafkaServer, tmp_path: Path, factory: str, kind: str
+) -> None:
     """The standby's machine has the last checkpoint whole: taking over opens the local directories."""
-    mapping = job_mapping(kafka, tmp_path, backup=(factory,), stores=STORES)
+    mapping = job_mapping(kafka, tmp_path, backup=(factory,), kind=kind, stores=STORES)
     config = JobConfig.from_mapping(mapping)
     other = with_changes(config, state__dir=str(tmp_path / "other"))
     following = Follow(other, tmp_path / "job.toml")

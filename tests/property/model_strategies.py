@@ -8,13 +8,12 @@ from statemgr.ids import CheckpointId
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import (
     Attachment,
+    BlobMarker,
     BlobRef,
-    ChainMarker,
     ChangelogMarker,
     Checkpoint,
     CheckpointKey,
     CheckpointRecord,
-    IndexMarker,
     Layout,
     MicroBatch,
     OpaqueMarker,
@@ -46,9 +45,8 @@ def maps(values: st.SearchStrategy[object], keys: st.SearchStrategy[str] = texts
 
 blobs = st.builds(BlobRef, texts, counts, hashes, st.none() | counts)
 markers = st.one_of(
-    st.builds(IndexMarker, blobs),
     st.builds(ChangelogMarker, texts, st.none() | texts, ints, counts),
-    st.builds(ChainMarker, blob=blobs) | st.builds(ChainMarker, inline=contents),
+    st.builds(BlobMarker, blob=blobs) | st.builds(BlobMarker, inline=contents),
     st.builds(OpaqueMarker, contents),
 )
 attachments = st.builds(Attachment, texts, inline=contents) | st.builds(Attachment, texts, blob=blobs)

@@ -16,7 +16,6 @@ from tests.jobs import DUAL, elsewhere, job_mapping
 from tests.servers import KafkaServer
 
 STORES = ("totals", "index")
-SEGMENTS = ("blob-changelog",)
 #: Few keys, so that overwrites and deletes of what is there are common; the empty key and prefixes among them.
 KEYS = st.sampled_from([b"", b"a", b"aa", b"b", b"\x00", b"\xff\xff", b"key"]) | st.binary(max_size=3)
 VALUES = st.none() | st.sampled_from([b"", b"1"]) | st.binary(max_size=40) | st.just(b"large" * 8000)
@@ -89,16 +88,17 @@ class Job:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("factories", [DUAL, SEGMENTS])
+@pytest.mark.parametrize(("factories", "interval"), [(DUAL, "1 commit"), (("blob-store",), "2 commits")])
 @settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)
 def test_what_was_committed_is_restored(
-    kafka: KafkaServer, tmp_path_factory: pytest.TempPathFactory, factories: Sequence[str], steps: list[tuple[Any, ...]]
-) -> None:
+    kafka: KafkaServer, tmp_path_factory: pytest.TempPathFactory, factories: Sequence[str], interval: str,
+    steps: list[tuple[Any, ...]],
+) -> None:  # fmt: skip
     """Invariants 4 and 11: whatever happened, each backend gives exactly the last commit, with its input offsets."""
     directory = tmp_path_factory.mktemp("job")
     mapping = job_mapping(
-        kafka, directory, backup=factories, stores=STORES, task__commit__snapshot__interval=["2 commits"],
+        kafka, directory, backup=factories, stores=STORES, task__commit__snapshot__interval=[interval],
         stores__totals__write__batch__size=3,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:

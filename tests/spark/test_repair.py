@@ -9,15 +9,16 @@ import pytest
 
 from statemgr.errors import CorruptError, MissingError
 from tests.commits import published, referenced
+from tests.jobs import DUAL, INTERVALS
 from tests.spark.conftest import Pipeline
 
 MakePipeline = Callable[..., Pipeline]
 
 
-def is_whole(job: Pipeline, factory: str) -> bool:
+def is_whole(job: Pipeline) -> bool:
     """Whether the state can be had from the blobs alone; nobody is fenced by an attempt that fails."""
     try:
-        published(job.config, factory)
+        published(job.config, "blob-store")
     except (MissingError, CorruptError):
         return False
     return True
@@ -28,10 +29,10 @@ def with_rows(job: Pipeline) -> dict[int, list[tuple[object, ...]]]:
     return {sequence: rows for sequence, rows in job.outputs.calls if rows}
 
 
-@pytest.mark.parametrize("factory", ["blob-store", "blob-changelog"])
-def test_a_query_without_input_repairs_what_is_damaged(pipeline: MakePipeline, factory: str) -> None:
+@pytest.mark.parametrize("kind", INTERVALS)
+def test_a_query_without_input_repairs_what_is_damaged(pipeline: MakePipeline, kind: str) -> None:
     """FAULT 45, invariant 12: no micro-batch comes; the driver repairs, and gives no row a second sequence number."""
-    job = pipeline(backup=("kafka-changelog", factory), restore=("kafka-changelog",))
+    job = pipeline(backup=DUAL, restore=("kafka-changelog",), kind=kind)
     job.produce(60)
     job.run()
     given = with_rows(job)
@@ -39,11 +40,11 @@ def test_a_query_without_input_repairs_what_is_damaged(pipeline: MakePipeline, f
         for name in referenced(job.config, f"Partition {task}"):
             if name.endswith("/index"):
                 (job.directory / "blobs" / name).unlink()
-    assert not is_whole(job, factory)
+    assert not is_whole(job)
     running = job.query().trigger(processingTime="1 hour").start()
     try:
         deadline = time.monotonic() + 60
-        while not is_whole(job, factory):
+        while not is_whole(job):
             assert time.monotonic() < deadline
             time.sleep(0.2)
     finally:
@@ -55,4 +56,4 @@ def test_a_query_without_input_repairs_what_is_damaged(pipeline: MakePipeline, f
     assert with_rows(job) == given
     job.produce(30)
     job.run(moved)
-    assert job.state(factory) == job.produced == job.outputs.counts()
+    assert job.state("blob-store") == job.produced == job.outputs.counts()

@@ -24,13 +24,13 @@ from statemgr.errors import (
     StatemgrError,
     UnavailableError,
 )
-from statemgr.model.checkpoint import ChangelogMarker, IndexMarker, OpaqueMarker
+from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, OpaqueMarker
 from statemgr.model.codecs import encode_index
 from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex
 from statemgr.phases import Phase, observed
 from statemgr.ports import RestoreRequest, StoreIdentity, no_progress
 from tests.blob_faults import FaultyBlobStore, ManualClock
-from tests.blob_snapshots import IDENTITY, Snapshots, committed, finished
+from tests.blob_snapshots import IDENTITY, Snapshots, committed, finished, index_of, marker_of
 
 
 def big(seed: int, size: int = 50_000) -> bytes:
@@ -66,8 +66,8 @@ def snapshots(tmp_path: Path, blobs: FaultyBlobStore) -> Iterator[Snapshots]:
 def test_first_upload(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
     """A2, A4, A8: without a checkpoint all is uploaded; the marker is the index blob; everything has a TTL."""
     prepared = snapshots.prepare(TREE)
-    assert isinstance(prepared.marker, IndexMarker)
-    assert prepared.marker.index.blob_id == "orders/1/Partition_0/totals/attempt-0/index"
+    assert isinstance(prepared.marker, BlobMarker)
+    assert index_of(prepared.marker).blob_id == "orders/1/Partition_0/totals/attempt-0/index"
     assert set(prepared.added_blobs) == snapshots.names() == snapshots.referenced(prepared.marker)
     assert all(info.expires_ms is not None for info in blobs.list(""))
     index = snapshots.index(prepared.marker)
@@ -95,7 +95,7 @@ def test_small_new_files_share_packs(snapshots: Snapshots, blobs: FaultyBlobStor
     blobs.ranges.clear()
     found, restored = snapshots.restore(marker, [here])
     assert found == tree
-    assert restored.bytes_fetched < 100_000 + marker.index.size
+    assert restored.bytes_fetched < 100_000 + index_of(marker).size
     assert blobs.ranges[-1][1] == len(tree["150.sst"])
 
 
@@ -144,10 +144,10 @@ def test_later_uploads_are_incremental(snapshots: Snapshots, blobs: FaultyBlobSt
         del tree[f"00000{number - 2}.sst"]
         tree[f"00000{number}.sst"] = big(number)
         prepared = snapshots.prepare(tree, base)
-        assert isinstance(prepared.marker, IndexMarker)
+        assert isinstance(prepared.marker, BlobMarker)
         assert snapshots.names() - before == set(prepared.added_blobs)
         assert [name.rpartition("/")[2] for name in prepared.added_blobs] == [f"00000{number}.sst.0", "index"]
-        assert snapshots.index(prepared.marker).previous == base.index
+        assert snapshots.index(prepared.marker).previous == index_of(base)
         assert snapshots.restore(prepared.marker)[0] == tree
         base = prepared.marker
 
@@ -205,7 +205,7 @@ def test_planted_links_are_not_followed_by_a_backup(snapshots: Snapshots, tmp_pa
     directory = committed(tmp_path / "local", {"a.sst": big(1)})
     (directory.path / "link").symlink_to(tmp_path / "outside")
     prepared = snapshots.prepare_directory(finished(directory))
-    assert isinstance(prepared.marker, IndexMarker)
+    assert isinstance(prepared.marker, BlobMarker)
     assert snapshots.restore(prepared.marker)[0] == {"a.sst": big(1)}
 
 
@@ -230,7 +230,7 @@ def test_a_file_is_read_before_its_upload_only_where_the_diff_needs_it(
     tree["e.sst"] = tree["d.sst"]
     prepared = snapshots.prepare(tree, first)
     assert sorted(compared) == ["a2.sst", "b2.sst", "d.sst", "e.sst"]
-    assert isinstance(prepared.marker, IndexMarker)
+    assert isinstance(prepared.marker, BlobMarker)
     assert snapshots.restore(prepared.marker)[0] == tree
     files = dict(snapshots.index(prepared.marker).root.walk())
     assert files["a2.sst"].parts == dict(snapshots.index(first).root.walk())["a.sst"].parts
@@ -254,11 +254,11 @@ def test_an_unreadable_base_means_a_full_upload(
         base = snapshots.commit(TREE)
         of_base = snapshots.referenced(base)
         snapshots.reopen()
-        spoil(base.index.blob_id)
+        spoil(index_of(base).blob_id)
         marker = snapshots.commit(TREE, base)
         assert len(snapshots.referenced(marker)) == len(of_base)
         assert not snapshots.referenced(marker) & of_base
-        assert snapshots.index(marker).previous == base.index
+        assert snapshots.index(marker).previous == index_of(base)
         assert snapshots.restore(marker)[0] == TREE
         assert "everything is uploaded anew" in caplog.text
         caplog.clear()
@@ -278,7 +278,7 @@ def test_a_marker_of_another_backend_is_no_base(snapshots: Snapshots) -> None:
     """A chain begins anew where the predecessor has no snapshot."""
     for base in (ChangelogMarker("t", "id", 0, 5), OpaqueMarker(b"x")):
         prepared = snapshots.prepare(TREE, base)
-        assert isinstance(prepared.marker, IndexMarker)
+        assert isinstance(prepared.marker, BlobMarker)
         assert snapshots.index(prepared.marker).previous is None
         assert snapshots.backup.carry(IDENTITY, base) is None
 
@@ -291,7 +291,7 @@ def test_a_failed_commit_is_no_base(snapshots: Snapshots, blobs: FaultyBlobStore
     with pytest.raises(UnavailableError):
         snapshots.prepare(changed, base)
     prepared = snapshots.prepare(changed, base)
-    assert isinstance(prepared.marker, IndexMarker)
+    assert isinstance(prepared.marker, BlobMarker)
     assert {name.split("/")[4] for name in prepared.added_blobs} == {snapshots.index(prepared.marker).attempt}
     assert snapshots.restore(prepared.marker)[0] == changed
 
@@ -310,7 +310,7 @@ def test_the_index_is_put_after_all_files(snapshots: Snapshots, blobs: FaultyBlo
 def test_unchanged_stores_keep_their_index(snapshots: Snapshots) -> None:
     """An unchanged store's marker is carried; what its commit added can be told again."""
     prepared = snapshots.prepare(TREE)
-    assert isinstance(prepared.marker, IndexMarker)
+    assert isinstance(prepared.marker, BlobMarker)
     assert snapshots.backup.carry(IDENTITY, prepared.marker) == prepared.marker
     assert not snapshots.backup.has_tail(IDENTITY, prepared.marker)
     snapshots.reopen()
@@ -343,9 +343,9 @@ def test_phases_of_a_commit(snapshots: Snapshots) -> None:
 # --- clean-up ---------------------------------------------------------------------------------------------
 
 
-def chain(snapshots: Snapshots, length: int) -> list[IndexMarker]:
+def chain(snapshots: Snapshots, length: int) -> list[BlobMarker]:
     """Commits that each replace one file and keep another."""
-    markers: list[IndexMarker] = []
+    markers: list[BlobMarker] = []
     for number in range(length):
         tree = {"keep.sst": big(0), f"{number}.sst": big(number + 1), "sub/x.sst": big(100 + number // 2)}
         markers.append(snapshots.commit(tree, markers[-1] if markers else None))
@@ -421,7 +421,7 @@ def test_nothing_is_deleted_when_a_retained_index_cannot_be_read(snapshots: Snap
     """Invariant 3: what is live must be known before anything is deleted."""
     markers = chain(snapshots, 3)
     snapshots.reopen()
-    blobs.altered[markers[1].index.blob_id] = lambda data: data[:-1]
+    blobs.altered[index_of(markers[1]).blob_id] = lambda data: data[:-1]
     before = snapshots.names()
     snapshots.clean_up([markers[0]], [markers[2], markers[1]])
     assert snapshots.names() == before
@@ -451,7 +451,7 @@ def test_clean_up_stays_below_its_own_prefix(snapshots: Snapshots, blobs: Faulty
     root = DirIndex("", (*index.root.files, shared))
     name = "orders/1/Partition_0/totals/shared/index"
     ref = snapshots.transfer.put(name, encode_index(replace(index, root=root, attempt="shared")))
-    snapshots.clean_up([IndexMarker(ref)], [])
+    snapshots.clean_up([marker_of(ref)], [])
     assert snapshots.names() >= {foreign.blob_id}
     assert name not in snapshots.names()
 
@@ -475,7 +475,7 @@ def test_restore_with_local_files(snapshots: Snapshots, tmp_path: Path) -> None:
         found, restored = snapshots.restore(marker, [local])
         assert found == TREE, name
         assert restored.bytes_reused == reused, name
-        assert restored.bytes_fetched == fetched_all - reused + marker.index.size, name
+        assert restored.bytes_fetched == fetched_all - reused + index_of(marker).size, name
         assert restored.files == committed(tmp_path / f"again {name}", TREE).files
 
 
@@ -484,7 +484,7 @@ def test_files_of_several_local_directories(snapshots: Snapshots, tmp_path: Path
     marker = snapshots.commit(TREE)
     caches = [committed(tmp_path / f"c{n}", {name: TREE[name]}) for n, name in enumerate(TREE)]
     found, restored = snapshots.restore(marker, caches)
-    assert (found, restored.bytes_fetched) == (TREE, marker.index.size)
+    assert (found, restored.bytes_fetched) == (TREE, index_of(marker).size)
 
 
 @pytest.mark.parametrize("how", ["gone", "truncated", "link", "directory gone"])
@@ -519,7 +519,7 @@ def test_an_existing_staging_directory_is_refused(snapshots: Snapshots, tmp_path
     assert list((tmp_path / "outside").iterdir()) == []
 
 
-def request(snapshots: Snapshots, marker: IndexMarker, staging: Path) -> RestoreRequest:
+def request(snapshots: Snapshots, marker: BlobMarker, staging: Path) -> RestoreRequest:
     """A restore request into a given directory."""
     return RestoreRequest(snapshots.identity, marker, staging, (), no_progress)
 
@@ -537,7 +537,7 @@ def test_a_spoilt_blob_is_named(
     """A28, FAULTS 11 to 13: a missing, short, long or altered blob at any place is a typed error with its name."""
     marker = snapshots.commit({**TREE, "a/b/c/deep.sst": big(5, 350_000)})
     [deep] = [name for name in snapshots.names() if "deep" in name and name.endswith(".2")]
-    name = deep if which == "file" else marker.index.blob_id
+    name = deep if which == "file" else index_of(marker).blob_id
     snapshots.reopen()
     if spoil is None:
         blobs.delete(name)
@@ -548,11 +548,11 @@ def test_a_spoilt_blob_is_named(
     assert caught.value.where["blob"] == name
 
 
-def hostile_index(snapshots: Snapshots, change: Callable[[SnapshotIndex], SnapshotIndex]) -> IndexMarker:
+def hostile_index(snapshots: Snapshots, change: Callable[[SnapshotIndex], SnapshotIndex]) -> BlobMarker:
     """An index blob that someone altered, its hash in the marker right."""
     marker = snapshots.commit(TREE)
     data = encode_index(change(snapshots.index(marker)))
-    return IndexMarker(snapshots.transfer.put(f"{marker.index.blob_id}-altered", data))
+    return marker_of(snapshots.transfer.put(f"{index_of(marker).blob_id}-altered", data))
 
 
 def with_file(index: SnapshotIndex, file: FileIndex) -> SnapshotIndex:
@@ -596,7 +596,7 @@ def test_a_marker_that_leads_elsewhere_is_refused(snapshots: Snapshots, name: st
     """Invariant 15: a marker may only name blobs of its own job."""
     marker = snapshots.commit(TREE)
     with pytest.raises(CorruptBlob, match="not one of this job"):
-        snapshots.restore(IndexMarker(replace(marker.index, blob_id=name)))
+        snapshots.restore(marker_of(replace(index_of(marker), blob_id=name)))
 
 
 def test_inline_content_is_verified(snapshots: Snapshots) -> None:

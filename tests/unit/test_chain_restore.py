@@ -10,7 +10,7 @@ import pytest
 
 from statemgr.errors import CorruptBlob
 from statemgr.local import open_store
-from statemgr.model.checkpoint import ChainMarker
+from statemgr.model.checkpoint import BlobMarker
 from statemgr.ports import RestoreRequest, no_progress
 from statemgr.wiring import Runtime
 from tests.jobs import with_changes
@@ -29,7 +29,7 @@ def test_a_blob_of_segments_that_is_damaged_anywhere_is_refused(tmp_path: Path, 
     task.commit({b"before": b"1"})
     marker = task.commit({b"big": BIG, b"before": None}).marker(FACTORY, STORE)
     task.close()
-    assert isinstance(marker, ChainMarker)
+    assert isinstance(marker, BlobMarker)
     assert marker.blob is not None
     path = tmp_path / "blobs" / marker.blob.blob_id
     data = path.read_bytes()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from statemgr.backends.changelog.older_state import newest_base
-from statemgr.model.checkpoint import BlobRef, ChangelogMarker, IndexMarker, Marker
+from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, Marker
 from statemgr.ports import CommittedDirectory, Moment
 
 _HOUR_S = 3600.0
@@ -70,7 +70,7 @@ _OTHERS: dict[str, Marker] = {
     "made anew": replace(_MARKER, topic_id="other", offset=10),
     "another partition": replace(_MARKER, partition=2, offset=10),
     "an unknown ID": replace(_MARKER, topic_id=None, offset=10),
-    "another backend": IndexMarker(BlobRef("index", 1, bytes(16))),
+    "another backend": BlobMarker(inline=b"chain"),
 }
 
 

@@ -91,9 +91,12 @@ def test_json_has_the_fields_of_the_record() -> None:
     assert first["task"] == "Partition 0"
     assert first["layout"] == {"generation": 0, "tasks": 3, "partitioner": "kafka-murmur2"}
     assert first["input_offsets"] == {"orders-0": 1234, "orders-1": 0}
-    blob = {"blob_id": sample.INDEX_BLOB.blob_id, "size": 500, "hash": sample.HASH.hex()}
+    blob = {"blob_id": sample.CHAIN_BLOB.blob_id, "size": 300, "hash": sample.HASH.hex(), "offset": 200}
     markers = first["state_checkpoint_markers"]
-    assert markers["blob-store"]["totals"] == {"type": "index", "index": blob}
+    assert markers["blob-store"]["totals"] == {"type": "blobs", "size": 300, "blob": blob}
+    index = {"blob_id": sample.INDEX_BLOB.blob_id, "size": 500, "hash": sample.HASH.hex()}
+    inline = {"type": "blobs", "size": len(sample.INLINE_CHAIN), "blob": None, "index": index, "segments": 3}
+    assert markers["blob-store"]["seen"] == inline
     assert markers["kafka-changelog"]["totals"]["type"] == "changelog"
     assert markers["kafka-changelog"]["totals"]["offset"] == 99
     assert markers["custom"]["totals"] == {"type": "opaque", "size": 4}

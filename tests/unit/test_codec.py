@@ -13,10 +13,10 @@ from statemgr.ids import CheckpointId
 from statemgr.model import codecs
 from statemgr.model.checkpoint import (
     Attachment,
+    BlobMarker,
     BlobRef,
     ChangelogMarker,
     CheckpointKey,
-    IndexMarker,
     OpaqueMarker,
 )
 from statemgr.model.checkpoint_parts import JobCheckpoint, TaskCheckpoint, publish_of, task_alone
@@ -195,10 +195,10 @@ def test_impossible_input_partitions_are_refused(runs: list[dict[str, object]]) 
     [
         ChangelogMarker("t", None, 0, -1),
         ChangelogMarker("t", None, -1, 0),
-        IndexMarker(BlobRef("b", -1, sample.HASH)),
+        BlobMarker(BlobRef("b", -1, sample.HASH)),
     ],
 )
-def test_impossible_markers_are_refused(marker: ChangelogMarker | IndexMarker) -> None:
+def test_impossible_markers_are_refused(marker: ChangelogMarker | BlobMarker) -> None:
     """A negative offset, partition or size cannot be what was written."""
     checkpoint = replace(sample.CHECKPOINT, state_checkpoint_markers={"f": {"s": marker}})
     with pytest.raises(CorruptRecord):

@@ -42,7 +42,7 @@ from statemgr.model.commit import PreparedCommit
 from statemgr.ports import StoreIdentity, no_progress
 from statemgr.wiring import Runtime
 from tests.blob_faults import ManualClock
-from tests.blob_snapshots import IDENTITY, Snapshots, Tree
+from tests.blob_snapshots import IDENTITY, Snapshots, Tree, index_of
 
 DAY_S = 24 * 3600
 DELETE = Request(delete=True)
@@ -283,7 +283,7 @@ def test_an_unreadable_index_stops_everything(job: Job, spoilt: bool) -> None:
     retained = job.commit(1)
     job.publish(retained)
     job.store().prepare(tree(2))
-    index = retained.marker("blob-store", "totals").index.blob_id  # type: ignore[union-attr]
+    index = index_of(retained.marker("blob-store", "totals")).blob_id
     job.blobs.delete(index)
     if spoilt:
         job.blobs.put(index, b"spoilt", ttl_days=None)

@@ -11,7 +11,7 @@ from statemgr import JobConfig
 from statemgr.engine import hand_out, handed_out, withdraw
 from statemgr.errors import CorruptBlob, MissingBlob
 from statemgr.ids import CheckpointId, task_name
-from statemgr.model.checkpoint import Attachment, ChainMarker, Checkpoint, MicroBatch
+from statemgr.model.checkpoint import Attachment, BlobMarker, Checkpoint, MicroBatch
 
 
 def config(directory: Path, tasks: int) -> JobConfig:
@@ -21,8 +21,8 @@ def config(directory: Path, tasks: int) -> JobConfig:
             "job.name": "hand-out",
             "job.tasks": tasks,
             "kafka.bootstrap.servers": "127.0.0.1:9",
-            "task.backup.factories": ["blob-changelog"],
-            "task.restore.factories": ["blob-changelog"],
+            "task.backup.factories": ["blob-store"],
+            "task.restore.factories": ["blob-store"],
             "blob.store.uri": (directory / "blobs").as_uri(),
             "state.dir": str(directory / "state"),
             "stores.totals.value.serde": "bytes",
@@ -38,7 +38,7 @@ def checkpoint(task: int, partitions: int = 3) -> Checkpoint:
         epoch=3,
         input_offsets={f"orders-{i}": i for i in range(partitions)},
         stores={"totals": f"attempt-{task}-totals"},
-        state_checkpoint_markers={"blob-changelog": {"totals": ChainMarker(inline=b"x" * (100 + task))}},
+        state_checkpoint_markers={"blob-store": {"totals": BlobMarker(inline=b"x" * (100 + task))}},
         batch=MicroBatch("query", 1, "{}", "{}" * partitions),
         attachments=(Attachment("output-0", inline=b"rows" * 100),),
     )

@@ -22,7 +22,7 @@ def config(stores: int = 1, **more: object) -> JobConfig:
         "job.tasks": 1000,
         "kafka.bootstrap.servers": "localhost:9092",
         "blob.store.uri": "memory:",
-        "task.backup.factories": ["kafka-changelog", "blob-store", "blob-changelog"],
+        "task.backup.factories": ["kafka-changelog", "blob-store"],
         **{f"stores.store-{n}.value.serde": "bytes" for n in range(stores)},
     }
     return JobConfig.from_mapping(mapping | {key.replace("__", "."): value for key, value in more.items()})

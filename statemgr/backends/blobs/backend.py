@@ -1,44 +1,40 @@
-"""The state backend ``blob-changelog``: a snapshot, and the changes of each commit after it as segments.
+"""The state backend ``blob-store``: a snapshot in the blob store, and the changes of each commit after it as segments.
 
-A commit costs what changed, whatever the size of the state; snapshots are made in the background. The marker of a
-checkpoint is the segment chain, with which, and nothing else, the store is rebuilt. It unites the changelog
-checkpointing of Spark's RocksDB state store and Flink's generalised incremental checkpoints (FLIP-158).
+``task.commit.snapshot.interval`` says when a snapshot is made: by a commit (``1 commit``: by each one, and no changes
+are recorded then), or in the background. The marker of a checkpoint is the segment chain, with which, and nothing else,
+the store is rebuilt. It unites the incremental snapshots of Samza's blob store backend, the changelog checkpointing of
+Spark's RocksDB state store and Flink's generalised incremental checkpoints (FLIP-158).
 """
 
 from __future__ import annotations
 
 import threading
 
-from statemgr.backends.blobs.backup import ChainBackup
-from statemgr.backends.blobs.chains import Chains
-from statemgr.backends.blobs.restore import ChainRestore
+from statemgr.backends.blobs.backup import BlobBackup
+from statemgr.backends.blobs.catalogue import Catalogue
+from statemgr.backends.blobs.restore import BlobRestore
 from statemgr.backends.blobs.segment_batch import SegmentBatches
 from statemgr.backends.blobs.segment_upload import SegmentUploads
-from statemgr.backends.blobs.snapshot_backup import BlobBackup
-from statemgr.backends.blobs.snapshot_indexes import SnapshotIndexes
-from statemgr.backends.blobs.snapshot_restore import BlobRestore
 from statemgr.backends.services import BackendContext
 
 
-class BlobChangelogBackend:
+class BlobStoreBackend:
     """Backup and restore managers that share the chains and indexes they have read."""
 
     def __init__(self, context: BackendContext) -> None:
         self._context = context
-        self._indexes = SnapshotIndexes()
-        self._chains = Chains()
+        self._catalogue = Catalogue(context.transfer)
         self._lock = threading.Lock()
         self._uploads: SegmentUploads | None = None
         self._batches: SegmentBatches | None = None
 
-    def backup_manager(self) -> ChainBackup:
-        """For commits, materialisations and clean-up."""
-        snapshots = BlobBackup(self._context.transfer, self._context.clock, self._indexes)
-        return ChainBackup(self._context, snapshots, self._chains, self._segment_batches)
+    def backup_manager(self) -> BlobBackup:
+        """For commits, background snapshots and clean-up."""
+        return BlobBackup(self._context, self._catalogue, self._segment_batches)
 
-    def restore_manager(self) -> ChainRestore:
+    def restore_manager(self) -> BlobRestore:
         """For restores."""
-        return ChainRestore(self._context, BlobRestore(self._context.transfer, self._indexes), self._chains)
+        return BlobRestore(self._context, self._catalogue)
 
     def close(self) -> None:
         """Wait for uploads that run."""

@@ -1,13 +1,14 @@
-"""The backup manager of ``blob-changelog``: the changes of each commit as segments, on top of a snapshot.
+"""The backup manager of ``blob-store``: a snapshot, and the changes of the commits after it as segments.
 
-Steps of :meth:`ChainBackup.prepare_all`, for all stores of a task at once:
+Steps of :meth:`BlobBackup.prepare_all`, for all stores of a task at once:
 
-1. continue the published chain, or start one with a full snapshot
+1. continue the published chain; or store a snapshot, which a chain begins with: of a store that has no chain yet, at
+   every commit where the configuration says so, or where its new files are fewer bytes than the changes
 2. write the changes that no stored segment has yet as one segment, and the chain that ends with it
-3. what is very small travels inline; all else goes into one blob
+3. what is very small, and a chain without segments, travels inline; all else goes into one blob
 4. wait until that blob, which commits of other tasks may share, is put; each marker says where in it its chain lies
 
-A snapshot that was materialised meanwhile takes the place of the segments that it covers.
+A snapshot that was made meanwhile in the background takes the place of the segments that it covers.
 """
 
 from __future__ import annotations
@@ -15,24 +16,25 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from statemgr.backends.blobs.chains import Chains, validate
-from statemgr.backends.blobs.clean_up import clean_up_chains
+from statemgr.backends.blobs.catalogue import Catalogue, validate_for
+from statemgr.backends.blobs.clean_up import Cleaner
 from statemgr.backends.blobs.names import segments_blob
 from statemgr.backends.blobs.positions import ChainPositions
 from statemgr.backends.blobs.segment_batch import SegmentBatches, Stored
 from statemgr.backends.blobs.segment_cache import SegmentCache
 from statemgr.backends.blobs.shared_segments import Read, SharedSegments
-from statemgr.backends.blobs.snapshot_backup import BlobBackup
 from statemgr.backends.blobs.snapshot_offers import Offer, Offers, history_of
+from statemgr.backends.blobs.snapshots import Snapshots, StoredSnapshot
 from statemgr.backends.blobs.writer_state import Materialized, SegmentLog
 from statemgr.backends.services import BackendContext
 from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
 from statemgr.local.clock import moment
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
-from statemgr.model.checkpoint import BlobRef, ChainMarker, IndexMarker, Marker
+from statemgr.model.checkpoint import BlobMarker, Marker
 from statemgr.model.codecs import encode_chain
 from statemgr.model.commit import NumberedChanges, PreparedChanges
 from statemgr.model.record_size import inline_chain_limit
@@ -44,10 +46,12 @@ from statemgr.transfer.packed import PackedBlob
 log = logging.getLogger(__name__)
 #: Bytes of changes up to which a segment may travel inside its chain.
 _INLINE_SEGMENT = 2 * 1024
+#: Bytes of changes from which on a snapshot may be stored instead of them, where a directory was made anyway.
+_MUCH = 1024 * 1024
 
 
 #: A store's next chain, and its marker. What lies in the batch's blob has no name yet.
-_Chained = tuple[SegmentChain, ChainMarker]
+_Chained = tuple[SegmentChain, BlobMarker]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,19 +75,19 @@ class _Draft:
         return self.first + self.changes.end - self.changes.first
 
 
-class ChainBackup:
-    """Implements :class:`statemgr.ports.SegmentBackupManager`. ``snapshots`` stores snapshots, as ``blob-store``."""
+class BlobBackup:
+    """Implements :class:`statemgr.ports.SegmentBackupManager`."""
 
-    needs_changes = True
-    needs_directory = False
     fills_from_changes = False
 
-    def __init__(
-        self, context: BackendContext, snapshots: BlobBackup, chains: Chains, batches: Callable[[], SegmentBatches]
-    ) -> None:
+    def __init__(self, context: BackendContext, catalogue: Catalogue, batches: Callable[[], SegmentBatches]) -> None:
+        #: changes are recorded only where one of their segments may be chosen
+        self.needs_directory = context.config.snapshot_interval.is_every_commit
+        self.needs_changes = not self.needs_directory
         self._context = context
-        self._snapshots = snapshots
-        self._chains = chains
+        self._snapshots = Snapshots(context.transfer, context.clock, catalogue)
+        self._cleaner = Cleaner(context.transfer, catalogue)
+        self._catalogue = catalogue
         self._batches = batches
         self._shared = SharedSegments(context.clock.monotonic)
         self._offers = Offers(context)
@@ -118,7 +122,7 @@ class ChainBackup:
             if isinstance(stored.body, bytes) and not portable:
                 self._keep_local({draft: written[draft] for draft in large}, stored.body)
         backups = [self._finished(draft, made, stored) for draft, made in written.items() if made]
-        if portable:
+        if portable and self.needs_changes:
             self._note(snapshots, backups)
         return backups
 
@@ -126,7 +130,7 @@ class ChainBackup:
         """Attempts leave a directory of each state that they prepare: at which point of the chain it is."""
         for (snapshot, _), backup in zip(snapshots, done, strict=True):
             assert backup.marker is not None
-            chain = self._chains.get(self._context.transfer(), snapshot.identity, backup.marker)
+            chain = self._catalogue.chain(snapshot.identity, backup.marker)
             ChainPositions(self._context, snapshot.identity).note(chain)
 
     def note_compacted(self, identity: StoreIdentity, state_id: str) -> None:
@@ -138,7 +142,7 @@ class ChainBackup:
         positions = ChainPositions(self._context, identity)
         if not positions.compacted():
             return ()
-        chain = self._chains.get(self._context.transfer(), identity, marker)
+        chain = self._catalogue.chain(identity, marker)
         return [state_id for state_id, position in positions.fitting(chain).items() if position.compacted]
 
     def _keep_local(self, written: Mapping[_Draft, _Chained | None], body: bytes) -> None:
@@ -155,15 +159,18 @@ class ChainBackup:
     def _draft(self, snapshot: StoreSnapshot, base: Marker | None) -> _Draft:
         """Step 1."""
         changes, identity = snapshot.changes, snapshot.identity
-        segments = self._log(changes.origin)
         published = self._published(identity, base)
+        if not self.needs_changes:
+            # without numbered changes no other chain leads to this state: a lineage of its own
+            return self._filled(snapshot, SegmentLog(), published, snapshot.attempt, 0)
+        segments = self._log(changes.origin)
         if published is None:
             segments.start_anew()
-            return self._filled(snapshot, segments, None, changes.end)
+            return self._filled(snapshot, segments, None, snapshot.attempt, changes.end)
         segments.continue_from(published, changes, self._now())
-        if snapshot.materialize:
-            return self._filled(snapshot, segments, published, segments.number_of(changes.end))
         pending, first = segments.unpersisted(changes)
+        if snapshot.materialize or self._is_less_as_snapshot(snapshot, published, pending):
+            return self._filled(snapshot, segments, published, published.lineage, segments.number_of(changes.end))
         if segments.waiting is None:
             self._take_offer(identity, segments, published)
         taken = segments.snapshot_for(changes, self._now())
@@ -189,13 +196,26 @@ class ChainBackup:
             return
         segments.begin_with(offer.snapshot, offer.base, offer.blobs, offer.stored)
 
-    def _filled(self, snapshot: StoreSnapshot, segments: SegmentLog, base: SegmentChain | None, end: int) -> _Draft:
-        """The state as a snapshot that is stored now, without segments. Without a base, a lineage begins."""
-        index, stored = self._store_snapshot(snapshot, base.snapshot.index if base else None)
-        lineage = base.lineage if base else snapshot.attempt
-        chain = self._chain(snapshot, lineage, ChainSnapshot(index, snapshot.state_id, end), (), (index.blob_id,))
+    def _is_less_as_snapshot(self, snapshot: StoreSnapshot, base: SegmentChain, changes: NumberedChanges) -> bool:
+        """Whether the new files of a directory that was made are fewer bytes than the changes are as a segment."""
+        if snapshot.made is None or changes.size < _MUCH:
+            return False
+        new = self._snapshots.new_bytes(snapshot, base.snapshot.index)
+        if new is None or changes.size <= new:
+            return False
+        segment = PackedBlob(self._context.scratch() / f"segments-{self._context.ids.token()}")
+        with closing(segment):
+            return segment.section(lambda sink: write_segment(changes, sink), changes.size).size > new
+
+    def _filled(
+        self, snapshot: StoreSnapshot, segments: SegmentLog, base: SegmentChain | None, lineage: str, end: int
+    ) -> _Draft:
+        """The state as a snapshot that is stored now, without segments."""
+        stored = self._store_snapshot(snapshot, base)
+        newest = ChainSnapshot(stored.index, snapshot.state_id, end)
+        chain = self._chain(snapshot, lineage, newest, (), (stored.index.blob_id,))
         nothing = snapshot.changes.since(snapshot.changes.end)
-        return _Draft(snapshot, segments, chain, nothing, end, stored.added_blobs, stored.added_bytes)
+        return _Draft(snapshot, segments, chain, nothing, end, stored.blobs, stored.size)
 
     def _chain(
         self,
@@ -221,7 +241,8 @@ class ChainBackup:
             chain = replace(chain, segments=(*chain.segments, new))
         self._check(draft, chain)
         data = encode_chain(chain)
-        return (chain, ChainMarker(inline=data)) if len(data) <= self._inline_limit(together) else None
+        fits = not chain.segments or len(data) <= self._inline_limit(together)
+        return (chain, BlobMarker(inline=data)) if fits else None
 
     def _written(self, draft: _Draft, blob: PackedBlob) -> _Chained:
         """Steps 2 and 3 for what goes into a blob, with all that was inline before. The blob has no name yet."""
@@ -233,17 +254,18 @@ class ChainBackup:
         chain = replace(chain, segments=segments)
         self._check(draft, chain)
         data = encode_chain(chain)
-        return chain, ChainMarker(blob.section(lambda section: section.write(data), len(data)))
+        return chain, BlobMarker(blob.section(lambda section: section.write(data), len(data)))
 
     def _check(self, draft: _Draft, chain: SegmentChain) -> None:
         """What would be refused at a restore must never be published. Raises: CorruptBlob."""
         identity = draft.snapshot.identity
-        validate(chain.lying_in(segments_blob(identity, draft.snapshot.attempt)), identity, ChainMarker())
+        blob_id = segments_blob(identity, draft.snapshot.attempt)
+        validate_for(chain.lying_in(blob_id), identity, blob_id)
 
     def _finished(self, draft: _Draft, made: _Chained, stored: Stored) -> PreparedBackup:
         (chain, marker), added, size = made, draft.added, draft.added_bytes
         if marker.blob is not None:
-            marker = ChainMarker(replace(marker.blob, blob_id=stored.blob_id))
+            marker = BlobMarker(replace(marker.blob, blob_id=stored.blob_id))
             chain = chain.lying_in(stored.blob_id)
             added = (*added, stored.blob_id)
             refs = [marker.blob, *(segment.blob for segment in chain.segments)]
@@ -252,7 +274,7 @@ class ChainBackup:
                 draft.log.persisted(chain.segments[-1], self._now())
             if stored.shared:
                 self._shared.stored(stored.blob_id, draft.snapshot.identity, chain.end)
-        self._chains.remember(marker, chain)
+        self._catalogue.remember_chain(marker, chain)
         return PreparedBackup(marker, added_blobs=added, added_bytes=size)
 
     def _inline_limit(self, together: bool) -> int:
@@ -261,10 +283,10 @@ class ChainBackup:
         return inline_chain_limit(len(config.stores), config.tasks if together else 1)
 
     def _published(self, identity: StoreIdentity, base: Marker | None) -> SegmentChain | None:
-        if not isinstance(base, ChainMarker):
+        if not isinstance(base, BlobMarker):
             return None
         try:
-            return self._chains.get(self._context.transfer(), identity, base)
+            return self._catalogue.chain(identity, base)
         except (MissingBlob, CorruptBlob) as error:
             log.warning(
                 "%s/%s: the published chain cannot be read, everything is uploaded anew: %s",
@@ -276,7 +298,7 @@ class ChainBackup:
 
     def backlog(self, identity: StoreIdentity, marker: Marker, origin: object | None = None) -> Backlog:
         """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
-        chain = self._chains.get(self._context.transfer(), identity, marker)
+        chain = self._catalogue.chain(identity, marker)
         now = self._now()
         if origin is None:
             found: object = self._offers.find(identity, chain, now)
@@ -286,47 +308,42 @@ class ChainBackup:
 
     def snapshot_made_ms(self, identity: StoreIdentity, marker: Marker) -> int:
         """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
-        chain = self._chains.get(self._context.transfer(), identity, marker)
-        return self._snapshots.made_ms(identity, chain.snapshot.index)
+        chain = self._catalogue.chain(identity, marker)
+        return self._catalogue.index(identity, chain.snapshot.index).created_ms
 
     def materialize(self, snapshot: StoreSnapshot, base: Marker) -> None:
         """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
-        changes, published = snapshot.changes, self._chains.get(self._context.transfer(), snapshot.identity, base)
-        before, began = published.snapshot.index, self._now()
-        index, stored = self._store_snapshot(snapshot, before)
+        changes, published = snapshot.changes, self._catalogue.chain(snapshot.identity, base)
+        began = self._now()
+        stored = self._store_snapshot(snapshot, published)
         self._log(changes.origin).waiting = Materialized(
-            index, snapshot.state_id, changes.end, changes.moment, before, stored.added_blobs, began
+            stored.index, snapshot.state_id, changes.end, changes.moment, published.snapshot.index, stored.blobs, began
         )
 
     def offer(self, snapshot: StoreSnapshot, marker: Marker) -> None:
         """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
         identity, began = snapshot.identity, self._now()
-        published = self._chains.get(self._context.transfer(), identity, marker)
+        published = self._catalogue.chain(identity, marker)
         with self._offers.making(identity) as is_free:
             if not is_free or self._offers.find(identity, published, began) is not None:
                 return
+            stored = self._store_snapshot(snapshot, published)
+            made = ChainSnapshot(stored.index, snapshot.state_id, published.end)
             base = published.snapshot.index
-            index, stored = self._store_snapshot(snapshot, base)
-            made = ChainSnapshot(index, snapshot.state_id, published.end)
-            offer = Offer(made, base, history_of(published.segments), tuple(stored.added_blobs), began)
-            self._offers.make(identity, offer)
+            self._offers.make(identity, Offer(made, base, history_of(published.segments), stored.blobs, began))
 
-    def _store_snapshot(self, snapshot: StoreSnapshot, base: BlobRef | None) -> tuple[BlobRef, PreparedBackup]:
-        """Upload what the base lacks, under an attempt of its own: other backends may use the commit's."""
-        own = replace(snapshot, attempt=self._context.ids.attempt_id())
-        done = self._snapshots.prepare(own, IndexMarker(base) if base else None, portable=True)
-        assert isinstance(done.marker, IndexMarker)
-        return done.marker.index, done
+    def _store_snapshot(self, snapshot: StoreSnapshot, base: SegmentChain | None) -> StoredSnapshot:
+        return self._snapshots.store(snapshot, base.snapshot.index if base else None)
 
     # --- the rest of the port -------------------------------------------------------------------------------------
 
     def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
         """Never asked for: ``prepare`` gives a marker."""
-        raise InvalidError("blob-changelog sends nothing in a transaction", task=identity.task, store=identity.store)
+        raise InvalidError("blob-store sends nothing in a transaction", task=identity.task, store=identity.store)
 
     def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
         """The same chain again: it is complete by itself."""
-        return base if isinstance(base, ChainMarker) else None
+        return base if isinstance(base, BlobMarker) else None
 
     def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
         """Never: a chain is what it is."""
@@ -334,10 +351,7 @@ class ChainBackup:
 
     def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
         """As the port says, but for blobs that other stores of the task may share."""
-        clean_up_chains(
-            self._context.transfer(), self._chains, self._snapshots, identity, {identity.store: evicted},
-            {identity.store: retained}, None,
-        )  # fmt: skip
+        self._cleaner.clean_up(identity, {identity.store: evicted}, {identity.store: retained}, None)
 
     def clean_up_all(
         self,
@@ -346,33 +360,30 @@ class ChainBackup:
         retained: Mapping[str, Sequence[Marker]],
     ) -> None:
         """As the port says. What cannot be proved unreferenced stays."""
-        transfer, undeleted = self._context.transfer(), self._undeleted.setdefault(task, set())
-        self._shared.let_go(
-            clean_up_chains(transfer, self._chains, self._snapshots, task, evicted, retained, undeleted)
-        )
+        undeleted = self._undeleted.setdefault(task, set())
+        self._shared.let_go(self._cleaner.clean_up(task, evicted, retained, undeleted))
 
     def release_shared(self, read: Read) -> None:
         """As the port says. Raises: UnavailableError, AccessDenied, CorruptRecord, MissingError."""
-        self._shared.release(read, self._chains, self._context.transfer())
+        self._shared.release(read, self._catalogue, self._context.transfer())
 
     def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
         """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
-        chain = self._chains.get(self._context.transfer(), identity, marker)
-        added = [marker.blob.blob_id] if isinstance(marker, ChainMarker) and marker.blob else []
+        chain = self._catalogue.chain(identity, marker)
+        added = [marker.blob.blob_id] if isinstance(marker, BlobMarker) and marker.blob else []
         for blob_id in chain.added:
             if blob_id == chain.snapshot.index.blob_id:
-                added += self._snapshots.added_blobs(identity, IndexMarker(chain.snapshot.index))
-            else:
-                added.append(blob_id)
+                added += (blob.blob_id for blob in self._catalogue.index(identity, chain.snapshot.index).added())
+            added.append(blob_id)
         return list(dict.fromkeys(added))
 
     def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
         """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
-        chain = self._chains.get(self._context.transfer(), identity, marker)
+        chain = self._catalogue.chain(identity, marker)
         found = dict.fromkeys(blob.blob_id for blob in chain.blobs())
-        if isinstance(marker, ChainMarker) and marker.blob:
+        if isinstance(marker, BlobMarker) and marker.blob:
             found[marker.blob.blob_id] = None
-        found |= dict.fromkeys(self._snapshots.referenced_blobs(identity, IndexMarker(chain.snapshot.index)))
+        found |= dict.fromkeys(blob.blob_id for blob in self._catalogue.index(identity, chain.snapshot.index).blobs())
         return found
 
     def _log(self, origin: object) -> SegmentLog:

@@ -1,117 +1,202 @@
-"""Clean-up of segment chains: deletes what no retained checkpoint of the task references, and nothing else.
+"""Clean-up: deletes what no retained checkpoint of the task references, and nothing else.
 
-Blobs of segments are shared by the stores of a task, so one is deleted only when all stores' retained chains are
-known and none has it; those that other tasks may share are only named. Those that a crash leaves between a publish and
-their deletion are left to a collection.
-Snapshots are cleaned up as those of ``blob-store`` are. Only blobs below the task's own prefix are deleted.
+Steps:
+
+1. read the chains of the retained and the evicted checkpoints, of all stores of the task
+2. delete blobs of segments that no retained chain of any store has; those that other tasks may share are only named
+3. delete snapshots that no retained chain stands on, store by store
+
+Candidates of step 3 are the evicted indexes, and whatever their and the retained ones' ``previous`` lead to: a clean-up
+that a crashed owner left half done is finished by walking that way. Older indexes go first, each after its blobs, so
+that the way always leads to what is left. Blobs of segments that a crash leaves between a publish and their deletion
+are left to a collection. Only blobs below the task's own prefix are deleted.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
-from statemgr.backends.blobs.chains import Chains
-from statemgr.backends.blobs.names import segments_prefix
-from statemgr.backends.blobs.snapshot_backup import BlobBackup
-from statemgr.errors import CorruptBlob, MissingBlob
+from statemgr.backends.blobs.catalogue import Catalogue
+from statemgr.backends.blobs.names import segments_prefix, store_prefix
+from statemgr.errors import CorruptBlob, MissingBlob, StatemgrError
 from statemgr.model.chain import SegmentChain
-from statemgr.model.checkpoint import ChainMarker, IndexMarker, Marker
+from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
+from statemgr.model.snapshot import SnapshotIndex
 from statemgr.phases import Phase, announce
 from statemgr.ports import StoreIdentity
 from statemgr.transfer.transfer import Transfer
 
 log = logging.getLogger(__name__)
+#: Most indexes that one clean-up walks back.
+_LONGEST_WALK = 1000
+_REMEMBERED = 10_000
 
 
-def clean_up_chains(
-    transfer: Transfer,
-    chains: Chains,
-    snapshots: BlobBackup,
-    task: StoreIdentity,
-    evicted: Mapping[str, Sequence[Marker]],
-    retained: Mapping[str, Sequence[Marker]],
-    undeleted: set[str] | None,
-) -> list[str]:
-    """Delete what only evicted markers (store → markers) reference.
+class Cleaner:
+    """Deletes what nothing retained needs. Idempotent; may run in several owners at once."""
 
-    Args:
-        undeleted: blobs of segments of the task that earlier calls could not delete; changed. None when there may be
-            stores that are not named here: then no blob of segments is deleted.
+    def __init__(self, transfer: Callable[[], Transfer], catalogue: Catalogue) -> None:
+        self._transfer = transfer
+        self._catalogue = catalogue
+        self._lock = threading.Lock()
+        self._gone: dict[str, None] = {}
 
-    Returns: blobs of segments that the task does not need any more, and that other tasks may share.
-    Raises: UnavailableError, AccessDenied; then what is left is tried again. MissingBlob, CorruptBlob: the newest chain
-        of a store is damaged, and nothing was deleted.
-    """
-    live: set[str] = set()
-    gone: dict[str, None] = {}
-    of_snapshots: list[Callable[[], None]] = []
-    at_open = not any(evicted.values())
-    for store in dict.fromkeys((*retained, *evicted)):
-        identity = replace(task, store=store)
-        kept = _read(transfer, chains, identity, retained.get(store, ()))
-        if kept is None:
-            return []
-        live.update(blob for marker, chain in kept.items() for blob in _segment_blobs(marker, chain))
-        unneeded = [marker for marker in evicted.get(store, ()) if marker not in kept]
-        if unneeded or at_open:
-            old = _read(transfer, chains, identity, unneeded, missing_is_gone=True) or {}
-            gone |= {blob: None for marker, chain in old.items() for blob in _segment_blobs(marker, chain)}
-            of_snapshots.append(partial(snapshots.clean_up, identity, _indexes(old), _indexes(kept)))
-    own = segments_prefix(task)
-    if undeleted is not None:
-        undeleted |= {blob for blob in gone if blob.startswith(own)}
-        undeleted -= live
-        _delete(transfer, task, undeleted)
-    for clean_up in of_snapshots:
-        clean_up()
-    return [blob for blob in gone if blob not in live and not blob.startswith(own)]
+    def clean_up(
+        self,
+        task: StoreIdentity,
+        evicted: Mapping[str, Sequence[Marker]],
+        retained: Mapping[str, Sequence[Marker]],
+        undeleted: set[str] | None,
+    ) -> list[str]:
+        """Delete what only evicted markers (store → markers, newest first) reference.
+
+        Args:
+            undeleted: blobs of segments of the task that earlier calls could not delete; changed. None when there may
+                be stores that are not named here: then no blob of segments is deleted.
+
+        Returns: blobs of segments that the task does not need any more, and that other tasks may share.
+        Raises: UnavailableError, AccessDenied; then what is left is tried again. MissingBlob, CorruptBlob: the newest
+            chain or index of a store is damaged, and nothing more was deleted.
+        """
+        live: set[str] = set()
+        gone: dict[str, None] = {}
+        of_snapshots: list[tuple[StoreIdentity, list[BlobRef], list[BlobRef]]] = []
+        at_open = not any(evicted.values())
+        for store in dict.fromkeys((*retained, *evicted)):  # 1
+            identity = replace(task, store=store)
+            kept = self._chains(identity, retained.get(store, ()))
+            if kept is None:
+                return []
+            live.update(blob for marker, chain in kept.items() for blob in _segment_blobs(marker, chain))
+            unneeded = [marker for marker in evicted.get(store, ()) if marker not in kept]
+            if unneeded or at_open:
+                old = self._chains(identity, unneeded, missing_is_gone=True) or {}
+                gone |= {blob: None for marker, chain in old.items() for blob in _segment_blobs(marker, chain)}
+                of_snapshots.append((identity, _indexes(old), _indexes(kept)))
+        own = segments_prefix(task)
+        if undeleted is not None:
+            undeleted |= {blob for blob in gone if blob.startswith(own)}
+            undeleted -= live
+            self._delete_segments(task, undeleted)  # 2
+        for identity, starts, stays in of_snapshots:
+            self._clean_up_snapshots(identity, starts, stays)  # 3
+        return [blob for blob in gone if blob not in live and not blob.startswith(own)]
+
+    def _chains(
+        self, identity: StoreIdentity, markers: Sequence[Marker], *, missing_is_gone: bool = False
+    ) -> dict[BlobMarker, SegmentChain] | None:
+        """The chains of markers; None when an older one cannot be read, unless a missing one is no wonder."""
+        found = {}
+        for marker in markers:
+            if not isinstance(marker, BlobMarker):
+                continue
+            try:
+                found[marker] = self._catalogue.chain(identity, marker)
+            except (MissingBlob, CorruptBlob) as error:
+                if missing_is_gone:
+                    continue
+                if marker is markers[0]:
+                    raise
+                _nothing_is_deleted(identity, error)
+                return None
+        return found
+
+    def _delete_segments(self, task: StoreIdentity, garbage: set[str]) -> None:
+        if not garbage:
+            return
+        announce(Phase.DELETE_BLOBS, task.task, task.job_key)
+        failed = self._transfer().delete_all(sorted(garbage))
+        garbage.intersection_update(failed)
+        _raise_first(failed.values())
+
+    # --- step 3 ---------------------------------------------------------------------------------------------------
+
+    def _clean_up_snapshots(self, identity: StoreIdentity, evicted: Sequence[BlobRef], kept: Sequence[BlobRef]) -> None:
+        kept_ids = {ref.blob_id for ref in kept}
+        starts = [ref for ref in evicted if ref.blob_id not in kept_ids]
+        live = set(kept_ids)
+        for ref in kept:
+            try:
+                index = self._catalogue.index(identity, ref)
+            except (MissingBlob, CorruptBlob) as error:
+                if ref is kept[0]:
+                    raise
+                _nothing_is_deleted(identity, error)
+                return
+            live.update(blob.blob_id for blob in index.blobs())
+            if index.previous and index.previous.blob_id not in kept_ids:
+                starts.append(index.previous)
+        for ref, index in self._oldest_first(identity, starts, kept_ids):
+            self._delete_snapshot(identity, ref, index, live)
+
+    def _oldest_first(
+        self, identity: StoreIdentity, starts: Sequence[BlobRef], kept: Collection[str]
+    ) -> list[tuple[BlobRef, SnapshotIndex]]:
+        """The unretained indexes that the starts lead to, each after those that its ``previous`` leads to."""
+        found: list[tuple[BlobRef, SnapshotIndex]] = []
+        seen = set(kept)
+        for start in starts:
+            walk: list[tuple[BlobRef, SnapshotIndex]] = []
+            ref: BlobRef | None = start
+            while ref and ref.blob_id not in seen and not self._is_gone(ref.blob_id) and len(walk) < _LONGEST_WALK:
+                seen.add(ref.blob_id)
+                try:
+                    index = self._catalogue.index(identity, ref)
+                except MissingBlob:
+                    self._note_gone(ref.blob_id)
+                    break
+                except CorruptBlob as error:
+                    log.warning("%s/%s: not collected: %s", identity.task, identity.store, error)
+                    break
+                walk.append((ref, index))
+                ref = index.previous
+            found += reversed(walk)
+        return found
+
+    def _delete_snapshot(
+        self, identity: StoreIdentity, ref: BlobRef, index: SnapshotIndex, live: Collection[str]
+    ) -> None:
+        own, subject = store_prefix(identity), f"{identity.task}/{identity.store}"
+        blobs = [b.blob_id for b in index.blobs() if b.blob_id not in live and b.blob_id.startswith(own)]
+        announce(Phase.DELETE_BLOBS, subject, identity.job_key)
+        _raise_first(self._transfer().delete_all(blobs).values())
+        announce(Phase.DELETE_INDEX, subject, identity.job_key)
+        if ref.blob_id.startswith(own):
+            _raise_first(self._transfer().delete_all([ref.blob_id]).values())
+        self._catalogue.forget_index(ref.blob_id)
+        self._note_gone(ref.blob_id)
+
+    def _is_gone(self, blob_id: str) -> bool:
+        with self._lock:
+            return blob_id in self._gone
+
+    def _note_gone(self, blob_id: str) -> None:
+        """Spare the next clean-ups the question for an index that is known to be deleted."""
+        with self._lock:
+            self._gone[blob_id] = None
+            while len(self._gone) > _REMEMBERED:
+                del self._gone[next(iter(self._gone))]
 
 
-def _delete(transfer: Transfer, task: StoreIdentity, garbage: set[str]) -> None:
-    if not garbage:
-        return
-    announce(Phase.DELETE_BLOBS, task.task, task.job_key)
-    failed = transfer.delete_all(sorted(garbage))
-    garbage.intersection_update(failed)
-    for error in failed.values():
+def _raise_first(errors: Collection[StatemgrError]) -> None:
+    for error in errors:
         raise error
 
 
-def _read(
-    transfer: Transfer,
-    chains: Chains,
-    identity: StoreIdentity,
-    markers: Sequence[Marker],
-    *,
-    missing_is_gone: bool = False,
-) -> dict[ChainMarker, SegmentChain] | None:
-    """The chains of markers; None when an older one cannot be read, unless a missing one is no wonder."""
-    found = {}
-    for marker in markers:
-        if not isinstance(marker, ChainMarker):
-            continue
-        try:
-            found[marker] = chains.get(transfer, identity, marker)
-        except (MissingBlob, CorruptBlob) as error:
-            if missing_is_gone:
-                continue
-            if marker is markers[0]:
-                raise
-            log.warning(
-                "%s/%s: nothing is deleted, since a retained chain cannot be read: %s",
-                identity.task, identity.store, error,
-            )  # fmt: skip
-            return None
-    return found
+def _nothing_is_deleted(identity: StoreIdentity, error: StatemgrError) -> None:
+    log.warning(
+        "%s/%s: nothing is deleted, since what a retained checkpoint needs cannot be read: %s",
+        identity.task, identity.store, error,
+    )  # fmt: skip
 
 
-def _segment_blobs(marker: ChainMarker, chain: SegmentChain) -> list[str]:
+def _segment_blobs(marker: BlobMarker, chain: SegmentChain) -> list[str]:
     found = [segment.blob.blob_id for segment in chain.segments if segment.blob]
     return [*found, marker.blob.blob_id] if marker.blob else found
 
 
-def _indexes(found: Mapping[ChainMarker, SegmentChain]) -> list[Marker]:
-    return list(dict.fromkeys(IndexMarker(chain.snapshot.index) for chain in found.values()))
+def _indexes(found: Mapping[BlobMarker, SegmentChain]) -> list[BlobRef]:
+    return list(dict.fromkeys(chain.snapshot.index for chain in found.values()))

@@ -1,10 +1,9 @@
-"""The restore manager of ``blob-changelog``: a snapshot, and then the changes after it in order.
+"""The restore manager of ``blob-store``: a snapshot, and then the changes after it in order, if there are any.
 
 Steps:
 
 1. get the segment chain (of this store, without gaps, nothing hostile in it), before anything local is changed
-2. the beginning: a local directory of a state that the chain goes through, or else the snapshot, restored as one of
-   ``blob-store``
+2. the beginning: a local directory of a state that the chain goes through, or else the snapshot
 3. fetch the segments in parallel, those that are here already aside, and verify each whole
 4. apply them in order to the store in the staging directory, from the beginning's sequence number on
 5. flush and close it: the directory is the state
@@ -22,15 +21,15 @@ import shutil
 from dataclasses import replace
 from itertools import islice
 
-from statemgr.backends.blobs.chains import Chains
+from statemgr.backends.blobs.catalogue import Catalogue
+from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
 from statemgr.backends.blobs.positions import ChainPositions, Position
 from statemgr.backends.blobs.segment_cache import LocalSegment, SegmentCache
-from statemgr.backends.blobs.snapshot_restore import BlobRestore
 from statemgr.backends.services import BackendContext
 from statemgr.errors import CorruptError, CorruptFile, MissingError, MissingFile
 from statemgr.local import cloned, open_store, unshare
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, Way, another_way, own_way
-from statemgr.model.checkpoint import BlobRef, IndexMarker
+from statemgr.model.checkpoint import BlobRef
 from statemgr.model.segment import read_range
 from statemgr.phases import Phase, announce
 from statemgr.ports import LocalStore, Restored, RestoreRequest
@@ -39,19 +38,18 @@ log = logging.getLogger(__name__)
 _BATCH = 10_000
 
 
-class ChainRestore:
+class BlobRestore:
     """Implements :class:`statemgr.ports.RestoreManager`."""
 
-    def __init__(self, context: BackendContext, snapshots: BlobRestore, chains: Chains) -> None:
+    def __init__(self, context: BackendContext, catalogue: Catalogue) -> None:
         self._context = context
-        self._snapshots = snapshots
-        self._chains = chains
+        self._catalogue = catalogue
 
     def restore(self, request: RestoreRequest) -> Restored:
         """As the port says."""
         identity = request.identity
         announce(Phase.GET_INDEX, f"{identity.task}/{identity.store}", identity.job_key)
-        chain = self._chains.get(self._context.transfer(), identity, request.marker)  # 1
+        chain = self._catalogue.chain(identity, request.marker)  # 1
         broken = _Broken()
         older: list[SegmentChain] | None = None
         way: Way | None = own_way(chain)
@@ -78,16 +76,18 @@ class ChainRestore:
         identity = request.identity
         positions = ChainPositions(self._context, identity)
         try:
-            snapshot, start = self._beginning(request, chain, way.snapshot, positions)  # 2
+            began, start = self._beginning(request, chain, way.snapshot, positions)  # 2
         except (MissingError, CorruptError):
             broken.add_snapshot(way.snapshot.index)
             raise
         segments = [segment for segment in way.segments if segment.end > start]
         if not segments:
-            positions.note(chain)
-            return snapshot
+            if chain.segments:
+                positions.note(chain)
+            return began
         announce(Phase.APPLY_SEGMENTS, f"{identity.task}/{identity.store}", identity.job_key)
         config = self._context.config.stores[identity.store]
+        unshare(request.staging)
         store = open_store(config.type, request.staging, config.rocksdb)
         records = fetched = 0
         reached = start
@@ -107,8 +107,8 @@ class ChainRestore:
         positions.note(chain)
         return Restored(
             None,
-            bytes_fetched=snapshot.bytes_fetched + fetched,
-            bytes_reused=snapshot.bytes_reused,
+            bytes_fetched=began.bytes_fetched + fetched,
+            bytes_reused=began.bytes_reused,
             records=records,
         )
 
@@ -126,16 +126,15 @@ class ChainRestore:
                 positions.mark_compacted(directory.state_id, compacted=False)  # it is used once
                 reused = sum(size for size, _ in directory.files.values())
                 return Restored(directory.files, bytes_reused=reused), known[directory.state_id].end
-        restored = self._snapshots.restore(replace(request, marker=IndexMarker(snapshot.index)))
-        unshare(request.staging)
-        return restored, snapshot.end
+        index = self._catalogue.index(request.identity, snapshot.index)
+        return fetch_snapshot(self._context.transfer(), index, snapshot.index, request), snapshot.end
 
     def _older(self, request: RestoreRequest) -> list[SegmentChain]:
         """The chains of older retained checkpoints that can be read."""
         found = []
         for marker in request.retained:
             try:
-                found.append(self._chains.get(self._context.transfer(), request.identity, marker))
+                found.append(self._catalogue.chain(request.identity, marker))
             except (MissingError, CorruptError) as error:
                 log.warning(
                     "%s/%s: an older chain is of no use: %s", request.identity.task, request.identity.store, error

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from statemgr.backends.blobs.chains import Chains
+from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.model.chain import SegmentChain
-from statemgr.model.checkpoint import ChainMarker, CheckpointRecord
+from statemgr.model.checkpoint import BlobMarker, CheckpointRecord
 from statemgr.ports import StoreIdentity
 from statemgr.transfer.transfer import Transfer
 
@@ -60,7 +60,7 @@ class SharedSegments:
                 if blob_id in self._members:
                     self._let_go.setdefault(blob_id, now)
 
-    def release(self, read: Read, chains: Chains, transfer: Transfer) -> None:
+    def release(self, read: Read, catalogue: Catalogue, transfer: Transfer) -> None:
         """Delete what nobody needs, if it is time to look.
 
         Raises: UnavailableError, AccessDenied, CorruptRecord, MissingError; then it is looked at again.
@@ -69,7 +69,7 @@ class SharedSegments:
         if not due:
             return
         records = read({owner.task for members in due.values() for owner in members.ends})
-        garbage = [blob for blob, members in due.items() if _is_garbage(blob, members, records, chains, transfer)]
+        garbage = [blob for blob, members in due.items() if _is_garbage(blob, members, records, catalogue)]
         failed = transfer.delete_all(garbage)
         with self._lock:
             for blob in garbage:
@@ -88,9 +88,7 @@ class SharedSegments:
             return {blob: _Members(dict(self._members[blob].ends)) for blob in self._let_go}
 
 
-def _is_garbage(
-    blob_id: str, members: _Members, records: Mapping[str, CheckpointRecord], chains: Chains, transfer: Transfer
-) -> bool:
+def _is_garbage(blob_id: str, members: _Members, records: Mapping[str, CheckpointRecord], catalogue: Catalogue) -> bool:
     for owner, end in members.ends.items():
         record = records.get(owner.task)
         if record is None:
@@ -98,15 +96,15 @@ def _is_garbage(
         for number, checkpoint in enumerate(record.checkpoints):
             for of_store in checkpoint.state_checkpoint_markers.values():
                 marker = of_store.get(owner.store)
-                if not isinstance(marker, ChainMarker):
+                if not isinstance(marker, BlobMarker):
                     continue
-                chain = chains.get(transfer, owner, marker)
+                chain = catalogue.chain(owner, marker)
                 if _refers(marker, chain, blob_id) or (number == 0 and chain.start < end):
                     return False
     return True
 
 
-def _refers(marker: ChainMarker, chain: SegmentChain, blob_id: str) -> bool:
+def _refers(marker: BlobMarker, chain: SegmentChain, blob_id: str) -> bool:
     if marker.blob is not None and marker.blob.blob_id == blob_id:
         return True
     return any(segment.blob is not None and segment.blob.blob_id == blob_id for segment in chain.segments)

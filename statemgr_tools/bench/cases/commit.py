@@ -1,7 +1,8 @@
 """``commit-s3`` and ``commit-idle``: single commits to an S3 server, beside Samza's of the very same files.
 
-The task is a long-lived owner, as in production; its time has the flush, the checkpoint directory, the transaction and
-the clean-up in it. Samza's has the diff, the upload and the clean-up of its harness, without its JVM's start.
+Every commit is a snapshot (``1 commit``). The task is a long-lived owner, as in production; its time has the flush, the
+checkpoint directory, the transaction and the clean-up in it. Samza's has the diff, the upload and the clean-up of its
+harness, without its JVM's start.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from statemgr.config import JobConfig
 from statemgr.tasks.task import Task
 from statemgr_tools.bench import records
-from statemgr_tools.bench.jobs import committed_files, task_at
+from statemgr_tools.bench.jobs import SNAPSHOTS, committed_files, task_at, to_blobs
 from statemgr_tools.bench.measure import Sample, Series, Variant, interleaved, seconds
 from statemgr_tools.bench.peers.samza import requests
 from statemgr_tools.bench.registry import case
@@ -59,7 +60,7 @@ def _beside_samza(
     session: Session, state: State, update: Callable[[Task, int], None], rounds: int
 ) -> tuple[Series, Series | None]:
     """Commits of a task that starts from ``state``, each followed by Samza's commit of what it left."""
-    config = session.job("commit", s3=True, task__backup__factories="blob-store")
+    config = session.job("commit", s3=True, overrides=to_blobs(SNAPSHOTS))
     with task_at(config, state) as task, counted() as sent:
         variants: dict[str, Variant] = {"commit": lambda number: _commit(task, sent, lambda: update(task, number))}
         samza = _samza_commit(session, config, task)

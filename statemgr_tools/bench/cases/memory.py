@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from statemgr_tools.bench.backups import backup_of, upload
 from statemgr_tools.bench.cases.restore import restored
 from statemgr_tools.bench.fresh import in_fresh_process
+from statemgr_tools.bench.jobs import SNAPSHOTS, to_blobs
 from statemgr_tools.bench.registry import case
 from statemgr_tools.bench.result import Line, Target, alone
 from statemgr_tools.bench.session import GIBIBYTE, Session
@@ -58,11 +59,11 @@ def _one_file(session: Session, size: int) -> tuple[float, float]:
     file.touch()
     with open(file, "r+b") as opened:
         opened.truncate(size)
-    config = session.job("one-file", kafka=False, s3=True, task__backup__factories="blob-store").to_mapping()
+    config = session.job("one-file", kafka=False, s3=True, overrides=to_blobs(SNAPSHOTS)).to_mapping()
     backup = in_fresh_process("statemgr_tools.bench.operations:backup_file", config=config, path=str(file))
     target = directory / "restored"
     restore = in_fresh_process(
-        "statemgr_tools.bench.operations:restore_file", config=config, index=backup["index"], target=str(target)
+        "statemgr_tools.bench.operations:restore_file", config=config, marker=backup["marker"], target=str(target)
     )
     assert (target / file.name).stat().st_size == size
     shutil.rmtree(directory)

@@ -8,7 +8,9 @@ from statemgr.config import JobConfig
 from statemgr.flows.checkpoint_records import send_records, sequences
 from statemgr.ids import CheckpointId, task_name
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
-from statemgr.model.checkpoint import BlobRef, ChangelogMarker, Checkpoint, CheckpointRecord, IndexMarker, Layout
+from statemgr.model.chain import ChainSnapshot, SegmentChain
+from statemgr.model.checkpoint import BlobMarker, BlobRef, ChangelogMarker, Checkpoint, CheckpointRecord, Layout
+from statemgr.model.codecs import encode_chain
 from statemgr_tools.bench.fresh import in_fresh_process
 from statemgr_tools.bench.kafka_operations import fill
 from statemgr_tools.bench.measure import interleaved
@@ -69,17 +71,23 @@ def _records(config: JobConfig, tasks: int, count: int) -> Iterator[Sequence[Sen
 def _record(
     config: JobConfig, task: str, layout: Layout, sequence: int, before: CheckpointRecord | None
 ) -> CheckpointRecord:
-    index = BlobRef(f"{config.job_name}/1/{task}/s/1700000000000-0123456789abcdef/index", 12_345, bytes(range(16)))
+    attempt = "1700000000000-0123456789abcdef"
+    index = BlobRef(f"{config.job_name}/1/{task}/s/{attempt}/index", 12_345, bytes(range(16)))
+    snapshot = ChainSnapshot(index, f"{attempt}-s", 123_456_789)
+    chain = SegmentChain(
+        config.job_name, "1", task, "s", f"{attempt}-s", attempt, attempt, 1_700_000_000_000, snapshot, (),
+        (index.blob_id,),
+    )  # fmt: skip
     topic = config.stores["s"].changelog_topic
     checkpoint = Checkpoint(
         checkpoint_id=CheckpointId(1_700_000_000_000 + sequence, 1),
         sequence=sequence,
         epoch=1,
         input_offsets={"orders-0": 123_456_789},
-        stores={"s": "1700000000000-0123456789abcdef-s"},
+        stores={"s": f"{attempt}-s"},
         state_checkpoint_markers={
             "kafka-changelog": {"s": ChangelogMarker(topic, "AAAAAAAAAAAAAAAAAAAAAA", 0, 123_456_789)},
-            "blob-store": {"s": IndexMarker(index)},
+            "blob-store": {"s": BlobMarker(inline=encode_chain(chain))},
         },
         backup_factories={"s": ("kafka-changelog", "blob-store")},
         restore_factories={"s": ("blob-store",)},

@@ -1,6 +1,6 @@
 """``commit-vs-state``, ``commit-bytes``, ``commit-bytes-200``, ``commit-requests``: what a commit of changes costs.
 
-The backend is ``blob-changelog`` (``blob-store`` beside it where the case says so), the store an S3 server, the task a
+Commits are segments of changes (snapshots beside them where the case says so), the store is an S3 server, the task a
 long-lived owner. Bytes are those of the bodies of PUTs; the pause is the time for which a commit keeps the task.
 """
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from statemgr.tasks.task import Task
 from statemgr_tools.bench import records
-from statemgr_tools.bench.jobs import task_at
+from statemgr_tools.bench.jobs import SEGMENTS, SNAPSHOTS, task_at, to_blobs
 from statemgr_tools.bench.measure import Sample, Series, Variant, interleaved, percentile
 from statemgr_tools.bench.registry import case
 from statemgr_tools.bench.requests import Requests, counted
@@ -22,7 +22,6 @@ from statemgr_tools.bench.seed import STORE
 from statemgr_tools.bench.session import GIBIBYTE, MEBIBYTE, Session
 from statemgr_tools.bench.states import State, state_of
 
-SEGMENTS, SNAPSHOTS = "blob-changelog", "blob-store"
 _UPDATES = 10_000
 _FEW_UPDATES = 10
 _SMALL = 64 * MEBIBYTE
@@ -60,30 +59,30 @@ def commit_bytes_200(session: Session) -> Iterator[Line]:
     """Bytes uploaded over 200 commits of 10,000 updates on 64 MiB, snapshots included; at most a fifth is expected."""
     commits = session.count(200, least=5)
     uploaded = {}
-    for backend in (SEGMENTS, SNAPSHOTS):
-        with _task(session, backend, _SMALL) as (task, state), counted() as sent:
+    for kind in (SEGMENTS, SNAPSHOTS):
+        with _task(session, kind, _SMALL) as (task, state), counted() as sent:
             for number in range(commits):
-                session.report(f"{backend}, commit {number + 1} of {commits}")
+                session.report(f"{kind}, commit {number + 1} of {commits}")
                 _update(session, task, state, number)
                 task.commit({})
-            uploaded[backend] = sent.settled()["bytes"] / 1e6
+            uploaded[kind] = sent.settled()["bytes"] / 1e6
     unit = f"MB uploaded, {commits} commits"
     yield compared("commit-bytes-200", uploaded[SEGMENTS], unit, SNAPSHOTS, uploaded[SNAPSHOTS])
 
 
 @case("commit-requests")
 def commit_requests(session: Session) -> Iterator[Line]:
-    """Requests of a commit of 10 updates: PUTs and LISTs, by both backends."""
-    for backend in (SEGMENTS, SNAPSHOTS):
-        with _task(session, backend, _SMALL) as (task, state), counted() as sent:
+    """Requests of a commit of 10 updates: PUTs and LISTs, of both kinds."""
+    for kind in (SEGMENTS, SNAPSHOTS):
+        with _task(session, kind, _SMALL) as (task, state), counted() as sent:
 
             def measure(number: int, task: Task = task, state: State = state, sent: Requests = sent) -> Sample:
                 return _commit(session, task, state, sent, number, _FEW_UPDATES)
 
-            found = interleaved({backend: measure}, 5 * session.rounds, session.report)[backend]
-        for kind, most in (("PUT", 2), ("LIST", 0)):
+            found = interleaved({kind: measure}, 5 * session.rounds, session.report)[kind]
+        for method, most in (("PUT", 1), ("LIST", 0)):
             target = Target("at most", most, of="value")
-            yield alone("commit-requests", found.median(kind), f"{kind} a commit", f"{backend}, 10 updates", target)
+            yield alone("commit-requests", found.median(method), f"{method} a commit", f"{kind}, 10 updates", target)
 
 
 def _of_sizes(session: Session) -> dict[str, Series]:
@@ -106,10 +105,10 @@ def _measure_sizes(session: Session) -> dict[str, Series]:
 
 
 @contextmanager
-def _task(session: Session, backend: str, size: int) -> Iterator[tuple[Task, State]]:
+def _task(session: Session, kind: str, size: int) -> Iterator[tuple[Task, State]]:
     """A task of a job of its own that starts from a state of this size."""
     state = state_of(session, session.bytes(size))
-    config = session.job(backend, s3=True, task__backup__factories=backend)
+    config = session.job(kind, s3=True, overrides=to_blobs(kind))
     with task_at(config, state) as task:
         yield task, state
     shutil.rmtree(config.state_dir)

@@ -1,11 +1,11 @@
-"""The backup manager of ``blob-store``: incremental snapshots of a store's directory, each described by an index.
+"""Snapshots of a store's directory, each one incremental to the last and described by an index.
 
-Steps of :meth:`BlobBackup.prepare`:
+Steps of :meth:`Snapshots.store`:
 
 1. diff the directory against the acknowledged index, by content; what nobody has hashed is read for that only where
    another file has its size
 2. upload what is new, and hash it in the same pass (small files go inside the index or into packs)
-3. put the index blob, which is the marker
+3. put the index blob, with which alone the directory is rebuilt
 
 All I/O goes through the transfer engine and reads of the snapshot's own directory.
 """
@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from statemgr.backends.blobs.catalogue import Catalogue, validate_for
 from statemgr.backends.blobs.names import file_prefix, index_blob, pack_blob
-from statemgr.backends.blobs.snapshot_clean_up import Collector
-from statemgr.backends.blobs.snapshot_indexes import SnapshotIndexes, index_of, validate_for
 from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
 from statemgr.local.transfer_files import disk_errors
-from statemgr.model.checkpoint import BlobRef, IndexMarker, Marker
+from statemgr.model.checkpoint import BlobRef
 from statemgr.model.codecs import encode_index
-from statemgr.model.commit import PreparedChanges
 from statemgr.model.diff import LocalFile, LocalTree, assemble, comparable, diff
 from statemgr.model.snapshot import (
     INLINE_LIMIT,
@@ -35,7 +34,7 @@ from statemgr.model.snapshot import (
     SnapshotIndex,
 )
 from statemgr.phases import Phase, announce
-from statemgr.ports import Clock, FinishedDirectory, PreparedBackup, StagedChanges, StoreIdentity, StoreSnapshot
+from statemgr.ports import Clock, FinishedDirectory, StoreIdentity, StoreSnapshot
 from statemgr.transfer.packs import PACK_LIMIT, read_file, upload_packs
 from statemgr.transfer.plan import Upload
 from statemgr.transfer.transfer import Transfer
@@ -43,21 +42,25 @@ from statemgr.transfer.transfer import Transfer
 log = logging.getLogger(__name__)
 
 
-class BlobBackup:
-    """Backs a job's stores up to its blob store."""
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A snapshot's index; the blobs that were added for it, the index among them, and their bytes."""
 
-    needs_changes = False
-    needs_directory = True
-    fills_from_changes = False
+    index: BlobRef
+    blobs: tuple[str, ...]
+    size: int
 
-    def __init__(self, transfer: Callable[[], Transfer], clock: Clock, indexes: SnapshotIndexes) -> None:
+
+class Snapshots:
+    """Stores snapshots of a job's stores."""
+
+    def __init__(self, transfer: Callable[[], Transfer], clock: Clock, catalogue: Catalogue) -> None:
         self._transfer = transfer
         self._clock = clock
-        self._indexes = indexes
-        self._collector = Collector(transfer, indexes)
+        self._catalogue = catalogue
 
-    def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
-        """As the port says. Uploads bear a TTL until the commit is published.
+    def store(self, snapshot: StoreSnapshot, base: BlobRef | None) -> StoredSnapshot:
+        """Store a finished directory; ``base`` is the index that it is diffed against. Uploads bear a TTL.
 
         Raises: UnavailableError, AccessDenied, DiskFull, CorruptError (a local file is not what was committed).
         """
@@ -79,54 +82,30 @@ class BlobBackup:
         announce(Phase.PUT_INDEX, subject, snapshot.identity.job_key)
         index = SnapshotIndex(
             identity.job_name, identity.job_id, identity.task, identity.store, snapshot.state_id, attempt,
-            self._clock.time_ns() // 1_000_000, assemble(tree.dirs, files),
-            previous=base.index if isinstance(base, IndexMarker) else None,
+            self._clock.time_ns() // 1_000_000, assemble(tree.dirs, files), previous=base,
         )  # fmt: skip
-        marker = self._put_index(identity, index)
+        ref = self._put_index(identity, index)
         parts = dict(pair for file in uploaded.values() for pair in file.stored())
-        return PreparedBackup(
-            marker,
-            added_blobs=(*dict.fromkeys(part.blob_id for part in parts), marker.index.blob_id),
-            added_bytes=sum(parts.values()) + marker.index.size,
-        )
+        blobs = (*dict.fromkeys(part.blob_id for part in parts), ref.blob_id)
+        return StoredSnapshot(ref, blobs, sum(parts.values()) + ref.size)
 
-    def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
-        """Never asked for: ``prepare`` gives a marker."""
-        raise InvalidError("blob-store sends nothing in a transaction", task=identity.task, store=identity.store)
+    def new_bytes(self, snapshot: StoreSnapshot, base: BlobRef) -> int | None:
+        """At most how many bytes of a directory's files a base lacks; None when that cannot be read.
 
-    def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
-        """The same index again: it is complete by itself."""
-        return base if isinstance(base, IndexMarker) else None
+        Raises: UnavailableError, AccessDenied.
+        """
+        try:
+            index = self._catalogue.index(snapshot.identity, base)
+        except (MissingBlob, CorruptBlob):
+            return None
+        known = {file.identity for _, file in index.root.walk()}
+        return sum(file[0] for file in snapshot.directory.files.values() if file not in known)
 
-    def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
-        """As the port says. What cannot be proved unreferenced stays."""
-        self._collector.clean_up(identity, evicted, retained)
-
-    def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
-        """Never: a snapshot is what it is."""
-        return False
-
-    def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
-        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
-        ref = index_of(identity, marker)
-        index = self._indexes.get(self._transfer(), identity, ref)
-        return [*dict.fromkeys(blob.blob_id for blob in index.added()), ref.blob_id]
-
-    def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
-        """As the port says: the index and every part. Raises: MissingBlob, CorruptBlob, UnavailableError."""
-        ref = index_of(identity, marker)
-        index = self._indexes.get(self._transfer(), identity, ref)
-        return dict.fromkeys([ref.blob_id, *(blob.blob_id for blob in index.blobs())])
-
-    def made_ms(self, identity: StoreIdentity, index: BlobRef) -> int:
-        """When a snapshot was made, in epoch milliseconds. Raises: MissingBlob, CorruptBlob, UnavailableError."""
-        return self._indexes.get(self._transfer(), identity, index).created_ms
-
-    def _base(self, identity: StoreIdentity, base: Marker | None) -> SnapshotIndex | None:
-        if not isinstance(base, IndexMarker):
+    def _base(self, identity: StoreIdentity, base: BlobRef | None) -> SnapshotIndex | None:
+        if base is None:
             return None
         try:
-            return self._indexes.get(self._transfer(), identity, index_of(identity, base))
+            return self._catalogue.index(identity, base)
         except (MissingBlob, CorruptBlob) as error:
             log.warning(
                 "%s/%s: the acknowledged index cannot be read, everything is uploaded anew: %s",
@@ -160,7 +139,7 @@ class BlobBackup:
         done |= {file.path: found for file, found in zip(others, uploaded, strict=True)}
         return {file.path: done[first[file.size, file.hash].path] for file in files}
 
-    def _put_index(self, identity: StoreIdentity, index: SnapshotIndex) -> IndexMarker:
+    def _put_index(self, identity: StoreIdentity, index: SnapshotIndex) -> BlobRef:
         blob_id = index_blob(identity, index.attempt)
         # what would be refused at a restore must never be published
         validate_for(index, identity, blob_id)
@@ -171,8 +150,8 @@ class BlobBackup:
                 hint="spread the state over more tasks", task=identity.task, store=identity.store,
             )  # fmt: skip
         ref = self._transfer().put_hedged(lambda number: index_blob(identity, index.attempt, number), data)
-        self._indexes.remember(ref, index)
-        return IndexMarker(ref)
+        self._catalogue.remember_index(ref, index)
+        return ref
 
 
 def _dirs(root: Path) -> tuple[str, ...]:

@@ -1,12 +1,11 @@
-"""The restore manager of ``blob-store``: an index becomes a verified directory.
+"""A snapshot's index becomes a verified directory.
 
 Steps:
 
-1. get the index (size cap, hash, of this store, nothing hostile in it), before anything local is changed
-2. make the staging directory, and its sub-directories
-3. reuse local files of the same content by hard link, write the inline ones, fetch the rest in parallel, of files
+1. make the staging directory, and its sub-directories
+2. reuse local files of the same content by hard link, write the inline ones, fetch the rest in parallel, of files
    that an earlier try left unfinished only the parts that are not right
-4. verify: exactly the index's files, each of its size; hashes were checked as the bytes arrived
+3. verify: exactly the index's files, each of its size; hashes were checked as the bytes arrived
 
 Nothing is synced here: whoever takes the directory over does what it takes to rely on it.
 
@@ -19,13 +18,13 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from statemgr.backends.blobs.snapshot_indexes import SnapshotIndexes, index_of
 from statemgr.errors import CorruptBlob, CorruptError, DiskFull
 from statemgr.local.transfer_files import disk_errors, write_new
+from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.model.plan import FilePlan, plan_files
 from statemgr.model.snapshot import FileIndex, SnapshotIndex
@@ -37,43 +36,35 @@ from statemgr.transfer.transfer import Transfer
 _CANNOT_LINK = {errno.ENOENT, errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
-class BlobRestore:
-    """Restores a job's stores from its blob store."""
+def fetch_snapshot(transfer: Transfer, index: SnapshotIndex, ref: BlobRef, request: RestoreRequest) -> Restored:
+    """Bring the directory that an index (of the blob ``ref``) describes into ``request.staging``.
 
-    def __init__(self, transfer: Callable[[], Transfer], indexes: SnapshotIndexes) -> None:
-        self._transfer = transfer
-        self._indexes = indexes
+    ``bytes_fetched`` has the index in it. Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied, DiskFull.
+    """
+    subject, job = f"{request.identity.task}/{request.identity.store}", request.identity.job_key
+    plan = plan_files(index.root, [directory.files for directory in request.reusable])
 
-    def restore(self, request: RestoreRequest) -> Restored:
-        """As the port says; ``bytes_fetched`` has the index in it."""
-        identity = request.identity
-        subject = f"{identity.task}/{identity.store}"
-        announce(Phase.GET_INDEX, subject, request.identity.job_key)
-        ref = index_of(identity, request.marker)
-        index = self._indexes.get(self._transfer(), identity, ref)
-        plan = plan_files(index.root, [directory.files for directory in request.reusable])
+    announce(Phase.FETCH, subject, job)
+    left = _left_files(request.leftovers)
+    _make_directories(request.staging, plan, sum(left[path][1] for path in plan.fetch if path in left))
+    linked, missing = _link(request, plan, dict(index.root.walk()))
+    _write_inline(request.staging, plan, ref.blob_id)
+    fetches = {**plan.fetch, **missing}
+    kept = transfer.fetch_files(
+        [
+            Fetch(file, request.staging / path, continued=_taken_over(left.get(path), request.staging / path, file))
+            for path, file in fetches.items()
+        ],
+        request.progress,
+    )
 
-        announce(Phase.FETCH, subject, request.identity.job_key)
-        left = _left_files(request.leftovers)
-        _make_directories(request.staging, plan, sum(left[path][1] for path in plan.fetch if path in left))
-        linked, missing = _link(request, plan, dict(index.root.walk()))
-        _write_inline(request.staging, plan, ref.blob_id)
-        fetches = {**plan.fetch, **missing}
-        kept = self._transfer().fetch_files(
-            [
-                Fetch(file, request.staging / path, continued=_taken_over(left.get(path), request.staging / path, file))
-                for path, file in fetches.items()
-            ],
-            request.progress,
-        )
-
-        announce(Phase.VERIFY, subject, request.identity.job_key)
-        _verify(request.staging, index, ref.blob_id)
-        return Restored(
-            files={path: file.identity for path, file in index.root.walk()},
-            bytes_fetched=ref.size + sum(file.size for file in fetches.values()) - kept,
-            bytes_reused=linked + kept,
-        )
+    announce(Phase.VERIFY, subject, job)
+    _verify(request.staging, index, ref.blob_id)
+    return Restored(
+        files={path: file.identity for path, file in index.root.walk()},
+        bytes_fetched=ref.size + sum(file.size for file in fetches.values()) - kept,
+        bytes_reused=linked + kept,
+    )
 
 
 def _left_files(leftovers: Sequence[Path]) -> dict[str, tuple[Path, int]]:

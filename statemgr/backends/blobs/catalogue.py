@@ -1,0 +1,113 @@
+"""Reading what says where a state is: segment chains and snapshot indexes, verified, the last few remembered.
+
+I/O through the transfer engine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from statemgr.errors import CorruptBlob, MissingState
+from statemgr.model.chain import MAX_CHAIN_SIZE, SegmentChain, validate_chain
+from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
+from statemgr.model.codecs import decode_chain, decode_index
+from statemgr.model.snapshot import MAX_INDEX_SIZE, SnapshotIndex, blob_id_problem, validate
+from statemgr.ports import StoreIdentity
+from statemgr.transfer.transfer import Transfer
+
+_CHAINS = 4096
+#: Indexes that are remembered whatever their size, and bytes of all of them as encoded.
+_INDEXES = 16
+_INDEX_BYTES = 8 * 1024 * 1024
+
+
+class Catalogue:
+    """The chains and indexes of a job's stores. Safe to use from many threads."""
+
+    def __init__(self, transfer: Callable[[], Transfer]) -> None:
+        self._transfer = transfer
+        self._lock = threading.Lock()
+        self._chains: OrderedDict[BlobMarker, SegmentChain] = OrderedDict()
+        self._indexes: OrderedDict[str, tuple[BlobRef, SnapshotIndex]] = OrderedDict()
+        self._index_bytes = 0
+
+    def chain(self, identity: StoreIdentity, marker: Marker) -> SegmentChain:
+        """The chain that a marker names, which must be of this store.
+
+        Raises: MissingState (another backend's marker), MissingBlob, CorruptBlob (wrong bytes, hostile or of another
+        store), UnavailableError, AccessDenied.
+        """
+        if not isinstance(marker, BlobMarker):
+            raise MissingState(
+                f"a marker of {type(marker).__name__} names no snapshot and no segments",
+                hint="restore from the factory that wrote it",
+                job=identity.job_name, task=identity.task, store=identity.store,
+            )  # fmt: skip
+        with self._lock:
+            chain = self._chains.get(marker)
+        if chain is None:
+            chain = self._read_chain(identity, marker)
+        validate_for(chain, identity, marker.blob.blob_id if marker.blob else "inline")
+        self.remember_chain(marker, chain)
+        return chain
+
+    def remember_chain(self, marker: BlobMarker, chain: SegmentChain) -> None:
+        """Keep a chain that was just written or read."""
+        with self._lock:
+            self._chains[marker] = chain
+            self._chains.move_to_end(marker)
+            while len(self._chains) > _CHAINS:
+                self._chains.popitem(last=False)
+
+    def index(self, identity: StoreIdentity, ref: BlobRef) -> SnapshotIndex:
+        """The index in a blob, which must be of this store.
+
+        Raises: MissingBlob, CorruptBlob (wrong bytes, hostile or of another store), UnavailableError, AccessDenied.
+        """
+        with self._lock:
+            known = self._indexes.get(ref.blob_id)
+        if known is not None and known[0] == ref:
+            index = known[1]
+        else:
+            index = decode_index(self._transfer().get_bytes(ref, MAX_INDEX_SIZE), ref.blob_id)
+        validate_for(index, identity, ref.blob_id)
+        self.remember_index(ref, index)
+        return index
+
+    def remember_index(self, ref: BlobRef, index: SnapshotIndex) -> None:
+        """Keep an index that was just written or read."""
+        with self._lock:
+            if ref.blob_id not in self._indexes:
+                self._index_bytes += ref.size
+            self._indexes[ref.blob_id] = ref, index
+            self._indexes.move_to_end(ref.blob_id)
+            while len(self._indexes) > _INDEXES and self._index_bytes > _INDEX_BYTES:
+                self._index_bytes -= self._indexes.popitem(last=False)[1][0].size
+
+    def forget_index(self, blob_id: str) -> None:
+        """The blob is to be deleted."""
+        with self._lock:
+            forgotten = self._indexes.pop(blob_id, None)
+            if forgotten is not None:
+                self._index_bytes -= forgotten[0].size
+
+    def _read_chain(self, identity: StoreIdentity, marker: BlobMarker) -> SegmentChain:
+        if marker.blob is None:
+            return decode_chain(marker.inline or b"")
+        blob_id = marker.blob.blob_id
+        if problem := blob_id_problem(blob_id, identity.job_name, identity.job_id):
+            raise CorruptBlob(f"the marker {problem}", blob=blob_id, task=identity.task, store=identity.store)
+        return decode_chain(self._transfer().get_bytes(marker.blob, MAX_CHAIN_SIZE), blob_id)
+
+
+def validate_for(found: SegmentChain | SnapshotIndex, identity: StoreIdentity, where: str) -> None:
+    """Refuse a chain or an index that is hostile or of another store; ``where`` names its blob. Raises: CorruptBlob."""
+    owner = {
+        "job_name": identity.job_name, "job_id": identity.job_id, "task": identity.task, "store": identity.store
+    }  # fmt: skip
+    if isinstance(found, SegmentChain):
+        validate_chain(found, where, **owner)
+    else:
+        validate(found, where, **owner)
