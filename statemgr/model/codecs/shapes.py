@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from statemgr.ids import CheckpointId
 from statemgr.model.chain import ChainSegment
-from statemgr.model.checkpoint import Attachment, BlobRef, ChainMarker, ChangelogMarker
+from statemgr.model.checkpoint import Attachment, BlobRef, BlobMarker, ChangelogMarker
 from statemgr.model.checkpoint_parts import Inputs, TaskCheckpoint
 from statemgr.model.codecs.generic import Form, Shapes
 from statemgr.model.commit import PreparedChanges, PreparedStore
 from statemgr.model.snapshot import MAX_DEPTH, DirIndex, FileIndex, name_problem
 
-_E = TypeVar("_E", Attachment, ChainMarker, ChainSegment, PreparedChanges)
+_E = TypeVar("_E", Attachment, BlobMarker, ChainSegment, PreparedChanges)
 #: Partition numbers have fewer digits than this.
 _DIGITS = 10
 
@@ -157,7 +157,7 @@ SHAPES = Shapes(
     rules={
         Attachment: _exactly_one,
         BlobRef: _blob,
-        ChainMarker: _exactly_one,
+        BlobMarker: _exactly_one,
         ChainSegment: _exactly_one,
         ChangelogMarker: changelog_marker,
         PreparedChanges: _exactly_one,
