@@ -6,15 +6,16 @@ Touches only the paths that it is given. OSErrors pass through: callers know wha
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import stat
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from statemgr.model.hashing import hasher, read_buffer
+from statemgr.model.hashing import content_hash, hasher, read_buffer
 
 #: Bytes that are read and hashed at once: they stay in the processor's cache meanwhile.
 _BUFFER = 256 * 1024
@@ -72,6 +73,20 @@ def read_small(path: Path, limit: int) -> bytes:
         if os.fstat(file.fileno()).st_size > limit:
             raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
         return file.read(limit)
+
+
+def read_note(path: Path, limit: int) -> Any:
+    """What :func:`write_note` wrote. Raises: OSError, ValueError for a damaged one."""
+    digest, _, text = read_small(path, limit).partition(b"\n")
+    if content_hash(text).hex().encode() != digest:
+        raise ValueError(f"{path} is damaged")
+    return json.loads(text)
+
+
+def write_note(path: Path, found: object) -> None:
+    """Replace a small file of JSON with its hash, which is a cache and not synced. Raises: OSError."""
+    text = json.dumps(found).encode()
+    write_file(path, content_hash(text).hex().encode() + b"\n" + text, synced=False)
 
 
 def hash_file(path: Path) -> tuple[int, bytes]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from statemgr.errors import ANOTHER_COPY, CorruptBlob
 from statemgr.model.checkpoint import BlobRef
+from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import blob_id_problem, name_problem
 
 #: Segments that one chain may have: a materialisation that never succeeds is an error long before.
@@ -142,6 +143,14 @@ def another_way(
         if reached == chain.end and snapshot.index not in broken_snapshots:
             return Way(snapshot, tuple(found))
     return None
+
+
+def history_of(segments: Sequence[ChainSegment]) -> bytes:
+    """XXH3-128 over the numbers and the content of segments, wherever they are stored."""
+    contents = (segment.blob.hash if segment.blob else content_hash(segment.inline or b"") for segment in segments)
+    return content_hash(
+        "\n".join(f"{s.first} {s.end} {h.hex()}" for s, h in zip(segments, contents, strict=True)).encode()
+    )
 
 
 def truncated(segments: tuple[ChainSegment, ...], before: int) -> tuple[ChainSegment, ...]:

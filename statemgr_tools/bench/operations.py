@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from statemgr.config import JobConfig
-from statemgr.engine import Attempt, Epoch, checkpoint_from_bytes, checkpoint_to_bytes, open_attempt
+from statemgr.engine import Attempt, Epoch, PreparedCommit, checkpoint_from_bytes, checkpoint_to_bytes, open_attempt
 from statemgr.errors import MissingError
 from statemgr.flows.open_store import NO_CHANGES
 from statemgr.ids import CheckpointId
@@ -44,15 +44,29 @@ def backup(config: dict[str, Any], checkpoint: str, held: str | None = None) -> 
         start = time.perf_counter()
         prepared = attempt.prepare({})
         took = time.perf_counter() - start
+    return {"seconds": took, "checkpoint": checkpoint_to_bytes(_following(base, prepared)).hex()}
+
+
+def _following(base: Checkpoint, prepared: PreparedCommit) -> Checkpoint:
+    """The checkpoint that publishing a commit would make."""
     store = prepared.stores[STORE]
-    following = replace(
+    return replace(
         base,
         checkpoint_id=CheckpointId(base.checkpoint_id.millis + 1, 0),
         sequence=base.sequence + 1,
         stores={STORE: store.state_id},
         state_checkpoint_markers={factory: {STORE: marker} for factory, marker in store.markers.items()},
     )
-    return {"seconds": took, "checkpoint": checkpoint_to_bytes(following).hex()}
+
+
+def commit_segments(config: dict[str, Any], checkpoint: str, of: int, count: int, commits: int) -> dict[str, Any]:
+    """Commits of ``count`` of the ``of`` records each, on top of a checkpoint's snapshot."""
+    parsed, base = JobConfig.from_mapping(config), checkpoint_from_bytes(bytes.fromhex(checkpoint))
+    for number in range(commits):
+        with open_at(parsed, base) as attempt:
+            attempt.store(STORE).put_many(records.updates(count, of=of, seed=number + 1000))
+            base = _following(base, attempt.prepare({}))
+    return {"checkpoint": checkpoint_to_bytes(base).hex()}
 
 
 def restore(config: dict[str, Any], checkpoint: str, held: str | None = None) -> dict[str, Any]:

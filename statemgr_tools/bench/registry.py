@@ -26,6 +26,7 @@ TABLE = {
     "commit-bytes": ("segments", True),
     "commit-bytes-200": ("segments", False),
     "commit-requests": ("segments", True),
+    "restore-segments": ("segments", False),
     "commit-tail": ("tail", False),
     "restore-changelog": ("changelog", False),
     "commit-changelog": ("changelog", False),

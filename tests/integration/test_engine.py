@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from statemgr import JobConfig, StateManager
-from statemgr.backends.blobs.snapshot_offers import Offers
+from statemgr.backends.blobs.local_notes import Offers
 from statemgr.engine import MicroBatch, open_attempt, read_attachment
 from statemgr.errors import (
     FencedError,

@@ -39,7 +39,7 @@ def test_more_changes_than_new_files_are_stored_as_a_snapshot(
     task = SegmentTask(runtime, 0)
     first = chain_of(runtime, task, task.commit(dict.fromkeys(KEYS, b"")))
     # as many bytes as the new file has, or more than that: a segment
-    few = chain_of(runtime, task, task.commit({key: b"few" for key in KEYS[:10]}))
+    few = chain_of(runtime, task, task.commit(dict.fromkeys(KEYS[:10], b"few")))
     many = chain_of(runtime, task, task.commit({key[::-1]: b"" for key in KEYS}))
     assert [len(chain.segments) for chain in (first, few, many)] == [0, 1, 2]
     emptied = chain_of(runtime, task, task.commit(dict.fromkeys([*KEYS, *(key[::-1] for key in KEYS)])))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.backends.blobs.positions import ChainPositions
+from statemgr.backends.blobs.local_notes import ChainPositions
 from statemgr.model.chain import ChainSegment, SegmentChain
 from statemgr.wiring import Runtime
 from tests.segment_tasks import config_of

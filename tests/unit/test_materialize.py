@@ -67,7 +67,7 @@ def test_the_snapshots_of_tasks_are_spread_over_the_interval(
 
 def test_what_is_told_of_snapshots(open_tasks: Open, clock: ManualClock) -> None:
     """B11, C9: how much has gathered after each commit, how long a snapshot took, and that one failed."""
-    [task] = open_tasks(1, "1 commits")
+    [task] = open_tasks(1, "1 B")
 
     def slow(phase: Phase, _: str) -> None:
         if phase is Phase.MATERIALIZE:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.backends.blobs.snapshot_offers import Offer, Offers, history_of
+from statemgr.backends.blobs.local_notes import Offer, Offers
 from statemgr.backends.blobs.writer_state import REUSE_S
 from statemgr.config import JobConfig
-from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
+from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, history_of
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.ports import Moment, StoreIdentity

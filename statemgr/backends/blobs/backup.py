@@ -22,18 +22,17 @@ from weakref import WeakKeyDictionary
 
 from statemgr.backends.blobs.catalogue import Catalogue, validate_for
 from statemgr.backends.blobs.clean_up import Cleaner
+from statemgr.backends.blobs.local_notes import ChainPositions, Offer, Offers
 from statemgr.backends.blobs.names import segments_blob
-from statemgr.backends.blobs.positions import ChainPositions
 from statemgr.backends.blobs.segment_batch import SegmentBatches, Stored
 from statemgr.backends.blobs.segment_cache import SegmentCache
 from statemgr.backends.blobs.shared_segments import Read, SharedSegments
-from statemgr.backends.blobs.snapshot_offers import Offer, Offers, history_of
 from statemgr.backends.blobs.snapshots import Snapshots, StoredSnapshot
 from statemgr.backends.blobs.writer_state import Materialized, SegmentLog
 from statemgr.backends.services import BackendContext
 from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
 from statemgr.local.clock import moment
-from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
+from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, history_of
 from statemgr.model.checkpoint import BlobMarker, Marker
 from statemgr.model.codecs import encode_chain
 from statemgr.model.commit import NumberedChanges, PreparedChanges

@@ -23,7 +23,7 @@ from itertools import islice
 
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
-from statemgr.backends.blobs.positions import ChainPositions, Position
+from statemgr.backends.blobs.local_notes import ChainPositions, Position
 from statemgr.backends.blobs.segment_cache import LocalSegment, SegmentCache
 from statemgr.backends.services import BackendContext
 from statemgr.errors import CorruptError, CorruptFile, MissingError, MissingFile

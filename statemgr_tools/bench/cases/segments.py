@@ -1,4 +1,5 @@
-"""``commit-vs-state``, ``commit-bytes``, ``commit-bytes-200``, ``commit-requests``: what a commit of changes costs.
+"""``commit-vs-state``, ``commit-bytes``, ``commit-bytes-200``, ``commit-requests``: what a commit of changes costs;
+and ``restore-segments``: what a restore costs then.
 
 Commits are segments of changes (snapshots beside them where the case says so), the store is an S3 server, the task a
 long-lived owner. Bytes are those of the bodies of PUTs; the pause is the time for which a commit keeps the task.
@@ -10,16 +11,21 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
+from statemgr.engine import checkpoint_from_bytes
 from statemgr.tasks.task import Task
 from statemgr_tools.bench import records
+from statemgr_tools.bench.backups import backup_of
+from statemgr_tools.bench.cases.restore import restored
+from statemgr_tools.bench.fresh import in_fresh_process
 from statemgr_tools.bench.jobs import SEGMENTS, SNAPSHOTS, task_at, to_blobs
 from statemgr_tools.bench.measure import Sample, Series, Variant, interleaved, percentile
 from statemgr_tools.bench.registry import case
 from statemgr_tools.bench.requests import Requests, counted
 from statemgr_tools.bench.result import Line, Target, alone, compared
 from statemgr_tools.bench.seed import STORE
-from statemgr_tools.bench.session import GIBIBYTE, MEBIBYTE, Session
+from statemgr_tools.bench.session import GIBIBYTE, MEBIBYTE, Session, changed
 from statemgr_tools.bench.states import State, state_of
 
 _UPDATES = 10_000
@@ -28,6 +34,8 @@ _SMALL = 64 * MEBIBYTE
 #: Commits that a 99th percentile is taken of.
 _COMMITS = 120
 _WARM_UP = 3
+#: Commits that the default lets follow a snapshot.
+_SEGMENTS = 50
 
 
 @case("commit-vs-state")
@@ -83,6 +91,30 @@ def commit_requests(session: Session) -> Iterator[Line]:
         for method, most in (("PUT", 1), ("LIST", 0)):
             target = Target("at most", most, of="value")
             yield alone("commit-requests", found.median(method), f"{method} a commit", f"{kind}, 10 updates", target)
+
+
+@case("restore-segments")
+def restore_segments(session: Session) -> Iterator[Line]:
+    """1 GiB from a snapshot and as many segments as the default allows, beside the snapshot alone."""
+    state = state_of(session, session.bytes(GIBIBYTE))
+    snapshot = backup_of(session, state, s3=True)
+    place, count = session.fresh("segments"), session.count(_UPDATES, least=_FEW_UPDATES)
+    session.report(f"restore-segments, {_SEGMENTS} commits of {count:,} updates")
+    never = changed(snapshot.config, task__commit__snapshot__interval="1000000 commits")
+    found = in_fresh_process(
+        "statemgr_tools.bench.operations:commit_segments",
+        **replace(snapshot, config=never).arguments(place), of=state.records, count=count, commits=_SEGMENTS,
+    )  # fmt: skip
+    shutil.rmtree(place)
+    segments = replace(snapshot, checkpoint=checkpoint_from_bytes(bytes.fromhex(found["checkpoint"])))
+    variants: dict[str, Variant] = {
+        SEGMENTS: lambda number: restored(session, segments),
+        SNAPSHOTS: lambda number: restored(session, snapshot),
+    }
+    times = interleaved(variants, session.rounds, session.report)
+    unit, alone_ = f"s, {state} and {_SEGMENTS} segments of {count:,} updates", "the snapshot alone"
+    target = Target("at most", 1.15)
+    yield compared("restore-segments", times[SEGMENTS].median(), unit, alone_, times[SNAPSHOTS].median(), target)
 
 
 def _of_sizes(session: Session) -> dict[str, Series]:

@@ -1,16 +1,18 @@
-"""Offers: snapshots of published states, stored beside the attempts that went on from them, for later ones.
+"""What this machine knows of a store's chain, for a later restore or commit here: positions and offers.
 
-One file per store on this machine, below its task's directory, so that every process here finds it. It is a cache: what
-is damaged, does not fit the published chain or waited too long is not used, and its blobs expire.
+A position says at which point of its chain a local directory is: a restore begins there, not at the snapshot. An offer
+is a snapshot of a published state, stored next to the attempts that went on from it: a later commit begins with it.
+
+Each is a file next to the store's directories, so that every process here finds it. It is a cache: what is damaged,
+does not fit the published chain or waited too long is not used, and the blobs of an offer expire.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +22,87 @@ from statemgr.errors import InvalidError
 from statemgr.local import durable, levels
 from statemgr.local.owners import exclusive_if_free
 from statemgr.local.transfer_files import disk_errors
-from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
+from statemgr.model.chain import ChainSnapshot, SegmentChain, history_of
 from statemgr.model.checkpoint import BlobRef
-from statemgr.model.hashing import content_hash
 from statemgr.ports import Moment, StoreIdentity
 
 log = logging.getLogger(__name__)
-_FILE = "snapshot.offer"
+_POSITIONS, _OFFER = "positions.json", "snapshot.offer"
+_MOST_POSITIONS = 8
+_POSITIONS_SIZE = 64 * 1024
 #: Bytes; an offer names the blobs of one snapshot.
-_MAX_SIZE = 64 * 1024 * 1024
+_OFFER_SIZE = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One local directory.
+
+    Attributes:
+        state_id: whose directory it is.
+        base: where the index of the snapshot is that the segments begin at.
+        end: the sequence number after the last change that the directory has.
+        history: those segments (:func:`history_of`): numbers alone do not tell two histories apart.
+        compacted: it was compacted, so that a restore from it and the newer segments is worth more than a newer copy.
+    """
+
+    state_id: str
+    base: str
+    end: int
+    history: str
+    compacted: bool = False
+
+    def fits(self, chain: SegmentChain) -> bool:
+        """Whether the chain goes through this state."""
+        covered = [segment for segment in chain.segments if segment.end <= self.end]
+        end = covered[-1].end if covered else chain.snapshot.end
+        return (
+            _place(chain.snapshot.index) == self.base and end == self.end and history_of(covered).hex() == self.history
+        )
+
+
+def _place(ref: BlobRef) -> str:
+    return f"{ref.blob_id}@{ref.offset or 0}"
+
+
+class ChainPositions:
+    """The positions of the local directories of one store of one task."""
+
+    def __init__(self, context: BackendContext, identity: StoreIdentity) -> None:
+        self._path: Path = context.task_directory(identity.task) / identity.store / _POSITIONS
+
+    def note(self, chain: SegmentChain) -> None:
+        """The directory of the chain's own state is at its end. Failing is no error."""
+        position = Position(chain.state_id, _place(chain.snapshot.index), chain.end, history_of(chain.segments).hex())
+        others = [known for known in self._read() if known.state_id != chain.state_id]
+        self._write([position, *others])
+
+    def mark_compacted(self, state_id: str, *, compacted: bool) -> None:
+        """Say of a directory that is known whether it is compacted. Failing is no error."""
+        known = self._read()
+        marked = [replace(p, compacted=compacted) if p.state_id == state_id else p for p in known]
+        if marked != known:
+            self._write(marked)
+
+    def fitting(self, chain: SegmentChain) -> Mapping[str, Position]:
+        """State ID → its position, of those that the chain goes through."""
+        return {known.state_id: known for known in self._read() if known.fits(chain)}
+
+    def compacted(self) -> Sequence[Position]:
+        """Those that were compacted."""
+        return [known for known in self._read() if known.compacted]
+
+    def _read(self) -> list[Position]:
+        try:
+            return [Position(**found) for found in durable.read_note(self._path, _POSITIONS_SIZE)]
+        except (OSError, ValueError, TypeError):
+            return []
+
+    def _write(self, positions: Sequence[Position]) -> None:
+        try:
+            durable.write_note(self._path, [asdict(position) for position in positions[:_MOST_POSITIONS]])
+        except OSError as error:
+            log.warning("the positions of local directories are not noted: %s", error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +136,6 @@ class Offer:
         )
 
 
-def history_of(segments: Sequence[ChainSegment]) -> bytes:
-    """XXH3-128 over the numbers and the content of segments, wherever they are stored."""
-    contents = (segment.blob.hash if segment.blob else content_hash(segment.inline or b"") for segment in segments)
-    return content_hash(
-        "\n".join(f"{s.first} {s.end} {h.hex()}" for s, h in zip(segments, contents, strict=True)).encode()
-    )
-
-
 class Offers:
     """The offers on this machine."""
 
@@ -87,9 +153,8 @@ class Offers:
 
     def make(self, identity: StoreIdentity, offer: Offer) -> None:
         """Leave an offer in place of an older one, while :meth:`making` one. Failing is no error: its blobs expire."""
-        text = json.dumps(_to_json(offer)).encode()
         try:
-            durable.write_file(self._path(identity), content_hash(text).hex().encode() + b"\n" + text, synced=False)
+            durable.write_note(self._path(identity), _to_json(offer))
         except OSError as error:
             log.warning("a snapshot is not offered on this machine: %s", error)
 
@@ -97,10 +162,7 @@ class Offers:
         """The offer that fits a published chain."""
         try:
             levels.check(self._context.task_directory(identity.task), identity.store)
-            digest, _, text = durable.read_small(self._path(identity), _MAX_SIZE).partition(b"\n")
-            if content_hash(text).hex().encode() != digest:
-                return None
-            offer = _from_json(json.loads(text))
+            offer = _from_json(durable.read_note(self._path(identity), _OFFER_SIZE))
         except (OSError, InvalidError, ValueError, KeyError, TypeError):
             return None
         return offer if offer.fits(chain, now) else None
@@ -111,7 +173,7 @@ class Offers:
             self._path(identity).unlink()
 
     def _path(self, identity: StoreIdentity) -> Path:
-        return self._context.task_directory(identity.task) / identity.store / _FILE
+        return self._context.task_directory(identity.task) / identity.store / _OFFER
 
 
 def _to_json(offer: Offer) -> dict[str, Any]:
