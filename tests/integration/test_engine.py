@@ -282,7 +282,7 @@ def test_much_is_stored_ahead_of_an_attempts_commit(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an attempt writes is on its way before it prepares; one that fails leaves it to its time to live."""
-    monkeypatch.setattr("statemgr.engine.AHEAD_BYTES", 20_000)
+    monkeypatch.setattr("statemgr.engine.attempts.AHEAD_BYTES", 20_000)
     config = job(kafka, tmp_path, backup=(FACTORY,), kind=SEGMENTS, tasks=1, stores__totals__write__batch__size=1)
     there, chance = elsewhere(config, tmp_path / "executor", FACTORY), random.Random(0)
     with StateManager(config) as driver:
