@@ -1,6 +1,6 @@
-"""What errors of the operating system mean: the one place that reads ``errno``, for every adapter. Pure.
+"""What errors of the operating system mean: the one map of ``errno``, for every adapter. Pure.
 
-RocksDB passes the system's words on as text; :func:`fault_in` finds them there.
+RocksDB and librdkafka pass the system's words on as text; :func:`fault_in` finds them there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Fault(Enum):
     LIMIT = "limit"
     #: The file or directory does not exist.
     GONE = "gone"
-    #: Something stands where nothing should.
+    #: There is something where nothing should be.
     EXISTS = "exists"
     #: A symbolic link, or another kind of file than expected.
     ALTERED = "altered"
@@ -50,6 +50,8 @@ _FAULTS = {
     errno.EEXIST: Fault.EXISTS,
     **dict.fromkeys((errno.ELOOP, errno.ENOTDIR, errno.EISDIR), Fault.ALTERED),
 }
+#: A file system that has no hard links, or none between these two places.
+CANNOT_LINK = frozenset((errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK))
 _KINDS: Mapping[Fault, type[StatemgrError]] = {
     Fault.FULL: DiskFull,
     Fault.REFUSED: AccessDenied,
@@ -60,17 +62,16 @@ _KINDS: Mapping[Fault, type[StatemgrError]] = {
     Fault.FAILED: RetryableError,
 }
 LIMIT_HINT = "raise the process's limit (ulimit -n), or lower stores.<name>.rocksdb.max.open.files"
-FAILED_HINT = "check the disk"
 _HINTS = {
     Fault.FULL: "free space there, or move it; nothing committed is lost",
     Fault.REFUSED: "the user of this process needs read and write rights there",
     Fault.LIMIT: LIMIT_HINT,
-    Fault.GONE: "it was deleted while it was used",
-    Fault.EXISTS: "nothing existing is written to; look at what stands there",
-    Fault.ALTERED: "something else was put in its place; links are never followed",
-    Fault.FAILED: FAILED_HINT,
+    Fault.GONE: "another process deleted it",
+    Fault.EXISTS: "remove or rename it: statemgr never writes to what exists",
+    Fault.ALTERED: "another file or a link has replaced it; links are never followed",
+    Fault.FAILED: "check the disk",
 }
-#: The faults that RocksDB's texts name, in the order in which they are looked for: the cause is often in the middle.
+#: The faults that such texts name, the most telling first: the cause is often in the middle.
 _WORDS = {
     os.strerror(number): fault
     for fault in (Fault.LIMIT, Fault.FULL, Fault.REFUSED, Fault.GONE)
@@ -105,11 +106,6 @@ def limit_behind(error: BaseException) -> OSError | None:
     return None
 
 
-def hint_of(fault: Fault) -> str:
-    """What the operator can do about it."""
-    return _HINTS[fault]
-
-
 def translate(
     error: OSError,
     what: str,
@@ -126,10 +122,21 @@ def translate(
         hints: what replaces the common hint of a fault.
         where: what else the error names.
     """
-    fault = fault_of(error)
+    return of_fault(fault_of(error), f"{what}: {error.strerror or error}", path, kinds=kinds, hints=hints, **where)
+
+
+def of_fault(
+    fault: Fault,
+    reason: str,
+    path: Path | None = None,
+    *,
+    kinds: Mapping[Fault, type[StatemgrError]] | None = None,
+    hints: Mapping[Fault, str] | None = None,
+    **where: object,
+) -> StatemgrError:
+    """The typed error for a fault; the arguments are those of :func:`translate`."""
     kind = (kinds or {}).get(fault, _KINDS[fault])
-    hint = (hints or {}).get(fault, _HINTS[fault])
-    return kind(f"{what}: {error.strerror or error}", hint=hint, path=path, **where)
+    return kind(reason, hint=(hints or {}).get(fault, _HINTS[fault]), path=path, **where)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from statemgr.model.hashing import content_hash, hasher, read_buffer
+from statemgr.os_errors import CANNOT_LINK
 
 #: Bytes that are read and hashed at once: they stay in the processor's cache meanwhile.
 _BUFFER = 256 * 1024
@@ -25,8 +26,6 @@ TEMPORARY = ".tmp"
 PRIVATE = 0o600
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-#: A hard link is not possible here: another file system, no rights, no support, or too many links already.
-_NO_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
 
 
 @cache
@@ -112,7 +111,7 @@ def link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:
-        if error.errno not in _NO_LINK:
+        if error.errno not in CANNOT_LINK:
             raise
         copy_file(source, target)
 

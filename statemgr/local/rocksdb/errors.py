@@ -11,19 +11,11 @@ from pathlib import Path
 
 from rocksdict import DbClosedError
 
-from statemgr.errors import (
-    AccessDenied,
-    ClosedError,
-    CorruptFile,
-    DiskFull,
-    InvalidError,
-    RetryableError,
-    StatemgrError,
-)
-from statemgr.os_errors import FAILED_HINT, Fault, fault_in, hint_of
+from statemgr.errors import ClosedError, CorruptFile, InvalidError, StatemgrError
+from statemgr.os_errors import Fault, fault_in, of_fault
 
 _NOT_BYTES = "raw mode only support bytes"
-_KINDS = {Fault.FULL: DiskFull, Fault.REFUSED: AccessDenied, Fault.LIMIT: RetryableError}
+_DAMAGED = "the local copy is damaged: remove it, and it is restored"
 
 
 def translate(error: Exception, what: str, path: Path) -> StatemgrError:
@@ -38,13 +30,10 @@ def translate(error: Exception, what: str, path: Path) -> StatemgrError:
         return InvalidError(
             reason, hint="another store object or process has this directory open; clone it instead", path=path
         )
-    fault = fault_in(text)
-    if fault in _KINDS:
-        hint = hint_of(fault)
-        return _KINDS[fault](reason, hint=hint, path=path)
-    if fault is Fault.GONE or text.startswith(("Corruption", "Invalid argument")):
-        return CorruptFile(reason, hint="the local copy is damaged: remove it, and it is restored", path=path)
-    return RetryableError(reason, hint=FAILED_HINT, path=path)
+    is_corrupt = text.startswith(("Corruption", "Invalid argument"))
+    fault = fault_in(text) or (Fault.ALTERED if is_corrupt else Fault.FAILED)
+    hints = {Fault.GONE: _DAMAGED, Fault.ALTERED: _DAMAGED}
+    return of_fault(fault, reason, path, kinds={Fault.GONE: CorruptFile}, hints=hints)
 
 
 def is_vendors(error: Exception) -> bool:
