@@ -136,7 +136,8 @@ def of_fault(
 ) -> StatemgrError:
     """The typed error for a fault; the arguments are those of :func:`translate`."""
     kind = (kinds or {}).get(fault, _KINDS[fault])
-    return kind(reason, hint=(hints or {}).get(fault, _HINTS[fault]), path=path, **where)
+    hint = (hints or {}).get(fault, _HINTS[fault])
+    return kind(reason, hint=hint, path=path, **where)
 
 
 @contextmanager

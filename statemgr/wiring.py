@@ -102,8 +102,8 @@ class Runtime:
                 ttl_days=config.ttl_days,
                 most_bytes=config.inflight_bytes,
                 compress_in=self.scratch if config.compresses else None,
-                # what is on this machine has no slow moments that a second request would be spared
-                hedge_by=self.clock if (config.blob_uri or "").startswith("s3:") else None,
+                # a store on this machine has no slow moments that a second request would avoid
+                hedge_by=None if (config.blob_uri or "").startswith(("file:", "memory:")) else self.clock,
             )
 
         return self._once("transfer", make, Transfer.close)

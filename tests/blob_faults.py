@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.errors import UnavailableError
-from statemgr.ports import BlobInfo, BlobReader, Body
+from statemgr.ports import BlobPage, BlobReader, Body
 
 
 class ManualClock:
@@ -37,8 +37,7 @@ class FaultyBlobStore(MemoryBlobStore):
 
     ``faults[method]`` is a list of what the next calls do first: raise an exception, or call a function with the
     blob's name; None lets a call through. ``calls`` holds (method, blob) in order. ``breaks`` holds, for the next
-    GETs, after how many bytes each breaks off; ``list_breaks`` the same for listings, in names. ``altered`` maps a
-    blob to a function on the bytes that a GET gives.
+    GETs, after how many bytes each breaks off. ``altered`` maps a blob to a function on the bytes that a GET gives.
     """
 
     def __init__(self, clock: ManualClock | None = None) -> None:
@@ -46,7 +45,6 @@ class FaultyBlobStore(MemoryBlobStore):
         self.faults: dict[str, list[Exception | Callable[[str], object] | None]] = {}
         self.calls: list[tuple[str, str]] = []
         self.breaks: list[int | None] = []
-        self.list_breaks: list[int | None] = []
         self.altered: dict[str, Callable[[bytes], bytes]] = {}
         self.ranges: list[tuple[int, int | None]] = []
         self._faults_lock = threading.Lock()
@@ -86,15 +84,10 @@ class FaultyBlobStore(MemoryBlobStore):
         self._fault("remove_ttl", blob_id)
         super().remove_ttl(blob_id)
 
-    def list(self, prefix: str, after: str | None = None) -> Iterator[BlobInfo]:
-        """List, and break off where the test says."""
-        self.calls.append(("list", after or ""))
-        left = self.list_breaks.pop(0) if self.list_breaks else None
-        for info in super().list(prefix, after):
-            if left == 0:
-                raise UnavailableError("broke off")
-            left = None if left is None else left - 1
-            yield info
+    def list(self, prefix: str, token: str | None = None) -> BlobPage:
+        """Fault, then give the page."""
+        self._fault("list", token or "")
+        return super().list(prefix, token)
 
     def count(self, method: str) -> int:
         """How often a method was called."""

@@ -30,6 +30,7 @@ from statemgr.ports import (
     RestoreRequest,
     StoreIdentity,
     StoreSnapshot,
+    list_blobs,
     no_progress,
 )
 from statemgr.transfer.transfer import Transfer
@@ -169,7 +170,7 @@ class Snapshots:
 
     def names(self) -> set[str]:
         """Every blob in the store."""
-        return {info.blob_id for info in self.blobs.list("")}
+        return {info.blob_id for info in list_blobs(self.blobs, "")}
 
     def referenced(self, *markers: Marker) -> set[str]:
         """The blobs that these checkpoints need."""

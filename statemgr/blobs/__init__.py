@@ -1,21 +1,17 @@
-"""Blob stores: one vendor a module, decorators around it, chosen by the scheme of ``blob.store.uri``.
+"""Blob stores: one vendor a module, and decorators around them. The scheme of ``blob.store.uri`` chooses the store.
 
-Floor 2. The S3 module is imported only when it is asked for: boto3 is an extra.
+Floor 2. Stores are plug-ins: an entry point ``statemgr.blob_stores``, named like the scheme, refers to an
+:data:`statemgr.ports.OpenBlobStore`. A store's module is imported only when the job uses it: boto3 is an extra.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
-
-from statemgr.blobs.file import FileBlobStore
-from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.blobs.names import BlobExists, check_blob_id
 from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.blobs.verifying import VerifyingBlobStore
-from statemgr.config import JobConfig
+from statemgr.config import JobConfig, blob_store_of
 from statemgr.errors import ConfigError, PrerequisiteMissing
-from statemgr.ports import BlobStore, Clock
+from statemgr.ports import BlobStore, Clock, OpenBlobStore
 
 __all__ = ["BlobExists", "check_blob_id", "open_blob_store", "open_raw_blob_store"]
 
@@ -23,51 +19,25 @@ __all__ = ["BlobExists", "check_blob_id", "open_blob_store", "open_raw_blob_stor
 def open_blob_store(config: JobConfig, clock: Clock) -> RetryingBlobStore:
     """The job's blob store, retrying and verifying.
 
-    Raises: ConfigError for the URI, PrerequisiteMissing when boto3 is not installed, AccessDenied.
+    Raises: ConfigError for the URI, PrerequisiteMissing when a package is not installed, AccessDenied.
     """
     return RetryingBlobStore(VerifyingBlobStore(open_raw_blob_store(config, clock)), config.retry, clock)
 
 
 def open_raw_blob_store(config: JobConfig, clock: Clock) -> BlobStore:
-    """The job's blob store without decorators (``file:///directory``, ``s3://bucket/prefix``, ``memory://name``)."""
+    """The job's blob store without decorators. Raises: as :func:`open_blob_store`."""
     uri = config.blob_uri
     if uri is None:
         raise ConfigError(
             "blob.store.uri is not set", key="blob.store.uri", hint="file:///directory or s3://bucket/prefix"
         )
-    parts = urlsplit(uri)
-    match parts.scheme:
-        case "file" if parts.netloc in ("", "localhost") and parts.path.startswith("/"):
-            return FileBlobStore(Path(unquote(parts.path)), clock)
-        case "s3" if parts.netloc:
-            return _open_s3(config, parts.netloc, unquote(parts.path).strip("/"))
-        case "memory":
-            return MemoryBlobStore(clock, parts.netloc + parts.path or "default")
-        case _:
-            raise ConfigError(
-                "blob.store.uri is not the URI of a blob store",
-                key="blob.store.uri",
-                hint="file:///directory (three slashes) or s3://bucket/prefix",
-            )
-
-
-def _open_s3(config: JobConfig, bucket: str, prefix: str) -> BlobStore:
+    entry = blob_store_of(uri)
     try:
-        from statemgr.blobs.s3.store import S3BlobStore, encryption_fields, make_client
+        open_store: OpenBlobStore = entry.load()
     except ModuleNotFoundError as error:
-        if error.name not in ("boto3", "botocore", "urllib3", "zlib_ng"):
-            raise
+        package = entry.dist.name if entry.dist else f"'statemgr[{entry.name}]'"
         raise PrerequisiteMissing(
-            "an s3:// blob store needs boto3, which is not installed", hint="pip install 'statemgr[s3]'"
+            f"the blob store for {entry.name}:// URIs needs {error.name}, which is not installed",
+            hint=f"pip install {package}",
         ) from error
-    # every part in flight, each of them hedged, and the indexes beside them
-    settings = config.blob_s3
-    client = make_client(settings, connections=2 * config.parallelism + 2)
-    return S3BlobStore(
-        client,
-        bucket,
-        prefix,
-        ttl_days=config.ttl_days,
-        encryption=encryption_fields(settings),
-        own=f"{config.job_key}/",
-    )
+    return open_store(uri, config, clock)

@@ -1,10 +1,8 @@
 """Blobs as files below one directory. Touches that directory only.
 
-Each blob is written under a temporary name, synced, and linked to its own name, so that it is there whole or
-not at all and nothing is ever overwritten. Its TTL is a record ``.<name>.expires`` beside it: epoch
-milliseconds as text, written first, so that a blob without a record is always one to keep. Every directory on
-the way is opened relative to its parent and without following links: no name and no planted link leads out of
-the root.
+Each blob is written under a temporary name, synced, and linked to its own name, so that it exists whole or not at all
+and nothing is ever overwritten. Its TTL is a record ``.<name>.expires`` next to it: epoch milliseconds as text, written
+first, so that a blob without a record is always one to keep.
 """
 
 from __future__ import annotations
@@ -12,50 +10,46 @@ from __future__ import annotations
 import errno
 import io
 import os
-import stat
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain, groupby
 from pathlib import Path
 from typing import IO
+from urllib.parse import unquote, urlsplit
 
-from statemgr.blobs.body import CHUNK, BytesReader, open_body
-from statemgr.blobs.file_errors import not_a_file, translated
-from statemgr.blobs.names import BlobExists, check_blob_id, delete_each
+from statemgr.blobs import file_tree
+from statemgr.blobs.body import BytesReader, open_body
+from statemgr.blobs.file_tree import TEMPORARY, Tree, translated
+from statemgr.blobs.names import DAY_MS, check_blob_id, page_of
+from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, StatemgrError
-from statemgr.ports import BlobInfo, BlobReader, Body, Clock, UnfinishedUpload
-
-_TEMPORARY = ".tmp"
-_DAY_MS = 24 * 3600 * 1000
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# a planted FIFO must not make an open wait
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
+from statemgr.ports import BlobAdministration, BlobInfo, BlobPage, BlobReader, Body, Clock, UnfinishedUpload
 
 #: A file cannot be sent to a file here.
 _CANNOT_SEND = {errno.EINVAL, errno.ENOSYS, errno.ENOTSOCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 
 class FileBlobStore:
-    """A blob store in a local (or mounted) directory, which is made when the first blob is written."""
+    """A blob store in a local (or mounted) directory, and its administration."""
 
     #: A file system takes no checksum with a write, so the bytes are read back.
     checks_uploads = False
     listing_tells_ttl = True
-    most_deletes = 1
 
     def __init__(self, root: Path, clock: Clock) -> None:
-        self._root = root
+        self._tree = Tree(root)
         self._clock = clock
 
+    @property
+    def administration(self) -> BlobAdministration:
+        return self
+
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
-        """As the port says. Raises: BlobExists."""
         *parents, name = check_blob_id(blob_id)
         with open_body(body) as stream, translated(blob_id):
             for attempts_left in (2, 1, 0):
                 try:
-                    with self._directory(parents, create=True) as directory:
+                    with self._tree.directory(parents, create=True) as directory:
                         stream.seek(0)
                         self._write(directory, name, blob_id, stream, ttl_days)
                         return
@@ -65,29 +59,19 @@ class FileBlobStore:
                         raise
 
     def _write(self, directory: int, name: str, blob_id: str, body: IO[bytes], ttl_days: int | None) -> None:
-        if _exists(directory, name):
-            os.fsync(directory)  # the caller takes its own earlier blob for durable: its writer may have died before
-            raise BlobExists("a blob of this name exists already", blob=blob_id)
-        temporary = f".{uuid.uuid4().hex}{_TEMPORARY}"
-        try:
-            _write_new(directory, temporary, body)
-            # left behind by a writer that died before it linked its blob
-            with suppress(FileNotFoundError):
-                os.unlink(_expiry(name), dir_fd=directory)
-            if ttl_days is not None:
-                expires = self._clock.time_ns() // 1_000_000 + ttl_days * _DAY_MS
-                _write_new(directory, _expiry(name), io.BytesIO(str(expires).encode()))
-            _link(directory, temporary, name, blob_id)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=directory)
+        if file_tree.exists(directory, name):
+            raise file_tree.exists_error(directory, blob_id)
+        with file_tree.temporary(directory, body) as temporary:
+            expires = None if ttl_days is None else self._clock.time_ns() // 1_000_000 + ttl_days * DAY_MS
+            file_tree.write_expiry(directory, name, expires)
+            file_tree.link(directory, temporary, name, blob_id)
         os.fsync(directory)
 
     @contextmanager
     def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
-        """As the port says."""
-        with translated(blob_id):
-            fd = self._open(blob_id)
+        *parents, name = check_blob_id(blob_id)
+        with translated(blob_id), self._tree.directory(parents) as directory:
+            fd = file_tree.open_blob(directory, name, blob_id)
         try:
             if length == 0:
                 yield BytesReader(b"")
@@ -97,150 +81,89 @@ class FileBlobStore:
         finally:
             os.close(fd)
 
-    def delete(self, blob_id: str) -> None:
-        """As the port says; directories that become empty go too."""
+    def stat(self, blob_id: str) -> BlobInfo:
         *parents, name = check_blob_id(blob_id)
-        with translated(blob_id), suppress(FileNotFoundError):
-            with self._directory(parents) as directory:
-                for entry in (name, _expiry(name)):
+        with translated(blob_id), self._tree.directory(parents) as directory:
+            return file_tree.info(directory, name, blob_id)
+
+    def remove_ttl(self, blob_id: str) -> None:
+        *parents, name = check_blob_id(blob_id)
+        with translated(blob_id), self._tree.directory(parents) as directory:
+            file_tree.info(directory, name, blob_id)
+            file_tree.write_expiry(directory, name, None)
+            os.fsync(directory)  # also when a caller that died has removed the record
+
+    def delete(self, blob_id: str) -> None:
+        """Directories that become empty are removed, too."""
+        *parents, name = check_blob_id(blob_id)
+        with translated(blob_id):
+            self._delete(parents, [name])
+
+    def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
+        """Directory by directory, each synced once."""
+        failed: dict[str, StatemgrError] = {}
+        for parent, group in groupby(sorted(blob_ids, key=_parent), _parent):
+            found = list(group)
+            names = [check_blob_id(blob_id)[-1] for blob_id in found]
+            try:
+                with translated(parent):
+                    self._delete(parent.split("/") if parent else [], names)
+            except StatemgrError as error:
+                failed |= dict.fromkeys(found, error)
+        return failed
+
+    def _delete(self, parents: Sequence[str], names: Sequence[str]) -> None:
+        with suppress(FileNotFoundError):
+            with self._tree.directory(parents) as directory:
+                for entry in chain(names, map(file_tree.expiry, names)):
                     with suppress(FileNotFoundError):
                         os.unlink(entry, dir_fd=directory)
                 os.fsync(directory)
-            self._prune(parents)
-
-    def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
-        """As the port says: one by one."""
-        return delete_each(blob_ids, self.delete)
-
-    def remove_ttl(self, blob_id: str) -> None:
-        """As the port says."""
-        *parents, name = check_blob_id(blob_id)
-        with translated(blob_id), self._directory(parents) as directory:
-            _info(directory, name, blob_id)
-            with suppress(FileNotFoundError):
-                os.unlink(_expiry(name), dir_fd=directory)
-            os.fsync(directory)  # also where a caller that died has removed it
-
-    def stat(self, blob_id: str) -> BlobInfo:
-        """As the port says."""
-        *parents, name = check_blob_id(blob_id)
-        with translated(blob_id), self._directory(parents) as directory:
-            return _info(directory, name, blob_id)
-
-    def list(self, prefix: str, after: str | None = None) -> Iterator[BlobInfo]:
-        """As the port says, in the order of directories; blobs that vanish meanwhile may be left out."""
-        start = after.split("/") if after else []
-        return (info for info in self._listed(prefix, temporaries=False) if info.blob_id.split("/") > start)
-
-    def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """The temporaries of writers that are at work, or have died."""
-        for info in self._listed(prefix, temporaries=True):
-            parent, _, name = info.blob_id.rpartition("/")
-            yield UnfinishedUpload(parent, name, info.modified_ms)
-
-    def abandon(self, upload: UnfinishedUpload) -> None:
-        """Remove a temporary."""
-        if not (upload.token.startswith(".") and upload.token.endswith(_TEMPORARY)) or "/" in upload.token:
-            raise InvalidError(f"{upload.token!r} is not an unfinished upload", blob=upload.blob_id)
-        parents = upload.blob_id.split("/")
-        with translated(upload.blob_id), suppress(FileNotFoundError), self._directory(parents) as directory:
-            os.unlink(upload.token, dir_fd=directory)
-
-    def time_ms(self) -> int:
-        """As the port says: the time that a new file gets, which is another machine's on a mounted directory."""
-        with translated(str(self._root)), self._directory([], create=True) as directory:
-            name = f".{uuid.uuid4().hex}{_TEMPORARY}"
-            _write_new(directory, name, io.BytesIO(b"x"))
-            try:
-                return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime_ns // 1_000_000
-            finally:
-                os.unlink(name, dir_fd=directory)
-
-    def _listed(self, prefix: str, *, temporaries: bool) -> Iterator[BlobInfo]:
-        parents = prefix.split("/")[:-1]
-        if any(part in ("", ".", "..") for part in parents):
-            return
-        with translated(prefix):
-            try:
-                with self._directory(parents) as directory:
-                    path = "".join(f"{part}/" for part in parents)
-                    yield from self._walk(directory, path, prefix, temporaries)
-            except FileNotFoundError:
-                return
-
-    def _walk(self, directory: int, path: str, prefix: str, temporaries: bool) -> Iterator[BlobInfo]:
-        for name in sorted(os.listdir(directory)):
-            blob_id = path + name
-            if not (blob_id.startswith(prefix) or prefix.startswith(f"{blob_id}/")):
-                continue
-            own = name.startswith(".")  # temporaries and expiry records do
-            if own and not (temporaries and name.endswith(_TEMPORARY)):
-                continue
-            try:
-                mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
-                if stat.S_ISDIR(mode):
-                    fd = os.open(name, _DIRECTORY, dir_fd=directory)
-                    try:
-                        yield from self._walk(fd, f"{blob_id}/", prefix, temporaries)
-                    finally:
-                        os.close(fd)
-                elif stat.S_ISREG(mode) and own == temporaries:
-                    yield _info(directory, name, blob_id)
-            except FileNotFoundError:
-                continue
-
-    def probe(self) -> Sequence[str]:
-        """Whether the directory can be written to."""
-        try:
-            with translated(str(self._root)), self._directory([], create=True) as directory:
-                name = f".{uuid.uuid4().hex}{_TEMPORARY}"
-                _write_new(directory, name, io.BytesIO())
-                os.unlink(name, dir_fd=directory)
-        except StatemgrError as error:
-            return (f"{self._root} cannot be written to: {error.message}",)
-        return ()
+            self._tree.remove_empty(parents)
 
     def close(self) -> None:
         """Nothing is kept open."""
 
-    # --- directories ---
+    # --- administration ---
 
-    @contextmanager
-    def _directory(self, parts: Sequence[str], *, create: bool = False) -> Iterator[int]:
-        if create and not self._root.is_dir():
-            self._root.parent.mkdir(parents=True, exist_ok=True)
-            self._root.mkdir(mode=0o700, exist_ok=True)
-        # the root itself may be a link: it is the user's own word
-        fd = os.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
+    def list(self, prefix: str, token: str | None = None) -> BlobPage:
+        """Pages in the order of directories; the token is the last name."""
+        return page_of(self._tree.walk(prefix, token.split("/") if token else [], temporaries=False))
+
+    def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """The temporaries of writers that are at work, or have died."""
+        for found in self._tree.walk(prefix, [], temporaries=True):
+            parent, _, name = found.blob_id.rpartition("/")
+            yield UnfinishedUpload(parent, name, found.modified_ms)
+
+    def abandon(self, upload: UnfinishedUpload) -> None:
+        """Remove a temporary."""
+        if not (upload.token.startswith(".") and upload.token.endswith(TEMPORARY)) or "/" in upload.token:
+            raise InvalidError(f"{upload.token!r} is not an unfinished upload", blob=upload.blob_id)
+        parents = upload.blob_id.split("/")
+        with translated(upload.blob_id), suppress(FileNotFoundError), self._tree.directory(parents) as directory:
+            os.unlink(upload.token, dir_fd=directory)
+
+    def time_ms(self) -> int:
+        """The time that a new file gets: on a mounted directory it is another machine's."""
+        root = str(self._tree.root)
+        with (
+            translated(root),
+            self._tree.directory([], create=True) as directory,
+            file_tree.temporary(directory, io.BytesIO(b"x")) as name,
+        ):
+            return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime_ns // 1_000_000
+
+    def probe(self) -> Sequence[str]:
+        """Whether the directory can be written to."""
         try:
-            for part in parts:
-                if create:
-                    with suppress(FileExistsError):
-                        os.mkdir(part, 0o700, dir_fd=fd)
-                    os.fsync(fd)  # also of one that another writer has just made
-                below = os.open(part, _DIRECTORY, dir_fd=fd)
-                os.close(fd)
-                fd = below
-            yield fd
-        finally:
-            os.close(fd)
+            self.time_ms()
+        except StatemgrError as error:
+            return (f"{self._tree.root} cannot be written to: {error.message}",)
+        return ()
 
-    def _open(self, blob_id: str) -> int:
-        *parents, name = check_blob_id(blob_id)
-        with self._directory(parents) as directory:
-            fd = os.open(name, _READ, dir_fd=directory)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise not_a_file(blob_id)
-        return fd
-
-    def _prune(self, parents: Sequence[str]) -> None:
-        for depth in range(len(parents), 0, -1):
-            with self._directory(parents[: depth - 1]) as directory:
-                try:
-                    os.rmdir(parents[depth - 1], dir_fd=directory)
-                except OSError:
-                    return  # in use
+    def fix(self) -> Sequence[str]:
+        return ()
 
 
 class _FileReader:
@@ -260,7 +183,7 @@ class _FileReader:
         return size
 
     def copy_to(self, fd: int, offset: int, size: int) -> int | None:
-        """As the port says. Errors of either file are OSErrors here: the caller knows the target."""
+        """Errors of either file are OSErrors here: the caller knows the target."""
         if not hasattr(os, "sendfile") or (self._left is not None and self._left < size):
             return None
         os.lseek(fd, offset, os.SEEK_SET)
@@ -275,58 +198,10 @@ class _FileReader:
         return copied
 
 
-def _write_new(directory: int, name: str, stream: IO[bytes]) -> None:
-    fd = os.open(name, _NEW, 0o600, dir_fd=directory)
-    try:
-        while data := memoryview(stream.read(CHUNK)):
-            while data:
-                data = data[os.write(fd, data) :]
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _parent(blob_id: str) -> str:
+    return blob_id.rpartition("/")[0]
 
 
-def _link(directory: int, temporary: str, name: str, blob_id: str) -> None:
-    try:
-        os.link(temporary, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
-    except FileExistsError:
-        os.fsync(directory)
-        raise BlobExists("a blob of this name exists already", blob=blob_id) from None
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        # no hard links here: names are unique per attempt, so that looking first is enough
-        if _exists(directory, name):
-            raise BlobExists("a blob of this name exists already", blob=blob_id) from None
-        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-
-
-def _exists(directory: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _expiry(name: str) -> str:
-    return f".{name}.expires"
-
-
-def _info(directory: int, name: str, blob_id: str) -> BlobInfo:
-    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    if not stat.S_ISREG(found.st_mode):
-        raise not_a_file(blob_id)
-    expires: int | None = None
-    try:
-        fd = os.open(_expiry(name), _READ, dir_fd=directory)
-    except FileNotFoundError:
-        pass
-    else:
-        try:
-            text = os.read(fd, 32)
-        finally:
-            os.close(fd)
-        # a record that was cut short is a TTL whose end is not known
-        expires = int(text) if text.isdigit() else -1
-    return BlobInfo(blob_id, found.st_size, found.st_mtime_ns // 1_000_000, expires)
+def open_store(uri: str, config: JobConfig, clock: Clock) -> FileBlobStore:
+    """The store of ``file:///directory``."""
+    return FileBlobStore(Path(unquote(urlsplit(uri).path)), clock)

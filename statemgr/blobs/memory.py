@@ -6,13 +6,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
 
 from statemgr.blobs.body import BytesReader, open_body
-from statemgr.blobs.names import BlobExists, check_blob_id, delete_each
+from statemgr.blobs.names import DAY_MS, BlobExists, check_blob_id, delete_each, page_of
+from statemgr.config import JobConfig
 from statemgr.errors import MissingBlob, StatemgrError
-from statemgr.ports import BlobInfo, BlobReader, Body, Clock, UnfinishedUpload
-
-_DAY_MS = 24 * 3600 * 1000
+from statemgr.ports import BlobAdministration, BlobInfo, BlobPage, BlobReader, Body, Clock, UnfinishedUpload
 
 
 @dataclass
@@ -28,24 +28,29 @@ _spaces_lock = threading.Lock()
 
 
 class MemoryBlobStore:
-    """A blob store in memory; stores of the same non-empty name in one process see the same blobs."""
+    """A blob store in memory, and its administration.
+
+    Stores of the same non-empty name in one process see the same blobs.
+    """
 
     checks_uploads = True
     listing_tells_ttl = True
-    most_deletes = 1
 
     def __init__(self, clock: Clock, name: str = "") -> None:
         self._clock = clock
         with _spaces_lock:
             self._space = _spaces.setdefault(name, _Space()) if name else _Space()
 
+    @property
+    def administration(self) -> BlobAdministration:
+        return self
+
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
-        """As the port says. Raises: BlobExists."""
         check_blob_id(blob_id)
         with open_body(body) as stream:
             data = stream.read()
         now = self._clock.time_ns() // 1_000_000
-        expires = None if ttl_days is None else now + ttl_days * _DAY_MS
+        expires = None if ttl_days is None else now + ttl_days * DAY_MS
         with self._space.lock:
             if blob_id in self._space.blobs:
                 raise BlobExists("a blob of this name exists already", blob=blob_id)
@@ -53,54 +58,50 @@ class MemoryBlobStore:
 
     @contextmanager
     def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
-        """As the port says."""
         data, _ = self._find(blob_id)
         yield BytesReader(memoryview(data)[offset : None if length is None else offset + length])
 
     def delete(self, blob_id: str) -> None:
-        """As the port says."""
         check_blob_id(blob_id)
         with self._space.lock:
             self._space.blobs.pop(blob_id, None)
 
     def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
-        """As the port says: one by one."""
         return delete_each(blob_ids, self.delete)
 
     def remove_ttl(self, blob_id: str) -> None:
-        """As the port says."""
         data, info = self._find(blob_id)
         with self._space.lock:
             if blob_id in self._space.blobs:
                 self._space.blobs[blob_id] = data, replace(info, expires_ms=None)
 
     def stat(self, blob_id: str) -> BlobInfo:
-        """As the port says."""
         return self._find(blob_id)[1]
 
-    def list(self, prefix: str, after: str | None = None) -> Iterator[BlobInfo]:
-        """As the port says, in the order of names."""
+    def list(self, prefix: str, token: str | None = None) -> BlobPage:
+        """Pages in the order of names; the token is the last name."""
         with self._space.lock:
             found = [info for blob_id, (_, info) in self._space.blobs.items() if blob_id.startswith(prefix)]
-        yield from sorted((info for info in found if info.blob_id > (after or "")), key=lambda info: info.blob_id)
+        return page_of(iter(sorted((i for i in found if i.blob_id > (token or "")), key=lambda i: i.blob_id)))
 
     def time_ms(self) -> int:
-        """As the port says."""
         return self._clock.time_ns() // 1_000_000
 
     def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """None: a blob is there at once."""
+        """There are none: a blob is there at once."""
         return iter(())
 
     def abandon(self, upload: UnfinishedUpload) -> None:
-        """There is none."""
+        """Nothing to do."""
 
     def probe(self) -> Sequence[str]:
-        """Nothing can be wrong with it."""
+        return ()
+
+    def fix(self) -> Sequence[str]:
         return ()
 
     def close(self) -> None:
-        """Nothing to close: the blobs stay for other stores of the same name."""
+        """The blobs stay for other stores of the same name."""
 
     def _find(self, blob_id: str) -> tuple[bytes, BlobInfo]:
         check_blob_id(blob_id)
@@ -109,3 +110,9 @@ class MemoryBlobStore:
         if found is None:
             raise MissingBlob("the blob does not exist", blob=blob_id)
         return found
+
+
+def open_store(uri: str, config: JobConfig, clock: Clock) -> MemoryBlobStore:
+    """The store of ``memory://<name>``."""
+    parts = urlsplit(uri)
+    return MemoryBlobStore(clock, parts.netloc + parts.path or "default")

@@ -1,23 +1,28 @@
-"""What a blob may be called, the same rule for every store, and what all stores do in the same way. Pure.
+"""The rule for names of blobs, the same for every store, and what several stores do in the same way. Pure.
 
-A name is parts joined by ``/``. A part never starts with a dot, so that a store can keep records of its own
-beside the blobs, and is short enough to be a file name everywhere.
+A name is parts joined by ``/``. A part never starts with a dot, so that a store can keep records of its own next to
+the blobs, and is short enough to be a file name everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from statemgr.errors import InvalidError, StatemgrError
+from statemgr.ports import BlobInfo, BlobPage
 
 #: Bytes of UTF-8; S3 allows 1024 with the prefix of the store's URI.
 MAX_BLOB_ID = 900
-#: Bytes of UTF-8 of one part: a file name has 255, and records beside a blob need some of them.
+#: Bytes of UTF-8 of one part: a file name has 255, and the records next to a blob need some of them.
 MAX_PART = 200
+DAY_MS = 24 * 3600 * 1000
+#: Blobs of one page of a listing, as S3 has it.
+_PAGE = 1000
 
 
 class BlobExists(InvalidError):
-    """A blob of this name is there already; nothing was written."""
+    """A blob of this name exists already; nothing was written."""
 
 
 def check_blob_id(blob_id: str) -> tuple[str, ...]:
@@ -29,7 +34,7 @@ def check_blob_id(blob_id: str) -> tuple[str, ...]:
 
 
 def delete_each(blob_ids: Iterable[str], delete: Callable[[str], None]) -> dict[str, StatemgrError]:
-    """Delete blobs one by one. Returns: those it failed for, and why."""
+    """Delete blobs one by one. Returns: the blobs that it failed for, and why."""
     failed: dict[str, StatemgrError] = {}
     for blob_id in blob_ids:
         try:
@@ -37,6 +42,12 @@ def delete_each(blob_ids: Iterable[str], delete: Callable[[str], None]) -> dict[
         except StatemgrError as error:
             failed[blob_id] = error
     return failed
+
+
+def page_of(blobs: Iterator[BlobInfo]) -> BlobPage:
+    """The next page of a listing whose token is its last name."""
+    page = list(islice(blobs, _PAGE))
+    return BlobPage(page, page[-1].blob_id if len(page) == _PAGE else None)
 
 
 def _problem(blob_id: str) -> str | None:

@@ -1,8 +1,8 @@
 """Retries around any blob store: jittered exponential back-off inside one deadline. Waits by the clock only.
 
 Only ``UnavailableError`` is tried again; other errors (AccessDenied, MissingBlob) surface at once.
-A GET that breaks off is opened again where it stopped: blobs never change. One that stays slower than a floor is opened
-again at half of the deadline, and ends at the deadline.
+A GET that breaks off is opened again where it stopped: blobs never change. A GET that stays slower than a floor is
+opened again once half of the deadline has passed, and fails at the deadline.
 """
 
 from __future__ import annotations
@@ -10,20 +10,31 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import tenacity
 
+from statemgr.blobs.decorator import BlobStoreDecorator
 from statemgr.config import RetryPolicy
 from statemgr.errors import StatemgrError, UnavailableError
-from statemgr.ports import BlobInfo, BlobReader, BlobStore, Body, Clock, UnfinishedUpload
+from statemgr.ports import (
+    BlobAdministration,
+    BlobInfo,
+    BlobPage,
+    BlobReader,
+    BlobStore,
+    Body,
+    Clock,
+    UnfinishedUpload,
+)
 
 T = TypeVar("T")
 #: Bytes a second. A body that stays slower counts as not answering.
 _FLOOR = 8 * 1024
 
 
-class RetryingBlobStore:
+class RetryingBlobStore(BlobStoreDecorator):
     """A blob store that tries again by ``policy``; each call has a deadline of its own."""
 
     def __init__(
@@ -33,48 +44,39 @@ class RetryingBlobStore:
         clock: Clock,
         uniform: Callable[[], float] = random.random,
     ) -> None:
-        self.inner = inner
-        self._policy = policy
-        self._clock = clock
-        self._uniform = uniform
+        super().__init__(inner)
+        self._call = Retries(policy, clock, uniform)
+        self._new_pace = partial(_Pace, clock, policy.max_duration_ms / 1000)
 
     @property
-    def checks_uploads(self) -> bool:
-        """As the port says."""
-        return self._call(lambda: self.inner.checks_uploads)
-
-    @property
-    def listing_tells_ttl(self) -> bool:
-        """As the port says."""
-        return self.inner.listing_tells_ttl
+    def administration(self) -> RetryingAdministration:
+        return RetryingAdministration(self.inner.administration, self._call)
 
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
-        """As the port says."""
         self._call(lambda: self.inner.put(blob_id, body, ttl_days=ttl_days))
 
     @contextmanager
     def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
-        """As the port says."""
+        """A body that breaks off is read on in a new GET."""
 
         def opened(position: int) -> AbstractContextManager[BlobReader]:
             left = None if length is None else length - position
             return self.inner.get(blob_id, offset + position, left)
 
         with ExitStack() as stack:
-            pace = _Pace(self._clock, self._policy.max_duration_ms / 1000)
-            yield _ResumingReader(opened, self._call, stack, pace, blob_id)
+            yield _ResumingReader(opened, self._call, stack, self._new_pace(), blob_id)
+
+    def stat(self, blob_id: str) -> BlobInfo:
+        return self._call(lambda: self.inner.stat(blob_id))
+
+    def remove_ttl(self, blob_id: str) -> None:
+        self._call(lambda: self.inner.remove_ttl(blob_id))
 
     def delete(self, blob_id: str) -> None:
-        """As the port says."""
         self._call(lambda: self.inner.delete(blob_id))
 
-    @property
-    def most_deletes(self) -> int:
-        """As the port says."""
-        return self.inner.most_deletes
-
     def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
-        """As the port says; those for which the store was not available are tried again together."""
+        """Blobs for which the store was not available are tried again together."""
         failed: dict[str, StatemgrError] = {}
         left = list(blob_ids)
 
@@ -92,66 +94,50 @@ class RetryingBlobStore:
             failed |= dict.fromkeys(left, error)
         return failed
 
-    def remove_ttl(self, blob_id: str) -> None:
-        """As the port says."""
-        self._call(lambda: self.inner.remove_ttl(blob_id))
 
-    def stat(self, blob_id: str) -> BlobInfo:
-        """As the port says."""
-        return self._call(lambda: self.inner.stat(blob_id))
+class RetryingAdministration:
+    """The administration of a store, each call tried again; a listing page by page."""
 
-    def list(self, prefix: str, after: str | None = None) -> Iterator[BlobInfo]:
-        """As the port says; one that breaks off goes on after the last name, with a deadline of its own each time."""
-        last, listing = after, self.inner.list(prefix, after)
+    def __init__(self, inner: BlobAdministration, call: Retries) -> None:
+        self._inner = inner
+        self._call = call
 
-        def go_on() -> BlobInfo | None:
-            nonlocal listing
-            listing = self.inner.list(prefix, last)
-            return next(listing, None)
+    @property
+    def listing_tells_ttl(self) -> bool:
+        return self._inner.listing_tells_ttl
 
-        while True:
-            try:
-                found = next(listing, None)
-            except UnavailableError:
-                found = self._call(go_on)
-            if found is None:
-                return
-            last = found.blob_id
-            yield found
+    def list(self, prefix: str, token: str | None = None) -> BlobPage:
+        return self._call(lambda: self._inner.list(prefix, token))
 
     def time_ms(self) -> int:
-        """As the port says."""
-        return self._call(self.inner.time_ms)
+        return self._call(self._inner.time_ms)
 
     def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """As the port says; held in memory: there are few."""
-        yield from self._call(lambda: list(self.inner.unfinished(prefix)))
+        """All are read before the first is given: there are few."""
+        return self._call(lambda: iter([*self._inner.unfinished(prefix)]))
 
     def abandon(self, upload: UnfinishedUpload) -> None:
-        """As the port says."""
-        self._call(lambda: self.inner.abandon(upload))
+        self._call(lambda: self._inner.abandon(upload))
 
     def probe(self) -> Sequence[str]:
-        """As the port says."""
-        return self._call(self.inner.probe)
+        return self._call(self._inner.probe)
 
-    def close(self) -> None:
-        """Close the store inside."""
-        self.inner.close()
+    def fix(self) -> Sequence[str]:
+        return self._call(self._inner.fix)
 
-    def _call(self, action: Callable[[], T]) -> T:
+
+class Retries:
+    """Calls again what raises UnavailableError, until the policy's retries or its duration are used up."""
+
+    def __init__(self, policy: RetryPolicy, clock: Clock, uniform: Callable[[], float]) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._uniform = uniform
+
+    def __call__(self, action: Callable[[], T]) -> T:
+        """Raises: what the action raised last; UnavailableError with the number of attempts."""
         policy, clock = self._policy, self._clock
         deadline = clock.monotonic() + policy.max_duration_ms / 1000
-
-        def pause(state: tenacity.RetryCallState) -> float:
-            # computed step by step: a power could overflow
-            milliseconds = float(policy.backoff_ms)
-            for _ in range(state.attempt_number - 1):
-                if milliseconds >= policy.backoff_max_ms:
-                    break
-                milliseconds *= policy.factor
-            milliseconds = min(milliseconds, policy.backoff_max_ms)
-            return milliseconds * (1 - policy.jitter * self._uniform()) / 1000
 
         def ended(state: tenacity.RetryCallState) -> bool:
             out_of_retries = 0 <= policy.max_retries < state.attempt_number
@@ -159,7 +145,7 @@ class RetryingBlobStore:
 
         attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(UnavailableError),
-            wait=pause,
+            wait=self._pause,
             stop=ended,
             sleep=clock.sleep,
             reraise=True,
@@ -170,9 +156,17 @@ class RetryingBlobStore:
             number = attempts.statistics.get("attempt_number")
             raise error.with_where(attempts=number) from error.__cause__
 
-
-class _Call(Protocol):
-    def __call__(self, action: Callable[[], T]) -> T: ...
+    def _pause(self, state: tenacity.RetryCallState) -> float:
+        """Seconds before the next attempt."""
+        policy = self._policy
+        # computed step by step: a power could overflow
+        milliseconds = float(policy.backoff_ms)
+        for _ in range(state.attempt_number - 1):
+            if milliseconds >= policy.backoff_max_ms:
+                break
+            milliseconds *= policy.factor
+        milliseconds = min(milliseconds, policy.backoff_max_ms)
+        return milliseconds * (1 - policy.jitter * self._uniform()) / 1000
 
 
 class _Pace:
@@ -212,7 +206,7 @@ class _ResumingReader:
     def __init__(
         self,
         opened: Callable[[int], AbstractContextManager[BlobReader]],
-        call: _Call,
+        call: Retries,
         stack: ExitStack,
         pace: _Pace,
         blob_id: str,
@@ -237,7 +231,7 @@ class _ResumingReader:
             raise UnavailableError(
                 f"the blob arrives at less than {_FLOOR} bytes a second",
                 blob=self._blob_id,
-                hint="check the network; blob.store.retry.policy.max.retry.duration.millis is how long that may last",
+                hint="check the network, or raise blob.store.retry.policy.max.retry.duration.millis",
             )
         if size and self._pace.renews():
             self._stack.close()

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from fastavro.schema import parse_schema
 
+from statemgr.config.blob_stores import blob_store_of
 from statemgr.config.interval import SnapshotInterval
 from statemgr.ids import NAME
 
@@ -149,17 +150,23 @@ def numbers(allowed: tuple[int, ...], expected: str) -> Kind:
 
 
 def _blob_uri(value: object) -> str:
+    """What follows the scheme of another package's store is that package's business, except credentials.
+
+    Raises: ConfigError for a scheme without a store.
+    """
     text = _string(value)
     uri = urlsplit(text)
-    if uri.username or uri.password or uri.query or uri.fragment:
+    own = uri.scheme in ("file", "s3", "memory")
+    if uri.username or uri.password or uri.fragment or (own and uri.query):
         raise ValueError
-    if uri.scheme == "file" and uri.netloc in ("", "localhost") and uri.path.startswith("/"):
-        return text
-    if uri.scheme == "s3" and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", uri.netloc):
-        return text
-    if uri.scheme == "memory":
-        return text
-    raise ValueError
+    if uri.scheme == "file" and not (uri.netloc in ("", "localhost") and uri.path.startswith("/")):
+        raise ValueError
+    if uri.scheme == "s3" and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", uri.netloc):
+        raise ValueError
+    if not own and not re.match(r"[a-z][a-z0-9+.-]*://", text):
+        raise ValueError
+    blob_store_of(text)
+    return text
 
 
 def _endpoint(value: object) -> str:

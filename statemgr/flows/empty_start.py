@@ -17,7 +17,7 @@ from statemgr.errors import MissingBlob, MissingState, PermissionNeeded
 from statemgr.flows.parts import Parts
 from statemgr.ids import task_index, task_name, task_path
 from statemgr.local import durable, levels
-from statemgr.ports import CheckpointLog
+from statemgr.ports import CheckpointLog, list_blobs
 
 _PERMISSION = (
     "to start empty on purpose, open the job once with allow_empty_start=True; "
@@ -79,11 +79,11 @@ def _published_blob(parts: Parts, prefix: str) -> str | None:
     if parts.config.blob_uri is None:
         return None
     store = parts.blobs()
-    for number, blob in enumerate(store.list(prefix)):
+    for number, blob in enumerate(list_blobs(store, prefix)):
         if number == _MOST_BLOBS:
             return f"the blob store holds more than {_MOST_BLOBS:,} blobs below {prefix}"
         try:
-            found = blob if store.listing_tells_ttl else store.stat(blob.blob_id)
+            found = blob if store.administration.listing_tells_ttl else store.stat(blob.blob_id)
         except MissingBlob:
             continue
         if found.expires_ms is None:

@@ -32,7 +32,7 @@ from statemgr.flows.gc_mark import Marks, mark
 from statemgr.flows.grace_period import chosen_grace_ms
 from statemgr.flows.parts import Parts
 from statemgr.model.snapshot import blob_id_problem
-from statemgr.ports import BlobInfo, CheckpointLog, Progress, UnfinishedUpload
+from statemgr.ports import BlobInfo, CheckpointLog, Progress, UnfinishedUpload, list_blobs
 
 T = TypeVar("T")
 #: Blobs that are looked at or deleted together.
@@ -46,7 +46,7 @@ def collect(parts: Parts, log: CheckpointLog, request: Request, progress: Progre
         period, or a store that does not tell its time; UnavailableError and AccessDenied while listing.
     """
     grace_ms = chosen_grace_ms(parts.config, request.grace_ms)
-    cut_ms = parts.blobs().time_ms() - grace_ms  # 1
+    cut_ms = parts.blobs().administration.time_ms() - grace_ms  # 1
     found = Collection(grace_ms=grace_ms)
     first = mark(parts, log, allow_no_checkpoints=request.allow_no_checkpoints)
     unseen = _survey(parts, first, cut_ms, found, progress)  # 2
@@ -90,7 +90,7 @@ def _survey(parts: Parts, marks: Marks, cut_ms: int, found: Collection, progress
     """Count what is there. Returns: needed blobs that are not."""
     unseen = set(marks.needed)
     listed = 0
-    for infos in _chunks(parts.blobs().list(_prefix(parts))):
+    for infos in _chunks(list_blobs(parts.blobs(), _prefix(parts))):
         old: list[BlobInfo] = []
         for info in infos:
             fate = _fate(parts, info, (marks,), cut_ms)
@@ -111,7 +111,7 @@ def _survey(parts: Parts, marks: Marks, cut_ms: int, found: Collection, progress
 def _expiring(parts: Parts, infos: list[BlobInfo]) -> list[str]:
     """Which of these have a TTL; where listings do not tell, each is asked for."""
     store = parts.blobs()
-    if store.listing_tells_ttl:
+    if store.administration.listing_tells_ttl:
         return [info.blob_id for info in infos if info.expires_ms is not None]
     expiring: list[str] = []
 
@@ -127,7 +127,8 @@ def _expiring(parts: Parts, infos: list[BlobInfo]) -> list[str]:
 
 
 def _unfinished(parts: Parts, cut_ms: int) -> Iterator[UnfinishedUpload]:
-    return (upload for upload in parts.blobs().unfinished(_prefix(parts)) if upload.started_ms < cut_ms)
+    uploads = parts.blobs().administration.unfinished(_prefix(parts))
+    return (upload for upload in uploads if upload.started_ms < cut_ms)
 
 
 # --- step 4 ------------------------------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ def _sweep(parts: Parts, marks: tuple[Marks, Marks], cut_ms: int, found: Collect
     for of_indexes in (False, True):
         orphans = (
             info
-            for info in parts.blobs().list(_prefix(parts))
+            for info in list_blobs(parts.blobs(), _prefix(parts))
             if is_index_blob(info.blob_id) == of_indexes and _fate(parts, info, marks, cut_ms) is Fate.ORPHAN
         )
         for infos in _chunks(orphans):
@@ -170,7 +171,7 @@ def _sweep(parts: Parts, marks: tuple[Marks, Marks], cut_ms: int, found: Collect
     if not found.unfinished:
         return
     for uploads in _chunks(_unfinished(parts, cut_ms)):
-        refused = parts.transfer().for_each(uploads, parts.blobs().abandon)
+        refused = parts.transfer().for_each(uploads, parts.blobs().administration.abandon)
         found.failed |= {upload.blob_id: error for upload, error in refused.items()}
         found.abandoned += len(uploads) - len(refused)
 

@@ -295,4 +295,4 @@ def _record(parts: Parts, published: Published, commit: PreparedCommit, checkpoi
 def _age_in_store(parts: Parts, blob_ids: Collection[str]) -> int:
     blobs = parts.blobs()
     oldest_ms = min(blobs.stat(blob_id).modified_ms for blob_id in blob_ids)
-    return blobs.time_ms() - oldest_ms
+    return blobs.administration.time_ms() - oldest_ms

@@ -22,12 +22,16 @@ from statemgr.ports.backends import (
     no_progress,
 )
 from statemgr.ports.blobs import (
+    BlobAdministration,
     BlobInfo,
+    BlobPage,
     BlobReader,
     BlobStore,
     Body,
     FileSlice,
+    OpenBlobStore,
     UnfinishedUpload,
+    list_blobs,
 )
 from statemgr.ports.clock import Clock, Moment
 from statemgr.ports.kafka import (
@@ -51,7 +55,9 @@ from statemgr.ports.local import (
 __all__ = [
     "Backlog",
     "BackupManager",
+    "BlobAdministration",
     "BlobInfo",
+    "BlobPage",
     "BlobReader",
     "BlobStore",
     "Body",
@@ -70,6 +76,7 @@ __all__ = [
     "LocalDirectories",
     "LocalStore",
     "Moment",
+    "OpenBlobStore",
     "PreparedBackup",
     "Progress",
     "Publisher",
@@ -84,5 +91,6 @@ __all__ = [
     "TopicInfo",
     "Transaction",
     "UnfinishedUpload",
+    "list_blobs",
     "no_progress",
 ]

@@ -29,6 +29,8 @@ from statemgr.transfer.pool import Batch, Counter, Pool
 T = TypeVar("T")
 #: Bytes that are read, hashed and written at once, or copied by the system and then looked at.
 _BUFFER = 1024 * 1024
+#: Blobs that are deleted in one call of the store.
+_TOGETHER = 100
 
 
 class Transfer:
@@ -310,15 +312,13 @@ class Transfer:
 
     def delete_all(self, blob_ids: Iterable[str]) -> Mapping[str, StatemgrError]:
         """Delete blobs, in parallel and with few requests. Returns those it failed for, and why."""
-        wanted, together = list(dict.fromkeys(blob_ids)), self._blobs.most_deletes
-        if together == 1 or len(wanted) < 2:
-            return self.for_each(wanted, self._blobs.delete)
+        wanted = list(dict.fromkeys(blob_ids))
         failed: dict[str, StatemgrError] = {}
 
         def delete(some: Sequence[str]) -> None:
             failed.update(self._blobs.delete_many(some))
 
-        chunks = [tuple(wanted[start : start + together]) for start in range(0, len(wanted), together)]
+        chunks = [tuple(wanted[start : start + _TOGETHER]) for start in range(0, len(wanted), _TOGETHER)]
         for chunk, error in self.for_each(chunks, delete).items():
             failed |= dict.fromkeys(chunk, error)
         return failed

@@ -38,7 +38,7 @@ def blob_config(request: pytest.FixtureRequest, tmp_path: Path) -> JobConfig:
 
 
 @pytest.fixture(params=["raw", "decorated"])
-def blobs(request: pytest.FixtureRequest, blob_config: JobConfig) -> Iterator[BlobStore]:
+def opened_blobs(request: pytest.FixtureRequest, blob_config: JobConfig) -> Iterator[BlobStore]:
     """A blob store of each kind, as its adapter is and as the job gets it."""
     opened: Callable[[JobConfig, SystemClock], BlobStore] = (
         open_raw_blob_store if request.param == "raw" else open_blob_store

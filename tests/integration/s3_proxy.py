@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+Answer = tuple[int, list[tuple[str, str]], bytes]
 _HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "content-length", "date", "server"}
 
 
@@ -80,9 +81,28 @@ class S3Proxy:
                     return fault
         return None
 
+    def forward(self, method: str, path: str, headers: Mapping[str, str], data: bytes) -> Answer:
+        """What the server answers: status, headers and body."""
+        upstream = http.client.HTTPConnection(urlsplit(self.upstream).netloc, timeout=30)
+        try:
+            upstream.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+            for name, value in headers.items():
+                if name.lower() not in {"expect", "connection"}:
+                    upstream.putheader(name, value)
+            upstream.endheaders(data)
+            answer = upstream.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+        finally:
+            upstream.close()
+
     def wait(self, seconds: float) -> bool:
         """Hold an answer back, not beyond the proxy's end. Returns whether that has come."""
         return self._stopped.wait(seconds)
+
+
+def error_body(code: str, message: str = "told to") -> bytes:
+    """The body of an answer that refuses a request."""
+    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -104,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.answer and not fault.lands:
             self._answer(*fault.answer)
             return
-        status, headers, body = self._forward(data)
+        status, headers, body = self.proxy.forward(self.command, self.path, dict(self.headers), data)
         if fault.answer:
             self._answer(*fault.answer)
             return
@@ -147,22 +167,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
         self.wfile.write(b"0\r\n\r\n")
 
-    def _forward(self, data: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-        upstream = http.client.HTTPConnection(urlsplit(self.proxy.upstream).netloc, timeout=30)
-        try:
-            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-            for name, value in self.headers.items():
-                if name.lower() not in {"expect", "connection"}:
-                    upstream.putheader(name, value)
-            upstream.endheaders(data)
-            answer = upstream.getresponse()
-            return answer.status, answer.getheaders(), answer.read()
-        finally:
-            upstream.close()
-
     def _answer(self, status: int, code: str) -> None:
-        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>told to</Message></Error>".encode()
-        body = b"" if self.command == "HEAD" else body
+        body = b"" if self.command == "HEAD" else error_body(code)
         self.send_response(status)
         self.send_header("Content-Type", "application/xml")
         self.send_header("Content-Length", str(len(body)))

@@ -20,11 +20,12 @@ from click.testing import CliRunner, Result
 
 from statemgr import JobConfig, StateManager
 from statemgr.blobs.file import FileBlobStore
-from statemgr.blobs.s3.store import S3BlobStore
+from statemgr.blobs.s3.administration import S3Administration
 from statemgr.cli.main import cli
 from statemgr.errors import RetryableError
 from statemgr.ids import IdSource
 from statemgr.phases import Phase, observed
+from statemgr.ports import list_blobs
 from statemgr.reader import JobReader
 from statemgr.wiring import Runtime
 from tests.commits import TASK, blob_files, commit, published, referenced, totals, write
@@ -60,7 +61,7 @@ def mapping(request: pytest.FixtureRequest, kafka: KafkaServer, tmp_path: Path) 
 
 def time_passes(monkeypatch: pytest.MonkeyPatch, milliseconds: int = 2 * DAY_MS) -> None:
     """The blob stores' clocks are ahead of the times of the blobs that are there."""
-    for kind in (FileBlobStore, S3BlobStore):
+    for kind in (FileBlobStore, S3Administration):
         original: Callable[[Any], int] = kind.time_ms
         monkeypatch.setattr(kind, "time_ms", lambda self, original=original: original(self) + milliseconds)
 
@@ -69,7 +70,7 @@ def names(config: JobConfig) -> set[str]:
     """Every blob of the job."""
     runtime = Runtime(config)
     try:
-        return {info.blob_id for info in runtime.blobs().list("")}
+        return {info.blob_id for info in list_blobs(runtime.blobs(), "")}
     finally:
         runtime.close()
 

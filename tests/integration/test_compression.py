@@ -10,6 +10,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.blobs import open_blob_store
 from statemgr.cli.render import index_to_json_dict
 from statemgr.local.clock import SystemClock
+from statemgr.ports import list_blobs
 from statemgr.reader import JobReader
 from tests.commits import TASK, Items, write
 from tests.jobs import INTERVALS, contents, elsewhere, job_mapping, with_changes
@@ -31,7 +32,7 @@ def commit(config: JobConfig, items: Items, offset: int) -> None:
 def stored(config: JobConfig) -> int:
     """Bytes of all of a job's blobs."""
     store = open_blob_store(config, SystemClock())
-    total = sum(info.size for info in store.list(f"{config.job_name}/"))
+    total = sum(info.size for info in list_blobs(store, f"{config.job_name}/"))
     store.close()
     return total
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -278,22 +278,21 @@ def test_the_steps_of_an_asynchronous_commit_that_may_fail(
             assert task.last_checkpoint.input_offsets == {"orders-0": (number - 1) * 10}
             # having been told, the next commit goes on
             task.commit({"orders-0": number * 10})
-        delete = FileBlobStore.delete
+        delete = FileBlobStore.delete_many
         for number, suffix in enumerate(("", "/index")):  # every delete fails; only the index's does
 
-            def refuse(self: FileBlobStore, blob_id: str, suffix: str = suffix) -> None:
-                if blob_id.endswith(suffix):
-                    raise AccessDenied("told to", blob=blob_id)
-                delete(self, blob_id)
+            def refuse(self: FileBlobStore, blob_ids: Sequence[str], suffix: str = suffix) -> object:
+                refused = {name: AccessDenied("told to", blob=name) for name in blob_ids if name.endswith(suffix)}
+                return {**refused, **delete(self, [name for name in blob_ids if name not in refused])}
 
-            monkeypatch.setattr(FileBlobStore, "delete", refuse)
+            monkeypatch.setattr(FileBlobStore, "delete_many", refuse)
             write(task, {b"0": b"clean-up %d" % number})
             checkpoint = task.commit({"orders-0": 1000 + number})
             assert checkpoint.input_offsets == {"orders-0": 1000 + number}
             assert referenced(config) < blob_files(tmp_path, expiring=False), "nothing was left behind"
     for factory in DUAL:
         assert totals(config, factory)[TASK] == {b"0": b"clean-up 1", **{b"%d" % n: b"x" for n in range(1, 6)}}
-    monkeypatch.setattr(FileBlobStore, "delete", delete)
+    monkeypatch.setattr(FileBlobStore, "delete_many", delete)
     commit(config, {}, 2000)
     assert blob_files(tmp_path, expiring=False) == referenced(config), "what a clean-up left behind is deleted later"
     assert len(blob_files(tmp_path, expiring=True)) == 3, "what failed commits left behind expires"

@@ -18,7 +18,7 @@ from statemgr.blobs import open_blob_store
 from statemgr.cli.main import cli
 from statemgr.errors import AccessDenied
 from statemgr.local.clock import SystemClock
-from statemgr.ports import UnfinishedUpload
+from statemgr.ports import UnfinishedUpload, list_blobs
 from statemgr_tools.dev.s3 import find_versitygw
 from tests.jobs import DUAL
 from tests.secured import BUCKET, Right, SecuredKafka, SecuredS3, documented
@@ -171,11 +171,11 @@ def test_each_right_of_s3_is_needed_and_named(servers: tuple[SecuredKafka, Secur
         "s3:PutObject": lambda: blobs.put(key + "2", b"x", ttl_days=30),
         "s3:PutObjectTagging": lambda: blobs.put(key + "3", b"x", ttl_days=30),
         "s3:GetObject": lambda: blobs.get(key).__enter__(),
-        "s3:ListBucket": lambda: list(blobs.list("visits/1/")),
+        "s3:ListBucket": lambda: list(list_blobs(blobs, "visits/1/")),
         "s3:GetObjectTagging": lambda: blobs.stat(key),
         "s3:DeleteObjectTagging": lambda: blobs.remove_ttl(key),
-        "s3:ListBucketMultipartUploads": lambda: list(blobs.unfinished("visits/1/")),
-        "s3:AbortMultipartUpload": lambda: blobs.abandon(UnfinishedUpload("visits/1/u", upload, 0)),
+        "s3:ListBucketMultipartUploads": lambda: list(blobs.administration.unfinished("visits/1/")),
+        "s3:AbortMultipartUpload": lambda: blobs.administration.abandon(UnfinishedUpload("visits/1/u", upload, 0)),
         "s3:DeleteObject": lambda: blobs.delete(key),
     }
     rights = {right.right: right for right in life.rights if right.server == "S3"}

@@ -13,6 +13,7 @@ from statemgr.blobs.s3.store import S3BlobStore
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, InvalidError
 from statemgr.local.clock import SystemClock
+from statemgr.ports import list_blobs
 from statemgr_tools.dev.s3 import S3Server as DevS3Server
 from tests.servers import S3Server
 
@@ -55,36 +56,38 @@ def test_the_lifecycle_rule_is_missed_installed_and_found(moto: DevS3Server, pre
     client: Any = store._client
     other = {"ID": "mine", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 3}}
     client.put_bucket_lifecycle_configuration(Bucket=moto.bucket, LifecycleConfiguration={"Rules": [other]})
-    assert any("no lifecycle rule" in problem for problem in store.probe())
+    assert any("no lifecycle rule" in problem for problem in store.administration.probe())
     for _ in range(2):
-        store.ensure_lifecycle_rule()
-        assert not any("lifecycle" in problem for problem in store.probe())
+        store.administration.fix()
+        assert not any("lifecycle" in problem for problem in store.administration.probe())
     rules = client.get_bucket_lifecycle_configuration(Bucket=moto.bucket)["Rules"]
     assert [rule["ID"] == "mine" for rule in rules] == [True, False]
     longer = open_raw(moto, prefix, **{"blob.store.ttl.days": 8})
-    assert any("statemgr-ttl=8" in problem for problem in longer.probe())
+    assert any("statemgr-ttl=8" in problem for problem in longer.administration.probe())
     store.close()
     longer.close()
 
 
 def test_a_rule_for_another_prefix_does_not_count(moto: DevS3Server) -> None:
     """A rule that expires other objects is not taken for ours; one of a prefix above is."""
-    open_raw(moto, "a", **{"blob.store.ttl.days": 9}).ensure_lifecycle_rule()
-    assert not any("lifecycle" in text for text in open_raw(moto, "a/b", **{"blob.store.ttl.days": 9}).probe())
-    assert any("lifecycle" in text for text in open_raw(moto, "b", **{"blob.store.ttl.days": 9}).probe())
+    open_raw(moto, "a", **{"blob.store.ttl.days": 9}).administration.fix()
+    assert not any(
+        "lifecycle" in text for text in open_raw(moto, "a/b", **{"blob.store.ttl.days": 9}).administration.probe()
+    )
+    assert any("lifecycle" in text for text in open_raw(moto, "b", **{"blob.store.ttl.days": 9}).administration.probe())
 
 
 def test_a_server_without_lifecycle_rules_says_so(s3: S3Server) -> None:
     """What cannot be mended there is a note; installing the rule is a typed error."""
     store = open_raw(s3, s3.fresh_prefix())
-    before = [problem for problem in store.probe() if "lifecycle" in problem]
+    before = [problem for problem in store.administration.probe() if "lifecycle" in problem]
     try:
-        store.ensure_lifecycle_rule()
+        store.administration.fix()
     except InvalidError:
         assert [problem.startswith("note: this S3 server has no lifecycle") for problem in before] == [True]
     else:
         assert s3.server != "versitygw"
-        assert not any("lifecycle" in problem for problem in store.probe())
+        assert not any("lifecycle" in problem for problem in store.administration.probe())
     store.close()
 
 
@@ -94,8 +97,8 @@ def test_a_server_that_does_not_check_is_found_out_and_read_back(
     """Invariant 2: a probe with a wrong checksum tells; then every PUT is read back, and the probe leaves nothing."""
     store = open_raw(moto, "checks")
     assert not store.checks_uploads
-    assert any("read back" in problem for problem in store.probe())
-    assert list(store.list("")) == []
+    assert any("read back" in problem for problem in store.administration.probe())
+    assert list(list_blobs(store, "")) == []
     gets: list[str] = []
     original = S3BlobStore.get
     monkeypatch.setattr(S3BlobStore, "get", lambda self, blob, *a: gets.append(blob) or original(self, blob, *a))
@@ -117,7 +120,7 @@ def test_versitygw_checks(s3: S3Server) -> None:
     """Where the server refuses a wrong checksum nothing is read back."""
     store = open_raw(s3, s3.fresh_prefix())
     assert store.checks_uploads == (s3.server == "versitygw") or s3.server == "given"
-    assert list(store.list("")) == []
+    assert list(list_blobs(store, "")) == []
     store.close()
 
 
@@ -127,7 +130,7 @@ def test_a_bucket_that_does_not_exist(s3: S3Server) -> None:
     store = open_raw_blob_store(JobConfig.from_mapping(config), SystemClock())
     calls = [
         lambda: store.put("a", b"x", ttl_days=1), lambda: store.stat("a"), lambda: store.delete("a"),
-        lambda: store.remove_ttl("a"), lambda: list(store.list("")), lambda: store.get("a").__enter__(),
+        lambda: store.remove_ttl("a"), lambda: list(list_blobs(store, "")), lambda: store.get("a").__enter__(),
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(AccessDenied, match="bucket"):

@@ -14,7 +14,7 @@ from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.local.stores import open_store
 from statemgr.model.checkpoint import BlobMarker
-from statemgr.ports import BlobStore, CommittedDirectory, LocalStore
+from statemgr.ports import BlobStore, CommittedDirectory, LocalStore, list_blobs
 from tests.blob_snapshots import Snapshots, finished, index_of
 
 
@@ -115,7 +115,7 @@ def test_unchanged_files_are_not_uploaded_again(snapshots: Snapshots, tmp_path: 
     first = snapshots.prepare_directory(finished(checkpoint(store, directories, "s1")), attempt="a1")
     store.write([(b"000001", b"changed")])
     second = snapshots.prepare_directory(finished(checkpoint(store, directories, "s2")), first.marker, attempt="a2")
-    sizes = {info.blob_id: info.size for info in snapshots.blobs.list("")}
+    sizes = {info.blob_id: info.size for info in list_blobs(snapshots.blobs, "")}
     assert sum(sizes[name] for name in first.added_blobs) > 2_000_000
     assert sum(sizes[name] for name in second.added_blobs) < 100_000
     store.close()

@@ -120,7 +120,7 @@ def test_each_index_is_read_once_and_nothing_is_listed(
             all_asked.wait()
         return get(self, blob_id, *args)
 
-    def listed(self: FileBlobStore, prefix: str) -> object:
+    def listed(self: FileBlobStore, prefix: str, token: str | None = None) -> object:
         raise AssertionError("a restore lists nothing")
 
     monkeypatch.setattr(FileBlobStore, "get", watched)

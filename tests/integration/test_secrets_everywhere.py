@@ -19,6 +19,7 @@ from statemgr.cli.main import cli
 from statemgr.errors import StatemgrError
 from statemgr.kafka import clients as kafka_clients
 from statemgr.local.clock import SystemClock
+from statemgr.ports import list_blobs
 from tests.commits import TASK, write
 from tests.jobs import job_mapping, with_changes
 from tests.servers import KafkaServer, S3Server
@@ -65,11 +66,11 @@ def test_of_the_blob_store(
     blobs = open_blob_store(config, SystemClock())
     for call in (
         lambda: blobs.put("a/b", b"x", ttl_days=30),
-        lambda: list(blobs.list("a")),
+        lambda: list(list_blobs(blobs, "a")),
         lambda: blobs.stat("a/b"),
         lambda: blobs.delete_many(["a/b"]),
-        blobs.probe,
-        blobs.time_ms,
+        blobs.administration.probe,
+        blobs.administration.time_ms,
     ):
         try:
             said.append(repr(call()))

@@ -28,7 +28,7 @@ from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, OpaqueMarker
 from statemgr.model.codecs import encode_index
 from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex
 from statemgr.phases import Phase, observed
-from statemgr.ports import RestoreRequest, StoreIdentity, no_progress
+from statemgr.ports import RestoreRequest, StoreIdentity, list_blobs, no_progress
 from tests.blob_faults import FaultyBlobStore, ManualClock
 from tests.blob_snapshots import IDENTITY, Snapshots, committed, finished, index_of, marker_of
 
@@ -69,7 +69,7 @@ def test_first_upload(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
     assert isinstance(prepared.marker, BlobMarker)
     assert index_of(prepared.marker).blob_id == "orders/1/Partition_0/totals/attempt-0/index"
     assert set(prepared.added_blobs) == snapshots.names() == snapshots.referenced(prepared.marker)
-    assert all(info.expires_ms is not None for info in blobs.list(""))
+    assert all(info.expires_ms is not None for info in list_blobs(blobs, ""))
     index = snapshots.index(prepared.marker)
     assert (index.previous, index.state_id, index.attempt) == (None, "state-0", "attempt-0")
     assert snapshots.restore(prepared.marker)[0] == TREE

@@ -39,7 +39,7 @@ from statemgr.model.checkpoint import (
     OutstandingTtl,
 )
 from statemgr.model.commit import PreparedCommit
-from statemgr.ports import StoreIdentity, no_progress
+from statemgr.ports import StoreIdentity, list_blobs, no_progress
 from statemgr.wiring import Runtime
 from tests.blob_faults import ManualClock
 from tests.blob_snapshots import IDENTITY, Snapshots, Tree, index_of
@@ -141,7 +141,7 @@ class Job:
 
     def names(self) -> set[str]:
         """Every blob in the store."""
-        return {info.blob_id for info in self.blobs.list("")}
+        return {info.blob_id for info in list_blobs(self.blobs, "")}
 
     def needed(self, *checkpoints: Checkpoint) -> set[str]:
         """The blobs of ``totals`` that these need."""
@@ -493,10 +493,10 @@ def test_published_blobs_that_would_expire_are_named_and_mended(job: Job) -> Non
     assert job.collect(Request()).expiring == []
     job.later()
     assert set(job.collect(Request()).expiring) == set(added.added_blobs)
-    assert all(info.expires_ms is not None for info in job.blobs.list(""))
+    assert all(info.expires_ms is not None for info in list_blobs(job.blobs, ""))
     found = job.collect(Request(mend=True))
     assert set(found.mended) == set(added.added_blobs)
-    assert all(info.expires_ms is None for info in job.blobs.list(""))
+    assert all(info.expires_ms is None for info in list_blobs(job.blobs, ""))
     assert job.collect(Request()).expiring == []
 
 

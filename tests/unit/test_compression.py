@@ -18,6 +18,7 @@ from statemgr.config.retry import RetryPolicy
 from statemgr.errors import CorruptBlob, DiskFull, UnavailableError
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import FileIndex
+from statemgr.ports import list_blobs
 from statemgr.transfer.compression import FrameReader
 from statemgr.transfer.plan import Fetch, Upload
 from statemgr.transfer.transfer import Transfer
@@ -83,7 +84,7 @@ def test_each_part_is_compressed_where_that_is_worth_it(
             blob = zstandard.decompress(blob)
         assert blob == content
         offset += part.size
-    assert all(info.expires_ms is not None for info in blobs.list("")), "uploads bear the TTL"
+    assert all(info.expires_ms is not None for info in list_blobs(blobs, "")), "uploads bear the TTL"
     assert list(scratch.iterdir()) == []
     transfer.fetch_files([Fetch(file, tmp_path / "back")])
     assert (tmp_path / "back").read_bytes() == data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+SUITES = sorted((ROOT / "statemgr" / "testing" / "conformance").glob("*.py"))
 _NODE_ID = re.compile(r"tests/[\w/]+\.py::[\w:]+")
 #: ``| 7 | one sentence | tests |``
 _ROW = re.compile(r"^\| ([ABC]?\d+) \| (.+) \| (.*) \|$")
@@ -48,15 +50,24 @@ def all_tables() -> dict[str, dict[str, tuple[str, list[str]]]]:
     return tables("invariants.md") | tables("scenarios.md")
 
 
-def names_in(path: Path) -> set[str]:
-    """Tests that a file has, as the part of a node ID after the file; parsed, not imported."""
-    found: set[str] = set()
+def cases_in(path: Path) -> dict[str, str]:
+    """Tests of a file, as the part of a node ID after the file, and their docstrings; parsed, not imported."""
+    found: dict[str, str] = {}
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef):
-            found.add(node.name)
+            found[node.name] = ast.get_docstring(node) or ""
         elif isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}::{f.name}" for f in node.body if isinstance(f, ast.FunctionDef)}
-    return {name for name in found if name.rpartition("::")[2].startswith("test_")}
+            bodies = [node.body, *(suites().get(base.id, []) for base in node.bases if isinstance(base, ast.Name))]
+            functions = [f for body in bodies for f in body if isinstance(f, ast.FunctionDef)]
+            found |= {f"{node.name}::{f.name}": ast.get_docstring(f) or "" for f in functions}
+    return {name: text for name, text in found.items() if name.rpartition("::")[2].startswith("test_")}
+
+
+@cache
+def suites() -> dict[str, list[ast.stmt]]:
+    """The classes of the conformance suites, and their bodies."""
+    nodes = [node for path in SUITES for node in ast.parse(path.read_text()).body]
+    return {node.name: node.body for node in nodes if isinstance(node, ast.ClassDef)}
 
 
 def docstrings(path: Path) -> Iterator[tuple[str, str]]:
@@ -77,7 +88,7 @@ def numbers(text: str) -> list[str]:
 
 def test_every_test_that_the_pages_name_exists() -> None:
     """A test that was renamed or removed is noticed by the page that relies on it."""
-    known = {f"{path.relative_to(ROOT).as_posix()}::{name}" for path in TESTS for name in names_in(path)}
+    known = {f"{path.relative_to(ROOT).as_posix()}::{name}" for path in TESTS for name in cases_in(path)}
     named = [node for page in PAGES for node in _NODE_ID.findall(page.read_text())]
     assert len(named) > 200
     assert sorted(set(named) - known) == []
@@ -106,7 +117,7 @@ def test_every_number_that_a_test_names_is_on_a_page() -> None:
     """A docstring that says `A22`, `FAULT 17`, `invariant 7` or `protocol 3` can be looked up."""
     rows = all_tables()
     unknown, seen = [], set()
-    for path in sorted((ROOT / "tests").rglob("*.py")):
+    for path in [*sorted((ROOT / "tests").rglob("*.py")), *SUITES]:
         for name, text in docstrings(path):
             for table, pattern in _NAMES.items():
                 for found in pattern.findall(text):
@@ -120,7 +131,7 @@ def test_every_number_that_a_test_names_is_on_a_page() -> None:
 def test_every_scenario_is_what_one_of_its_tests_says_it_is_about() -> None:
     """Each scenario's row has at least one test whose own docstring says that it is about it."""
     by_test = {
-        f"{path.relative_to(ROOT).as_posix()}::{name}": text for path in TESTS for name, text in docstrings(path)
+        f"{path.relative_to(ROOT).as_posix()}::{name}": text for path in TESTS for name, text in cases_in(path).items()
     }
     silent = [
         number

@@ -11,7 +11,10 @@ from statemgr.blobs import open_blob_store, open_raw_blob_store
 from statemgr.blobs.file import FileBlobStore
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, ConfigError, CorruptBlob, PrerequisiteMissing
+from statemgr.ports import list_blobs
+from tests import sqlite_blobs
 from tests.blob_faults import ManualClock
+from tests.plug_ins import install
 
 
 def config(uri: str | None) -> JobConfig:
@@ -27,20 +30,45 @@ def test_without_a_uri() -> None:
 
 def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extra an s3 URI says what to install; other stores need nothing of it."""
-    for name in [name for name in sys.modules if name.startswith("statemgr.blobs.s3.store")]:
+    for name in [name for name in sys.modules if name.startswith("statemgr.blobs.s3")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(PrerequisiteMissing, match="boto3") as caught:
+    with pytest.raises(PrerequisiteMissing, match=r"s3:// URIs needs boto3") as caught:
         open_blob_store(config("s3://bucket/prefix"), ManualClock())
     assert "statemgr[s3]" in str(caught.value.hint)
     open_blob_store(config("memory://x"), ManualClock()).close()
+
+
+@pytest.mark.parametrize(
+    ("uri", "hint"),
+    [("gs://bucket/x", "install a package with the entry point 'gs'"), ("fiel:///x", "did you mean file://")],
+)
+def test_a_scheme_without_a_store_says_what_to_install(uri: str, hint: str) -> None:
+    """A scheme that no package has a store for is refused when the configuration is loaded."""
+    with pytest.raises(ConfigError, match="none has the scheme") as caught:
+        config(uri)
+    assert hint in str(caught.value.hint)
+    assert "file, memory, s3" in str(caught.value.hint)
+
+
+def test_a_store_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry point of a scheme opens the store; what its module needs and lacks is named with its package."""
+    entries = "[statemgr.blob_stores]\nsqlite = sqlite_blobs:open_store\nlacking = nothing_at_all:open_store\n"
+    install(Path(sqlite_blobs.__file__), entries, tmp_path / "site", monkeypatch)
+    store = open_raw_blob_store(config(f"sqlite://{tmp_path}/blobs.db?mode=x"), ManualClock())
+    store.put("a/b", b"x", ttl_days=None)
+    assert (tmp_path / "blobs.db").exists()
+    store.close()
+    with pytest.raises(PrerequisiteMissing, match="needs nothing_at_all") as caught:
+        open_raw_blob_store(config("lacking://x"), ManualClock())
+    assert caught.value.hint == "pip install sqlite_blobs"
 
 
 def test_memory_is_shared_by_name() -> None:
     """Two stores of one name in a process see the same blobs; others do not."""
     open_blob_store(config("memory://shared"), ManualClock()).put("a", b"x", ttl_days=None)
     assert open_blob_store(config("memory://shared"), ManualClock()).stat("a").size == 1
-    assert list(open_blob_store(config("memory://other"), ManualClock()).list("")) == []
+    assert list(list_blobs(open_blob_store(config("memory://other"), ManualClock()), "")) == []
 
 
 def test_a_directory_with_unusual_characters(tmp_path: Path) -> None:
@@ -70,7 +98,7 @@ def test_links_below_the_root_are_never_followed(tmp_path: Path) -> None:
             store.stat(name)
     with pytest.raises(CorruptBlob):
         store.delete("dir/secret")
-    assert list(store.list("")) == []
+    assert list(list_blobs(store, "")) == []
     assert {path.name for path in outside.iterdir()} == {"secret"}
 
 
@@ -80,7 +108,7 @@ def test_a_root_that_is_a_file(tmp_path: Path) -> None:
     store = FileBlobStore(tmp_path / "blobs", ManualClock())
     with pytest.raises((CorruptBlob, AccessDenied)):
         store.put("a", b"x", ttl_days=None)
-    assert store.probe()
+    assert store.administration.probe()
 
 
 def test_a_killed_put_leaves_no_blob(tmp_path: Path) -> None:
@@ -89,7 +117,7 @@ def test_a_killed_put_leaves_no_blob(tmp_path: Path) -> None:
     store.put("a/b", b"x", ttl_days=30)
     (tmp_path / "a" / ".0123.tmp").write_bytes(b"half")
     (tmp_path / "a" / ".gone.expires").write_bytes(b"123")
-    assert [info.blob_id for info in store.list("")] == ["a/b"]
+    assert [info.blob_id for info in list_blobs(store, "")] == ["a/b"]
     store.put("a/gone", b"y", ttl_days=None)
     assert store.stat("a/gone").expires_ms is None
     store.put("a/again", b"z", ttl_days=30)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from statemgr.blobs import names
 from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.blobs.verifying import VerifyingBlobStore
 from statemgr.config import RetryPolicy
 from statemgr.errors import AccessDenied, DiskFull, MissingBlob, StatemgrError, UnavailableError
+from statemgr.ports import list_blobs
 from tests.blob_faults import FaultyBlobStore, ManualClock
 
 POLICY = RetryPolicy(
@@ -146,29 +148,29 @@ def test_a_put_that_landed_though_it_failed() -> None:
     assert drain(store, "a") == b"data"
 
 
-def test_an_interrupted_listing_is_whole() -> None:
-    """A listing that breaks off goes on after the last name: each name is in it once, and none is held back."""
+def test_an_interrupted_listing_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that fails is asked for again: each name is listed once, and none waits for a later page."""
+    monkeypatch.setattr(names, "_PAGE", 3)
     store, inner, clock = make()
-    names = [f"a/{number}" for number in range(9)]
-    for name in names:
-        inner.put(name, b"", ttl_days=None)
-    inner.list_breaks = [3, 0, 2, 0, 0]
-    listing = store.list("a/")
-    assert next(listing).blob_id == "a/0"
-    assert clock.sleeps == [], "the first page is not kept waiting for the others"
-    assert [info.blob_id for info in listing] == names[1:]
-    assert [after for method, after in inner.calls if method == "list"] == ["", "a/2", "a/2", "a/4", "a/4", "a/4"]
+    for number in range(8):
+        inner.put(f"a/{number}", b"", ttl_days=None)
+    broke = UnavailableError("broke off")
+    inner.faults["list"] = [None, broke, broke, None, broke]
+    listing = list_blobs(store, "a/")
+    assert [next(listing).blob_id for _ in range(3)] == ["a/0", "a/1", "a/2"]
+    assert clock.sleeps == [], "the first page does not wait for the others"
+    assert [info.blob_id for info in listing] == [f"a/{number}" for number in range(3, 8)]
+    assert [token for method, token in inner.calls if method == "list"] == ["", *["a/2"] * 3, *["a/5"] * 2]
 
 
 def test_a_listing_that_always_breaks_off_ends() -> None:
-    """A35: a listing that breaks off at the same place each time ends with a typed error."""
+    """A35: a listing whose page fails each time ends with a typed error."""
     store, inner, _ = make()
-    for name in ("a/1", "a/2", "a/3"):
-        inner.put(name, b"", ttl_days=None)
-    inner.list_breaks = [2] + [0] * 100
+    inner.put("a/1", b"", ttl_days=None)
+    inner.faults["list"] = [UnavailableError("broke off")] * 100
     with pytest.raises(UnavailableError):
-        list(store.list("a/"))
-    assert inner.count("list") == 7
+        list(list_blobs(store, "a/"))
+    assert inner.count("list") == 6
 
 
 def test_a_long_back_off_does_not_overflow() -> None:

@@ -15,6 +15,7 @@ from statemgr.backends.blobs.segment_upload import SegmentUploads
 from statemgr.config import JobConfig
 from statemgr.errors import RetryableError
 from statemgr.local.clock import SystemClock
+from statemgr.ports import list_blobs
 from tests.blob_faults import FaultyBlobStore
 from tests.kafka_jobs import wait_until
 
@@ -96,8 +97,8 @@ def test_the_blob_of_a_slow_upload_goes(blobs: FaultyBlobStore, open_uploads: Op
     names = [uploads.put(f"quick-{number}", b"x") for number in range(20)]  # from which the delay is learnt
     blobs.faults["put"] = [gate]
     assert uploads.put("slow", b"x") == "slow-1"
-    assert {info.blob_id for info in blobs.list("")} == {*names, "slow", "slow-1"}
+    assert {info.blob_id for info in list_blobs(blobs, "")} == {*names, "slow", "slow-1"}
     gate.open.set()
     uploads.close()
-    assert {info.blob_id for info in blobs.list("")} == {*names, "slow-1"}
+    assert {info.blob_id for info in list_blobs(blobs, "")} == {*names, "slow-1"}
     assert (uploads.hedger.first, uploads.hedger.extra, uploads.hedger.lost) == (21, 1, 1)

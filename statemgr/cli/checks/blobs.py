@@ -6,7 +6,7 @@ from statemgr.cli.checks.brokers import clock_finding
 from statemgr.cli.checks.finding import Finding, Status, guarded
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, StatemgrError
-from statemgr.ports import BlobStore, Clock
+from statemgr.ports import BlobAdministration, BlobStore, Clock
 
 _CONTENT = b"statemgr doctor"
 
@@ -26,8 +26,8 @@ def check_blobs(config: JobConfig, *, fix: bool) -> list[Finding]:
             blob_id = f"{config.job_key}/_doctor/{system_ids().attempt_id()}"
             _requests(store, blob_id, config.ttl_days, clock, findings)
             if fix:
-                _install_rule(store, findings)
-            _probe(store, findings)
+                _fix(store.administration, findings)
+            _probe(store.administration, findings)
         finally:
             store.close()
     return findings
@@ -85,22 +85,19 @@ def _overwrite(store: BlobStore, blob_id: str, findings: list[Finding]) -> None:
             Finding(
                 check="blob overwrite",
                 status=Status.NOTE,
-                detail="not refused: the server has no conditional puts; names that are unique protect alone",
+                detail="not refused: the server has no conditional PUTs, so that only unique names protect blobs",
             )
         )
 
 
-def _install_rule(store: BlobStore, findings: list[Finding]) -> None:
-    ensure = getattr(store, "ensure_lifecycle_rule", None)
-    if ensure is None:
-        return
+def _fix(administration: BlobAdministration, findings: list[Finding]) -> None:
     with guarded("blob lifecycle", findings, fix="allow s3:PutLifecycleConfiguration, or set the rule by hand"):
-        ensure()
-        _ok("blob lifecycle", "the rule is installed", findings)
+        for done in administration.fix():
+            _ok("blob lifecycle", done, findings)
 
 
-def _probe(store: BlobStore, findings: list[Finding]) -> None:
-    for text in store.probe():
+def _probe(administration: BlobAdministration, findings: list[Finding]) -> None:
+    for text in administration.probe():
         note = text.removeprefix("note:").strip()
         status = Status.NOTE if text.startswith("note:") else Status.PROBLEM
         fix = None if status is Status.NOTE else "`statemgr doctor --fix`"

@@ -1,0 +1,231 @@
+"""A tree of directories that no link leads out of. Touches files below its root only.
+
+Every directory on the way is opened relative to its parent and without following links. Errors of the operating
+system become those of a blob store.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from statemgr import os_errors
+from statemgr.blobs.body import CHUNK
+from statemgr.blobs.names import BlobExists
+from statemgr.errors import CorruptBlob, MissingBlob, StatemgrError, UnavailableError
+from statemgr.os_errors import Fault
+from statemgr.ports import BlobInfo
+
+TEMPORARY = ".tmp"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# a planted FIFO must not make an open wait
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+_LINKS_HINT = "links below blob.store.uri are never followed"
+_KINDS = {
+    Fault.GONE: MissingBlob,
+    **dict.fromkeys((Fault.EXISTS, Fault.ALTERED), CorruptBlob),
+    # a retry may help
+    **dict.fromkeys((Fault.LIMIT, Fault.FAILED), UnavailableError),
+}
+_HINTS = {
+    Fault.GONE: "it was deleted, or its TTL has passed",
+    **dict.fromkeys((Fault.EXISTS, Fault.ALTERED), _LINKS_HINT),
+    Fault.REFUSED: "check owner and mode of the directory of blob.store.uri",
+    Fault.FAILED: "check the disk or the mount of blob.store.uri",
+}
+
+
+def translated(blob_id: str) -> AbstractContextManager[None]:
+    """Turn OSErrors of the block into statemgr's.
+
+    Raises: MissingBlob, CorruptBlob (not a regular file), DiskFull, AccessDenied, UnavailableError.
+    """
+    return os_errors.translated("the blob cannot be read or written", None, kinds=_KINDS, hints=_HINTS, blob=blob_id)
+
+
+class Tree:
+    """The directories below ``root``, which is made when it is first written to."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @contextmanager
+    def directory(self, parts: Sequence[str], *, create: bool = False) -> Iterator[int]:
+        """A descriptor of a directory."""
+        if create and not self.root.is_dir():
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o700, exist_ok=True)
+        # the root itself may be a link: the user chose it
+        fd = os.open(self.root, _DIRECTORY & ~os.O_NOFOLLOW)
+        try:
+            for part in parts:
+                if create:
+                    with suppress(FileExistsError):
+                        os.mkdir(part, 0o700, dir_fd=fd)
+                    os.fsync(fd)  # also when another writer has just made it
+                below = os.open(part, _DIRECTORY, dir_fd=fd)
+                os.close(fd)
+                fd = below
+            yield fd
+        finally:
+            os.close(fd)
+
+    def remove_empty(self, parents: Sequence[str]) -> None:
+        """Remove a directory and those above it, as far as they are empty."""
+        for depth in range(len(parents), 0, -1):
+            with self.directory(parents[: depth - 1]) as directory:
+                try:
+                    os.rmdir(parents[depth - 1], dir_fd=directory)
+                except OSError:
+                    return  # in use
+
+    def walk(self, prefix: str, after: list[str], *, temporaries: bool) -> Iterator[BlobInfo]:
+        """The blobs below ``prefix`` (or the temporaries), in the order of directories, that follow the name ``after``.
+
+        Files that vanish meanwhile may be left out.
+        """
+        parents = prefix.split("/")[:-1]
+        if any(part in ("", ".", "..") for part in parents):
+            return
+        with translated(prefix):
+            try:
+                with self.directory(parents) as directory:
+                    yield from _walk(directory, parents, prefix, after, temporaries)
+            except FileNotFoundError:
+                return
+
+
+def _walk(
+    directory: int, parents: Sequence[str], prefix: str, after: list[str], temporaries: bool
+) -> Iterator[BlobInfo]:
+    for name in sorted(os.listdir(directory)):
+        parts = [*parents, name]
+        blob_id = "/".join(parts)
+        if not (blob_id.startswith(prefix) or prefix.startswith(f"{blob_id}/")) or parts < after[: len(parts)]:
+            continue
+        own = name.startswith(".")  # temporaries and expiry records do
+        if own and not (temporaries and name.endswith(TEMPORARY)):
+            continue
+        try:
+            mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+            if stat.S_ISDIR(mode):
+                fd = os.open(name, _DIRECTORY, dir_fd=directory)
+                try:
+                    yield from _walk(fd, parts, prefix, after, temporaries)
+                finally:
+                    os.close(fd)
+            elif stat.S_ISREG(mode) and own == temporaries and parts > after:
+                yield info(directory, name, blob_id)
+        except FileNotFoundError:
+            continue
+
+
+def open_blob(directory: int, name: str, blob_id: str) -> int:
+    """A descriptor for reading."""
+    fd = os.open(name, _READ, dir_fd=directory)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _not_a_file(blob_id)
+    return fd
+
+
+def write_new(directory: int, name: str, stream: IO[bytes]) -> None:
+    """Write a new file, durable on return except for its name."""
+    fd = os.open(name, _NEW, 0o600, dir_fd=directory)
+    try:
+        while data := memoryview(stream.read(CHUNK)):
+            while data:
+                data = data[os.write(fd, data) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def temporary(directory: int, stream: IO[bytes]) -> Iterator[str]:
+    """A new file under a name of its own, removed at the end."""
+    name = f".{uuid.uuid4().hex}{TEMPORARY}"
+    try:
+        write_new(directory, name, stream)
+        yield name
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=directory)
+
+
+def link(directory: int, source: str, name: str, blob_id: str) -> None:
+    """Give a file its name. Raises: BlobExists."""
+    try:
+        os.link(source, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+    except FileExistsError:
+        raise exists_error(directory, blob_id) from None
+    except OSError as error:
+        if error.errno not in os_errors.CANNOT_LINK:
+            raise
+        # no hard links here: names are unique per attempt, so that looking first is enough
+        if exists(directory, name):
+            raise exists_error(directory, blob_id) from None
+        os.rename(source, name, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+def exists(directory: int, name: str) -> bool:
+    """Whether there is a file, a link or a directory of this name."""
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def exists_error(directory: int, blob_id: str) -> BlobExists:
+    """The error for a name that is taken.
+
+    The caller takes its own earlier blob for durable, but the writer may have died before it synced the directory.
+    """
+    os.fsync(directory)
+    return BlobExists("a blob of this name exists already", blob=blob_id)
+
+
+def write_expiry(directory: int, name: str, expires_ms: int | None) -> None:
+    """Write or remove the expiry record of a blob; a writer that died may have left one behind."""
+    with suppress(FileNotFoundError):
+        os.unlink(expiry(name), dir_fd=directory)
+    if expires_ms is not None:
+        write_new(directory, expiry(name), io.BytesIO(str(expires_ms).encode()))
+
+
+def expiry(name: str) -> str:
+    """The name of a blob's expiry record."""
+    return f".{name}.expires"
+
+
+def info(directory: int, name: str, blob_id: str) -> BlobInfo:
+    """What the file and its expiry record say."""
+    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if not stat.S_ISREG(found.st_mode):
+        raise _not_a_file(blob_id)
+    expires: int | None = None
+    try:
+        fd = os.open(expiry(name), _READ, dir_fd=directory)
+    except FileNotFoundError:
+        pass
+    else:
+        try:
+            text = os.read(fd, 32)
+        finally:
+            os.close(fd)
+        # a record that was cut short is a TTL whose end is not known
+        expires = int(text) if text.isdigit() else -1
+    return BlobInfo(blob_id, found.st_size, found.st_mtime_ns // 1_000_000, expires)
+
+
+def _not_a_file(blob_id: str) -> StatemgrError:
+    return CorruptBlob("the blob is not a regular file", blob=blob_id, hint=_LINKS_HINT)

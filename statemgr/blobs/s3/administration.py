@@ -1,0 +1,164 @@
+"""An S3 bucket as a whole: listing, lifecycle rules, clock, multipart uploads. Touches one prefix of it.
+
+statemgr itself sends each part of a file as an object of its own. Multipart uploads come from other software that
+copied blobs here; nobody sees what they hold, and it is paid for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from statemgr.blobs.s3.client import Place
+from statemgr.blobs.s3.errors import code_and_status, translated
+from statemgr.blobs.s3.expiry import TTL_TAG, Records
+from statemgr.errors import AccessDenied, InvalidError, MissingBlob
+from statemgr.ports import BlobInfo, BlobPage, UnfinishedUpload
+
+
+class S3Administration:
+    """Of the blobs below a place.
+
+    Args:
+        ttl_days: the TTL whose lifecycle rule :meth:`probe` looks for.
+        checks_uploads: whether the server checks uploads.
+    """
+
+    #: Tags and records are in no listing.
+    listing_tells_ttl = False
+
+    def __init__(self, place: Place, ttl_days: int, checks_uploads: Callable[[], bool]) -> None:
+        self._place = place
+        self._ttl_days = ttl_days
+        self._checks_uploads = checks_uploads
+
+    def list(self, prefix: str, token: str | None = None) -> BlobPage:
+        """A page as the server makes it, without expiry records: in a directory bucket it has no order."""
+        place = self._place
+        start: Any = {"ContinuationToken": token} if token else {}
+        wanted = place.prefix + prefix
+        with translated(place.bucket):
+            page = place.client.list_objects_v2(Bucket=place.bucket, Prefix=place.listable(wanted), **start)
+        blobs = [
+            BlobInfo(found["Key"].removeprefix(place.prefix), found["Size"], _epoch_ms(found["LastModified"]))
+            for found in page.get("Contents", ())
+            if found["Key"].startswith(wanted) and not Records.is_one(found["Key"])
+        ]
+        return BlobPage(blobs, page.get("NextContinuationToken"))
+
+    def time_ms(self) -> int:
+        """The server's clock by the date of an answer (whole seconds)."""
+        place = self._place
+        with translated(place.bucket):
+            headers = place.client.head_bucket(Bucket=place.bucket)["ResponseMetadata"]["HTTPHeaders"]
+        try:
+            return _epoch_ms(parsedate_to_datetime(headers["date"]))
+        except (KeyError, ValueError) as error:
+            raise InvalidError(
+                "this S3 server does not tell its time (the header Date)", bucket=place.bucket
+            ) from error
+
+    def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """Multipart uploads."""
+        place, wanted = self._place, self._place.prefix + prefix
+        pages = place.client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=place.bucket, Prefix=place.listable(wanted)
+        )
+        iterator = iter(pages)
+        while True:
+            with translated(place.bucket):
+                page = next(iterator, None)
+            if page is None:
+                return
+            for found in page.get("Uploads", ()):
+                if found["Key"].startswith(wanted):  # some servers ignore the prefix
+                    blob_id = found["Key"].removeprefix(place.prefix)
+                    yield UnfinishedUpload(blob_id, found["UploadId"], _epoch_ms(found["Initiated"]))
+
+    def abandon(self, upload: UnfinishedUpload) -> None:
+        """Abort a multipart upload."""
+        place = self._place
+        try:
+            with translated(place.bucket, upload.blob_id):
+                place.client.abort_multipart_upload(
+                    Bucket=place.bucket, Key=place.prefix + upload.blob_id, UploadId=upload.token
+                )
+        except MissingBlob:
+            pass
+
+    def probe(self) -> Sequence[str]:
+        problems = [self._rule_problem()]
+        if not self._checks_uploads():
+            problems.append("note: this server does not check checksums: every upload is read back")
+        return [problem for problem in problems if problem]
+
+    def fix(self) -> Sequence[str]:
+        """Install the rule that expires what carries the TTL tag, next to the bucket's other rules.
+
+        Raises: InvalidError where the server has no lifecycle rules.
+        """
+        if self._place.is_directory:
+            return ()
+        place, days = self._place, self._ttl_days
+        rules = self._rules()
+        if not any(_covers(rule, place.prefix, days) for rule in rules):
+            tag = {"Key": TTL_TAG, "Value": str(days)}
+            identity = f"{TTL_TAG}-{days}-{place.prefix}".rstrip("-/")[:255]
+            rule = {
+                "ID": identity,
+                "Status": "Enabled",
+                "Filter": {"And": {"Prefix": place.prefix, "Tags": [tag]}} if place.prefix else {"Tag": tag},
+                "Expiration": {"Days": days},
+            }
+            configuration: Any = {"Rules": [*(r for r in rules if r.get("ID") != identity), rule]}
+            with translated(place.bucket):
+                place.client.put_bucket_lifecycle_configuration(
+                    Bucket=place.bucket, LifecycleConfiguration=configuration
+                )
+        return ("the lifecycle rule is installed",)
+
+    def _rule_problem(self) -> str | None:
+        if self._place.is_directory:
+            return "note: directory buckets have no tags: what failed commits leave behind stays until `statemgr gc`"
+        try:
+            rules = self._rules()
+        except InvalidError:
+            return (
+                "note: this S3 server has no lifecycle rules: what failed commits leave behind "
+                "stays until `statemgr gc`"
+            )
+        except AccessDenied as error:
+            return f"the bucket's lifecycle rules cannot be read (s3:GetLifecycleConfiguration): {error.message}"
+        if any(_covers(rule, self._place.prefix, self._ttl_days) for rule in rules):
+            return None
+        return (
+            f"no lifecycle rule of bucket {self._place.bucket} expires objects tagged {TTL_TAG}={self._ttl_days}: "
+            "what failed commits leave behind would stay for ever; `statemgr doctor --fix` installs the rule"
+        )
+
+    def _rules(self) -> Sequence[Any]:
+        place = self._place
+        with translated(place.bucket):
+            try:
+                return place.client.get_bucket_lifecycle_configuration(Bucket=place.bucket)["Rules"]
+            except ClientError as error:
+                if code_and_status(error)[0] != "NoSuchLifecycleConfiguration":
+                    raise
+                return ()
+
+
+def _epoch_ms(time: Any) -> int:
+    return int(time.timestamp() * 1000)
+
+
+def _covers(rule: Any, prefix: str, ttl_days: int) -> bool:
+    found = rule.get("Filter", {})
+    both = found.get("And", {})
+    tags = both.get("Tags", [found["Tag"]] if "Tag" in found else [])
+    wanted = [{"Key": TTL_TAG, "Value": str(ttl_days)}]
+    starts = both.get("Prefix") or found.get("Prefix") or ""
+    days = rule.get("Expiration", {}).get("Days")
+    return bool(rule.get("Status") == "Enabled" and tags == wanted and prefix.startswith(starts) and days == ttl_days)

@@ -1,0 +1,103 @@
+"""Where an S3 bucket keeps TTLs: in tags, or in metadata and records where there are no tags. Touches one prefix of it.
+
+- :class:`Tags`: the tag ``statemgr-ttl=<days>``, set by a header of the PUT. A lifecycle rule of the bucket expires
+  tagged objects, and removing the tag keeps an object for ever.
+- :class:`Records`, for directory buckets (S3 Express One Zone), which have no tags: the days are in the object's own
+  metadata, also set by the PUT, and an empty object ``.<name>.kept`` next to it says that the TTL was removed. No rule
+  can tell the two apart, so that only ``statemgr gc`` deletes what failed commits left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from statemgr.blobs.s3.client import Place
+from statemgr.blobs.s3.errors import translated
+from statemgr.errors import MissingBlob, UnavailableError
+
+TTL_TAG = "statemgr-ttl"
+
+
+class Expiry(Protocol):
+    """Where TTLs are."""
+
+    def fields(self, ttl_days: int) -> Mapping[str, Any]:
+        """The fields of a PUT that set a TTL."""
+
+    def days(self, blob_id: str, head: Mapping[str, Any]) -> str | None:
+        """A blob's TTL as it was set, given the answer to its HEAD; None where it has none, or no longer."""
+
+    def remove(self, blob_id: str) -> None:
+        """Remove a TTL. Raises: MissingBlob."""
+
+    def keys(self, blob_id: str) -> Sequence[str]:
+        """All keys of a blob."""
+
+
+class Tags:
+    """TTLs are tags."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def fields(self, ttl_days: int) -> Mapping[str, Any]:
+        return {"Tagging": f"{TTL_TAG}={ttl_days}"}
+
+    def days(self, blob_id: str, head: Mapping[str, Any]) -> str | None:
+        place = self._place
+        with translated(place.bucket, blob_id):
+            tags = place.client.get_object_tagging(Bucket=place.bucket, Key=place.key(blob_id))["TagSet"]
+        return next((tag["Value"] for tag in tags if tag["Key"] == TTL_TAG), None)
+
+    def remove(self, blob_id: str) -> None:
+        place = self._place
+        try:
+            with translated(place.bucket, blob_id):
+                place.client.delete_object_tagging(Bucket=place.bucket, Key=place.key(blob_id))
+        except UnavailableError:
+            # some servers answer 500 for an object that does not exist
+            place.head(blob_id)
+            raise
+
+    def keys(self, blob_id: str) -> Sequence[str]:
+        return (self._place.key(blob_id),)
+
+
+class Records:
+    """TTLs are metadata, and a record says that one was removed."""
+
+    def __init__(self, place: Place, encryption: Mapping[str, Any]) -> None:
+        self._place = place
+        self._encryption = encryption
+
+    def fields(self, ttl_days: int) -> Mapping[str, Any]:
+        return {"Metadata": {TTL_TAG: str(ttl_days)}}
+
+    def days(self, blob_id: str, head: Mapping[str, Any]) -> str | None:
+        days: str | None = head["Metadata"].get(TTL_TAG)
+        if days is None:
+            return None
+        place = self._place
+        try:
+            with translated(place.bucket, blob_id):
+                place.client.head_object(Bucket=place.bucket, Key=self.keys(blob_id)[1])
+        except MissingBlob:
+            return days
+        return None
+
+    def remove(self, blob_id: str) -> None:
+        place = self._place
+        place.head(blob_id)
+        with translated(place.bucket, blob_id):
+            place.client.put_object(Bucket=place.bucket, Key=self.keys(blob_id)[1], Body=b"", **self._encryption)
+
+    def keys(self, blob_id: str) -> Sequence[str]:
+        parent, slash, name = self._place.key(blob_id).rpartition("/")
+        return (f"{parent}{slash}{name}", f"{parent}{slash}.{name}.kept")
+
+    @staticmethod
+    def is_one(key: str) -> bool:
+        """Whether a key is that of a record."""
+        name = key.rpartition("/")[2]
+        return name.startswith(".") and name.endswith(".kept")

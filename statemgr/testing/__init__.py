@@ -1,0 +1,1 @@
+"""What tests of other packages may import."""
