@@ -1,8 +1,8 @@
-"""Checkpoints: what the records on the checkpoint topic say together. Pure.
+"""Checkpoints, as the records on the checkpoint topic describe them. Pure.
 
-Every retained checkpoint has a record with a key of its own, since compaction keeps only the newest record of a key.
-The design follows Samza's CheckpointV2 (SEP for SAMZA-2657), with what it lacks: the layout, the sequence number, the
-list of all stores, the outbox of a micro-batch.
+Compaction keeps only the newest record of a key, so each retained checkpoint has a record with its own key. The design
+follows Samza's CheckpointV2 (SEP for SAMZA-2657) and adds the layout, the sequence number, the list of all stores and
+the outbox of a micro-batch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _MOST_RETIRED = 8
 class BlobRef:
     """Where bytes are, and how to recognise them.
 
-    ``blob_id`` is the name relative to the blob store's root, ``size`` in bytes, ``hash`` 16 bytes, XXH3-128.
-    ``offset`` is where they begin in a blob that has others beside them; None: they are the whole blob.
+    ``blob_id`` is the blob's name relative to the blob store's root, ``size`` is in bytes, ``hash`` is XXH3-128 (16
+    bytes). ``offset`` is where the bytes begin in a blob that holds others, too. None means that they are the whole
+    blob.
     """
 
     blob_id: str
@@ -56,7 +57,7 @@ class BlobMarker:
 
 @dataclass(frozen=True, slots=True)
 class OpaqueMarker:
-    """Marker of a backend from outside, as bytes of its own format."""
+    """Marker of a backend that is not part of statemgr, in the backend's own format."""
 
     data: bytes
 
@@ -66,13 +67,13 @@ Marker = BlobMarker | ChangelogMarker | OpaqueMarker
 Markers = Mapping[str, Mapping[str, Marker]]
 
 
-#: The attachment that a repetition of a checkpoint has: the sequence number under which its output was first published.
+#: An attachment of a checkpoint that repeats another: the sequence number under which its output was first published.
 SEQUENCE = "sequence"
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Bytes published with a checkpoint (output rows of a micro-batch): either inline, or in a blob."""
+    """Bytes that are published with a checkpoint, such as a micro-batch's output rows: either inline or in a blob."""
 
     name: str
     inline: bytes | None = None
@@ -81,9 +82,9 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What a Spark micro-batch is known by: query, number, source offsets (Spark's JSON, normalised).
+    """Identifies a Spark micro-batch by its query, its number and its source offsets (Spark's JSON, normalised).
 
-    ``watermark_ms`` is the watermark that it ran with, in epoch milliseconds; None: the query has none.
+    ``watermark_ms`` is the watermark that it ran with, in epoch milliseconds. None means that the query has none.
     """
 
     query_id: str
@@ -95,7 +96,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class OutstandingTtl:
-    """A published blob whose TTL could not be removed yet, and since when (epoch milliseconds)."""
+    """A published blob that still has a TTL because removing it failed, and since when (epoch milliseconds)."""
 
     blob_id: str
     since_ms: int
@@ -103,7 +104,7 @@ class OutstandingTtl:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How keys are spread over tasks. It is part of every checkpoint; changing it is a rescale."""
+    """How keys are spread over tasks. Every checkpoint has it, and a rescale is a change of it."""
 
     generation: int
     tasks: int
@@ -114,12 +115,17 @@ class Layout:
 class Checkpoint:
     """One published state of one task.
 
-    ``input_offsets``: source partition (``orders-0``) → next offset to read. ``input_topic_ids``: input topic →
-    Kafka's ID of it as text. ``stores``: every store of the job → its state ID, unique per attempt that made this
-    content. ``serdes``: store → its key and value serde, each with its version. ``state_checkpoint_markers``:
-    factory → store → marker. ``retired_changelogs``: store → last markers of changelogs that it no longer writes,
-    newest first. ``sequence`` counts publishes and is never used twice. ``offset``: where its record was
-    read on the checkpoint topic; None before it is published.
+    Attributes:
+        sequence: counts publishes, and is never used twice.
+        input_offsets: source partition (``orders-0``) → next offset to read.
+        stores: every store of the job → its state ID, which is unique for the attempt that made the content.
+        state_checkpoint_markers: factory → store → marker.
+        published_ms: when it was published, by the broker's clock (epoch milliseconds). None where the topic does not
+            say. It is not written.
+        input_topic_ids: input topic → its ID in Kafka, as text.
+        serdes: store → its key serde and its value serde, each with its version.
+        retired_changelogs: store → the last markers of changelogs that it no longer writes, newest first.
+        offset: where its record was read on the checkpoint topic. None before it is published.
     """
 
     checkpoint_id: CheckpointId
@@ -134,8 +140,6 @@ class Checkpoint:
     attachments: tuple[Attachment, ...] = ()
     outstanding_ttl: tuple[OutstandingTtl, ...] = ()
     record_version: int = 2
-    #: When it was published by the broker's clock (epoch milliseconds); None where the topic does not say. Not part of
-    #: the encoded record.
     published_ms: int | None = field(default=None, compare=False)
     input_topic_ids: Mapping[str, str] = field(default_factory=dict)
     serdes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -144,12 +148,12 @@ class Checkpoint:
 
     @property
     def output_sequence(self) -> int:
-        """The sequence number that belongs to the attachments: that of the first publish, if this one repeats it."""
+        """The sequence number of the publish that first had the attachments, which this one may repeat."""
         noted = next((a.inline for a in self.attachments if a.name == SEQUENCE and a.inline), None)
         return int(noted) if noted is not None else self.sequence
 
     def marker(self, factory: str, store: str) -> Marker | None:
-        """The marker of a backend for a store, or None where the backend has none."""
+        """A backend's marker for a store. None if it has none."""
         return self.state_checkpoint_markers.get(factory, {}).get(store)
 
 
@@ -157,8 +161,8 @@ class Checkpoint:
 class CheckpointKey:
     """Key of a record on the checkpoint topic.
 
-    Version 2 has one record for each checkpoint and a key with its ``sequence``; ``task`` is empty for a job record.
-    Version 1 has one record for each task and no sequence in its key.
+    In version 2, each checkpoint has a record, its key has the ``sequence``, and ``task`` is empty for a job record. In
+    version 1, each task has one record, and its key has no sequence.
     """
 
     job_name: str
@@ -171,10 +175,10 @@ class CheckpointKey:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """What the checkpoint topic says of a task: the layout, and the retained checkpoints, newest first, at least one.
+    """A task's layout and its retained checkpoints, newest first. There is at least one.
 
-    ``offset``: where the newest record was read; None before it is published. ``from_version_one``: the current
-    checkpoint is on the topic as a version 1 record alone.
+    ``offset`` is where the newest record was read, None before it is published. ``from_version_one``: the topic has the
+    current checkpoint as a version 1 record only.
     """
 
     job_name: str
@@ -187,11 +191,11 @@ class CheckpointRecord:
 
     @property
     def current(self) -> Checkpoint:
-        """The checkpoint in force."""
+        """The newest checkpoint, which is in force."""
         return self.checkpoints[0]
 
     def key(self, checkpoint: Checkpoint) -> CheckpointKey:
-        """The key that a checkpoint of it is published under."""
+        """The key under which one of its checkpoints is published."""
         generation = self.layout.generation
         return CheckpointKey(self.job_name, self.job_id, generation, self.task, 2, checkpoint.sequence)
 
@@ -200,9 +204,9 @@ class CheckpointRecord:
         return CheckpointKey(self.job_name, self.job_id, self.layout.generation, self.task, 1)
 
     def followed_by(self, checkpoint: Checkpoint, retained: int) -> CheckpointRecord:
-        """The record that publishes ``checkpoint`` and keeps up to ``retained`` in all.
+        """The record after ``checkpoint`` was published, with up to ``retained`` checkpoints in all.
 
-        Outstanding TTLs count in the newest only, which has all of them.
+        Only the newest lists outstanding TTLs, and it lists all of them.
         """
         return replace(
             self,
@@ -213,15 +217,15 @@ class CheckpointRecord:
 
 
 def without_outstanding(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Checkpoints that are no longer the newest: the newest has all outstanding TTLs."""
+    """The checkpoints without outstanding TTLs, which only the newest lists."""
     return tuple(replace(c, outstanding_ttl=()) if c.outstanding_ttl else c for c in checkpoints)
 
 
 def with_version_one(newest: CheckpointRecord | None, version_one: CheckpointRecord | None) -> CheckpointRecord | None:
-    """The current record when both versions of it were read: the highest offset wins.
+    """The current record of a task, of which both versions were read: the record with the highest offset wins.
 
-    A version 1 record that is newer (older software ran meanwhile) becomes the current checkpoint, with
-    changelog markers alone and the next sequence number, in front of what was retained before.
+    If older software has published since, its version 1 record becomes the current checkpoint. It has only changelog
+    markers, gets the next sequence number, and stands in front of the retained ones.
     """
     if version_one is None:
         return newest
@@ -233,7 +237,7 @@ def with_version_one(newest: CheckpointRecord | None, version_one: CheckpointRec
     if same_commit or version_one.offset < newest.offset:
         return newest
     before = newest.current
-    # a store that only blobs have stays listed: it is missing now, not new
+    # A store that only blobs have stays listed: its state is missing, it is not a new store.
     stores = {**before.stores, **version_one.current.stores}
     current = replace(version_one.current, sequence=before.sequence + 1, epoch=before.epoch, stores=stores)
     record = newest.followed_by(current, len(newest.checkpoints) + 1)

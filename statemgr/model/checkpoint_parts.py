@@ -1,7 +1,7 @@
-"""What a publish writes: a job record for what its tasks have in common, and a task record for each task. Pure.
+"""What a publish writes: a job record with what its tasks share, and a task record for each task. Pure.
 
-A publish of several tasks has one job record, and each task's record refers to it by the sequence number. A task that
-is published alone carries both parts in one record. Together they are a :class:`Checkpoint`.
+When several tasks are published together, there is one job record, and each task record refers to it by the sequence
+number. The record of a task that is published alone has both parts. Both parts together are a :class:`Checkpoint`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from statemgr.model.checkpoint import (
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """How far the input was read: source partition → next offset, and topic → Kafka's ID of it."""
+    """How far the input was read: source partition → next offset, and topic → its ID in Kafka."""
 
     offsets: Mapping[str, int] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """What all tasks of one publish have in common."""
+    """What all tasks of one publish share."""
 
     checkpoint_id: CheckpointId
     sequence: int
@@ -54,9 +54,9 @@ class JobCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class TaskCheckpoint:
-    """The content of a task record. ``layout`` and ``publish`` are None where the job record has them.
+    """The content of a task record. ``layout`` and ``publish`` are None if the job record has them.
 
-    ``inputs``: the task's own, where they are not those of the publish.
+    ``inputs`` are None if they are those of the publish.
     """
 
     stores: Mapping[str, str]
@@ -71,7 +71,7 @@ class TaskCheckpoint:
 
 
 def publish_of(checkpoint: Checkpoint, inputs: Inputs | None = None) -> Publish:
-    """What a checkpoint has in common with those of other tasks. ``inputs``: its own if None."""
+    """What a checkpoint shares with those of other tasks. ``inputs``: the checkpoint's own if None."""
     return Publish(inputs=inputs_of(checkpoint) if inputs is None else inputs, **_taken(_COMMON, checkpoint))
 
 
@@ -81,24 +81,24 @@ def inputs_of(checkpoint: Checkpoint) -> Inputs:
 
 
 def common_inputs(checkpoints: Mapping[str, Checkpoint]) -> Inputs:
-    """The input offsets of all tasks, if they are the same; else none."""
+    """The input offsets of all tasks if they are the same, otherwise empty ones."""
     found = [inputs_of(checkpoint) for checkpoint in checkpoints.values()]
     return found[0] if found and all(inputs == found[0] for inputs in found) else Inputs()
 
 
 def task_part(checkpoint: Checkpoint, publish: Publish) -> TaskCheckpoint:
-    """A task's own part of a publish, which refers to the job record."""
+    """The content of a task record that refers to a job record."""
     own = inputs_of(checkpoint)
     return TaskCheckpoint(inputs=None if own == publish.inputs else own, **_taken(_OWN, checkpoint))
 
 
 def task_alone(checkpoint: Checkpoint, layout: Layout | None = None) -> TaskCheckpoint:
-    """A task's record that needs no job record."""
+    """The content of a task record that needs no job record."""
     return TaskCheckpoint(layout=layout, publish=publish_of(checkpoint), **_taken(_OWN, checkpoint))
 
 
 def checkpoint_of(task: TaskCheckpoint, publish: Publish, offset: int | None = None) -> Checkpoint:
-    """Both parts together. ``offset``: where the task's record was read."""
+    """Puts both parts together. ``offset``: where the task record was read."""
     inputs = publish.inputs if task.inputs is None else task.inputs
     return Checkpoint(
         input_offsets=inputs.offsets,
@@ -110,7 +110,7 @@ def checkpoint_of(task: TaskCheckpoint, publish: Publish, offset: int | None = N
 
 
 def _shared(part: type) -> tuple[str, ...]:
-    """The fields that a checkpoint has from a part."""
+    """The fields that a checkpoint takes from a part."""
     known = {field.name for field in fields(Checkpoint)}
     return tuple(field.name for field in fields(part) if field.name in known)
 

@@ -1,7 +1,7 @@
-"""A prepared commit: everything that one task's commit needs to be published, already durable. Pure.
+"""A prepared commit: everything that is needed to publish one task's commit, already durable. Pure.
 
-It is made where the state is (a consumer loop, a Spark executor) and published where the transaction is (the
-loop itself, Spark's driver). Its bytes are Avro (``prepared_commit``), small: large parts are blobs.
+The process that has the state makes it (a consumer loop, a Spark executor), and the process that has the transaction
+publishes it (the loop itself, Spark's driver). It is small: its large parts are blobs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ def size_of(changes: Mapping[bytes, bytes | None]) -> int:
 
 
 class ChangeSet(Protocol):
-    """Changes in the order in which they are to be applied; can be iterated any number of times.
-
-    ``count`` changes of together ``size`` bytes of keys and values.
-    """
+    """Changes in the order in which they are applied. They can be iterated any number of times."""
 
     @property
     def count(self) -> int:
-        """How many changes."""
+        """The number of changes."""
 
     @property
     def size(self) -> int:

@@ -1,8 +1,7 @@
-"""The dir diff: what a commit uploads, keeps and removes. Pure.
+"""The directory diff: which files a commit uploads, keeps and removes. Pure.
 
-Identity is content (size and hash). Names mean nothing: RocksDB reissues file numbers, so the same name and
-size may be another file. But a size that occurs nowhere else makes a file new for certain, so it need not be read for
-the diff: it is hashed while it is uploaded.
+Two files are the same if their content is (size and hash). Names say nothing, because RocksDB uses file numbers again.
+A file whose size occurs nowhere else is certainly new. The diff does not need its hash, which the upload computes.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from statemgr.model.snapshot import DirIndex, FileIndex
 class LocalFile:
     """A file of a local directory: path relative to its root, size in bytes, XXH3-128 of its content.
 
-    Its hash may be None only where :func:`comparable` says that it is not needed.
+    The hash may be None only if :func:`comparable` does not list the path.
     """
 
     path: str
@@ -28,7 +27,7 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True)
 class LocalTree:
-    """A local directory as the diff sees it: files by relative path, all sub-directories (empty ones too)."""
+    """A local directory: its files, and all sub-directories (empty ones, too), by relative path."""
 
     files: tuple[LocalFile, ...]
     dirs: tuple[str, ...] = ()
@@ -36,8 +35,8 @@ class LocalTree:
 
 @dataclass(frozen=True, slots=True)
 class DirDiff:
-    """``added``: local files whose content the base lacks; ``kept``: relative path → the base's file that has
-    the same content; ``removed``: the base's files that nothing local has."""
+    """``added``: local files whose content the base lacks. ``kept``: relative path → the base's file with the same
+    content. ``removed``: the base's files whose content no local file has."""
 
     added: tuple[LocalFile, ...]
     kept: Mapping[str, FileIndex]
@@ -45,14 +44,14 @@ class DirDiff:
 
 
 def comparable(sizes: Mapping[str, int], base: DirIndex | None) -> set[str]:
-    """The paths whose files may have the content of another local file, or of one in the base: those of its size."""
+    """The paths of files that have the size of another local file or of one in the base, and so may be the same."""
     count = Counter(sizes.values())
     count.update({file.size for _, file in base.walk()} if base else ())
     return {path for path, size in sizes.items() if count[size] > 1}
 
 
 def diff(local: LocalTree, base: DirIndex | None) -> DirDiff:
-    """Compare a local directory with the last acknowledged index (None: everything is new)."""
+    """Compare a local directory with the directory of the last acknowledged index (None: everything is new)."""
     known: dict[tuple[int, bytes | None], FileIndex] = {f.identity: f for _, f in base.walk()} if base else {}
     added: list[LocalFile] = []
     kept: dict[str, FileIndex] = {}
@@ -68,7 +67,7 @@ def diff(local: LocalTree, base: DirIndex | None) -> DirDiff:
 
 
 def assemble(dirs: tuple[str, ...], files: Mapping[str, FileIndex]) -> DirIndex:
-    """Build the tree for relative paths → files (the names inside are replaced by the paths' last parts)."""
+    """Build the tree of some files by relative path. Each file gets the last part of its path as its name."""
     from_root: dict[str, tuple[dict[str, FileIndex], set[str]]] = {"": ({}, set())}
 
     def enter(path: str) -> tuple[dict[str, FileIndex], set[str]]:

@@ -1,6 +1,6 @@
-"""The content hash: XXH3-128, which says whether two pieces of content are the same; and buffers to hash from. Pure.
+"""The content hash, XXH3-128: two pieces of content are the same if it is. And buffers to hash from. Pure.
 
-It finds accidents, not forgery: what a checkpoint names is trusted as far as the checkpoint topic is.
+It detects accidents, not forgery: whoever can write to the checkpoint topic decides what a checkpoint names.
 """
 
 from __future__ import annotations
@@ -42,6 +42,6 @@ def checksum(data: bytes) -> bytes:
 def read_buffer(size: int) -> memoryview:
     """A buffer to read into, at the beginning of a page.
 
-    A large ``bytearray`` begins 16 bytes after one, where x86 processors copy several times slower.
+    A large ``bytearray`` begins 16 bytes into a page, and x86 processors copy several times slower to such a place.
     """
     return memoryview(mmap.mmap(-1, size))

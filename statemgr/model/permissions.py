@@ -31,16 +31,16 @@ class PermissionFlags(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """What one opening is permitted. None of these stands in a configuration file.
+    """What one opening is permitted. A configuration file cannot permit any of it.
 
     Attributes:
-        allow_empty_start: start empty where something says that there was state.
-        allow_new_stores: start stores empty that the checkpoint does not list.
+        allow_empty_start: start empty although something shows that there was state.
+        allow_new_stores: start stores empty if the checkpoint does not list them.
         allow_removed_stores: drop stores that the checkpoint lists.
-        allow_skipped_input: go on although an input topic was deleted and created again; in a consumer loop also begin
+        allow_skipped_input: continue although an input topic was deleted and created again. A consumer loop also starts
             where the input begins if the checkpoint's offset is gone.
-        allow_serde_change: go on with other serdes than those that the checkpoint's keys and values were written with.
-        overwrite_changelog: delete what a changelog holds that no checkpoint of the job explains.
+        allow_serde_change: continue with other serdes than those that wrote the checkpoint's keys and values.
+        overwrite_changelog: delete records of a changelog that no checkpoint of the job explains.
     """
 
     allow_empty_start: bool = False
@@ -52,7 +52,7 @@ class Permissions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that are given."""
+        """The names of those that are given."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name))
 
     def __or__(self, other: Permissions) -> Permissions:
@@ -68,7 +68,7 @@ PERMISSIONS = tuple(f.name for f in fields(Permissions))
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """What the next opening of a task is permitted, under a key of its own. ``given_ms``: epoch milliseconds."""
+    """Permissions for the next opening of a task, in a record with its own key. ``given_ms``: epoch milliseconds."""
 
     job_name: str
     job_id: str
@@ -91,12 +91,12 @@ class Permit:
 
 
 def is_permit(key: bytes) -> bool:
-    """Whether a record of the checkpoint topic is a permission."""
+    """Whether a record of the checkpoint topic is a permit."""
     return key.startswith(_KEY.header)
 
 
 def decode_permit(key: bytes, value: bytes | None, place: Place) -> Permit:
-    """The permission of a record; one without any permission where it was deleted. Raises: CorruptRecord."""
+    """The permit in a record. It permits nothing if the record is a delete. Raises: CorruptRecord."""
     refuse = place.refuser("permission")
     at = _KEY.decode(key, refuse)
     found: dict[str, Any] = {"permissions": [], "given_ms": 0} if value is None else _VALUE.decode(value, refuse)

@@ -1,4 +1,4 @@
-"""The restore plans: which factory supplies each store, and which file comes from where. Pure."""
+"""Restore plans: which factory supplies each store, and where each file comes from. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from statemgr.model.snapshot import DirIndex, FileIndex
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """The first retained checkpoint after the wanted one in which a backend has gone on.
+    """The first retained checkpoint after the wanted one for which a backend has newer state.
 
-    ``published_ms`` is the earliest time (epoch milliseconds) at which that may have happened: by the broker and by the
-    machine that made it. None where the broker's time is not known.
+    ``published_ms`` is the earliest time (epoch milliseconds) at which it may have been published: the earlier one by
+    the clocks of the broker and of the machine that made it. None if the broker's time is not known.
     """
 
     checkpoint_id: str
@@ -26,12 +26,15 @@ class Successor:
 
 @dataclass(frozen=True, slots=True)
 class StorePlan:
-    """How one store comes back: the factories to try in order, each with its marker, why others are not.
+    """How one store is restored.
 
-    An empty ``candidates`` with ``empty`` set means that the store starts empty, knowingly. ``older``: factory →
-    state ID → the marker that older retained checkpoints have of it, where a restore may start from such a state.
-    ``successors``: factory → how it went on after the checkpoint, where it did.
-    ``retained``: factory → its markers in the older retained checkpoints, newest first.
+    Attributes:
+        candidates: the factories to try, in order, each with its marker.
+        skipped: factory → why it is not a candidate.
+        empty: the store has no candidates and is meant to start empty.
+        older: factory → state ID → its marker in older retained checkpoints, if a restore may start from that state.
+        successors: factory → the next checkpoint with newer state of it.
+        retained: factory → its markers in the older retained checkpoints, newest first.
     """
 
     store: str
@@ -55,17 +58,17 @@ def plan_stores(
     job: str = "",
     task: str = "",
 ) -> list[StorePlan]:
-    """Choose for every configured store where it is restored from.
+    """Choose for every configured store which factories can restore it.
 
     Args:
-        checkpoint: the current one, or None at the job's first start.
+        checkpoint: the wanted one, or None at the job's first start.
         restore_factories: store → factories in order of preference.
-        durable: store → whether it is backed up at all; one that is not starts empty every time.
+        durable: store → whether it is backed up. A store that is not starts empty every time.
         older: the retained checkpoints before this one, newest first.
-        newer: the retained checkpoints after this one, oldest first, where it is not the current one.
+        newer: the retained checkpoints after this one, oldest first. There are none after the current one.
 
     Raises:
-        PermissionNeeded: a store that the checkpoint does not list, or one it lists that the config lacks.
+        PermissionNeeded: the checkpoint does not list a store, or the configuration lacks one that it lists.
         MissingState: no restore factory has a marker for a listed store.
     """
     if checkpoint is None:
@@ -121,8 +124,8 @@ def _successor(store: str, factory: str, marker: Marker, newer: Sequence[Checkpo
 
 
 def _older_states(store: str, factory: str, checkpoints: Sequence[Checkpoint]) -> dict[str, Marker]:
-    """State ID → its marker, of the checkpoints after the first. A version 1 among them ends it: older software wrote
-    to the changelog meanwhile, with timestamps of its own."""
+    """State ID → its marker in the checkpoints after the first. The search ends at a version 1 checkpoint: older
+    software wrote to the changelog then, with its own timestamps."""
     found: dict[str, Marker] = {}
     for newer, checkpoint in pairwise(checkpoints):
         marker = checkpoint.marker(factory, store)
@@ -142,7 +145,7 @@ def check_listing(
     job: str,
     task: str,
 ) -> None:
-    """Whether the job has the stores that its checkpoint lists. Raises: PermissionNeeded."""
+    """Check that the job has the stores that its checkpoint lists. Raises: PermissionNeeded."""
     new = sorted(store for store in configured if durable[store] and store not in checkpoint.stores)
     gone = sorted(store for store in checkpoint.stores if not durable.get(store, False))
     listed = ", ".join(sorted(checkpoint.stores)) or "none"
@@ -169,8 +172,11 @@ def check_listing(
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
-    """``link``: target path → (directory number, path in it) of a local file of the same identity;
-    ``inline``: target path → its content in the index; ``fetch``: target path → file to fetch in parts."""
+    """Where each file of a directory comes from.
+
+    ``link``: target path → number of a local directory and path of a file in it that is the same. ``inline``: target
+    path → a file with its content in the index. ``fetch``: target path → a file to fetch in parts.
+    """
 
     dirs: tuple[str, ...]
     link: Mapping[str, tuple[int, str]]
@@ -179,16 +185,16 @@ class FilePlan:
 
     @property
     def fetch_bytes(self) -> int:
-        """Bytes that have to come from the blob store."""
+        """Bytes to fetch from the blob store."""
         return sum(file.size for file in self.fetch.values())
 
 
 def plan_files(root: DirIndex, local: Sequence[Mapping[str, tuple[int, bytes]]]) -> FilePlan:
-    """Decide for every file of an index where it comes from.
+    """Decide where every file of an index comes from.
 
     Args:
         root: the index's directory.
-        local: for each local directory that may be reused, relative path → identity (size, hash), verified.
+        local: for each local directory that may be used, relative path → verified identity (size, hash).
     """
     known: dict[tuple[int, bytes], tuple[int, str]] = {}
     for number, files in enumerate(local):

@@ -48,7 +48,7 @@ _READ_SIZE = 1024 * 1024
 
 
 def write_segment(changes: Iterable[Change], sink: BinaryIO, first: int = 0) -> None:
-    """Write a segment: what ``changes`` yields, in order, numbered from ``first`` on.
+    """Write a segment of all changes, in order and numbered from ``first`` on.
 
     Raises: InvalidError for a key or value above 64 MiB.
     """
@@ -85,9 +85,9 @@ def encode_segment(changes: Iterable[Change], first: int = 0) -> bytes:
 def read_segment(source: BinaryIO, blob_id: str | None = None) -> Iterator[Change]:
     """Yield a segment's changes in order, holding one block in memory.
 
-    Changes are yielded as their block is verified; that the segment is whole is known only when the iterator
-    ends, and its last step may raise: what it yielded before is then a part of a history, not a shorter one.
-    A caller that cannot undo what it applied calls :func:`verify_segment` first.
+    Each block is verified before its changes are yielded. Whether the segment is complete is known only at its end: the
+    last step of the iterator may raise, and the changes before it are then only a part. A caller that cannot undo what
+    it has applied calls :func:`verify_segment` first.
 
     Raises: CorruptBlob naming the blob, for any byte that differs from what was written.
     """
@@ -96,9 +96,9 @@ def read_segment(source: BinaryIO, blob_id: str | None = None) -> Iterator[Chang
 
 
 def read_range(source: BinaryIO, first: int, end: int, after: int, blob_id: str | None = None) -> Iterator[Change]:
-    """Yield the changes from the number ``after`` on, of a segment that must have just ``first`` to ``end`` - 1.
+    """Yield the changes from the number ``after`` on. The segment must have the changes ``first`` to ``end`` - 1.
 
-    As :func:`read_segment` otherwise. Raises: CorruptBlob, also when the segment has other changes.
+    Otherwise it is like :func:`read_segment`. Raises: CorruptBlob, also when the segment has other changes.
     """
     found = first
     for number, count, raw in _blocks(source, blob_id, first):
@@ -146,8 +146,8 @@ class _Writer:
 def _blocks(
     source: BinaryIO, blob_id: str | None, expected_first: int | None = None
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Each block's first sequence number, number of changes and raw content, verified; ends only at an end mark that
-    agrees."""
+    """Each block's first sequence number, number of changes and raw content, verified. The iterator ends only at an end
+    mark that matches the blocks."""
     whole = hasher()
 
     def take(size: int) -> bytes:
@@ -219,7 +219,7 @@ def _block_hash(number: int, header: bytes, frame: bytes) -> bytes:
 
 
 def _read_exactly(source: BinaryIO, size: int, blob_id: str | None) -> bytes:
-    """``size`` bytes; read in pieces, so that a declared size alone allocates nothing."""
+    """Read ``size`` bytes in pieces, so that a declared size does not allocate memory by itself."""
     pieces: list[bytes] = []
     missing = size
     while missing:

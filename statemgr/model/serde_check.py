@@ -1,4 +1,4 @@
-"""Whether a store's keys and values are still turned into bytes as they were when they were written. Pure."""
+"""Checks that a store still has the serdes that wrote its keys and values. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONSEQUENCES = {
 
 
 def changed_serde(checkpoint: Checkpoint | None, store: str, now: Labels) -> tuple[str, str, str] | None:
-    """``key`` or ``value``, the serde in the checkpoint, and the one that is used now; None where none has changed."""
+    """What has changed (``key`` or ``value``), the serde in the checkpoint and the current one. None if nothing has."""
     recorded = checkpoint.serdes.get(store) if checkpoint else None
     for what, was, label in zip(("key", "value"), recorded or (), now, strict=False):
         if label is not None and label != was:
@@ -27,7 +27,7 @@ def changed_serde(checkpoint: Checkpoint | None, store: str, now: Labels) -> tup
 def check_serdes(
     checkpoint: Checkpoint | None, configured: Mapping[str, Labels], *, allowed: bool, job: str, task: str
 ) -> None:
-    """Raises: PermissionNeeded where a store's serdes are not those of the checkpoint."""
+    """Raises: PermissionNeeded if a store's serdes are not those of the checkpoint."""
     for store, labels in configured.items():
         found = changed_serde(checkpoint, store, labels)
         if found is None or allowed:

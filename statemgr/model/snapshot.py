@@ -1,7 +1,7 @@
-"""The snapshot index: what an index blob says about one store's directory. Pure.
+"""The snapshot index: the content of an index blob, which describes one store's directory. Pure.
 
-Necessary and sufficient to rebuild the directory: small files are inside, large ones are named part by part.
-Everything read from outside is validated here before any I/O (:func:`validate`).
+It is necessary and sufficient to rebuild the directory: small files are inside, and the blobs of large files are listed
+part by part. :func:`validate` checks an index that was read before any I/O.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_NAME_LENGTH = 255
 
 @dataclass(frozen=True, slots=True)
 class FileIndex:
-    """One file: its name within its directory, size in bytes, XXH3-128 of its content, where that is.
+    """One file: its name in its directory, its size in bytes, the XXH3-128 of its content, and where the content is.
 
     Exactly one of ``inline`` and ``parts`` is set; parts are in order and their sizes add up to ``size``. ``frames``:
     the bytes of the zstandard frame that each part's blob holds, 0 where it holds the part itself; empty: no frames.
@@ -39,17 +39,17 @@ class FileIndex:
     frames: tuple[int, ...] = ()
 
     def frame_of(self, part: int) -> int:
-        """The bytes of the frame that holds a part, 0 for none."""
+        """The size in bytes of the frame that holds a part, 0 if there is none."""
         return self.frames[part] if self.frames else 0
 
     def stored(self) -> Iterator[tuple[BlobRef, int]]:
-        """Every part and how many bytes it has in its blob."""
+        """Every part, and how many bytes it takes in its blob."""
         for number, part in enumerate(self.parts):
             yield part, self.frame_of(number) or part.size
 
     @property
     def identity(self) -> tuple[int, bytes]:
-        """Two files are the same if and only if this is equal: size and content hash, never the name."""
+        """The size and the content hash. Two files are the same if and only if both are equal, whatever their names."""
         return self.size, self.hash
 
 

@@ -1,8 +1,8 @@
-"""Serdes: between a store's bytes and an application's values. Pure, but that schemas may be in files.
+"""Serdes, which turn an application's values into a store's bytes and back. Pure, except that schemas may be in files.
 
-``bytes``, ``string`` (UTF-8), ``integer`` (8 bytes, big-endian, sign bit flipped so that byte order is number order),
-``json`` (compact, sorted keys), ``msgpack`` and, for values, ``avro``; or any pair of callables. A value that a serde
-has no form for is an InvalidError, and bytes that it cannot read are a CorruptError.
+There are ``bytes``, ``string`` (UTF-8), ``integer`` (8 bytes, big-endian, with the sign bit flipped so that bytes sort
+as numbers), ``json`` (compact, sorted keys), ``msgpack`` and, for values, ``avro``. Any pair of callables is a serde,
+too. A value that a serde cannot write is an InvalidError, and bytes that it cannot read are a CorruptError.
 """
 
 from __future__ import annotations

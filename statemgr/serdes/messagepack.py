@@ -1,6 +1,6 @@
-"""MessagePack, with the entries of maps in the order of their keys: equal values have equal bytes. Pure.
+"""MessagePack with the entries of maps in the order of their keys, so that equal values have equal bytes. Pure.
 
-Tuples come back as lists; integers have at most 64 bits. Source: the MessagePack specification.
+Tuples are read as lists. Integers have at most 64 bits. Source: the MessagePack specification.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgpack
 from statemgr.errors import CorruptError, InvalidError
 from statemgr.serdes.serde import Serde
 
-#: Bytes of which whatever is claimed takes little memory.
+#: Values of up to this many bytes take little memory, whatever sizes they claim.
 _SMALL = 1024
 _LONG_ARRAYS = (b"\xdc", b"\xdd")
 
@@ -46,8 +46,8 @@ def _deserialize(data: bytes) -> Any:
 
 
 def _check_counts(data: bytes) -> None:
-    """The parser makes room for as many items as an array says that it has, and for those of arrays in it. This reads
-    the bytes without making anything: they must be whole. Raises: OutOfData and the parser's other errors."""
+    """Read the bytes without making any object: they must be complete. The parser allocates room for as many items as
+    an array claims, at every level. Raises: OutOfData and the parser's other errors."""
     unpacker = msgpack.Unpacker(max_buffer_size=len(data), raw=True)
     unpacker.feed(data)
     unpacker.skip()

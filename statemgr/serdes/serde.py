@@ -1,4 +1,4 @@
-"""What a serde is: a pair of callables between an application's values and a store's bytes. Pure."""
+"""A serde: a pair of callables between an application's values and a store's bytes. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 class Serde:
     """A pair of callables: value → bytes and bytes → value.
 
-    ``name`` and ``version`` stand in every checkpoint, and a store that is opened with others is refused: raise the
+    Every checkpoint records ``name`` and ``version``, and a store that is opened with others is refused. Raise the
     version when the bytes of equal values change.
     """
 
