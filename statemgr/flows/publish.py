@@ -48,7 +48,7 @@ from statemgr.model.checkpoint import (
 from statemgr.model.checkpoint_parts import Inputs
 from statemgr.model.commit import PreparedCommit
 from statemgr.phases import Phase, announce
-from statemgr.ports import CheckpointLog, IdForgotten, Publisher, StagedChanges, Transaction
+from statemgr.ports import CheckpointLog, Delivered, IdForgotten, Publisher, StagedChanges, Transaction
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def _publish(
             send_records(parts.config, send, published.layout, published.records, records, published.job_records)
             for permit in published.permits:
                 send(permit.key, None)
-            check_topic(transaction.flush()[parts.config.checkpoint_topic, 0])
+            check_topic(transaction.flush()[parts.config.checkpoint_topic, 0].end)
             published.pending = records  # from here on the outcome may become unknown
             announce(Phase.COMMIT_TRANSACTION, subject, parts.config.job_key)  # 6
     except (RetryableError, FencedError):
@@ -277,7 +277,7 @@ def _checkpoint(
 def _with_changelog_markers(
     checkpoint: Checkpoint,
     staged: Mapping[tuple[str, str], StagedChanges],
-    delivered: Mapping[tuple[str, int], int],
+    delivered: Mapping[tuple[str, int], Delivered],
 ) -> Checkpoint:
     markers = {factory: dict(of_store) for factory, of_store in checkpoint.state_checkpoint_markers.items()}
     for (store, factory), changes in staged.items():

@@ -1,12 +1,14 @@
 """One open transaction: records go into librdkafka's queue, with back-pressure, and their offsets come back.
 
-A record of many is sent without a callback of its own: in a transaction, one failed delivery makes the commit
-fail, and an idempotent producer keeps the order of a partition, so the last record's offset is the end.
+Of many records the first and the last are sent with a callback of their own: in a transaction, one failed delivery
+makes the commit fail, and an idempotent producer keeps the order of a partition.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -14,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from statemgr.errors import ClosedError, RetryableError
 from statemgr.kafka.clients import SLICE_S, ClientErrors, translate, unmasked
 from statemgr.model.commit import Change
-from statemgr.ports import Clock
+from statemgr.ports import Clock, Delivered
 
 #: Seconds to wait for room when the queue is full.
 _BACK_PRESSURE_S = 0.02
@@ -33,7 +35,9 @@ class KafkaTransaction:
         self._deadline = deadline
         self._errors = errors
         self.written: set[tuple[str, int]] = set()
-        self._delivered: dict[tuple[str, int], int] = {}
+        self._delivered: dict[tuple[str, int], Delivered] = {}
+        #: Records that were sent without a callback.
+        self._uncounted: Counter[tuple[str, int]] = Counter()
         self._failed: KafkaError | None = None
         self._closed = False
 
@@ -58,12 +62,13 @@ class KafkaTransaction:
 
     def send_changes(self, topic: str, partition: int, changes: Iterable[Change]) -> None:
         """See :meth:`statemgr.ports.Transaction.send_changes`."""
-        self._check()
-        self.written.add((topic, partition))
-        produce = self._producer.produce
-        # one is held back, since only the very last is sent with a callback
+        produce, rest = self._producer.produce, iter(changes)
+        for key, value in islice(rest, 1):
+            self.send(topic, key, value, partition=partition)
+        # one is held back, since the last is sent with a callback
         last: Change | None = None
-        for change in changes:
+        number = -1
+        for number, change in enumerate(rest):  # noqa: B007
             if last is not None:
                 key, value = last
                 try:
@@ -72,10 +77,11 @@ class KafkaTransaction:
                     self._produce(topic, key, value, {"partition": partition})
             last = change
         if last is not None:
+            self._uncounted[topic, partition] += number
             key, value = last
             self.send(topic, key, value, partition=partition)
 
-    def flush(self) -> Mapping[tuple[str, int], int]:
+    def flush(self) -> Mapping[tuple[str, int], Delivered]:
         """See :meth:`statemgr.ports.Transaction.flush`."""
         self._check()
         while self._flush_some() > 0:
@@ -87,7 +93,10 @@ class KafkaTransaction:
                     hint="raise task.commit.timeout.ms, or look at the brokers",
                 )
         self._check()
-        return dict(self._delivered)
+        return {
+            place: found._replace(records=found.records + self._uncounted[place])
+            for place, found in self._delivered.items()
+        }
 
     def close(self) -> None:
         """No more records."""
@@ -137,4 +146,5 @@ class KafkaTransaction:
             return
         assert partition is not None
         assert offset is not None
-        self._delivered[topic, partition] = max(self._delivered.get((topic, partition), 0), offset + 1)
+        start, end, records = self._delivered.get((topic, partition), (offset, 0, 0))
+        self._delivered[topic, partition] = Delivered(min(start, offset), max(end, offset + 1), records + 1)

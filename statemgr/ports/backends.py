@@ -11,7 +11,7 @@ from statemgr.errors import RetryableError
 from statemgr.model.checkpoint import CheckpointRecord, Marker
 from statemgr.model.commit import ChangeSet, NumberedChanges, PreparedChanges
 from statemgr.model.plan import Successor
-from statemgr.ports.kafka import Transaction
+from statemgr.ports.kafka import Delivered, Transaction
 from statemgr.ports.local import CommittedDirectory, FinishedDirectory
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class StagedChanges(Protocol):
 
     def send(self, transaction: Transaction) -> None: ...
 
-    def marker(self, delivered: Mapping[tuple[str, int], int]) -> Marker:
+    def marker(self, delivered: Mapping[tuple[str, int], Delivered]) -> Marker:
         """The marker, from what :meth:`Transaction.flush` returned."""
 
 

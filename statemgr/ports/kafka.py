@@ -43,6 +43,15 @@ class CheckpointLog(Protocol):
         """True when records before the first offset were removed from the topic."""
 
 
+class Delivered(NamedTuple):
+    """Where the records of a transaction lie in a partition: the first one's offset, the offset after the last one, and
+    how many they are."""
+
+    start: int
+    end: int
+    records: int
+
+
 class Transaction(Protocol):
     """An open Kafka transaction. Sends only queue; :meth:`flush` waits until the broker has taken them."""
 
@@ -59,8 +68,8 @@ class Transaction(Protocol):
     def send_changes(self, topic: str, partition: int, changes: Iterable[Change]) -> None:
         """Queue many records for one partition, with back-pressure; None as value is a tombstone."""
 
-    def flush(self) -> Mapping[tuple[str, int], int]:
-        """Wait for all deliveries. Returns, per topic and partition sent to, the offset after the last record.
+    def flush(self) -> Mapping[tuple[str, int], Delivered]:
+        """Wait for all deliveries. Returns, per topic and partition sent to, where the records lie.
 
         Raises: FencedError, RetryableError (the transaction must be given up).
         """

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from statemgr import JobConfig, StateManager
-from statemgr.errors import PermissionNeeded, UnavailableError
+from statemgr.errors import InvalidError, PermissionNeeded, RetryableError, UnavailableError
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs
-from statemgr.phases import Phase
+from statemgr.kafka.transaction import KafkaTransaction
+from statemgr.phases import Phase, observed
 from tests.commits import TASK, commit, failing, totals
 from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import committed, recreate, send, state_of
@@ -84,6 +87,49 @@ def test_a_changelog_that_another_job_is_writing(kafka: KafkaServer, tmp_path: P
     assert totals(theirs, CHANGELOG)[TASK] == {**FOREIGN, b"more": b"theirs"}
     # nothing was lost on our side either
     assert totals(ours, "blob-store")[TASK] == {b"a": b"1"}
+
+
+@pytest.mark.parametrize("when", ["between", "inside", "at its end"])
+def test_somebody_else_writes_beside_a_running_job(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """FAULT 48, invariant 11: a record of others below a marker would come back as the job's own. The commit is
+    refused, an aborted transaction is not taken for such a record, and the next opening writes over it."""
+    config, foreign = job(kafka, tmp_path), [(b"a", b"foreign"), (b"x", b"foreign")]
+
+    def write(phase: Phase = Phase.COMMIT_TRANSACTION, _: str = "") -> None:
+        if phase is Phase.COMMIT_TRANSACTION:
+            send(config, topic_of(config), foreign)
+
+    def write_before_the_last(transaction: KafkaTransaction, topic: str, *args: Any, **kwargs: Any) -> None:
+        if (topic, args[0]) == (topic_of(config), b"b2"):
+            transaction._producer.flush(30)
+            write()
+        send_one(transaction, topic, *args, **kwargs)
+
+    send_one = KafkaTransaction.send
+
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        for number in (1, 2, 3):
+            task.store("totals").put(b"a", b"%d" % number)
+            with failing(Phase.SEND_CHECKPOINT), suppress(RetryableError):
+                task.commit({"orders-0": number})
+            task.commit({"orders-0": number})
+        task.store("totals").put_many([(b"b%d" % number, b"4") for number in range(3)])
+        if when == "between":
+            write()
+        elif when == "inside":
+            monkeypatch.setattr(KafkaTransaction, "send", write_before_the_last)
+        else:
+            with observed(write):
+                task.commit({"orders-0": 4})
+            task.store("totals").put(b"b0", b"5")
+        with pytest.raises(InvalidError, match="somebody else has written 2 records"):
+            task.commit({"orders-0": 5})
+        expected = dict(totals(config, "blob-store")[TASK])
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        assert dict(task.store("totals").range()) == expected
+    assert totals(config, CHANGELOG)[TASK] == expected == state_of(committed(config, topic_of(config)))
 
 
 def test_more_records_than_are_worth_counting(kafka: KafkaServer, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from statemgr.errors import (
 )
 from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
 from statemgr.local.clock import SystemClock
+from statemgr.ports import Delivered
 from statemgr_tools.dev.kafka import KafkaBroker
 from tests.kafka_jobs import committed, job, make_topics
 from tests.servers import KafkaServer
@@ -64,14 +65,15 @@ def test_ids_tell_jobs_tasks_and_owners_apart(kafka: KafkaServer) -> None:
 
 
 def test_what_is_delivered_is_told_by_partition(kafka: KafkaServer) -> None:
-    """``flush`` gives the offset after the last record of each partition; the control record comes after it."""
+    """``flush`` says where the records of each partition lie; the control record comes after them."""
     config, topic, publisher = _ready(kafka, job__tasks=2)
     for expected in ((3, 1), (7, 3)):
         with publisher.transaction() as transaction:
             transaction.send_changes(topic, 0, [(b"a", b"1"), (b"b", None), (b"a", b"2")])
             transaction.send(topic, b"c", b"3", partition=1, headers=[("h", b"x"), ("n", None)])
             delivered = transaction.flush()
-        assert delivered == {(topic, 0): expected[0], (topic, 1): expected[1]}
+        first, second = (Delivered(end - records, end, records) for end, records in zip(expected, (3, 1), strict=True))
+        assert delivered == {(topic, 0): first, (topic, 1): second}
     assert committed(config, topic)[:3] == [(b"a", b"1"), (b"b", None), (b"a", b"2")]
 
 
@@ -98,7 +100,7 @@ def test_many_changes_go_through_a_small_queue(kafka: KafkaServer) -> None:
     changes = [(b"%05d" % number, b"v%d" % number) for number in range(30_000)]
     with publisher.transaction() as transaction:
         transaction.send_changes(topic, 0, iter(changes))
-        assert transaction.flush() == {(topic, 0): 30_000}
+        assert transaction.flush() == {(topic, 0): Delivered(0, 30_000, 30_000)}
     assert committed(config, topic) == changes
 
 

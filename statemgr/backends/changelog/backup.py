@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from statemgr.backends.changelog.guard import FillGuard, continues
+from statemgr.backends.changelog.guard import FillGuard, OwnRecords, continues
 from statemgr.backends.changelog.spill import SpilledChanges
 from statemgr.backends.services import BackendContext
 from statemgr.errors import InvalidError, MissingState
@@ -21,6 +21,7 @@ from statemgr.model.checkpoint import ChangelogMarker, Marker
 from statemgr.model.commit import Change, ChangeSet, PreparedChanges
 from statemgr.model.segment import encode_segment, read_segment, verify_segment, write_segment
 from statemgr.ports import (
+    Delivered,
     FileSlice,
     PreparedBackup,
     StagedChanges,
@@ -53,6 +54,7 @@ class ChangelogBackup:
         self._context = context
         self._described: dict[str, tuple[float, TopicInfo]] = {}
         self._guard = FillGuard(context.changelog)
+        self._own = OwnRecords(context.changelog)
 
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
         """See the port. A base that the changelog does not continue means a fill with the whole state.
@@ -92,11 +94,13 @@ class ChangelogBackup:
             topic, info.topic_id, partition, base.offset if isinstance(base, ChangelogMarker) else 0
         )
         if not changes.fill:
-            return _Staged(target, (self._brought(changes),))
+            return _Staged(identity, self._own, target, (self._brought(changes),))
         start, end = self._context.changelog().bounds(topic, partition)
         self._guard.check(identity, info, partition, base, start, end)
         tombstones = SpilledChanges.write(self._context.scratch(), self._tombstones(topic, partition, start, end))
-        return _Staged(ChangelogMarker(topic, info.topic_id, partition, end), (tombstones, self._brought(changes)))
+        self._own.end(info, partition, end)
+        target = ChangelogMarker(topic, info.topic_id, partition, end)
+        return _Staged(identity, self._own, target, (tombstones, self._brought(changes)))
 
     def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
         """See the port. Asks no broker: a changelog that was made anew is found at the next open, or in stage."""
@@ -110,9 +114,10 @@ class ChangelogBackup:
             return True
         changelog = self._context.changelog()
         _, end = changelog.bounds(topic, partition)
-        if marker.offset >= end:
-            return marker.offset > end
-        return any(changelog.read(topic, partition, marker.offset, end))
+        if marker.offset > end or any(changelog.read(topic, partition, marker.offset, end)):
+            return True
+        self._own.end(self._describe(topic), partition, end)
+        return False
 
     def guard_fill(
         self, identity: StoreIdentity, current: Marker | None, retired: Sequence[Marker], *, overwrite: bool
@@ -219,7 +224,11 @@ class _Inline:
 class _Staged:
     """Changes ready to be sent, in order. ``target`` is the marker if nothing is sent."""
 
-    def __init__(self, target: ChangelogMarker, parts: tuple[Iterable[Change], ...]) -> None:
+    def __init__(
+        self, identity: StoreIdentity, own: OwnRecords, target: ChangelogMarker, parts: tuple[Iterable[Change], ...]
+    ) -> None:
+        self._identity = identity
+        self._own = own
         self._target = target
         self._parts = parts
 
@@ -227,11 +236,12 @@ class _Staged:
         for changes in self._parts:
             transaction.send_changes(self._target.topic, self._target.partition, changes)
 
-    def marker(self, delivered: Mapping[tuple[str, int], int]) -> Marker:
+    def marker(self, delivered: Mapping[tuple[str, int], Delivered]) -> Marker:
         target = self._target
-        offset = delivered.get((target.topic, target.partition))
-        if offset is None:
+        ours = delivered.get((target.topic, target.partition))
+        if ours is None:
             return target
+        offset = ours.end
         if offset <= target.offset:
             raise MissingState(
                 f"the changelog continues at offset {offset}, below the last checkpoint's {target.offset}: "
@@ -241,4 +251,5 @@ class _Staged:
                 partition=target.partition,
                 offset=offset,
             )
+        self._own.check(self._identity, target, ours)
         return ChangelogMarker(target.topic, target.topic_id, target.partition, offset)

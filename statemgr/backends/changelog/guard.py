@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from statemgr.errors import PermissionNeeded
+from statemgr.errors import InvalidError, PermissionNeeded
 from statemgr.model.checkpoint import ChangelogMarker, Marker
-from statemgr.ports import Changelog, StoreIdentity, TopicInfo
+from statemgr.ports import Changelog, Delivered, StoreIdentity, TopicInfo
 
 #: Records that no checkpoint explains are counted up to here.
 MOST_COUNTED = 10_000
@@ -67,6 +67,45 @@ class FillGuard:
             topic=info.name,
             partition=partition,
         )
+
+
+class OwnRecords:
+    """Notices what others write to a changelog between two commits of this process. A marker would name it, too.
+
+    The offsets of a transaction's records say it: they follow the one before, and its end mark. Only where they do not
+    (others wrote, or a transaction was aborted) is the changelog read, inside the transaction.
+    """
+
+    def __init__(self, changelog: Callable[[], Changelog]) -> None:
+        self._changelog = changelog
+        #: topic, its ID, partition → where the known records end, and the offset that comes next if nobody else writes
+        self._ends: dict[tuple[str, str, int], tuple[int, int]] = {}
+
+    def end(self, info: TopicInfo, partition: int, offset: int) -> None:
+        """Everything below this offset is known."""
+        self._ends[info.name, info.topic_id, partition] = offset, offset
+
+    def check(self, identity: StoreIdentity, target: ChangelogMarker, delivered: Delivered) -> None:
+        """Before a commit: all records since the last one are its own. Raises: InvalidError."""
+        place = target.topic, target.topic_id or "", target.partition
+        end, expected = self._ends.get(place, (target.offset, target.offset))
+        inside = delivered.end - delivered.start - delivered.records
+        others = str(inside) if inside else None
+        if not inside and delivered.start > expected:
+            others = count_records(self._changelog(), target.topic, target.partition, end, delivered.start)
+        if others is not None:
+            raise InvalidError(
+                f"somebody else has written {others} records to the changelog since the last commit",
+                hint=f"stop whoever writes there, or set stores.{identity.store}.changelog.topic to a topic that "
+                "nobody else writes to; then open the job again: it writes its whole state over those records",
+                job=identity.job_name,
+                task=identity.task,
+                store=identity.store,
+                topic=target.topic,
+                partition=target.partition,
+                offset=end,
+            )
+        self._ends[place] = delivered.end, delivered.end + 1
 
 
 def count_records(changelog: Changelog, topic: str, partition: int, start: int, end: int) -> str | None:
