@@ -1,0 +1,144 @@
+"""What every state backend does: a job commits with it and gets the same state back, on any machine.
+
+A backend of your own passes these tests as a subclass in a test module, which pytest collects::
+
+    class TestMyBackend(StateBackendSuite):
+        @pytest.fixture
+        def settings(self, tmp_path: Path) -> Mapping[str, object]:
+            return {
+                "job.name": f"proof-{uuid4().hex}",
+                "kafka.bootstrap.servers": "localhost:9092",
+                "task.backup.factories": ["my_package.MyBackend"],
+                "task.restore.factories": ["my_package.MyBackend"],
+            }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from statemgr.config import JobConfig
+from statemgr.manager import StateManager
+from statemgr.tasks.task import Task
+
+Opened = Callable[..., AbstractContextManager[Task]]
+_STORES = ("totals", "names")
+
+
+class StateBackendSuite:
+    """Each test gets a new job from the fixture ``settings``; state directories and stores are added to it."""
+
+    @pytest.fixture
+    def settings(self) -> Mapping[str, object]:
+        """Keys of a job of one task that has never run: its name, its servers, and the backend. Override it."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def opened(self, settings: Mapping[str, object], tmp_path: Path) -> Opened:
+        """Opens the job's task on the machine of a number."""
+
+        @contextmanager
+        def open_(machine: int) -> Iterator[Task]:
+            stores = {f"stores.{store}.value.serde": "bytes" for store in _STORES}
+            directory = {"state.dir": str(tmp_path / f"machine-{machine}")}
+            config = JobConfig.from_mapping({"job.tasks": 1, **settings, **stores, **directory})
+            with StateManager(config) as manager, manager.open_task("Partition 0") as task:
+                yield task
+
+        return open_
+
+    @pytest.mark.parametrize("machine", [0, 1])
+    def test_what_was_committed_comes_back(self, opened: Opened, machine: int) -> None:
+        """Every store, on the same machine and on another one, with the input offsets of the commit."""
+        with opened(0) as task:
+            task.store("totals").put_many({b"a": b"1", b"b": b"2"})
+            task.store("names").put(b"a", b"x" * 100_000)
+            task.commit({"orders-0": 7})
+        with opened(machine) as task:
+            assert task.last_checkpoint is not None
+            assert task.last_checkpoint.input_offsets == {"orders-0": 7}
+            assert contents(task) == {"totals": {b"a": b"1", b"b": b"2"}, "names": {b"a": b"x" * 100_000}}
+
+    def test_what_was_not_committed_is_gone(self, opened: Opened) -> None:
+        """Changes after the last commit do not come back."""
+        with opened(0) as task:
+            task.store("totals").put(b"a", b"committed")
+            task.commit({"orders-0": 1})
+            task.store("totals").put_many({b"a": b"lost", b"b": b"lost"})
+        for machine in (0, 1):
+            with opened(machine) as task:
+                assert contents(task)["totals"] == {b"a": b"committed"}
+
+    def test_changes_of_many_commits_add_up(self, opened: Opened) -> None:
+        """Overwritten, deleted and untouched keys are as after the last commit, whichever machine went on."""
+        expected: dict[bytes, bytes] = {}
+        for number in range(6):
+            with opened(number % 2) as task:
+                assert contents(task)["totals"] == expected
+                for commit in range(3):
+                    changes = {b"%d" % (n * (number + 1)): b"%d-%d" % (number, commit) for n in range(20)}
+                    expected |= changes
+                    task.store("totals").put_many(changes)
+                    deleted = sorted(expected)[commit]
+                    task.store("totals").delete(deleted)
+                    del expected[deleted]
+                    task.commit({"orders-0": 3 * number + commit})
+        with opened(2) as task:
+            assert contents(task)["totals"] == expected
+
+    def test_a_range_that_was_deleted_stays_deleted(self, opened: Opened) -> None:
+        """Also when all keys were in it."""
+        with opened(0) as task:
+            task.store("totals").put_many({b"%03d" % n: b"x" for n in range(500)})
+            task.commit({"orders-0": 1})
+            task.store("totals").delete_range(b"100", None)
+            task.commit({"orders-0": 2})
+            task.store("names").put(b"a", b"x")
+            task.store("names").delete_range(None, None)
+            task.commit({"orders-0": 3})
+        with opened(1) as task:
+            assert contents(task) == {"totals": {b"%03d" % n: b"x" for n in range(100)}, "names": {}}
+
+    def test_commits_without_changes(self, opened: Opened) -> None:
+        """An empty store, and a commit that changed nothing, come back like any other."""
+        with opened(0) as task:
+            for number in range(3):
+                task.commit({"orders-0": number})
+        with opened(1) as task:
+            assert contents(task) == {"totals": {}, "names": {}}
+            task.store("totals").put(b"a", b"")
+            task.commit({"orders-0": 3})
+            task.commit({"orders-0": 4})
+        with opened(2) as task:
+            assert contents(task) == {"totals": {b"a": b""}, "names": {}}
+            assert task.last_checkpoint is not None
+            assert task.last_checkpoint.input_offsets == {"orders-0": 4}
+
+    def test_keys_and_values_are_any_bytes(self, opened: Opened) -> None:
+        """Every byte, the empty value, long keys and values of megabytes."""
+        expected = {bytes([n]): bytes([255 - n]) for n in range(256)}
+        expected |= {b"empty": b"", b"k" * 5_000: b"long key", b"large": bytes(range(256)) * 12_000}
+        with opened(0) as task:
+            task.store("totals").put_many(expected)
+            task.commit({"orders-0": 1})
+        with opened(1) as task:
+            assert contents(task)["totals"] == expected
+
+    def test_a_commit_next_to_writes_is_exact(self, opened: Opened) -> None:
+        """What is written while a commit is in progress belongs to the next one."""
+        with opened(0) as task:
+            task.store("totals").put(b"a", b"1")
+            first = task.commit_async({"orders-0": 1})
+            task.store("totals").put(b"a", b"2")
+            first.result(60)
+        with opened(1) as task:
+            assert contents(task)["totals"] == {b"a": b"1"}
+
+
+def contents(task: Task) -> dict[str, dict[bytes, bytes]]:
+    """Everything in a task's stores."""
+    return {store: dict(task.store(store).range()) for store in _STORES}
