@@ -104,6 +104,7 @@ class Runtime:
                 compress_in=self.scratch if config.compresses else None,
                 # a store on this machine has no slow moments that a second request would avoid
                 hedge_by=None if (config.blob_uri or "").startswith(("file:", "memory:")) else self.clock,
+                patience_s=config.commit_timeout_ms / 1000,
             )
 
         return self._once("transfer", make, Transfer.close)

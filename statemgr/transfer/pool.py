@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -25,6 +26,45 @@ class Cancelled(RetryableError):
     """The job was given up because another of its batch failed. Callers see that other's error instead."""
 
 
+class Room:
+    """Bytes that may be on their way at a time; a single larger piece goes alone. Safe to use from many threads.
+
+    Args:
+        most: bytes.
+        patience_s: seconds that a piece waits for room; None waits as long as it takes.
+    """
+
+    def __init__(self, most: int, patience_s: float | None = None) -> None:
+        self._most = most
+        self._patience_s = patience_s
+        self._used = 0
+        self._changed = threading.Condition()
+        #: Pieces that had to wait so far.
+        self.waited = 0
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """While a piece of ``size`` bytes is on its way. Raises: RetryableError when there is no room in time."""
+        with self._changed:
+            if not self._fits(size):
+                self.waited += 1
+                if not self._changed.wait_for(lambda: self._fits(size), self._patience_s):
+                    raise RetryableError(
+                        f"{self._used} bytes are on their way to the blob store, and none of them arrives",
+                        hint="check the network and the blob store; the changes are in the next commit",
+                    )
+            self._used += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= size
+                self._changed.notify_all()
+
+    def _fits(self, size: int) -> bool:
+        return self._used == 0 or self._used + size <= self._most
+
+
 class Pool:
     """Threads that run the jobs of batches in turn.
 
@@ -35,8 +75,7 @@ class Pool:
 
     def __init__(self, threads: int, most_bytes: int) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="statemgr-transfer")
-        self._most_bytes = most_bytes
-        self._bytes = 0
+        self._room = Room(most_bytes)
         self._turns: deque[Batch] = deque()
         #: guards this and all batches; told whenever a job ends
         self.changed = threading.Condition()
@@ -66,16 +105,14 @@ class Pool:
             if batch.waiting:
                 self._turns.append(batch)
             batch.running += 1
-            self.changed.wait_for(lambda: self._bytes == 0 or self._bytes + size <= self._most_bytes)
-            self._bytes += size
         error: BaseException | None = None
         try:
-            batch.check()
-            job()
+            with self._room.taken(size):
+                batch.check()
+                job()
         except BaseException as raised:
             error = raised
         with self.changed:
-            self._bytes -= size
             batch.running -= 1
             if error is not None and (batch.error is None or isinstance(batch.error, Cancelled)):
                 batch.error = error

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from statemgr.blobs.body import body_size
 from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptFile, StatemgrError
 from statemgr.local.transfer_files import NewFile, SourceFile, write_new
 from statemgr.model.checkpoint import BlobRef
@@ -24,11 +25,15 @@ from statemgr.transfer.compression import DamagedFrame, FrameReader, compressed
 from statemgr.transfer.destinations import IntoFile, IntoMemory, Sink
 from statemgr.transfer.hedging import Hedger
 from statemgr.transfer.plan import Fetch, Run, Upload, cut, runs
-from statemgr.transfer.pool import Batch, Counter, Pool
+from statemgr.transfer.pool import Batch, Counter, Pool, Room
 
 T = TypeVar("T")
 #: Bytes that are read, hashed and written at once, or copied by the system and then looked at.
 _BUFFER = 1024 * 1024
+#: Hedged uploads at a time, extra ones included. They wait for the store most of the time.
+_HEDGED_PUTS = 64
+#: Their bytes at a time.
+_HEDGED_BYTES = 64 * 1024 * 1024
 #: Blobs that are deleted in one call of the store.
 _TOGETHER = 100
 
@@ -45,6 +50,7 @@ class Transfer:
         hedge_by: measures latencies for hedging against a far store's slow moments; None hedges nothing.
         compress_in: makes a directory for parts of files that are compressed before they are sent; None sends them as
             they are.
+        patience_s: seconds that a hedged upload waits for others to arrive.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class Transfer:
         most_bytes: int = 1 << 30,
         hedge_by: Clock | None = None,
         compress_in: Callable[[], Path] | None = None,
+        patience_s: float | None = None,
     ) -> None:
         self._blobs = blobs
         self.part_size = part_size
@@ -65,7 +72,8 @@ class Transfer:
         self._pool = Pool(parallelism, most_bytes)
         self._local = threading.local()
         self.hedged_gets = Hedger(hedge_by, threads=2 * parallelism) if hedge_by else None
-        self.hedged_puts = Hedger(hedge_by, threads=2 * parallelism) if hedge_by else None
+        self.hedged_puts = Hedger(hedge_by, threads=_HEDGED_PUTS) if hedge_by else None
+        self.hedged_bytes = Room(_HEDGED_BYTES, patience_s)
 
     def batch(self) -> Batch:
         """Jobs of a caller's own, on the same threads and in turn with all others."""
@@ -220,14 +228,24 @@ class Transfer:
         self._blobs.put(blob_id, body, ttl_days=self._ttl_days)
         return ref
 
-    def put_hedged(self, name: Callable[[int], str], data: bytes) -> BlobRef:
-        """Write bytes as one blob called ``name(0)``, or ``name(1)`` … where that was faster: each attempt has a name
-        of its own, so that a late one never touches the first one's blob. Raises: as :meth:`put`."""
-        if self.hedged_puts is None:
-            return self.put(name(0), data)
-        return self.hedged_puts.call(
-            lambda number: self.put(name(number), data), lost=lambda late: self._blobs.delete(late.blob_id)
-        )
+    def put_hedged(self, blob_id: str, body: Body) -> str:
+        """Write one blob for which a commit waits, on the caller's thread, when few enough bytes are on their way.
+
+        Where the store is slow, further attempts write to ``<blob_id>-1`` and ``-2``: each has a name of its own, so
+        that a late one never touches the first one's blob. Raises: as :meth:`put`; RetryableError without room in time.
+
+        Returns: the name of the attempt that was first.
+        """
+
+        def attempt(number: int) -> str:
+            name = f"{blob_id}-{number}" if number else blob_id
+            self._blobs.put(name, body, ttl_days=self._ttl_days)
+            return name
+
+        with self.hedged_bytes.taken(body_size(body)):
+            if self.hedged_puts is None:
+                return attempt(0)
+            return self.hedged_puts.call(attempt, lost=self._blobs.delete)
 
     def get_bytes(self, ref: BlobRef, limit: int) -> bytes:
         """Read one blob of at most ``limit`` bytes, verified.

@@ -11,7 +11,6 @@ import pytest
 
 from statemgr.backends.blobs import segment_batch
 from statemgr.backends.blobs.segment_batch import SegmentBatches, Stored
-from statemgr.backends.blobs.segment_upload import SegmentUploads
 from statemgr.backends.services import BackendContext
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.config import JobConfig
@@ -20,8 +19,9 @@ from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.scratch import Scratch
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
-from statemgr.ports import BlobStore, Body, StoreIdentity
-from statemgr.transfer import packed
+from statemgr.ports import Body, StoreIdentity
+from statemgr.transfer import packs
+from statemgr.transfer.transfer import Transfer
 
 
 class SlowStore(MemoryBlobStore):
@@ -52,17 +52,16 @@ def store() -> SlowStore:
 def batches(store: SlowStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SegmentBatches]:
     """Batches that wait for what is known to be coming, however long."""
     monkeypatch.setattr(segment_batch, "LINGER_S", 30)
-    made = context(store, tmp_path)
-    uploads = SegmentUploads(made)
-    batches = SegmentBatches(made, uploads)
+    transfer = Transfer(store, parallelism=1, part_size=1000, ttl_days=30, hedge_by=SystemClock())
+    batches = SegmentBatches(context(transfer, tmp_path))
     yield batches
     store.open.set()
     batches.close()
-    uploads.close()
+    transfer.close()
 
 
-def context(store: BlobStore, directory: Path) -> BackendContext:
-    """A backend's context over a store of blobs."""
+def context(transfer: Transfer, directory: Path) -> BackendContext:
+    """What a backend gets."""
 
     def nothing() -> object:
         raise AssertionError("not needed")
@@ -73,8 +72,8 @@ def context(store: BlobStore, directory: Path) -> BackendContext:
         clock=clock,
         ids=system_ids(),
         scratch=Scratch(directory / "scratch", clock, system_ids()),
-        blobs=lambda: store,
-        transfer=nothing,  # type: ignore[arg-type]
+        blobs=nothing,  # type: ignore[arg-type]
+        transfer=lambda: transfer,
         task_directory=lambda task: directory / task,
         changelog=nothing,  # type: ignore[arg-type]
     )
@@ -188,7 +187,7 @@ def test_large_blobs_are_made_on_disk(
     batches: SegmentBatches, store: SlowStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 13: what is too much for memory goes to a scratch file, which is gone afterwards."""
-    monkeypatch.setattr(packed, "IN_MEMORY", 100)
+    monkeypatch.setattr(packs, "IN_MEMORY", 100)
     found = together(batches, *(lambda n=n: write(batches, n, b"%d" % n * 80) for n in range(3)))
     data = content(store, store.names[0])
     for number, (ref, stored) in enumerate(found):  # type: ignore[misc]

@@ -14,7 +14,6 @@ from statemgr.backends.blobs.backup import BlobBackup
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.restore import BlobRestore
 from statemgr.backends.blobs.segment_batch import SegmentBatches
-from statemgr.backends.blobs.segment_upload import SegmentUploads
 from statemgr.backends.services import BackendContext
 
 
@@ -25,7 +24,6 @@ class BlobStoreBackend:
         self._context = context
         self._catalogue = Catalogue(context.transfer)
         self._lock = threading.Lock()
-        self._uploads: SegmentUploads | None = None
         self._batches: SegmentBatches | None = None
 
     def backup_manager(self) -> BlobBackup:
@@ -38,13 +36,11 @@ class BlobStoreBackend:
 
     def close(self) -> None:
         """Wait for uploads that run."""
-        if self._batches is not None and self._uploads is not None:
+        if self._batches is not None:
             self._batches.close()
-            self._uploads.close()
 
     def _segment_batches(self) -> SegmentBatches:
         with self._lock:
             if self._batches is None:
-                self._uploads = SegmentUploads(self._context)
-                self._batches = SegmentBatches(self._context, self._uploads)
+                self._batches = SegmentBatches(self._context)
             return self._batches

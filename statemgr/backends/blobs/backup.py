@@ -40,7 +40,7 @@ from statemgr.model.record_size import inline_chain_limit
 from statemgr.model.segment import encode_segment, write_segment
 from statemgr.phases import Phase, announce
 from statemgr.ports import Backlog, Moment, PreparedBackup, StagedChanges, StoreIdentity, StoreSnapshot
-from statemgr.transfer.packed import PackedBlob
+from statemgr.transfer.packs import PackedBlob
 
 log = logging.getLogger(__name__)
 #: Bytes of changes up to which a segment may travel inside its chain.

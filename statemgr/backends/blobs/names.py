@@ -23,9 +23,9 @@ def store_prefix(identity: StoreIdentity) -> str:
     return f"{identity.job_name}/{identity.job_id}/{task_path(identity.task)}/{identity.store}/"
 
 
-def index_blob(identity: StoreIdentity, attempt: str, number: int = 0) -> str:
+def index_blob(identity: StoreIdentity, attempt: str) -> str:
     """The name of the index blob of an attempt; of a hedged upload's further tries, ``-1`` and ``-2`` follow."""
-    return f"{store_prefix(identity)}{attempt}/index" + (f"-{number}" if number else "")
+    return f"{store_prefix(identity)}{attempt}/index"
 
 
 def is_index_blob(blob_id: str) -> bool:

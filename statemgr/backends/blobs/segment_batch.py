@@ -19,11 +19,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 from statemgr.backends.blobs.names import segments_blob, shared_segments_blob
-from statemgr.backends.blobs.segment_upload import SegmentUploads
 from statemgr.backends.services import BackendContext
 from statemgr.errors import RetryableError
 from statemgr.ports import Body, StoreIdentity
-from statemgr.transfer.packed import PackedBlob
+from statemgr.transfer.packs import PackedBlob
 
 #: Seconds that a batch waits for commits that are known to be coming.
 LINGER_S = 0.01
@@ -56,9 +55,8 @@ class _Batch:
 class SegmentBatches:
     """Safe to use from many threads."""
 
-    def __init__(self, context: BackendContext, uploads: SegmentUploads) -> None:
+    def __init__(self, context: BackendContext) -> None:
         self._context = context
-        self._uploads = uploads
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="statemgr-batch")
         self._changed = threading.Condition()
         self._coming = 0
@@ -137,4 +135,4 @@ class SegmentBatches:
         name = segments_blob(batch.owner, batch.attempt)
         if shared:
             name = shared_segments_blob(batch.owner, self._context.ids.attempt_id())
-        return Stored(self._uploads.put(name, body), body, shared)
+        return Stored(self._context.transfer().put_hedged(name, body), body, shared)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.codecs import encode_index
 from statemgr.model.diff import LocalFile, LocalTree, assemble, comparable, diff
+from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import (
     INLINE_LIMIT,
     INLINE_TOTAL_LIMIT,
@@ -82,7 +84,7 @@ class Snapshots:
         announce(Phase.PUT_INDEX, subject, snapshot.identity.job_key)
         index = SnapshotIndex(
             identity.job_name, identity.job_id, identity.task, identity.store, snapshot.state_id, attempt,
-            self._clock.time_ns() // 1_000_000, assemble(tree.dirs, files), previous=base,
+            self._clock.time_ns() // 1_000_000, assemble(tree, files), previous=base,
         )  # fmt: skip
         ref = self._put_index(identity, index)
         parts = dict(pair for file in uploaded.values() for pair in file.stored())
@@ -118,7 +120,12 @@ class Snapshots:
         for path in comparable({path: size for path, (size, _) in directory.files.items()}, base):
             size, known = directory.files[path]
             directory.files[path] = size, known or self._transfer().hash_of(directory.path / path, 0, size)
-        files = (LocalFile(path, size, known) for path, (size, known) in sorted(directory.files.items()))
+        files = []
+        for path, (size, known) in sorted(directory.files.items()):
+            with disk_errors(directory.path / path):
+                status = os.lstat(directory.path / path)
+            mode, modified_ms = stat.S_IMODE(status.st_mode), status.st_mtime_ns // 1_000_000
+            files.append(LocalFile(path, size, known, mode, modified_ms))
         return LocalTree(tuple(files), _dirs(directory.path))
 
     def _upload(self, snapshot: StoreSnapshot, files: Sequence[LocalFile]) -> dict[str, FileIndex]:
@@ -149,7 +156,7 @@ class Snapshots:
                 f"the index would have {len(data)} bytes; at most {MAX_INDEX_SIZE} can be restored",
                 hint="spread the state over more tasks", task=identity.task, store=identity.store,
             )  # fmt: skip
-        ref = self._transfer().put_hedged(lambda number: index_blob(identity, index.attempt, number), data)
+        ref = BlobRef(self._transfer().put_hedged(blob_id, data), len(data), content_hash(data))
         self._catalogue.remember_index(ref, index)
         return ref
 

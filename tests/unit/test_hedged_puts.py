@@ -1,26 +1,23 @@
-"""segment_upload: how many bytes are on their way, and what becomes of an upload that is slow."""
+"""Uploads that a commit waits for: how many bytes are on their way, and what becomes of one that is slow."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
-from statemgr.backends.blobs import segment_upload
-from statemgr.backends.blobs.segment_upload import SegmentUploads
-from statemgr.config import JobConfig
 from statemgr.errors import RetryableError
 from statemgr.local.clock import SystemClock
 from statemgr.ports import list_blobs
+from statemgr.transfer import transfer
+from statemgr.transfer.transfer import Transfer
 from tests.blob_faults import FaultyBlobStore
 from tests.kafka_jobs import wait_until
 
 LIMIT_S = 20
-Open = Callable[..., SegmentUploads]
+Open = Callable[..., Transfer]
 
 
 class Gate:
@@ -42,19 +39,20 @@ def blobs() -> FaultyBlobStore:
 
 @pytest.fixture
 def open_uploads(blobs: FaultyBlobStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Opens uploads of a job, with room for 1000 bytes."""
-    monkeypatch.setattr(segment_upload, "_IN_FLIGHT", 1000)
-    opened: list[SegmentUploads] = []
+    """Opens engines that hedge, with room for 1000 bytes."""
+    monkeypatch.setattr(transfer, "_HEDGED_BYTES", 1000)
+    opened: list[Transfer] = []
 
-    def make(**settings: object) -> SegmentUploads:
-        config = JobConfig.from_mapping({"job.name": "orders", **settings})
-        context = SimpleNamespace(config=config, clock=SystemClock(), blobs=lambda: blobs)
-        opened.append(SegmentUploads(cast(Any, context)))
-        return opened[-1]
+    def make(patience_s: float | None = None) -> Transfer:
+        engine = Transfer(
+            blobs, parallelism=1, part_size=1000, ttl_days=30, hedge_by=SystemClock(), patience_s=patience_s
+        )
+        opened.append(engine)
+        return engine
 
     yield make
-    for uploads in opened:
-        uploads.close()
+    for engine in opened:
+        engine.close()
 
 
 def test_too_many_bytes_wait_for_those_on_their_way(blobs: FaultyBlobStore, open_uploads: Open) -> None:
@@ -62,43 +60,45 @@ def test_too_many_bytes_wait_for_those_on_their_way(blobs: FaultyBlobStore, open
     uploads, gates = open_uploads(), [Gate(), Gate()]
     blobs.faults["put"] = [*gates]
     with ThreadPoolExecutor(3) as pool:
-        running = [pool.submit(uploads.put, name, bytes(400)) for name in ("a", "b")]
+        running = [pool.submit(uploads.put_hedged, name, bytes(400)) for name in ("a", "b")]
         for gate in gates:
             assert gate.reached.wait(LIMIT_S)
-        waiting = pool.submit(uploads.put, "c", bytes(400))
-        wait_until(lambda: uploads.blocked == 1)
+        waiting = pool.submit(uploads.put_hedged, "c", bytes(400))
+        wait_until(lambda: uploads.hedged_bytes.waited == 1)
         assert blobs.count("put") == 2
         gates[0].open.set()
         assert waiting.result(LIMIT_S) == "c"
         gates[1].open.set()
         assert {upload.result(LIMIT_S) for upload in running} == {"a", "b"}
-    assert uploads.put("larger than all room", bytes(2000)) == "larger than all room"
-    assert uploads.blocked == 1
+    assert uploads.put_hedged("larger than all room", bytes(2000)) == "larger than all room"
+    assert uploads.hedged_bytes.waited == 1
 
 
 def test_no_room_in_time_is_an_error(blobs: FaultyBlobStore, open_uploads: Open) -> None:
     """C7, invariant 13: a store that takes nothing holds no commit up for ever; nothing of it was sent."""
-    uploads, gate = open_uploads(**{"task.commit.timeout.ms": 1000}), Gate()
+    uploads, gate = open_uploads(patience_s=1.0), Gate()
     blobs.faults["put"] = [gate]
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(uploads.put, "a", bytes(900))
+        running = pool.submit(uploads.put_hedged, "a", bytes(900))
         assert gate.reached.wait(LIMIT_S)
         with pytest.raises(RetryableError, match="900 bytes"):
-            uploads.put("b", bytes(900))
+            uploads.put_hedged("b", bytes(900))
         assert blobs.count("put") == 1
         gate.open.set()
         running.result(LIMIT_S)
-    assert uploads.put("b", bytes(900)) == "b"
+    assert uploads.put_hedged("b", bytes(900)) == "b"
 
 
 def test_the_blob_of_a_slow_upload_goes(blobs: FaultyBlobStore, open_uploads: Open) -> None:
     """C8: a second attempt overtakes a slow one under another name; what the slow one wrote is deleted when it ends."""
     uploads, gate = open_uploads(), Gate()
-    names = [uploads.put(f"quick-{number}", b"x") for number in range(20)]  # from which the delay is learnt
+    names = [uploads.put_hedged(f"quick-{number}", b"x") for number in range(20)]  # from which the delay is learnt
     blobs.faults["put"] = [gate]
-    assert uploads.put("slow", b"x") == "slow-1"
+    assert uploads.put_hedged("slow", b"x") == "slow-1"
     assert {info.blob_id for info in list_blobs(blobs, "")} == {*names, "slow", "slow-1"}
     gate.open.set()
     uploads.close()
     assert {info.blob_id for info in list_blobs(blobs, "")} == {*names, "slow-1"}
-    assert (uploads.hedger.first, uploads.hedger.extra, uploads.hedger.lost) == (21, 1, 1)
+    hedger = uploads.hedged_puts
+    assert hedger is not None
+    assert (hedger.first, hedger.extra, hedger.lost) == (21, 1, 1)
