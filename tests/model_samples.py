@@ -81,7 +81,10 @@ INDEX = SnapshotIndex(
     created_ms=1_700_000_000_000,
     root=DirIndex(
         "",
-        (FileIndex("000012.sst", 3, HASH, parts=(BLOB,)), FileIndex("CURRENT", 2, HASH, inline=b"x\n")),
+        (
+            FileIndex("000012.sst", 3, HASH, parts=(BLOB,), mode=0o640, modified_ms=1_700_000_000_000),
+            FileIndex("CURRENT", 2, HASH, inline=b"x\n"),
+        ),
         (DirIndex("journal", (FileIndex("empty", 0, HASH, inline=b""),), (DirIndex("old"),)), DirIndex("z")),
     ),
     previous=INDEX_BLOB,

@@ -15,7 +15,7 @@ from statemgr.model.snapshot import DirIndex, FileIndex
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file of a local directory: path relative to its root, size in bytes, XXH3-128 of its content.
+    """A file of a local directory: path relative to its root, size in bytes, XXH3-128 of its content, and status.
 
     The hash may be None only if :func:`comparable` does not list the path.
     """
@@ -23,6 +23,8 @@ class LocalFile:
     path: str
     size: int
     hash: bytes | None
+    mode: int = 0o600
+    modified_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,12 @@ def diff(local: LocalTree, base: DirIndex | None) -> DirDiff:
     return DirDiff(tuple(added), kept, removed)
 
 
-def assemble(dirs: tuple[str, ...], files: Mapping[str, FileIndex]) -> DirIndex:
-    """Build the tree of some files by relative path. Each file gets the last part of its path as its name."""
+def assemble(local: LocalTree, files: Mapping[str, FileIndex]) -> DirIndex:
+    """Build the index of a local directory; ``files`` says where the content of each path is.
+
+    Names, modes and times are the local ones: a file whose content is stored already may have others by now.
+    """
+    status = {file.path: (file.mode, file.modified_ms) for file in local.files}
     from_root: dict[str, tuple[dict[str, FileIndex], set[str]]] = {"": ({}, set())}
 
     def enter(path: str) -> tuple[dict[str, FileIndex], set[str]]:
@@ -77,11 +83,12 @@ def assemble(dirs: tuple[str, ...], files: Mapping[str, FileIndex]) -> DirIndex:
             from_root[path] = ({}, set())
         return from_root[path]
 
-    for path in dirs:
+    for path in local.dirs:
         enter(path)
     for path, file in files.items():
         parent, _, name = path.rpartition("/")
-        enter(parent)[0][name] = replace(file, name=name)
+        mode, modified_ms = status[path]
+        enter(parent)[0][name] = replace(file, name=name, mode=mode, modified_ms=modified_ms)
 
     def build(path: str, name: str) -> DirIndex:
         found, subs = from_root[path]

@@ -29,6 +29,7 @@ class FileIndex:
 
     Exactly one of ``inline`` and ``parts`` is set; parts are in order and their sizes add up to ``size``. ``frames``:
     the bytes of the zstandard frame that each part's blob holds, 0 where it holds the part itself; empty: no frames.
+    ``mode``: its permission bits; ``modified_ms``: epoch milliseconds.
     """
 
     name: str
@@ -37,6 +38,13 @@ class FileIndex:
     inline: bytes | None = None
     parts: tuple[BlobRef, ...] = ()
     frames: tuple[int, ...] = ()
+    mode: int = 0o600
+    modified_ms: int = 0
+
+    @property
+    def private_mode(self) -> int:
+        """The mode of a local copy: what it lets its owner do, and nobody else."""
+        return self.mode & 0o700
 
     def frame_of(self, part: int) -> int:
         """The size in bytes of the frame that holds a part, 0 if there is none."""
@@ -179,6 +187,8 @@ def _file_problem(file: FileIndex, job_name: str, job_id: str) -> str | None:
         return f"has an absurd size of {file.size}"
     if len(file.hash) != 16:
         return "has no 16-byte hash"
+    if not 0o400 <= file.private_mode <= file.mode <= 0o777:
+        return f"has the mode {file.mode:o}, with which nobody could restore it"
     if file.frames and len(file.frames) != len(file.parts):
         return "has not as many frames as parts"
     if file.inline is not None:

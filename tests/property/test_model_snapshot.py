@@ -43,7 +43,7 @@ def commit(tree: Mapping[str, bytes], base: DirIndex | None, attempt: str) -> Di
     local = local_tree(tree)
     found = diff(local, base)
     files = {**found.kept, **{file.path: uploaded(file, attempt) for file in found.added}}
-    return assemble(local.dirs, files)
+    return assemble(local, files)
 
 
 @given(trees, trees)

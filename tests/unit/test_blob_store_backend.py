@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -28,9 +29,9 @@ from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, OpaqueMarker
 from statemgr.model.codecs import encode_index
 from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex
 from statemgr.phases import Phase, observed
-from statemgr.ports import RestoreRequest, StoreIdentity, list_blobs, no_progress
+from statemgr.ports import CommittedDirectory, RestoreRequest, StoreIdentity, list_blobs, no_progress
 from tests.blob_faults import FaultyBlobStore, ManualClock
-from tests.blob_snapshots import IDENTITY, Snapshots, committed, finished, index_of, marker_of
+from tests.blob_snapshots import IDENTITY, Snapshots, committed, finished, index_of, marker_of, read_tree
 
 
 def big(seed: int, size: int = 50_000) -> bytes:
@@ -183,6 +184,39 @@ def test_directories_of_every_kind(snapshots: Snapshots) -> None:
     smaller = {"x.sst": big(1), "void/deep/": b""}
     after = snapshots.commit(smaller, base)
     assert snapshots.restore(after)[0] == smaller
+
+
+def test_modes_come_back(snapshots: Snapshots, tmp_path: Path) -> None:
+    """A restore sets what the owner of a file may do, and gives others nothing; it links no file of another mode."""
+    tree = {"large.sst": big(1), "small": b"inline", "plain": b"plain"}
+    modes = {"large.sst": 0o500, "small": 0o444, "plain": 0o666}
+
+    def commit(base: BlobMarker | None) -> tuple[CommittedDirectory, BlobMarker]:
+        name = "first" if base is None else "second"
+        local = committed(tmp_path / name, tree, name)
+        for file, mode in modes.items():
+            (local.path / file).chmod(mode)
+            os.utime(local.path / file, (1_000, 2_000))
+        marker = snapshots.prepare_directory(finished(local), base, name, name).marker
+        assert isinstance(marker, BlobMarker)
+        return local, marker
+
+    local, first = commit(None)
+    files = dict(snapshots.index(first).root.walk())
+    assert {(name, file.mode, file.modified_ms) for name, file in files.items()} == {
+        (name, mode, 2_000_000) for name, mode in modes.items()
+    }
+    snapshots.restore_into(first, tmp_path / "back")
+    assert {n: stat.S_IMODE((tmp_path / "back" / n).stat().st_mode) for n in tree} == {
+        "large.sst": 0o500,
+        "small": 0o400,
+        "plain": 0o600,
+    }
+    assert read_tree(tmp_path / "back") == tree
+    modes["large.sst"] = 0o600
+    _, second = commit(first)
+    assert snapshots.restore(second, [local])[1].bytes_reused == 0
+    assert snapshots.restore(first, [local])[1].bytes_reused >= len(tree["large.sst"])
 
 
 def test_an_empty_store(snapshots: Snapshots) -> None:

@@ -32,9 +32,10 @@ def test_same_name_and_size_with_other_content_is_new() -> None:
 def test_same_content_under_another_name_is_kept() -> None:
     """A renamed file is not uploaded again, and comes back under its new name."""
     base = DirIndex("", (remote("000012.sst", 5, ONE),))
-    found = diff(LocalTree((LocalFile("d/000099.sst", 5, ONE),), ("d",)), base)
+    local = LocalTree((LocalFile("d/000099.sst", 5, ONE),), ("d",))
+    found = diff(local, base)
     assert (found.added, found.removed) == ((), ())
-    root = assemble(("d",), found.kept)
+    root = assemble(local, found.kept)
     assert [(path, file.parts) for path, file in root.walk()] == [("d/000099.sst", base.files[0].parts)]
 
 
@@ -63,7 +64,16 @@ def test_two_local_files_of_one_content_share_it() -> None:
 def test_assemble_sorts_and_keeps_empty_directories() -> None:
     """The tree is the same whatever order its parts came in, with empty directories and missing parents."""
     files = {"z": remote("z", 1, ONE), "d/e/f": remote("f", 2, TWO), "a": remote("a", 1, ONE)}
-    root = assemble(("d", "empty", "d/e"), files)
-    assert root == assemble(("empty",), dict(reversed(files.items())))
+    local = tuple(LocalFile(path, file.size, file.hash) for path, file in files.items())
+    root = assemble(LocalTree(local, ("d", "empty", "d/e")), files)
+    assert root == assemble(LocalTree(local, ("empty",)), dict(reversed(files.items())))
     assert [path for path, _ in root.walk()] == ["a", "z", "d/e/f"]
     assert list(root.walk_dirs()) == ["d", "d/e", "empty"]
+
+
+def test_mode_and_time_are_the_local_ones() -> None:
+    """A file that is kept for its content has the mode and the time that it has by now."""
+    local = LocalTree((LocalFile("a", 5, ONE, mode=0o740, modified_ms=7),))
+    base = DirIndex("", (remote("a", 5, ONE),))
+    (file,) = assemble(local, diff(local, base).kept).files
+    assert (file.mode, file.private_mode, file.modified_ms) == (0o740, 0o700, 7)

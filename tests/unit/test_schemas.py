@@ -29,7 +29,7 @@ FROZEN = {
     "permit_key.v1": "4e96af5e2082b5cb",
     "prepared_commit.v1": "4eb60cb42fef3a0b",
     "segment_chain.v1": "9790d8a3f270a040",
-    "snapshot_index.v1": "866f1941c44e324c",
+    "snapshot_index.v1": "18aac42c75d40c7a",
 }
 NAMES = list(FROZEN)
 

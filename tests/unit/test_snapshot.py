@@ -94,6 +94,7 @@ def test_duplicate_names_are_refused(root: DirIndex) -> None:
         *(FileIndex("a", 3, sample.HASH, parts=(sample.BLOB,), frames=frames) for frames in [(-1,), (3,), (1, 1)]),
         FileIndex("a", 3, sample.HASH, parts=(replace(sample.BLOB, offset=0),), frames=(1,)),
         FileIndex("a", 3, sample.HASH, inline=b"123", frames=(1,)),
+        *(FileIndex("a", 3, sample.HASH, inline=b"123", mode=mode) for mode in (0, 0o200, 0o077, 0o4755, -1)),
     ],
 )
 def test_absurd_sizes_and_hashes_are_refused(file: FileIndex) -> None:

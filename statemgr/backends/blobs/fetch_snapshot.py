@@ -3,9 +3,10 @@
 Steps:
 
 1. make the staging directory, and its sub-directories
-2. reuse local files of the same content by hard link, write the inline ones, fetch the rest in parallel, of files
-   that an earlier try left unfinished only the parts that are not right
-3. verify: exactly the index's files, each of its size; hashes were checked as the bytes arrived
+2. reuse local files of the same content and mode by hard link, write the inline ones, fetch the rest in parallel; of
+   files that an earlier try left unfinished, fetch only the parts that are not right
+3. set the owner's bits of each file's mode; group and others get none
+4. verify: exactly the index's files, each of its size; hashes were checked as the bytes arrived
 
 Nothing is synced here: whoever takes the directory over does what it takes to rely on it.
 
@@ -23,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from statemgr.errors import CorruptBlob, CorruptError, DiskFull
+from statemgr.local.durable import PRIVATE
 from statemgr.local.transfer_files import disk_errors, write_new
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
@@ -58,6 +60,7 @@ def fetch_snapshot(transfer: Transfer, index: SnapshotIndex, ref: BlobRef, reque
         request.progress,
     )
 
+    _set_modes(request.staging, index)
     announce(Phase.VERIFY, subject, job)
     _verify(request.staging, index, ref.blob_id)
     return Restored(
@@ -90,6 +93,7 @@ def _taken_over(left: tuple[Path, int] | None, target: Path, file: FileIndex) ->
     status = target.lstat()
     # written to only if no other directory has it, too
     if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size == file.size:
+        os.chmod(target, PRIVATE)
         return True
     target.unlink()
     return False
@@ -118,14 +122,14 @@ def _link(request: RestoreRequest, plan: FilePlan, files: Mapping[str, FileIndex
     for path, (number, source) in plan.link.items():
         target = request.staging / path
         with disk_errors(target):
-            if _linked(request.reusable[number].path / source, target, files[path].size):
+            if _linked(request.reusable[number].path / source, target, files[path]):
                 reused += files[path].size
             else:
                 missing[path] = files[path]
     return reused, missing
 
 
-def _linked(source: Path, target: Path, size: int) -> bool:
+def _linked(source: Path, target: Path, file: FileIndex) -> bool:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:
@@ -133,7 +137,8 @@ def _linked(source: Path, target: Path, size: int) -> bool:
             return False  # a cache may vanish at any time, or be on another file system
         raise
     found = target.lstat()
-    if stat.S_ISREG(found.st_mode) and found.st_size == size:
+    same_mode = found.st_mode & stat.S_IRWXU == file.private_mode  # to set another one would change the source
+    if stat.S_ISREG(found.st_mode) and found.st_size == file.size and same_mode:
         return True
     target.unlink()
     return False
@@ -145,6 +150,14 @@ def _write_inline(staging: Path, plan: FilePlan, index_blob: str) -> None:
         if content_hash(data) != file.hash:
             raise CorruptBlob("a file inside the index is not what was committed", blob=index_blob, file=path)
         write_new(staging / path, data)
+
+
+def _set_modes(staging: Path, index: SnapshotIndex) -> None:
+    """New files are private already; most have no other mode."""
+    with disk_errors(staging):
+        for path, file in index.root.walk():
+            if file.private_mode != PRIVATE:
+                os.chmod(staging / path, file.private_mode)
 
 
 def _verify(staging: Path, index: SnapshotIndex, index_blob: str) -> None:
