@@ -1,14 +1,17 @@
 """Models as JSON-safe dicts, for the command line's ``--json``. Pure.
 
-Names are those of the Avro records; hashes are hexadecimal; bytes are shown by their size, never whole.
+Names are those of the Avro records. Hashes are hexadecimal, and other bytes are shown by their size, never whole.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from statemgr.errors import CorruptBlob
+from statemgr.ids import CheckpointId
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import (
     Attachment,
@@ -17,10 +20,10 @@ from statemgr.model.checkpoint import (
     ChangelogMarker,
     Checkpoint,
     CheckpointRecord,
-    Marker,
+    OpaqueMarker,
 )
 from statemgr.model.codecs import decode_chain
-from statemgr.model.snapshot import FileIndex, SnapshotIndex
+from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex
 
 Json = dict[str, Any]
 
@@ -33,94 +36,25 @@ def to_json_array(record: CheckpointRecord) -> list[Json]:
 def to_json_dict(record: CheckpointRecord, checkpoint: Checkpoint | None = None) -> Json:
     """One checkpoint of a record (the current one by default) with the fields of the record around it.
 
-    ``offset``: the Kafka offset that its record was read at; ``current``: whether the checkpoint is in force.
+    ``offset``: the Kafka offset at which its record was read. ``current``: whether the checkpoint is in force.
     """
     shown = record.current if checkpoint is None else checkpoint
-    batch = shown.batch
     return {
         "job_name": record.job_name,
         "job_id": record.job_id,
         "task": record.task,
-        "checkpoint_id": str(shown.checkpoint_id),
-        "sequence": shown.sequence,
-        "epoch": shown.epoch,
         "current": shown.checkpoint_id == record.current.checkpoint_id,
-        "offset": shown.offset,
-        "record_version": shown.record_version,
-        "layout": {
-            "generation": record.layout.generation,
-            "tasks": record.layout.tasks,
-            "partitioner": record.layout.partitioner,
-        },
-        "input_offsets": dict(sorted(shown.input_offsets.items())),
-        "input_topic_ids": dict(sorted(shown.input_topic_ids.items())),
-        "stores": dict(sorted(shown.stores.items())),
-        "state_checkpoint_markers": {
-            factory: {store: _marker(marker) for store, marker in sorted(stores.items())}
-            for factory, stores in sorted(shown.state_checkpoint_markers.items())
-        },
-        "retired_changelogs": {
-            store: [_marker(marker) for marker in markers]
-            for store, markers in sorted(shown.retired_changelogs.items())
-        },
-        "backup_factories": {store: list(names) for store, names in sorted(shown.backup_factories.items())},
-        "restore_factories": {store: list(names) for store, names in sorted(shown.restore_factories.items())},
+        "layout": _plain(record.layout),
+        **_fields(shown),
         "serdes": {store: {"key": key, "value": value} for store, (key, value) in sorted(shown.serdes.items())},
-        "batch": None
-        if batch is None
-        else {
-            "query_id": batch.query_id,
-            "batch_id": batch.batch_id,
-            "start_offsets": batch.start_offsets,
-            "end_offsets": batch.end_offsets,
-            "watermark_ms": batch.watermark_ms,
-        },
-        "attachments": [_attachment(attachment) for attachment in shown.attachments],
-        "outstanding_ttl": [{"blob_id": ttl.blob_id, "since_ms": ttl.since_ms} for ttl in shown.outstanding_ttl],
     }
 
 
 def index_to_json_dict(index: SnapshotIndex) -> Json:
-    """A snapshot index; ``files`` is flat, with paths relative to the store's directory."""
-    return {
-        "job_name": index.job_name,
-        "job_id": index.job_id,
-        "task": index.task,
-        "store": index.store,
-        "state_id": index.state_id,
-        "attempt": index.attempt,
-        "created_ms": index.created_ms,
-        "previous": None if index.previous is None else _blob(index.previous),
-        "size": index.root.size,
-        "dirs": list(index.root.walk_dirs()),
-        "files": [_file(path, file) for path, file in index.root.walk()],
-    }
-
-
-def _blob(blob: BlobRef) -> Json:
-    found: Json = {"blob_id": blob.blob_id, "size": blob.size, "hash": blob.hash.hex()}
-    return found if blob.offset is None else {**found, "offset": blob.offset}
-
-
-def _marker(marker: Marker) -> Json:
-    match marker:
-        case ChangelogMarker(topic, topic_id, partition, offset):
-            return {
-                "type": "changelog",
-                "topic": topic,
-                "topic_id": topic_id,
-                "partition": partition,
-                "offset": offset,
-            }
-        case BlobMarker(blob, inline):
-            size = len(inline or b"") if blob is None else blob.size
-            found: Json = {"type": "blobs", "size": size, "blob": None if blob is None else _blob(blob)}
-            chain = inline_chain(marker)
-            if chain is not None:
-                found |= {"index": _blob(chain.snapshot.index), "segments": len(chain.segments)}
-            return found
-        case _:
-            return {"type": "opaque", "size": len(marker.data)}
+    """A snapshot index. ``files`` is flat, with paths relative to the store's directory."""
+    found = _fields(index)
+    tree: Json = found.pop("root")
+    return found | tree
 
 
 def inline_chain(marker: BlobMarker) -> SegmentChain | None:
@@ -130,10 +64,43 @@ def inline_chain(marker: BlobMarker) -> SegmentChain | None:
     return None
 
 
-def _attachment(attachment: Attachment) -> Json:
-    blob = attachment.blob
-    size = len(attachment.inline or b"") if blob is None else blob.size
-    return {"name": attachment.name, "size": size, "blob": None if blob is None else _blob(blob)}
+def _fields(value: Any) -> Json:
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: maps in the order of their keys, dataclasses with their fields unless listed here."""
+    match value:
+        case CheckpointId():
+            return str(value)
+        case Mapping():
+            return {key: _plain(value[key]) for key in sorted(value)}
+        case tuple():
+            return [_plain(item) for item in value]
+        case BlobRef():
+            found = {"blob_id": value.blob_id, "size": value.size, "hash": value.hash.hex()}
+            return found if value.offset is None else {**found, "offset": value.offset}
+        case ChangelogMarker():
+            return {"type": "changelog", **_fields(value)}
+        case BlobMarker():
+            found = {"type": "blobs", **_inline_or_blob(value)}
+            chain = inline_chain(value)
+            if chain is not None:
+                found |= {"index": _plain(chain.snapshot.index), "segments": len(chain.segments)}
+            return found
+        case OpaqueMarker():
+            return {"type": "opaque", "size": len(value.data)}
+        case Attachment():
+            return {"name": value.name, **_inline_or_blob(value)}
+        case DirIndex():
+            files = [_file(path, file) for path, file in value.walk()]
+            return {"size": value.size, "dirs": list(value.walk_dirs()), "files": files}
+    return _fields(value) if is_dataclass(value) else value
+
+
+def _inline_or_blob(value: BlobMarker | Attachment) -> Json:
+    size = len(value.inline or b"") if value.blob is None else value.blob.size
+    return {"size": size, "blob": _plain(value.blob)}
 
 
 def _file(path: str, file: FileIndex) -> Json:
@@ -148,4 +115,5 @@ def _file(path: str, file: FileIndex) -> Json:
 
 def _part(part: BlobRef, stored: int) -> Json:
     """A part, and what it takes in its blob where that is a zstandard frame."""
-    return _blob(part) if stored == part.size else {**_blob(part), "zstd_size": stored}
+    found: Json = _plain(part)
+    return found if stored == part.size else {**found, "zstd_size": stored}
