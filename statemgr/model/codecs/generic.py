@@ -5,7 +5,7 @@ Avro                   Python
 =====================  ==================================================================
 record                 a dataclass with fields of the same names, or a tuple of fixed length
 union of records       a union of dataclasses of the same names
-union with null        ``T | None``
+union with null        ``T | None``, for the fields of a dataclass
 array                  ``tuple[T, ...]``
 map                    ``Mapping[str, T]``, written in the order of its keys
 everything else        ``str``, ``int``, ``bool``, ``bytes``
@@ -17,7 +17,7 @@ another shape than its schema has a :class:`Form`. A rule that no schema can exp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -128,7 +128,7 @@ class _Walk:
         if kind in self._shapes.forms:
             return self._form(schema, self._shapes.forms[kind])
         if isinstance(schema, list):
-            return self._union(schema, [member for member in get_args(kind) if member is not type(None)])
+            return self._union(schema, get_args(kind))
         match schema["type"] if isinstance(schema, dict) else schema:
             case "record":
                 return self._record(schema, kind)
@@ -147,12 +147,8 @@ class _Walk:
             (lambda value: back(read(value))) if read else back,
         )
 
-    def _union(self, schemas: list[Any], kinds: list[Any]) -> _Converters:
-        members = [self._named.get(member, member) if isinstance(member, str) else member for member in schemas]
-        if "null" in members:
-            (member,) = (member for member in members if member != "null")
-            write, read = self.of(member, kinds[0])
-            return _Converters(write and _unless_none(write), read and _unless_none(read))
+    def _union(self, schemas: list[Any], kinds: Sequence[Any]) -> _Converters:
+        members = [self._named[member] if isinstance(member, str) else member for member in schemas]
         names = {member["name"].rpartition(".")[2]: member for member in members}
         if names.keys() != {kind.__name__ for kind in kinds}:
             raise TypeError(f"{kinds} are not the members of the Avro union {list(names)}")
@@ -167,24 +163,40 @@ class _Walk:
         return _Converters(to_pair, lambda pair: readers[pair[0]](pair[1]))
 
     def _record(self, schema: Any, kind: Any) -> _Converters:
-        """Both functions are made as text, as those of dataclasses are: a loop over the fields takes a third longer."""
-        names = [field["name"] for field in schema["fields"]]
+        """Both functions are put together as text, as dataclasses do it: a loop over the fields is slower."""
         is_tuple = get_origin(kind) is tuple
+        names = [field["name"] for field in schema["fields"]]
         hints = dict(zip(names, get_args(kind), strict=True)) if is_tuple else get_type_hints(kind)
         scope: dict[str, Any] = {"kind": _values if is_tuple else kind, "rule": self._shapes.rules.get(kind)}
         to, back = [], []
         for number, field in enumerate(schema["fields"]):
             name = field["name"]
-            write, read = self.of(field["type"], hints[name])
+            avro, hint, optional = _without_null(field["type"], hints[name])
+            write, read = self.of(avro, hint)
             scope |= {f"write_{name}": write, f"read_{name}": read}
             value = f"value[{number}]" if is_tuple else f"value.{name}"
-            to.append(f"{name!r}: write_{name}({value})" if write else f"{name!r}: {value}")
-            back.append(f"{name}=read_{name}(fields[{name!r}])" if read else f"{name}=fields[{name!r}]")
+            to.append(f"{name!r}: {_converted(value, write and f'write_{name}', optional)}")
+            back.append(f"{name}={_converted(f'fields[{name!r}]', read and f'read_{name}', optional)}")
         made = f"kind({', '.join(back)})"
         return _Converters(
             eval(f"lambda value: {{{', '.join(to)}}}", scope),
             eval(f"lambda fields: rule({made})" if scope["rule"] else f"lambda fields: {made}", scope),
         )
+
+
+def _without_null(schema: Any, kind: Any) -> tuple[Any, Any, bool]:
+    """The schema and the type of a field that is not None, and whether it may be None."""
+    if not isinstance(schema, list) or "null" not in schema:
+        return schema, kind, False
+    (member,) = (member for member in schema if member != "null")
+    (other,) = (other for other in get_args(kind) if other is not type(None))
+    return member, other, True
+
+
+def _converted(value: str, convert: str | None, optional: bool) -> str:
+    if convert is None:
+        return value
+    return f"None if {value} is None else {convert}({value})" if optional else f"{convert}({value})"
 
 
 def _values(**fields: Any) -> tuple[Any, ...]:
@@ -193,10 +205,6 @@ def _values(**fields: Any) -> tuple[Any, ...]:
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _unless_none(convert: _Convert) -> _Convert:
-    return lambda value: None if value is None else convert(value)
 
 
 def _array(write: _Convert | None, read: _Convert | None) -> _Converters:
