@@ -19,6 +19,7 @@ AIMS = (
     Phase.DIFF,
     Phase.UPLOAD,
     Phase.PUT_INDEX,
+    Phase.PUT_SEGMENTS,
     Phase.PREPARED,
     Phase.BEGIN,
     Phase.SEND_CHANGELOG,

@@ -6,6 +6,7 @@ import logging
 import random
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,7 +18,7 @@ from statemgr.errors import AccessDenied, DiskFull, RetryableError, StatemgrErro
 from statemgr.ids import IdSource
 from statemgr.local.clock import SystemClock
 from tests.commits import TASK, commit, totals, write
-from tests.jobs import DUAL, INTERVALS, elsewhere, job_mapping, with_changes
+from tests.jobs import DUAL, INTERVALS, SNAPSHOTS, elsewhere, job_mapping, with_changes
 from tests.servers import KafkaServer, S3Server
 
 
@@ -30,7 +31,8 @@ def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
 def test_a_full_disk_fails_a_commit_and_a_restore_and_no_state(
     kafka: KafkaServer, small_disk: Path, tmp_path: Path, kind: str
 ) -> None:
-    """FAULT 24: DiskFull in a commit and in a restore; when space returns, both go on with all that they had."""
+    """FAULT 24: DiskFull in a commit that makes a directory and in a restore; when space returns, both go on with all
+    that they had. A commit of changes alone needs no room."""
     config = job(kafka, tmp_path, kind=kind, state__dir=str(small_disk / "state"))
     ballast = small_disk / "ballast"
     model = {b"%04d" % n: random.Random(n).randbytes(1000) for n in range(1000)}
@@ -39,10 +41,10 @@ def test_a_full_disk_fails_a_commit_and_a_restore_and_no_state(
         task.commit({"orders-0": 1})
         write(task, dict(model))
         _fill(ballast)
-        with pytest.raises(DiskFull):
+        with pytest.raises(DiskFull) if kind == SNAPSHOTS else nullcontext():
             task.commit({"orders-0": 2})
         assert task.last_checkpoint is not None
-        assert task.last_checkpoint.input_offsets == {"orders-0": 1}
+        assert task.last_checkpoint.input_offsets == {"orders-0": 1 if kind == SNAPSHOTS else 2}
         ballast.unlink()
         task.commit({"orders-0": 3})
     for factory in DUAL:

@@ -49,7 +49,8 @@ class Catalogue:
             chain = self._chains.get(marker)
         if chain is None:
             chain = self._read_chain(identity, marker)
-        validate_for(chain, identity, marker.blob.blob_id if marker.blob else "inline")
+        # one that travels inside the marker is known by the index that it names
+        validate_for(chain, identity, (marker.blob or chain.snapshot.index).blob_id)
         self.remember_chain(marker, chain)
         return chain
 
