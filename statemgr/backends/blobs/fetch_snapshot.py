@@ -30,12 +30,13 @@ from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.model.plan import FilePlan, plan_files
 from statemgr.model.snapshot import FileIndex, SnapshotIndex
+from statemgr.os_errors import CANNOT_LINK
 from statemgr.phases import Phase, announce
 from statemgr.ports import Restored, RestoreRequest
 from statemgr.transfer.plan import Fetch
 from statemgr.transfer.transfer import Transfer
 
-_CANNOT_LINK = {errno.ENOENT, errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP}
+_CANNOT_LINK = CANNOT_LINK | {errno.ENOENT}
 
 
 def fetch_snapshot(transfer: Transfer, index: SnapshotIndex, ref: BlobRef, request: RestoreRequest) -> Restored:
