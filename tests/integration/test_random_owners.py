@@ -119,11 +119,11 @@ class History:
         chance = self._random
         process = self.processes[0]
         for _ in range(steps):
-            process = process if chance.random() < 0.6 else chance.choice(self.processes)
+            before, process = process, process if chance.random() < 0.6 else chance.choice(self.processes)
+            if process is not before and process.tasks and chance.random() < 0.3:
+                time.sleep(3.5)  # what nobody uses is forgotten
             if process.order is None:
                 process.send(self._next(process))
-                if chance.random() < 0.1:
-                    time.sleep(3.5)  # what nobody uses is forgotten
             elif process.is_suspended and chance.random() < 0.5:
                 process.child.send_signal(signal.SIGCONT)
             self._take(process, chance.choice((0.0, 0.3, 1.0)))
