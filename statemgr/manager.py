@@ -16,7 +16,7 @@ from statemgr.errors import ClosedError, InvalidError, MissingState
 from statemgr.flows.changes import check_changes, serdes_in_force
 from statemgr.flows.commit import Refill
 from statemgr.flows.open_job import Found, fence, fence_ids, guard_targets, in_parallel, prepare_topics, read_records
-from statemgr.flows.published import Published
+from statemgr.flows.published import Published, explained
 from statemgr.flows.restore import restore_task
 from statemgr.ids import task_index, task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
@@ -152,19 +152,20 @@ class StateManager:
             found = read_records(self._parts, self._log, self.layout, [task], permissions)
             permissions = found.permissions[task]
             check_changes(self._parts, found.records, found.permissions, application_may_choose=True)
-            refill = guard_targets(self._parts, found.records, found.permissions)[task]
             published = self._published(found, others, assignment.still_owned)
             published.serdes = serdes_in_force(self._parts, published.checkpoint(task))
             inputs = self._task_inputs(task, published.checkpoint(task), permissions.allow_skipped_input)
-            stores, restored = restore_task(
-                self._parts,
-                task,
-                published.checkpoint(task),
-                permissions=permissions,
-                older=published.older(task),
-                as_of=as_of,
-                progress=assignment.checked(progress),
-            )
+            with explained(self._parts, self._log, published):
+                refill = guard_targets(self._parts, found.records, found.permissions)[task]
+                stores, restored = restore_task(
+                    self._parts,
+                    task,
+                    published.checkpoint(task),
+                    permissions=permissions,
+                    older=published.older(task),
+                    as_of=as_of,
+                    progress=assignment.checked(progress),
+                )
             for store in stores.values():
                 undo.callback(store.close)
             opened = Task(
@@ -261,8 +262,9 @@ class StateManager:
             fence(self._parts, publisher, others)
             found = read_records(self._parts, self._log, self.layout, names, allowed)
             check_changes(self._parts, found.records, found.permissions, application_may_choose=False)
-            refill = guard_targets(self._parts, found.records, found.permissions)
             published = self._published(found, others)
+            with explained(self._parts, self._log, published):
+                refill = guard_targets(self._parts, found.records, found.permissions)
             published.job_records = set(self._log.job_records())
             self._job = job = WholeJob(self._parts, self._log, publisher, published)
             refill = {task: pairs | self._job.damaged[task] for task, pairs in refill.items()}

@@ -23,18 +23,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from statemgr.errors import (
-    FencedError,
-    InvalidError,
-    MissingError,
-    OutcomeUnknownError,
-    PermissionNeeded,
-    RetryableError,
-)
+from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError
 from statemgr.flows.checkpoint_records import send_records
 from statemgr.flows.grace_period import check_young
 from statemgr.flows.parts import Parts
-from statemgr.flows.published import Published, confirm, go_on, settle
+from statemgr.flows.published import Published, explained, go_on, settle
 from statemgr.flows.record_limits import check_inputs
 from statemgr.ids import CheckpointId, check_offsets
 from statemgr.model.checkpoint import (
@@ -107,11 +100,8 @@ def _publish(
     for commit in commits:
         _check(parts, published, commit)
         check_young(parts.config, parts.ids, commit, partial(_age_in_store, parts))
-    try:
+    with explained(parts, log, published):
         staged = {commit.task: _stage(parts, published, commit) for commit in commits}  # 2
-    except (MissingError, PermissionNeeded):
-        confirm(parts, log, published)  # what cannot be explained may be another owner's
-        raise
     checkpoint_id = parts.ids.checkpoint_id()
     sequence = 1 + published.newest_sequence
     subject = ", ".join(commit.task for commit in commits)

@@ -11,10 +11,11 @@ Steps of finding out, where a commit was not answered or the transactional ID wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from statemgr.errors import FencedError, MissingError, OutcomeUnknownError, StatemgrError
+from statemgr.errors import FencedError, MissingError, OutcomeUnknownError, PermissionNeeded, StatemgrError
 from statemgr.flows.checkpoint_records import sequences
 from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
@@ -86,6 +87,19 @@ def confirm(parts: Parts, log: CheckpointLog, published: Published) -> None:
     Raises: FencedError when another owner has published; RetryableError when that cannot be found out yet.
     """
     _outcome(parts, published, log.read(tuple(published.records)), published.records)
+
+
+@contextmanager
+def explained(parts: Parts, log: CheckpointLog, published: Published) -> Iterator[None]:
+    """A block that meets state: what it misses, or cannot explain, may be the work of an owner that came meanwhile.
+
+    Raises: FencedError when that is why; else what the block raised.
+    """
+    try:
+        yield
+    except (MissingError, PermissionNeeded):
+        confirm(parts, log, published)
+        raise
 
 
 def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Published) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from statemgr import JobConfig, StateManager, Task
 from statemgr.errors import FencedError, MissingState
+from statemgr.flows.open_job import guard_targets
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
 from statemgr.local.clock import SystemClock
@@ -138,17 +141,32 @@ def test_of_two_owners_that_published_nothing_yet_one_goes_on(forgetful: KafkaBr
         whole(config, 3)
 
 
-def test_the_very_first_publish_fences_the_other_owner(forgetful: KafkaBroker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["a task opens", "a job is acquired", "a task commits"])
+def test_the_very_first_publish_fences_the_other_owner(
+    forgetful: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     """FAULTS 23 and 39: the other one finds changes on its changelog that it cannot explain, and asks for no permission
     to delete them: they are the first one's."""
     config = job(forgetful, tmp_path)
     with StateManager(config) as older, StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as newer:
         driver = Driver(older)
-        owner = newer.open_task(TASK)
-        forgotten(forgetful, *ids(config))
-        driver.commit(1)
+
+        def overtaken(*args: Any) -> Any:
+            monkeypatch.undo()
+            forgotten(forgetful, *ids(config))
+            driver.commit(1)
+            return guard_targets(*args)
+
+        if when == "a task commits":
+            owner = newer.open_task(TASK)
+            act: Callable[[], object] = partial(commit, owner, 90)
+            forgotten(forgetful, *ids(config))
+            driver.commit(1)
+        else:
+            act = partial(newer.open_task, TASK) if when == "a task opens" else newer.acquire
+            monkeypatch.setattr("statemgr.manager.guard_targets", overtaken)
         with pytest.raises(FencedError, match="another owner published"):
-            commit(owner, 90)
+            act()
         driver.commit(2)
         whole(config, 2)
 
