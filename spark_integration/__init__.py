@@ -1,6 +1,6 @@
-"""statemgr for PySpark Structured Streaming: state that survives, one atomic checkpoint per micro-batch.
+"""statemgr for PySpark Structured Streaming: state that survives, and one atomic checkpoint per micro-batch.
 
-Imports only statemgr's public surface. Names are loaded when first used: workers need a few of them.
+Imports only statemgr's public surface. Names are loaded when they are first used, because workers need only a few.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HOME = {
     "StateContext": "spark_integration.context",
     "StatefulQuery": "spark_integration.query",
 }
-#: What the extra `spark` installs.
+#: Packages that the extra `spark` installs.
 _EXTRA = ("pyspark", "pyarrow", "pandas")
 
 

@@ -1,7 +1,14 @@
 """The worker: one attempt at one task of one micro-batch, on an executor, as a function for ``mapInArrow``.
 
-Steps: wait for the first rows, open the attempt, run the process function, keep its output, prepare the
-commit, return one row. Nothing stays open afterwards, and nothing is written to Kafka.
+Steps of :func:`attempt`:
+
+1. wait for the first rows of the input
+2. open the attempt, which restores the task's stores
+3. run the process function
+4. write its output rows to local files
+5. prepare the commit, and return it as one row
+
+Nothing stays open afterwards, and the worker writes nothing to Kafka.
 """
 
 from __future__ import annotations
@@ -31,9 +38,9 @@ from statemgr.engine import (
 from statemgr.errors import RetryableError, StatemgrError
 from statemgr.ids import task_name
 
-#: The attachments that hold a task's output rows, each an Arrow IPC stream: ``output-0``, ``output-1``, …
+#: Name of the attachments with a task's output rows, each an Arrow IPC stream: ``output-0``, ``output-1``, …
 OUTPUT = "output-"
-#: What a worker returns: its task, and either a typed error or the prepared commit with a report.
+#: The row that a worker returns: its task, and either a typed error or the prepared commit with a report.
 RESULT_DDL = "task int, error string, prepared binary, restored string"
 _RESULT = pa.schema(
     [("task", pa.int32()), ("error", pa.string()), ("prepared", pa.binary()), ("restored", pa.string())]
@@ -42,12 +49,13 @@ _RESULT = pa.schema(
 
 @dataclass(frozen=True)
 class Work:
-    """What the workers of one micro-batch need; Spark ships it with the function, so it does not grow with the tasks.
+    """Everything that the workers of one micro-batch need. Spark ships it with the function, so it must not grow with
+    the number of tasks.
 
     ``config`` is JSON with secrets unresolved, ``epoch`` is bytes of statemgr's own format, ``schema`` is Arrow's.
     """
 
-    config: str = field(repr=False)  # a secret that was given literally is in it
+    config: str = field(repr=False)  # it contains secrets that were given literally
     epoch: bytes
     checkpoints: HandOut
     tasks: int
@@ -60,7 +68,7 @@ class Work:
 
 
 def worker(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for ``mapInArrow``; the task is the number of Spark's partition."""
+    """The function for ``mapInArrow``. The number of Spark's partition is the number of the task."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -74,7 +82,7 @@ def worker(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
             # Spark runs the task again, on another executor if it can
             raise RetryableError(marked(error)) from error
         except StatemgrError as error:
-            # running it again cannot help, so it is not an error to Spark but a result
+            # running the task again cannot help, so Spark gets the error as a result
             yield _row(task, error=error.with_where(task=task_name(task)).to_json())
         else:
             yield _row(task, prepared=prepared, restored=json.dumps([report.to_dict() for report in restored]))
@@ -83,8 +91,8 @@ def worker(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
 
 
 def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[bytes, list[RestoreReport]]:
-    """One attempt at one task: the bytes of its prepared commit, and how its stores came back."""
-    # 1. the input first: while the shuffle is waited for, no store need be open
+    """Run one attempt at one task. Returns: the bytes of its prepared commit, and how its stores were restored."""
+    # 1. the input first: no store has to be open during the shuffle
     first = next(batches, None)
     rows = () if first is None else chain((first,), batches)
     # 2. open
@@ -100,14 +108,14 @@ def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[b
             opened.attach(f"{OUTPUT}{number}", part)
             part.unlink()
         for _ in own:
-            pass  # rows that process left unread are checked all the same
-        # 5. prepare: everything is durable when this returns; the driver knows the input's offsets and adds them
+            pass  # check also the rows that process did not read
+        # 5. prepare: everything is durable when this returns; the driver adds the input's offsets
         prepared = opened.prepare({})
         return prepared_to_bytes(prepared), _reports(task, opened)
 
 
 def is_output(attachment: Attachment) -> bool:
-    """Whether an attachment holds output rows."""
+    """Whether an attachment has output rows."""
     return attachment.name.startswith(OUTPUT)
 
 

@@ -1,4 +1,4 @@
-"""What a process function is told about its batch, and what a query reports about a finished one. Pure."""
+"""The batch as the process function sees it, and the report of a finished batch. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class StateContext:
     Attributes:
         task: ``Partition 0`` … ``Partition N-1``.
         sequence: the number under which this batch's state and output will be published; never used twice.
-        batch_time: when Spark began the batch; the same when the batch is run again.
-        watermark: the query's event-time watermark, or None where it has none yet.
+        batch_time: when Spark began the batch; the same when the batch runs again.
+        watermark: the query's event-time watermark, or None if it has none yet.
         attempt: names this attempt; another attempt at the same task and batch has another name.
     """
 
@@ -34,7 +34,7 @@ class StateContext:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """How one store of one task came back before a batch: from a factory, ``local`` or ``empty``."""
+    """How one store of one task was restored before a batch: from a factory, ``local`` or ``empty``."""
 
     task: str
     store: str
@@ -46,22 +46,22 @@ class RestoreReport:
     reasons: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RestoreReport:
-        """What JSON made of :meth:`to_dict`."""
+        """The inverse of :meth:`to_dict`."""
         return cls(**{**data, "reasons": tuple(data["reasons"])})
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """What was done for one micro-batch. Seconds of a step that was skipped are 0.
+    """Report of one micro-batch. The seconds of a skipped step are 0.
 
     Attributes:
-        replayed: the batch was published before; only its stored output was given again.
-        input_offsets: source partition → next offset to read: where the published state is now.
+        replayed: the batch was published before, and only its stored output was delivered again.
+        input_offsets: source partition → next offset to read, as of the published state.
     """
 
     batch_id: int
@@ -78,5 +78,5 @@ class BatchReport:
 ProcessFunction = Callable[
     ["Iterator[pa.RecordBatch]", "Mapping[str, Store]", StateContext], "Iterator[pa.RecordBatch]"
 ]
-#: ``write(df, sequence)``; df is a Spark DataFrame.
+#: ``write(df, sequence)``; ``df`` is a Spark DataFrame.
 OutputFunction = Callable[[Any, int], None]

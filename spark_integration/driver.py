@@ -1,9 +1,15 @@
-"""The driver's side of a stateful query: what ``foreachBatch`` runs for each micro-batch.
+"""The driver's side of a stateful query: ``foreachBatch`` runs it for each micro-batch.
 
-Steps: recognise the batch, run the stage, collect exactly one prepared commit per task, publish all in one
-transaction, fetch the stored rows, confirm that no other owner has published since, give the rows to the output. Only
-publishing changes what is current; everything before it
-leaves nothing behind but blobs that expire, and everything after it is done again when the batch is replayed.
+Steps of :meth:`Driver.run`:
+
+1. compare the batch with the published one; a batch that is already published continues with step 5
+2. run the stage: one attempt per task, on the executors
+3. collect exactly one prepared commit per task
+4. publish all of them in one Kafka transaction
+5. fetch the stored output rows, confirm that no other owner has published since, and call the output
+
+Only step 4 changes which state is current. The steps before it leave only blobs that expire. The step after it runs
+again when the batch is replayed.
 """
 
 from __future__ import annotations
@@ -57,14 +63,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How often a publish whose outcome is unknown is tried to be settled; each try has its own deadline.
+#: Tries to settle a publish whose outcome is unknown; each has its own deadline.
 SETTLE_ATTEMPTS = 3
 _REPORTS_KEPT = 100
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a query does with a batch, as the user declared it."""
+    """The parts of a query as the user declared them."""
 
     config: JobConfig
     partitioning: Partitioning
@@ -77,7 +83,7 @@ class Plan:
 class Driver:
     """Runs the micro-batches of one query, one at a time.
 
-    ``failure`` is the typed error that the last batch ended with: Spark keeps only its text.
+    ``failure``: the typed error that ended the last batch, because Spark keeps only its text.
     """
 
     def __init__(self, plan: Plan, manager: StateManager, epoch: Epoch) -> None:
@@ -90,10 +96,10 @@ class Driver:
         self._epoch = epoch
         self._checkpoints: dict[str, Checkpoint | None] = dict(epoch.checkpoints)
         self._query_id: str | None = None
-        #: Held while a batch runs, or a repair.
+        #: Held while a batch or a repair runs.
         self._turn = threading.Lock()
         self._inputs = manager.job_inputs(epoch)
-        #: Topics that were deleted and created again, which was permitted: the published offsets mean nothing in them.
+        #: Topics that were deleted and created again with permission: the published offsets mean nothing in them.
         self._recreated = self._inputs.recreated
 
     # --- what is published --------------------------------------------------------------------------------
@@ -103,15 +109,15 @@ class Driver:
         return {task: checkpoint for task, checkpoint in self._checkpoints.items() if checkpoint is not None}
 
     def published_batch(self) -> MicroBatch | None:
-        """The micro-batch that is current, if the job was last published by one."""
+        """The current micro-batch, or None if something else published last."""
         batches = {checkpoint.batch if checkpoint else None for checkpoint in self._checkpoints.values()}
         return batches.pop() if len(batches) == 1 else None
 
     def input_offsets(self) -> dict[str, int] | None:
-        """Where the published state has read to, over all tasks; None where nothing is published. Topics that are read
-        from their beginning again, because that was permitted, are left out.
+        """The input offsets of the published state over all tasks; None if nothing is published. Leaves out topics that
+        are read from their beginning again with permission.
 
-        Raises: BatchMismatch when tasks disagree about a partition (a consumer loop left them so).
+        Raises: BatchMismatch if tasks disagree about a partition (a consumer loop leaves them so).
         """
         published = self.published()
         if not published:
@@ -120,7 +126,7 @@ class Driver:
         last: Mapping[str, int] = {}
         for task, checkpoint in published.items():
             if checkpoint.input_offsets == last:
-                continue  # by key, all tasks have all partitions
+                continue  # with key_by, every task has all partitions
             last = checkpoint.input_offsets
             for partition, offset in last.items():
                 if offsets.setdefault(partition, offset) != offset:
@@ -136,19 +142,19 @@ class Driver:
     # --- a batch ------------------------------------------------------------------------------------------
 
     def run(self, rows: DataFrame, batch_id: int) -> None:
-        """The body of ``foreachBatch``. Raises: statemgr's typed errors, and what user functions raise."""
+        """Process one batch. Raises: statemgr's typed errors, and whatever user functions raise."""
         with self._typed():
             report = self._run(rows, batch_id)
         self.reports.append(report)
         self._tell(report)
 
     def give_output_again(self, spark: SparkSession) -> None:
-        """Give the published rows to the output before there is a batch. Raises: as :meth:`run`."""
+        """Deliver the published rows before the first batch. Raises: as :meth:`run`."""
         with self._typed():
             self._give_output(spark)
 
     def _tell(self, report: BatchReport) -> None:
-        """Call ``on_batch``. What it raises is logged: the batch is done, whatever becomes of its report."""
+        """Call ``on_batch``, and log its exceptions: the batch is complete without its report."""
         if self._plan.on_batch is None:
             return
         try:
@@ -157,9 +163,9 @@ class Driver:
             log.exception("on_batch failed for the report of batch %s, sequence %s", report.batch_id, report.sequence)
 
     def repair(self) -> bool:
-        """Have damaged backups made again between two batches, on another thread than theirs.
+        """Make damaged backups again between two batches, on another thread.
 
-        Returns: whether nothing is left to do here; a batch that runs may be the one that does it.
+        Returns: whether nothing is left to do here; a batch that is running may do it instead.
         Raises: as :meth:`statemgr.StateManager.repair`.
         """
         if not self._turn.acquire(blocking=False):
@@ -174,7 +180,7 @@ class Driver:
         return not any(self._manager.damaged().values())
 
     def _attempts_epoch(self) -> Epoch:
-        """The epoch for the workers, with all that is known to be damaged by now."""
+        """The epoch for the workers, with all damage that is known by now."""
         refill = dict(self._epoch.refill)
         for task, pairs in self._manager.damaged().items():
             refill[task] = refill.get(task, frozenset()) | pairs
@@ -189,7 +195,7 @@ class Driver:
             self.failure = error
             raise
         except Exception as error:
-            # a worker's typed error arrives as text
+            # a typed error of a worker arrives as text
             self.failure = find(str(error))
             if self.failure is not None:
                 raise self.failure from error
@@ -227,7 +233,7 @@ class Driver:
         )
 
     def _id(self, location: Location) -> str:
-        """The query's ID. When it is read, so is whether Spark keeps state of its own: none of that may be lost."""
+        """The query's ID. The first call also checks that Spark keeps no state of its own in the location."""
         if self._query_id is None:
             check_no_state(location)
             self._query_id = location.query_id()
@@ -236,7 +242,7 @@ class Driver:
         return self._query_id
 
     def _never_back(self, source: BatchInput) -> BatchInput:
-        """The batch with the published watermark where that is higher: a new location begins without one."""
+        """The batch with the published watermark if that is higher: a new location begins without one."""
         published = self.published_batch()
         floor = published.watermark_ms if published is not None else None
         if floor is None or (source.watermark_ms is not None and source.watermark_ms >= floor):
@@ -244,7 +250,7 @@ class Driver:
         return replace(source, watermark_ms=floor)
 
     def _recognise(self, batch: MicroBatch, source: BatchInput) -> bool:
-        """Whether the batch is the published one. Raises: BatchMismatch when neither that nor the next."""
+        """Whether the batch is the published one. Raises: BatchMismatch if it is neither that nor the next one."""
         published = self.published_batch()
         if published is not None and replace(published, watermark_ms=batch.watermark_ms) == batch:
             return True
@@ -267,11 +273,11 @@ class Driver:
             results = spread.mapInArrow(worker(self._work(source, checkpoints)), RESULT_DDL).collect()
         failures = [from_json(row.error) for row in results if row.error is not None]
         if failures:
-            # one that another owner caused explains all the others
+            # if another owner caused one of the errors, that explains the others
             raise next((error for error in failures if isinstance(error, FencedError)), failures[0])
-        # workers neither get the input's offsets nor give them back
+        # workers do not receive the input's offsets, and do not return them
         offsets = plan.partitioning.offsets_of_tasks(plan.config.tasks, source.end)
-        topic_ids = self._inputs.asked(source.end)()  # after the rows were read: these topics they came from
+        topic_ids = self._inputs.asked(source.end)()  # after the rows were read: they came from these topics
         prepared = [
             replace(
                 prepared_from_bytes(bytes(row.prepared)), input_offsets=offsets[row.task], input_topic_ids=topic_ids
@@ -287,12 +293,12 @@ class Driver:
 
     @contextlib.contextmanager
     def _handed_out(self) -> Iterator[HandOut]:
-        """The published checkpoints for the workers, and nothing left of them when the stage has ended."""
+        """Make the published checkpoints available to the workers, and remove them when the stage has ended."""
         found = hand_out(self._plan.config, self.published())
         try:
             yield found
         finally:
-            # beside what follows: nothing waits for it
+            # in the background: nothing waits for it
             threading.Thread(target=withdraw, args=(self._plan.config, found), daemon=True).start()
 
     def _work(self, source: BatchInput, checkpoints: HandOut) -> Work:
@@ -311,7 +317,7 @@ class Driver:
         )
 
     def _check_complete(self, prepared: list[PreparedCommit]) -> None:
-        """Exactly one commit per task, of this epoch. Raises: InvalidError, FencedError."""
+        """Check for exactly one commit per task, of this epoch. Raises: InvalidError, FencedError."""
         expected = sorted(task_name(index) for index in range(self._plan.config.tasks))
         tasks = sorted(commit.task for commit in prepared)
         if tasks != expected:
@@ -338,13 +344,13 @@ class Driver:
                 break
         self._checkpoints.update(checkpoints)
         self._recreated = frozenset()
-        # permissions and fills were for one publish
+        # permissions and fills were for this one publish
         self._epoch = self._epoch.after_publish()
 
     def _give_output(self, spark: SparkSession) -> int:
-        """Give the published batch's stored rows to the output. Returns: their sequence number.
+        """Call the output with the stored rows of the published batch. Returns: their sequence number.
 
-        Raises: FencedError when another owner has published since; then the output is not called.
+        Raises: FencedError if another owner has published since; then the output is not called.
         """
         published = self.published()
         sequence = max(checkpoint.output_sequence for checkpoint in published.values())
@@ -353,7 +359,7 @@ class Driver:
             try:
                 rows = kept.enter_context(stored_rows(spark, self._plan.config, published, self._plan.schema))
             except Exception:
-                self._manager.confirm()  # another owner is why the rows are gone
+                self._manager.confirm()  # another owner may be why the rows are gone
                 raise
             self._manager.confirm()
             self._plan.output(rows, sequence)

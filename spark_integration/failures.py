@@ -1,4 +1,4 @@
-"""Carry statemgr's typed errors through Spark's exceptions, of which only the text arrives. Pure."""
+"""Carries statemgr's typed errors through Spark's exceptions, which keep only their text. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _MARK = re.compile(r"\[statemgr-error ([A-Za-z0-9+/=]+)\]")
 
 
 def marked(error: StatemgrError) -> str:
-    """The error's text with the whole error in it, for :func:`find`."""
-    # base64: Spark quotes and indents tracebacks, which JSON would not survive
+    """The error's text with the encoded error in it, for :func:`find`."""
+    # base64, because Spark quotes and indents tracebacks, which would break JSON
     data = base64.b64encode(error.to_json().encode()).decode()
     return f"{type(error).__name__}: {error} [statemgr-error {data}]"
 
 
 def find(text: str) -> StatemgrError | None:
-    """The last error that :func:`marked` put into a text, or None."""
+    """The last error in a text of :func:`marked`, or None."""
     for data in reversed(_MARK.findall(text)):
         try:
             return from_json(base64.b64decode(data, validate=True).decode())

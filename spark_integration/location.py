@@ -1,4 +1,4 @@
-"""Spark's checkpoint location, read through Hadoop's file systems, so that it may be on any that Spark knows."""
+"""Reads Spark's checkpoint location through Hadoop's file systems, so that it may be on any that Spark supports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Location:
         self.uri = uri.rstrip("/")
 
     def query_id(self) -> str | None:
-        """The ID of the query that the location belongs to; None where it is new. Raises: CorruptRecord."""
+        """The ID of the query that the location belongs to; None if it is new. Raises: CorruptRecord."""
         lines = self.read("metadata")
         if lines is None:
             return None
@@ -31,7 +31,7 @@ class Location:
             raise CorruptRecord("the location's metadata cannot be read", location=self.uri) from error
 
     def read(self, name: str) -> list[str] | None:
-        """The lines of a file below the location that are not empty; None where there is no such file."""
+        """The lines of a file below the location that are not empty; None if there is no such file."""
         local = _local_path(self.uri)
         if local is not None:
             try:
@@ -63,7 +63,7 @@ class Location:
         return text.splitlines()
 
     def _read_by_job(self, name: str) -> list[str] | None:
-        """Where Python cannot reach the JVM. It starts a Spark job."""
+        """Read with a Spark job, for sessions whose JVM Python cannot reach."""
         from pyspark.errors import AnalysisException
 
         try:
@@ -76,7 +76,7 @@ class Location:
 
 
 def _local_path(uri: str) -> str | None:
-    """The path of a ``file:`` URI as Spark takes it: literally, so that ``%20`` is no space; None for others."""
+    """The path of a ``file:`` URI; None for other URIs. Spark takes it literally, so ``%20`` is not a space."""
     if not uri.startswith("file:"):
         return None
     path = uri.removeprefix("file:")
@@ -86,5 +86,5 @@ def _local_path(uri: str) -> str | None:
 
 
 def _lines(lines: Iterable[str]) -> list[str]:
-    # Kafka's initial offsets begin with a NUL for the sake of Spark 2.1
+    # Kafka's initial offsets begin with a NUL for compatibility with Spark 2.1
     return [line.strip("\0") for line in lines if line.strip("\0 ")]

@@ -1,12 +1,13 @@
-"""The stored output rows of a published batch, as a DataFrame that has all of them before the output is called.
+"""Makes a DataFrame of the stored output rows of a published batch, and fetches all of them before the output is
+called.
 
-They come from the attachments that the published checkpoints name, never from Spark's lineage: whatever Spark
-recomputes, loses or runs twice, the rows are those of the attempts whose state was published. They have the columns
-that they were written with, which the query may have changed since.
+The rows come from the attachments that the published checkpoints name, never from Spark's lineage. Whatever Spark
+recomputes, loses or runs twice, they are the rows of the attempts whose state was published. They have the columns that
+they were written with, even if the query has changed since.
 
-Few rows are fetched by the driver and become a local relation, which needs no Python worker. Many are fetched on the
-executors and kept in Spark's storage. Either way a stored blob that is gone fails here, before the output has
-replaced or deleted anything.
+If there are few rows, the driver fetches them and makes a local relation, which needs no Python worker. Otherwise the
+executors fetch them and keep them in Spark's storage. Either way, a missing blob is an error here, before the output
+has replaced or deleted anything.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from statemgr import Checkpoint
     from statemgr.engine import Attachment
 
-#: Stored bytes of a batch's rows up to which the driver fetches them, and what they may be once decompressed.
+#: Limits up to which the driver fetches the rows of a batch: stored bytes, and bytes once decompressed.
 DRIVER_BYTES = 4 * 1024 * 1024
 _DECODED_BYTES = 32 * 1024 * 1024
 _PARALLELISM = 16
@@ -44,10 +45,10 @@ _PARALLELISM = 16
 def stored_rows(
     spark: SparkSession, config: JobConfig, checkpoints: Mapping[str, Checkpoint], declared: StructType
 ) -> Iterator[DataFrame]:
-    """The output rows that ``checkpoints`` (task → checkpoint) name; reading them again gives the same rows.
+    """The output rows that ``checkpoints`` (task → checkpoint) name. Reading them again gives the same rows.
 
     Args:
-        declared: the schema of a batch that has no rows.
+        declared: the schema to use if the batch has no rows.
 
     Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied; from an executor within Spark's exception.
     """
@@ -68,12 +69,12 @@ def stored_rows(
     with pa.ipc.open_stream(read_attachment(config, min(attachments, key=_size))) as stream:
         schema = stream.schema
     names = [checkpoint_to_bytes(_naming(checkpoint, attachment)) for checkpoint, attachment in parts]
-    # one row per stored part; Spark spreads a local relation over the partitions it has cores for
+    # one row per stored part; Spark spreads a local relation over as many partitions as it has cores
     local = spark.createDataFrame(pa.table({"checkpoint": pa.array(names, pa.binary())}))
     reader = _reader(json.dumps(config.to_mapping()), schema.serialize().to_pybytes())
     rows = local.mapInArrow(reader, of_stream(schema)).persist()
     try:
-        rows.write.format("noop").mode("overwrite").save()  # fetches everything
+        rows.write.format("noop").mode("overwrite").save()  # fetches all rows
         yield rows
     finally:
         rows.unpersist()
@@ -84,12 +85,12 @@ def _size(attachment: Attachment) -> int:
 
 
 def _naming(checkpoint: Checkpoint, attachment: Attachment) -> Checkpoint:
-    """A checkpoint that says nothing but where one part is."""
+    """A checkpoint that names only one attachment."""
     return replace(checkpoint, attachments=(attachment,), state_checkpoint_markers={}, input_offsets={}, batch=None)
 
 
 def _fetched(config: JobConfig, attachments: Sequence[Attachment]) -> pa.Table | None:
-    """All rows, here; None when they are too many once they are decompressed."""
+    """All rows, fetched by the driver; None if they are too many once they are decompressed."""
     batches: list[pa.RecordBatch] = []
     left = _DECODED_BYTES
     with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-output") as pool:

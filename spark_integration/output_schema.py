@@ -1,7 +1,7 @@
-"""The schema of a query's output, as Spark and Arrow name it. Stored output rows carry it with them.
+"""Translates the schema of a query's output between Spark and Arrow. Stored output rows carry their schema.
 
-The rows of a batch may be read by later code that declares other columns. So an Arrow IPC stream of output rows has
-Spark's own schema in its metadata: Arrow's types alone do not tell all of Spark's types apart.
+Later code that declares other columns may read the rows of a batch. So an Arrow IPC stream of output rows has Spark's
+own schema in its metadata: Arrow's types alone do not distinguish all of Spark's types.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 _KEY = b"statemgr.spark.schema"
-#: Spark's types that come back exactly as they were written, nulls included.
+#: Spark's types that are read exactly as they were written, nulls included.
 _KNOWN = {
     "ArrayType", "BinaryType", "BooleanType", "ByteType", "DateType", "DayTimeIntervalType", "DecimalType",
     "DoubleType", "FloatType", "IntegerType", "LongType", "MapType", "NullType", "ShortType", "StringType",
@@ -27,9 +27,9 @@ _KNOWN = {
 
 
 def to_arrow(schema: StructType) -> pa.Schema:
-    """The Arrow schema that output rows are stored in, with Spark's own schema in it. Timestamps are in UTC.
+    """The Arrow schema of stored output rows, with Spark's own schema in it. Timestamps are in UTC.
 
-    Raises: InvalidError when there is no column, one of a type that cannot be stored, or two of one name.
+    Raises: InvalidError if there is no column, a column has a type that cannot be stored, or two have one name.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -58,10 +58,10 @@ def of_stream(schema: pa.Schema) -> StructType:
 
 
 def can_be_local(schema: StructType) -> bool:
-    """Whether PySpark makes a local relation of such rows exactly.
+    """Whether PySpark can make an exact local relation of such rows.
 
-    It casts the table first, and PyArrow's cast refuses a null struct that has fields which are not nullable; a
-    variant is one.
+    PySpark casts the table first, and PyArrow's cast refuses a null struct with fields that are not nullable, for
+    example a variant.
     """
     structs = [schema]
     for _, kind in _types(schema):
@@ -81,7 +81,7 @@ def _types(schema: StructType) -> Iterator[tuple[str, DataType]]:
     while pending:
         path, kind = pending.pop()
         yield path, kind
-        # told by name: a user-defined type has the attributes of none of these
+        # by name: a user-defined type has the attributes of none of these
         match type(kind).__name__:
             case "ArrayType":
                 pending.append((f"{path}.element", kind.elementType))  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""How rows are spread over tasks: by the hash of a key, or as they lie in Kafka's partitions.
+"""Spreads rows over tasks: by the hash of a key, or by Kafka partition.
 
-The task's number is computed by Spark (:meth:`Partitioning.spread`) and checked again where the rows arrive
-(:meth:`Partitioning.check`): Spark wraps numbers that are too large and sends null to 0 without a word.
+Spark computes the number of the task (:meth:`Partitioning.spread`), and the worker checks it again
+(:meth:`Partitioning.check`), because Spark silently wraps numbers that are too large and sends null to task 0.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from statemgr.errors import InvalidError, LayoutMismatch
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: The column that carries a row's task to its worker.
+#: The column with the number of a row's task.
 TASK_COLUMN = "__statemgr_task"
 
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """``by_key``: ``pmod(hash(columns), N)`` (Spark's Murmur3); else the one column is Kafka's partition.
+    """``by_key``: by ``pmod(hash(columns), N)`` (Spark's Murmur3). Otherwise the only column is Kafka's partition.
 
-    A null key is a key like any other: Spark's hash of it is constant, so all null keys share one task.
+    A null key is a key like any other: Spark's hash of null is constant, so all null keys share one task.
     """
 
     columns: tuple[str, ...]
@@ -35,7 +35,7 @@ class Partitioning:
     def name(self, rows: DataFrame) -> str:
         """The partitioner's name in every checkpoint: ``kafka-partition``, or ``spark-hash(bigint,string)``.
 
-        The key's types are part of it, since equal values of different types have different hashes.
+        It includes the key's types, because equal values of different types have different hashes.
         Raises: InvalidError as :meth:`spread`.
         """
         quoted = self._quoted(rows)
@@ -44,9 +44,9 @@ class Partitioning:
         return f"spark-hash({','.join(field.dataType.simpleString() for field in rows.select(*quoted).schema)})"
 
     def spread(self, rows: DataFrame, tasks: int) -> DataFrame:
-        """Rows with their task's number as the last column, moved to the partition of that number.
+        """Add the task's number as the last column, and move each row to the partition of that number.
 
-        Raises: InvalidError when a column is missing or the reserved name is taken.
+        Raises: InvalidError if a column is missing or the reserved name is taken.
         """
         from pyspark.sql import functions
 
@@ -55,7 +55,7 @@ class Partitioning:
             number = functions.pmod(functions.hash(*quoted), functions.lit(tasks))
         else:
             number = functions.col(quoted[0])
-        # the column is the last one, so the worker finds it by position
+        # the worker finds the column by its position: it is the last one
         numbered = rows.withColumn(TASK_COLUMN, number.cast("int"))
         return numbered.repartitionById(tasks, TASK_COLUMN)
 
@@ -73,9 +73,9 @@ class Partitioning:
         return ["`" + column.replace("`", "``") + "`" for column in self.columns]
 
     def check(self, batch: pa.RecordBatch, task: int, tasks: int) -> pa.RecordBatch:
-        """The rows without the task's number.
+        """Check the task's number in every row, and remove the column.
 
-        Raises: LayoutMismatch, InvalidError when a row is not this task's.
+        Raises: LayoutMismatch, InvalidError if a row is not this task's.
         """
         numbers = batch.column(batch.num_columns - 1)
         if numbers.null_count:
@@ -92,8 +92,8 @@ class Partitioning:
         return batch.drop_columns([batch.schema.names[-1]])
 
     def offsets_of_tasks(self, tasks: int, offsets: Mapping[str, int]) -> list[Mapping[str, int]]:
-        """What each task's checkpoint carries of the input's offsets: its own partition's, or all if by key (then every
-        task has the same mapping)."""
+        """The input offsets of each task's checkpoint: those of its own partition, or with ``by_key`` all of them
+        (every task then shares one mapping)."""
         if self.by_key:
             return [offsets] * tasks
         own: list[dict[str, int]] = [{} for _ in range(tasks)]
@@ -102,7 +102,7 @@ class Partitioning:
         return list(own)
 
     def check_input(self, offsets: Mapping[str, int], tasks: int) -> None:
-        """Raises: LayoutMismatch when the input has a partition that no task owns."""
+        """Raises: LayoutMismatch if the input has a partition that no task owns."""
         if not self.by_key:
             for name in offsets:
                 number = int(name.rpartition("-")[2])
@@ -111,7 +111,7 @@ class Partitioning:
 
 
 def too_many_partitions(number: int, tasks: int) -> LayoutMismatch:
-    """The error for a Kafka partition beyond the job's tasks."""
+    """The error for a Kafka partition whose number is not below the number of tasks."""
     return LayoutMismatch(
         f"the input has a row of Kafka partition {number}, but the job has {tasks} tasks (0 to {tasks - 1})",
         hint="use key_by when the topic has more partitions than the job has tasks",

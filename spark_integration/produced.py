@@ -1,4 +1,4 @@
-"""The rows that a process function yields: checked against the declared schema, and kept in local files."""
+"""Checks the rows that a process function yields against the declared schema, and writes them to local files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pyarrow as pa
 from statemgr.errors import DiskFull, InvalidError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-#: Bytes after which a file of rows ends and the next one begins: one is read whole, and a blob has a limit.
+#: Bytes after which the next file of rows begins: a file is read as a whole, and blobs have a limit.
 PART_BYTES = 64 * 1024 * 1024
-#: Bytes of rows that are written at once.
+#: Bytes of rows that are written together.
 _SLICE_BYTES = 16 * 1024 * 1024
 
 
 def checked(produced: object, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The produced batches in exactly the declared schema. Raises: InvalidError."""
+    """The batches, converted to exactly the declared schema. Raises: InvalidError."""
     if not isinstance(produced, Iterator):
         raise InvalidError(
             f"the process function returned {type(produced).__name__}, not an iterator of record batches",
@@ -33,9 +33,9 @@ def checked(produced: object, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def write(batches: Iterable[pa.RecordBatch], directory: Path, schema: pa.Schema) -> list[Path]:
-    """Write rows as Arrow IPC streams, batch by batch, each stream to a file of some 64 MiB. Raises: DiskFull.
+    """Write rows as Arrow IPC streams, batch by batch, to files of about 64 MiB. Raises: DiskFull.
 
-    Returns: the files in the order of the rows; none where there are no rows.
+    Returns: the files in the order of the rows; none if there are no rows.
     """
     parts = _Parts(directory, schema)
     try:
@@ -48,7 +48,7 @@ def write(batches: Iterable[pa.RecordBatch], directory: Path, schema: pa.Schema)
 
 
 class _Parts:
-    """The files of one task's rows; the last one is being written."""
+    """The files of one task's rows, of which the last one is open."""
 
     def __init__(self, directory: Path, schema: pa.Schema) -> None:
         self.paths: list[Path] = []
@@ -80,7 +80,7 @@ class _Parts:
 
 
 def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The rows of a batch in batches of a bounded size; nothing for a batch without rows."""
+    """Split a batch into batches of a bounded size; yields nothing for a batch without rows."""
     if not batch.num_rows:
         return
     rows = max(1, batch.num_rows * _SLICE_BYTES // max(batch.nbytes, _SLICE_BYTES))
@@ -90,7 +90,7 @@ def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 @contextlib.contextmanager
 def _disk_full(path: Path) -> Iterator[None]:
-    # around writing alone: what the process function itself meets is not translated
+    # only around writing: errors of the process function itself are not translated
     try:
         yield
     except OSError as error:
@@ -102,7 +102,7 @@ def _disk_full(path: Path) -> Iterator[None]:
 def _of_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     try:
         fitting = batch if batch.schema.equals(schema) else batch.select(schema.names)
-        # before the cast, which is silent about nulls or not, by version
+        # before the cast, which some versions do silently with nulls
         for field in schema:
             if not field.nullable and fitting.column(field.name).null_count:
                 raise _null(field.name)
@@ -122,12 +122,12 @@ def _of_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    # a cast to the type that it has refuses a null struct of fields that are not nullable
+    # even a cast to its own type refuses a null struct with fields that are not nullable
     return column if column.type.equals(kind) else column.cast(kind)
 
 
 def _null_within(array: pa.Array, field: pa.Field, path: str) -> str | None:
-    """The path of the first field that is not nullable and has a null where its parent has a value, or None."""
+    """The path of the first non-nullable field that is null although its parent has a value, or None."""
     if not field.nullable and array.null_count:
         return path
     kind = field.type

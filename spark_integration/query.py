@@ -1,4 +1,4 @@
-"""``StatefulQuery``: a Structured Streaming query whose state is statemgr's, declared step by step."""
+"""``StatefulQuery``: declares a Structured Streaming query whose state statemgr keeps, step by step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StatefulQuery:
     """A stateful query over Kafka. Every method returns a new query; nothing runs before :meth:`start`.
 
     Args:
-        config: the job; ``job.tasks`` is the number of state partitions.
+        config: the job. ``job.tasks`` is the number of state partitions.
     """
 
     config: JobConfig
@@ -48,34 +48,36 @@ class StatefulQuery:
     def input(self, source: InputFunction | DataFrame) -> StatefulQuery:
         """A function from ``startingOffsets`` to a streaming DataFrame over Kafka, or such a DataFrame.
 
-        The function is given where the published state has read to, so a lost checkpoint location is no loss.
-        A start calls it twice, first with ``earliest`` to learn the key's types, and reads only what it returns last.
+        The function receives the offsets of the published state, so the query continues after the checkpoint location
+        is lost. :meth:`start` calls it twice, first with ``earliest`` to learn the key's types, and reads only the
+        second result.
         """
         return replace(self, _input=source)
 
     def key_by(self, *columns: str) -> StatefulQuery:
-        """One task owns all rows of a key: the columns' hash decides which. Null is a key like any other."""
+        """Give all rows of a key to one task, by the hash of these columns. Null is a key like any other."""
         if not columns:
             raise InvalidError("key_by needs a column")
         return replace(self, _partitioning=Partitioning(columns, by_key=True))
 
     def partition_by_kafka_partition(self, column: str = "partition") -> StatefulQuery:
-        """Task i owns Kafka's partition i, as in a consumer loop: for a job that migrates from or to one."""
+        """Give task i the rows of Kafka partition i, as a consumer loop does, so that a job can move between the
+        two."""
         return replace(self, _partitioning=Partitioning((column,), by_key=False))
 
     def process(self, function: ProcessFunction, output_schema: StructType | str) -> StatefulQuery:
         """``function(batches, stores, context)`` yields rows of ``output_schema`` (a StructType or DDL).
 
-        It is called once per task and micro-batch, also when there are no rows, on an executor.
+        It runs on an executor, once per task and micro-batch, even if there are no rows.
         """
         return replace(self, _process=function, _schema=output_schema)
 
     def output(self, write: OutputFunction) -> StatefulQuery:
-        """``write(df, sequence)``: may be called again for the same sequence, and then has the same rows."""
+        """``write(df, sequence)`` may be called again for a sequence, and then has the same rows."""
         return replace(self, _output=write)
 
     def on_batch(self, report: Callable[[BatchReport], None]) -> StatefulQuery:
-        """``report`` is called on the driver after every batch. An exception in it is logged and ends nothing."""
+        """Call ``report`` on the driver after every batch. An exception in it is logged and does not end the query."""
         return replace(self, _on_batch=report)
 
     def queryName(self, name: str) -> StatefulQuery:  # noqa: N802 - as Spark's DataStreamWriter
@@ -83,31 +85,31 @@ class StatefulQuery:
         return replace(self, _name=name)
 
     def trigger(self, **trigger: Any) -> StatefulQuery:
-        """As ``DataStreamWriter.trigger``. Continuous processing has no micro-batches and is refused."""
+        """As ``DataStreamWriter.trigger``. Refuses continuous processing, which has no micro-batches."""
         if "continuous" in trigger or "realTime" in trigger:
             hint = "trigger processingTime or availableNow"
             raise InvalidError("a stateful query needs micro-batches", hint=hint)
         return replace(self, _trigger=trigger)
 
     def option(self, name: str, value: Any) -> StatefulQuery:
-        """An option of Spark's writer; ``checkpointLocation`` is required."""
+        """Set an option of Spark's writer; ``checkpointLocation`` is required."""
         return replace(self, _options={**self._options, name: value})
 
     def options(self, **options: Any) -> StatefulQuery:
-        """Several options."""
+        """Set several options."""
         return replace(self, _options={**self._options, **options})
 
     def start(self, **permissions: bool) -> RunningQuery:
         """Take the job over and start.
 
         Args:
-            permissions: one-shot, those of :meth:`statemgr.StateManager.acquire`.
+            permissions: one-shot permissions, as for :meth:`statemgr.StateManager.acquire`.
 
         Raises:
-            InvalidError: a part of the query is missing or cannot be right.
-            LayoutMismatch: the job was checkpointed with other tasks, another partitioner, or a key of other types.
-            BatchMismatch: a new checkpoint location, a plain DataFrame, and a published checkpoint.
-            StatemgrError: what ``StateManager.acquire`` raises.
+            InvalidError: a part of the query is missing or wrong.
+            LayoutMismatch: the checkpoint has another number of tasks, another partitioner, or a key of other types.
+            BatchMismatch: the checkpoint location is new and the input a plain DataFrame, but the job has a checkpoint.
+            StatemgrError: as ``StateManager.acquire``.
         """
         unknown = sorted(set(permissions) - set(PERMISSIONS))
         if unknown:
@@ -154,7 +156,7 @@ class StatefulQuery:
             )
         published = driver.published_batch()
         if published is not None and published.query_id != query_id:
-            # its own location would have replayed a batch whose output a crash cut off; this one cannot
+            # a new location: Spark does not replay a batch whose output a crash cut off, so deliver it here
             driver.give_output_again(rows.sparkSession)
         writer = rows.writeStream.foreachBatch(driver.run).options(**self._options)
         if self._name is not None:

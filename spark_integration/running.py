@@ -18,7 +18,7 @@ _UNLISTED_PARTITIONS = "you must specify all TopicPartitions"
 
 
 class RunningQuery:
-    """What ``start()`` returns. Whatever is not here is delegated to Spark's ``StreamingQuery``."""
+    """The result of ``start()``. Passes everything that is not here on to Spark's ``StreamingQuery``."""
 
     def __init__(self, query: StreamingQuery, driver: Driver, manager: StateManager) -> None:
         self._query = query
@@ -29,12 +29,12 @@ class RunningQuery:
         return getattr(self._query, name)
 
     @property
-    def recentBatches(self) -> tuple[BatchReport, ...]:  # noqa: N802 - Spark's style beside Spark's names
-        """Reports of the last batches, oldest first: what was restored, how long the steps took."""
+    def recentBatches(self) -> tuple[BatchReport, ...]:  # noqa: N802 - Spark's style, like Spark's names
+        """Reports of the last batches, oldest first: what was restored, and how long each step took."""
         return tuple(self._driver.reports)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802
-        """As Spark's. Raises: statemgr's typed error when one ended the query, else Spark's exception."""
+        """As Spark's. Raises: statemgr's typed error if one ended the query, else Spark's exception."""
         from pyspark.errors import StreamingQueryException
 
         try:
@@ -55,12 +55,12 @@ class RunningQuery:
             raise self._typed(error) from error
 
     def exception(self) -> StatemgrError | StreamingQueryException | None:
-        """What ended the query, as a typed error where it is one of statemgr's."""
+        """The error that ended the query: statemgr's typed error if there is one, else Spark's exception."""
         error = self._query.exception()
         return None if error is None else self._typed(error)
 
     def stop(self) -> None:
-        """Stop the query and let go of the job."""
+        """Stop the query and release the job."""
         self._query.stop()
         self._manager.close()
 

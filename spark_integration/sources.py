@@ -1,8 +1,8 @@
-"""What Spark knows of a batch's input, and what the checkpoint says of it. Reads the checkpoint location.
+"""Reads the input offsets of a batch from Spark's checkpoint location, and compares them with the checkpoint's.
 
-Spark writes the end offsets of batch n to ``<location>/offsets/n`` before it runs the batch; a batch starts
-where the one before it ended, and the first at ``<location>/sources/<i>/0``. The files are text: a version
-line, a line of metadata as JSON, and a line of offsets as JSON for every source (``OffsetSeqLog`` and
+Spark writes the end offsets of batch n to ``<location>/offsets/n`` before it runs the batch. A batch starts where the
+one before it ended; the first one starts at ``<location>/sources/<i>/0``. The files are text: a version line, a line of
+metadata as JSON, and for every source a line of offsets as JSON (``OffsetSeqLog`` and
 ``KafkaSourceInitialOffsetWriter`` of Spark 4).
 """
 
@@ -24,24 +24,24 @@ _EARLIEST = -2
 
 
 class StartingOffsets(str):
-    """Spark's ``startingOffsets``: ``earliest`` at the job's first start, later the checkpoint's as JSON.
+    """Spark's ``startingOffsets``: ``earliest`` at the job's first start, later the checkpoint's offsets as JSON.
 
-    In an input of several Kafka sources each takes its own: ``starting_offsets.for_topics("orders")``.
+    In an input with several Kafka sources, give each its own: ``starting_offsets.for_topics("orders")``.
     """
 
     __slots__ = ()
 
     @classmethod
     def of(cls, offsets: Offsets) -> StartingOffsets:
-        """From a checkpoint's input offsets; ``earliest`` where there are none."""
+        """From a checkpoint's input offsets; ``earliest`` if there are none."""
         return cls(to_json(offsets)) if offsets else cls("earliest")
 
     def for_topics(self, *topics: str) -> StartingOffsets:
-        """Only these topics; ``earliest`` where the checkpoint has none of them."""
+        """The offsets of these topics; ``earliest`` if the checkpoint has none of them."""
         return self.of({name: offset for name, offset in self._offsets().items() if _topic(name) in topics})
 
     def including(self, *partitions: str) -> StartingOffsets:
-        """With partitions that the checkpoint does not know (``orders-4``), from their earliest record on."""
+        """Add partitions that the checkpoint does not know (``orders-4``), from their first record on."""
         known = self._offsets()
         return self.of({**dict.fromkeys(partitions, _EARLIEST), **known}) if known else self
 
@@ -51,7 +51,7 @@ class StartingOffsets(str):
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """One batch as Spark planned it: offsets of every source partition, times in epoch milliseconds."""
+    """A batch as Spark planned it: the offsets of every source partition, and times in epoch milliseconds."""
 
     batch_id: int
     start: Offsets
@@ -61,14 +61,14 @@ class BatchInput:
 
 
 class OffsetLog:
-    """What Spark logs of each batch of a location. The last batch's ends are remembered: the next one starts there."""
+    """Reads Spark's log of batches. Remembers the ends of the last batch, because the next one starts there."""
 
     def __init__(self, location: Location) -> None:
         self.location = location
         self._last: tuple[int, list[str]] | None = None
 
     def read(self, batch_id: int) -> BatchInput:
-        """Raises: InvalidError when the location is not one of Spark 4 with Kafka sources; CorruptRecord."""
+        """Raises: InvalidError if the location is not one of Spark 4 with Kafka sources; CorruptRecord."""
         lines = _offset_lines(self.location, batch_id)
         metadata = _json(lines[1], self.location, batch_id)
         ends = lines[2:]
@@ -93,9 +93,9 @@ class OffsetLog:
 
 
 def flatten(sources: Iterable[str]) -> dict[str, int]:
-    """``{"orders": {"0": 5}}`` of every source → ``{"orders-0": 5}``.
+    """Turn ``{"orders": {"0": 5}}`` of every source into ``{"orders-0": 5}``.
 
-    Raises: InvalidError for a source that is not Kafka, and for a topic that two sources read.
+    Raises: InvalidError for a source other than Kafka, and for a topic that two sources read.
     """
     offsets: dict[str, int] = {}
     seen: set[str] = set()
@@ -122,7 +122,7 @@ def flatten(sources: Iterable[str]) -> dict[str, int]:
 
 
 def to_json(offsets: Offsets) -> str:
-    """Spark's JSON of Kafka offsets, normalised: equal offsets give equal text."""
+    """Spark's JSON of Kafka offsets, normalised so that equal offsets give equal text."""
     topics: dict[str, dict[str, int]] = {}
     for name, offset in offsets.items():
         topic, _, partition = name.rpartition("-")
@@ -131,9 +131,9 @@ def to_json(offsets: Offsets) -> str:
 
 
 def check_continues(batch: BatchInput, checkpoint: Offsets | None) -> None:
-    """Raises: BatchMismatch unless the batch starts exactly where the checkpoint (None: no checkpoint) ended.
+    """Raises: BatchMismatch unless the batch starts exactly where the checkpoint ended (None: no checkpoint).
 
-    Partitions that the checkpoint does not know may come with the first batch of a location: they are new.
+    The first batch of a location may have partitions that the checkpoint does not know: they are new.
     """
     if checkpoint is None:
         if batch.batch_id:
@@ -182,7 +182,7 @@ def _offset_lines(location: Location, batch_id: int) -> list[str]:
 def _initial(location: Location, source: int) -> str:
     lines = location.read(f"sources/{source}/0")
     if lines is None:
-        return _VOID  # not a Kafka source, or one that has not been planned yet: it shows in the end offsets
+        return _VOID  # not a Kafka source, or one that is not planned yet: the end offsets show which
     return lines[-1]
 
 

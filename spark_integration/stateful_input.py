@@ -1,7 +1,8 @@
-"""Refuses an input with which Spark keeps state of its own.
+"""Refuses an input for which Spark keeps state of its own.
 
-That state lives in the checkpoint location and knows nothing of the published checkpoint: once the location is lost,
-a join or a deduplication in the input starts without it and gives wrong rows. Keep such state in a store instead.
+Spark keeps that state in the checkpoint location, independently of the published checkpoint. After the location is
+lost, a join or a deduplication in the input would start without state and give wrong rows. Such state belongs in a
+store.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from statemgr.errors import InvalidError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: Operators of Spark's analysed plan that keep state when their input is a stream → how a user writes them.
+#: Operators of Spark's analysed plan that keep state if their input is a stream → how a user writes them.
 _STATEFUL = {
     "Aggregate": "an aggregation (groupBy, window, session_window)",
     "Deduplicate": "dropDuplicates",
@@ -32,14 +33,14 @@ _STATEFUL = {
 }
 _JOINS = {"Join", "AsOfJoin", "LateralJoin"}
 _HINT = "keep this state in a store of the job, inside process: Spark's own is lost with the checkpoint location"
-#: Where Spark keeps the state of a query's first stateful operator, below the checkpoint location.
+#: The path of the state of a query's first stateful operator, below the checkpoint location.
 _METADATA = "state/0/_metadata/metadata"
 
 
 def check_stateless(rows: DataFrame) -> None:
     """Raises: InvalidError that names the first stateful operator of a streaming DataFrame.
 
-    A session without access to the JVM is checked at its first batch instead, by :func:`check_no_state`.
+    In a session without access to the JVM, :func:`check_no_state` checks at the first batch instead.
     """
     plan = getattr(rows, "_jdf", None)
     if plan is None:
@@ -51,7 +52,7 @@ def check_stateless(rows: DataFrame) -> None:
 
 
 def check_no_state(location: Location) -> None:
-    """Raises: InvalidError when Spark keeps state of its own in the checkpoint location of a query."""
+    """Raises: InvalidError if Spark keeps state of its own in the checkpoint location of a query."""
     if location.read(_METADATA) is not None:
         raise InvalidError(
             "the query has an operator that keeps state in Spark: there is some in its checkpoint location",
@@ -61,7 +62,7 @@ def check_no_state(location: Location) -> None:
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
-    """Every operator of a plan. Spark refuses streams in subqueries itself."""
+    """Every operator of a plan, without subqueries: Spark itself refuses streams there."""
     pending = [plan]
     while pending:
         node = pending.pop()
@@ -70,7 +71,7 @@ def _nodes(plan: Any) -> Iterator[Any]:
 
 
 def _stateful(node: Any) -> str | None:
-    """What a user calls the operator, if it keeps state."""
+    """The user's name of an operator that keeps state, else None."""
     name: str = node.nodeName()
     if name not in _STATEFUL and name not in _JOINS:
         return None

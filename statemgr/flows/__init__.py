@@ -1,1 +1,1 @@
-"""Floor 4: flows. Each reads as its numbered steps: restore, commit, publish, clean-up."""
+"""Flows: open, restore, commit, publish, clean up and the background work. Each module reads as its numbered steps."""

@@ -1,4 +1,4 @@
-"""What the configuration changed since the checkpoint: stores that came or went, and their serdes."""
+"""Checks changes of the configuration since the checkpoint: new and removed stores, and other serdes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def check_changes(
     *,
     application_may_choose: bool,
 ) -> None:
-    """Refuse an opening that would lose state by a change of the configuration.
+    """Refuse an opening that would lose state because the configuration changed.
 
     Args:
-        application_may_choose: whether the application may pass other serdes than the configured ones later. Then those
-            that the configuration leaves at their defaults are checked when it asks for the store.
+        application_may_choose: whether the application may later pass other serdes than the configured ones. Then
+            serdes that the configuration leaves at their defaults are checked when the application asks for the store.
 
     Raises: PermissionNeeded.
     """
@@ -45,7 +45,8 @@ def check_changes(
 
 
 def serdes_in_force(parts: Parts, checkpoint: Checkpoint | None) -> dict[str, tuple[str, str]]:
-    """Store → labels of its serdes until the application asks for it: those that are set, or the checkpoint's."""
+    """Store → labels of its serdes: those that are configured, or the checkpoint's until the application asks for
+    it."""
     found = {}
     for name, store in parts.config.stores.items():
         key, value = _configured(parts, store)
@@ -56,7 +57,7 @@ def serdes_in_force(parts: Parts, checkpoint: Checkpoint | None) -> dict[str, tu
 
 
 def _configured(parts: Parts, store: StoreConfig) -> Labels:
-    """The serdes that the configuration sets by itself; None where it leaves the default."""
+    """The labels of explicitly configured serdes; None for a serde that is left at its default."""
     given = parts.config.values
     prefix = f"stores.{store.name}"
     return (

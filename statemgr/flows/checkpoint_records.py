@@ -1,11 +1,11 @@
 """The records of one publish on the checkpoint topic: what it adds, once, and deletes of what retention drops.
 
-A reader may see a publish up to any of its records, so the order is:
+A reader may see only the first records of a publish. So they have this order:
 
-1. a version 1 checkpoint that older software made current, under a key of its own, so that it stays retained
-2. the job record, where several tasks are published together; task records refer to it
+1. a version 1 checkpoint that older software made current, under its own key, so that it stays retained
+2. the job record, if several tasks are published together; task records refer to it
 3. one task record per task
-4. version 1 records, where older software reads them too
+4. version 1 records, if older software reads them too
 5. deletes: task records first, then job records that nothing refers to any more
 """
 
@@ -34,8 +34,8 @@ def send_records(
 
     Args:
         send: takes the key and the value of a record, or None to delete it.
-        before: what the topic says of them.
-        job_records: the sequence numbers of the job records on the topic that are this publisher's to delete.
+        before: the tasks' records on the topic.
+        job_records: the sequence numbers of the job records on the topic that this publisher may delete.
     """
     for task, record in after.items():  # 1
         adopted = _adopted(before[task])
@@ -53,7 +53,7 @@ def send_records(
 
 
 def sequences(records: Mapping[str, CheckpointRecord | None]) -> set[int]:
-    """The sequence numbers of everything that is retained."""
+    """The sequence numbers of all retained checkpoints."""
     return {checkpoint.sequence for record in records.values() if record for checkpoint in record.checkpoints}
 
 
@@ -74,12 +74,12 @@ def _job_key(config: JobConfig, layout: Layout, sequence: int) -> CheckpointKey:
 
 
 def _adopted(before: CheckpointRecord | None) -> Checkpoint | None:
-    """The checkpoint that has no version 2 record yet."""
+    """The current checkpoint if it has no version 2 record yet, else None."""
     return before.current if before is not None and before.from_version_one else None
 
 
 def _dropped(before: CheckpointRecord | None, after: CheckpointRecord) -> list[Checkpoint]:
-    """The checkpoints of the same layout that have a record and are retained no longer."""
+    """The checkpoints of the same layout that have a record and are no longer retained."""
     if before is None or before.layout.generation != after.layout.generation:
         return []
     kept = {checkpoint.checkpoint_id for checkpoint in after.checkpoints}

@@ -1,13 +1,13 @@
-"""Clean-up: after a publish is acknowledged, and again at every open. Idempotent; failing, it fails no commit.
+"""Clean-up: after an acknowledged publish, and again at every opening. Idempotent; its failure does not fail a commit.
 
 Steps:
 
-1. REMOVE_TTL on exactly what the published checkpoint added; what fails stays outstanding and is retried
-2. delete what carried the changes to the publisher, and the attachments of evicted checkpoints
-3. delete what only evicted checkpoints referenced: their blobs first, their index last
+1. remove the TTL of exactly the blobs that the published checkpoint added; a failure stays outstanding and is retried
+2. delete the blobs that carried changes to the publisher, and the attachments of evicted checkpoints
+3. delete the blobs that only evicted checkpoints referenced, and their index last
 
-What of step 1 stays undone blocks commits in the end (:meth:`CleanUp.check`): published blobs would expire. What of
-steps 2 and 3 stays undone is garbage, and expires or is collected later.
+If step 1 keeps failing, commits fail in the end (:meth:`CleanUp.check`), because published blobs would expire. If steps
+2 and 3 fail, garbage remains, which expires or is deleted by ``statemgr gc``.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ _DAY_MS = 24 * 3600 * 1000
 
 
 class CleanUp:
-    """Cleans up after the publishes of one task, and remembers which TTLs could not be removed yet."""
+    """Cleans up after the publishes of one task, and remembers the TTLs that could not be removed yet."""
 
     def __init__(self, parts: Parts, task: str, log: CheckpointLog) -> None:
         self._parts = parts
         self._topic = log
         self._task = task
-        #: blob → since when (epoch milliseconds) its TTL could not be removed
+        #: blob → time (epoch milliseconds) since which its TTL could not be removed
         self._outstanding: dict[str, int] = {}
-        #: what is wrong with the backups of the current checkpoint
+        #: damage of the current checkpoint's backups
         self.damage = Damage(task)
-        #: markers of the current checkpoint whose additions a dead owner may have left with a TTL, not looked at yet
+        #: markers of the current checkpoint that are not checked yet: a dead owner may have left their blobs with a TTL
         self._unread: list[tuple[str, str, Marker]] = []
         self._left: set[str] = set()
 
     @property
     def outstanding(self) -> tuple[OutstandingTtl, ...]:
-        """Blobs of published checkpoints that would still expire; they go into the next checkpoint."""
+        """Published blobs that still have a TTL. The next checkpoint lists them."""
         return tuple(OutstandingTtl(blob, since) for blob, since in sorted(self._outstanding.items()))
 
     def at_open(self, record: CheckpointRecord | None) -> None:
-        """Finish what an owner that died may have left half done. What fails is retried by :meth:`check`."""
+        """Finish the clean-up of an owner that died. :meth:`check` retries failures."""
         if record is None:
             return
         current = record.current
@@ -71,7 +71,7 @@ class CleanUp:
         announce(Phase.CLEANED_UP, self._task, self._parts.config.job_key)
 
     def after_publish(self, before: CheckpointRecord | None, record: CheckpointRecord, commit: PreparedCommit) -> None:
-        """Clean up after one acknowledged publish. Never raises for a store that fails: it is retried."""
+        """Clean up after one acknowledged publish. Does not raise if a store fails; the failure is retried."""
         announce(Phase.REMOVE_TTL, self._task, self._parts.config.job_key)
         try:
             self._remove_ttls(_referenced(commit))
@@ -85,10 +85,10 @@ class CleanUp:
         announce(Phase.CLEANED_UP, self._task, self._parts.config.job_key)
 
     def check(self) -> None:
-        """Before a commit: retry what is outstanding.
+        """Before a commit: retry outstanding TTLs.
 
-        Raises: RetryableError when some has been so for a third of the TTL, when it is so much that the record would
-        grow too large, or when it cannot be found out yet what the last commit of a dead owner added.
+        Raises: RetryableError if a TTL has been outstanding for a third of its time, if there are so many that the
+        record would grow too large, or if the additions of a dead owner's last commit cannot be read yet.
         """
         self._read_added()
         self._remove_ttls(())
@@ -106,7 +106,7 @@ class CleanUp:
             )
 
     def _leave(self, factory: str, error: ConfigError) -> None:
-        """What a backend holds that the job does not use any more, and cannot reach, stays as it is; said once."""
+        """Leave the blobs of a backend that the job no longer uses and cannot reach. Logs this once."""
         if factory in self._parts.factories:
             raise error
         if factory not in self._left:
@@ -116,7 +116,7 @@ class CleanUp:
     # --- step 1 --------------------------------------------------------------------------------------------------
 
     def _read_added(self) -> None:
-        """Remove the TTLs of what the last commit of a dead owner added, marker by marker."""
+        """Remove the TTLs of the blobs that the last commit of a dead owner added, marker by marker."""
         while self._unread:
             factory, store, marker = self._unread[-1]
             added: Sequence[str] = ()
@@ -139,7 +139,7 @@ class CleanUp:
             log.warning("task %s: what %s has left of %s is damaged: %s", self._task, factory, store, why)
 
     def _remove_ttls(self, added: Iterable[str]) -> set[str]:
-        """Returns: the blobs that are gone."""
+        """Remove TTLs. Returns: the blobs that do not exist."""
         wanted = list(dict.fromkeys([*self._outstanding, *added]))
         if not wanted or self._parts.config.blob_uri is None:
             return set()
@@ -224,7 +224,7 @@ def _attached(checkpoints: Iterable[Checkpoint]) -> list[str]:
 
 
 def _transport(commit: PreparedCommit) -> list[str]:
-    """The blobs that carried changes to the publisher: nothing refers to them after the publish."""
+    """The blobs that carried changes to the publisher. Nothing refers to them after the publish."""
     return [
         changes.blob.blob_id
         for store in commit.stores.values()
@@ -234,6 +234,6 @@ def _transport(commit: PreparedCommit) -> list[str]:
 
 
 def _referenced(commit: PreparedCommit) -> list[str]:
-    """What the commit added and its checkpoint refers to."""
+    """The blobs that the commit added and that its checkpoint refers to."""
     transport = set(_transport(commit))
     return [blob for blob in commit.added_blobs if blob not in transport]

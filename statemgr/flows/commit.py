@@ -1,4 +1,4 @@
-"""Commit, up to the publish: from open stores to a prepared commit whose every part is durable.
+"""Commit, up to the publish: turns open stores into a prepared commit, of which every part is durable.
 
 Steps:
 
@@ -7,9 +7,9 @@ Steps:
 2. per backend: diff against the acknowledged marker, upload and hash what is new, put the index; or take the changes,
    to send or store, whichever is less where a directory was made of many changes
 3. keep the directory as the local copy of this state
-4. hand over a prepared commit (``publish`` is the next flow)
+4. return a prepared commit (``publish`` is the next flow)
 
-Nothing here changes what is current: a prepared commit that is never published leaves only blobs that expire.
+Nothing here changes which state is current: a prepared commit that is never published leaves only blobs that expire.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from statemgr.ports import (
     StoreSnapshot,
 )
 
-#: (factory, store) pairs whose marker must not be continued: the backend is filled anew (a tail, a lost topic).
+#: (factory, store) pairs whose backend is filled again instead of continued (after a tail, or a lost topic).
 Refill = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class CommitBase:
-    """What a commit continues: the task, the owner's layout and epoch, and the acknowledged checkpoint (or None)."""
+    """The base of a commit: the task, the owner's layout and epoch, and the acknowledged checkpoint (or None)."""
 
     task: str
     layout: Layout
@@ -49,7 +49,7 @@ class CommitBase:
     refill: Refill = frozenset()
 
     def marker(self, factory: str, store: str) -> Marker | None:
-        """The marker that a backend's next one continues; None where the backend must be filled."""
+        """The marker that a backend's next marker continues; None if the backend must be filled."""
         if self.checkpoint is None or (factory, store) in self.refill:
             return None
         return self.checkpoint.marker(factory, store)
@@ -76,12 +76,12 @@ def freeze(
     *,
     local_copy: bool = False,
 ) -> FrozenCommit:
-    """Step 1, the synchronous one.
+    """Step 1, which the task waits for.
 
     Args:
-        local_copy: make a directory of every changed store, also where no backend needs one.
+        local_copy: make a directory of every changed store, even if no backend needs one.
 
-    Raises: DiskFull; then nothing has changed and the commit can be repeated.
+    Raises: DiskFull; then nothing has changed, and the commit can be repeated.
     """
     attempt = attempt or parts.ids.attempt_id()
     frozen: dict[str, FrozenStore] = {}
@@ -103,7 +103,7 @@ def freeze(
 
 
 def _needs_snapshot(parts: Parts, store: OpenStore, base: CommitBase, local_copy: bool) -> bool:
-    """Whether the commit needs a directory of the store: to keep it, to diff it, or to fill a backend from it."""
+    """Whether the commit needs a directory of the store: to keep it, to compare it, or to fill a backend from it."""
     managers = {factory: parts.backup_manager(factory) for factory in store.config.backup_factories}
     # a backend from outside may be older than these questions
     filled = [manager for factory, manager in managers.items() if base.marker(factory, store.identity.store) is None]
@@ -123,7 +123,7 @@ def _needs_snapshot(parts: Parts, store: OpenStore, base: CommitBase, local_copy
 
 
 def discard(stores: Mapping[str, OpenStore], frozen: Mapping[str, FrozenStore]) -> None:
-    """Remove the checkpoint directories of a commit that is given up."""
+    """Remove the checkpoint directories of an abandoned commit."""
     for name, store in frozen.items():
         if store.staging is not None:
             stores[name].directories.discard(store.staging)
@@ -143,10 +143,10 @@ def prepare(
     """Steps 2 to 4: make everything durable.
 
     Args:
-        portable: the result is published by another process, so everything it needs is inline or in a blob.
-        materialize: stores that are stored as snapshots even where their changes would do.
+        portable: another process publishes the result, so everything that it needs is inline or in a blob.
+        materialize: stores to store as snapshots even if their changes would be enough.
         attached_blobs: names of blobs that the attachments added.
-        check: called between pieces of long work; what it raises gives the commit up.
+        check: called between pieces of long work; an exception from it ends the commit.
 
     Raises: RetryableError, AccessDenied, DiskFull, CorruptBlob; then the next commit carries the same changes.
         LocalStateLost: then no later commit of these stores succeeds.
@@ -167,7 +167,7 @@ def prepare(
                 stores[name].adopt(snapshot.directory, snapshot.state_id, frozen.stores[name].as_of)
     except (CorruptFile, MissingFile) as error:
         discard(stores, frozen.stores)
-        # any of them may be the one that the file is of, and a task is opened again as a whole
+        # the file may belong to any of them, and a task is opened again as a whole
         lost = [store.give_up(error) for store in stores.values()]
         raise lost[0] from error
     except BaseException as error:
@@ -200,7 +200,7 @@ def prepare(
 
 @dataclass
 class _StoreCommit:
-    """A store's part of a commit under way: what each backend has given, and the backends that have not yet."""
+    """A store's part of a running commit: the results of backends, and the backends that are still to do."""
 
     markers: dict[str, Marker]
     pending: list[str]
@@ -210,7 +210,7 @@ class _StoreCommit:
 def _carried(
     parts: Parts, store: OpenStore, frozen: FrozenCommit, part: FrozenStore, materialize: bool
 ) -> _StoreCommit:
-    """An unchanged store keeps its markers, wherever they still hold. A directory that is not needed goes."""
+    """Keep the valid markers of an unchanged store, and remove its directory if no backend needs it."""
     markers: dict[str, Marker] = {}
     factories = store.config.backup_factories
     if part.state_id == store.state_id:
@@ -253,7 +253,7 @@ def _snapshot(
 
 
 def _whole(parts: Parts, store: OpenStore, part: FrozenStore, made: FinishedDirectory | None) -> ChangeSet | None:
-    """All that the store has, wherever it can be read."""
+    """The whole state of the store from wherever it can be read; None if it cannot."""
     if store.changes_are_whole:
         return part.changes
     return WholeState(parts, store.directories, store.config, made) if made is not None else None
@@ -266,7 +266,7 @@ def _back_up(
     snapshots: Mapping[str, StoreSnapshot],
     portable: bool,
 ) -> list[PreparedBackup]:
-    """Step 2, backend by backend."""
+    """Step 2: backend by backend."""
     done: list[PreparedBackup] = []
     for factory in dict.fromkeys(factory for store in pending.values() for factory in store.pending):
         names = [name for name, store in pending.items() if factory in store.pending]
@@ -286,7 +286,7 @@ def _back_up(
 
 
 def _finished(store: OpenStore, part: FrozenStore) -> FinishedDirectory:
-    """The directory that was made, or the local copy of an unchanged store."""
+    """The commit's directory, or the local copy of an unchanged store."""
     if part.staging is None:
         here = store.directories.find(part.state_id)
         if here is None:

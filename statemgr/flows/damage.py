@@ -1,9 +1,12 @@
 """Damage: backups of a task's current checkpoint that are incomplete or corrupt.
 
-An opening, a clean-up, a background snapshot or a collection that meets a lost or altered blob notes it here. What it
-is sure of is *found*: a store's backup in one backend. What only looks wrong, or could not be asked, is *suspected*,
-and :func:`find_damage` looks at everything that the current checkpoint refers to. :mod:`statemgr.flows.repair` makes
-again what was found, or the next commit does if that comes first.
+Steps:
+
+1. an opening, a clean-up or a background snapshot meets a lost or altered blob, and notes it here: as *found* if it is
+   sure that a store's backup in one backend is damaged, as *suspected* if something only looks wrong or could not be
+   read
+2. after a suspicion, :func:`find_damage` looks at every blob that the current checkpoint refers to
+3. :mod:`statemgr.flows.repair`, or the next commit if that comes first, makes the damaged backups again
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Damage:
-    """What is known of the backups of one task's current checkpoint. Safe to use from many threads."""
+    """The known damage of one task's current checkpoint. Safe to use from many threads."""
 
     def __init__(self, task: str) -> None:
         self._task = task
@@ -32,31 +35,32 @@ class Damage:
         self._changed: Callable[[], None] = lambda: None
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Call this whenever there is something to look at or to repair, from whichever thread; and now, if so."""
+        """Call ``changed`` whenever there is something to check or to repair, from any thread; at once if there already
+        is."""
         self._changed = changed
         if self.pairs or self.suspicion is not None:
             changed()
 
     @property
     def pairs(self) -> Refill:
-        """(factory, store) pairs whose backup has to be made again."""
+        """(factory, store) pairs whose backup must be made again."""
         with self._lock:
             return frozenset(self._pairs)
 
     @property
     def suspicion(self) -> int | None:
-        """What :meth:`checked` answers; None when nothing is suspected."""
+        """The number of the suspicion to pass to :meth:`checked`; None if nothing is suspected."""
         with self._lock:
             return self._suspicions if self._suspicions > self._answered else None
 
     def suspect(self) -> None:
-        """Something may be wrong: everything is looked at."""
+        """Note that something may be wrong, so that everything is checked."""
         with self._lock:
             self._suspicions += 1
         self._changed()
 
     def found(self, factory: str, store: str, why: object) -> None:
-        """A backup of the current checkpoint is incomplete or corrupt."""
+        """Note that a store's backup of the current checkpoint is damaged, and log why."""
         with self._lock:
             if (factory, store) in self._pairs:
                 return
@@ -65,14 +69,14 @@ class Damage:
         self._changed()
 
     def checked(self, suspicion: int, found: Mapping[tuple[str, str], str]) -> None:
-        """Everything was looked at since a suspicion."""
+        """Note that everything was checked since a suspicion."""
         with self._lock:
             self._answered = max(self._answered, suspicion)
         for (factory, store), why in found.items():
             self.found(factory, store, why)
 
     def note(self, restored: Iterable[StoreRestore]) -> None:
-        """What a restore has found on its way."""
+        """Note the damage that a restore met."""
         for one in restored:
             for factory in one.damaged:
                 self.found(factory, one.store, one.reasons.get(factory, "it could not be restored"))
@@ -80,19 +84,19 @@ class Damage:
                 self.suspect()
 
     def repaired(self, pairs: Collection[tuple[str, str]]) -> None:
-        """A checkpoint was published that has new backups of these."""
+        """Note that a checkpoint with new backups of these pairs was published."""
         with self._lock:
             for pair in pairs:
                 self._pairs.pop(pair, None)
 
 
 def find_damage(parts: Parts, task: str, checkpoint: Checkpoint) -> Mapping[tuple[str, str], str]:
-    """Look for every blob that a restore from the checkpoint needs, in each backend that the job backs up to.
+    """Check that every blob exists that a restore from the checkpoint needs, in all backends of the job.
 
-    Its requests: a GET for each index that this process has not read yet, a HEAD for each blob.
+    Costs a GET for each index that this process has not read yet, and a HEAD for each blob.
 
     Returns: (factory, store) → what is missing or corrupt.
-    Raises: RetryableError, AccessDenied: it could not be found out.
+    Raises: RetryableError, AccessDenied: a blob or index could not be checked.
     """
     found: dict[tuple[str, str], str] = {}
     needed: dict[str, list[tuple[str, str]]] = {}

@@ -1,11 +1,11 @@
-"""First starts: a job without a checkpoint may start empty only where nothing says that it had state.
+"""A job or task without a checkpoint may start empty only if nothing shows that it had state.
 
-Evidence, each enough to refuse without the one-shot permission:
+Each of these is enough to refuse an empty start without the one-shot permission:
 
-1. for a job that the checkpoint topic knows nothing of (or that has no topic): a published blob under its prefix (one
-   that does not expire: what a crashed first commit left behind does), or a published state on this machine
-2. for a task without a record: a truncated topic, a published state of it on this machine, a published blob under its
-   prefix, committed records in one of its changelogs
+1. for a job without any record on the checkpoint topic (or without the topic): a published blob under its prefix, or a
+   published state on this machine. A published blob does not expire, unlike those that a crashed first commit left
+2. for a task without a record: a truncated topic, a published state of the task on this machine, a published blob under
+   its prefix, or committed records in one of its changelogs
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _PERMISSION = (
 )
 _PUBLISHED = "PUBLISHED"
 _CHANGELOG = "kafka-changelog"
-#: Blobs of unpublished attempts that are looked past, at most: more than that count as evidence.
+#: Blobs of unpublished attempts that are skipped. More than this number count as evidence.
 _MOST_BLOBS = 1000
 
 
 def refuse_lost_job(parts: Parts) -> None:
-    """When the topic has no record of the job. Raises: PermissionNeeded when the job had state."""
+    """Called if the topic has no record of the job. Raises: PermissionNeeded if the job had state."""
     evidence = _state_of_job(parts)
     if evidence is not None:
         raise PermissionNeeded(
@@ -42,10 +42,10 @@ def refuse_lost_job(parts: Parts) -> None:
 
 
 def refuse_lost_checkpoint(parts: Parts, checkpoint_log: CheckpointLog, task: str, *, look_at_blobs: bool) -> None:
-    """When the topic has no record of ``task``. Raises: PermissionNeeded when the task had state.
+    """Called if the topic has no record of ``task``. Raises: PermissionNeeded if the task had state.
 
     Args:
-        look_at_blobs: False where :func:`refuse_lost_job` has already looked at the blobs of all tasks.
+        look_at_blobs: False if :func:`refuse_lost_job` has already looked at the blobs of all tasks.
     """
     evidence = _state_of_task(parts, checkpoint_log, task, look_at_blobs)
     if evidence is not None:
@@ -60,7 +60,7 @@ def refuse_lost_checkpoint(parts: Parts, checkpoint_log: CheckpointLog, task: st
 
 
 def remember_published(parts: Parts, task: str) -> None:
-    """Note on this machine that the task has published state. It only ever helps to refuse an empty start."""
+    """Note on this machine that the task has published state. Only used to refuse an empty start."""
     directory = levels.make(parts.task_directory(task))
     if not os.path.lexists(directory / _PUBLISHED):
         durable.create(directory / _PUBLISHED).close()
@@ -75,7 +75,7 @@ def _state_of_job(parts: Parts) -> str | None:
 
 
 def _published_blob(parts: Parts, prefix: str) -> str | None:
-    """Whether a blob below a prefix was published. Lists, at first starts alone, and looks at a bounded number."""
+    """A published blob below a prefix, or None. Lists a bounded number of blobs; only first starts call this."""
     if parts.config.blob_uri is None:
         return None
     store = parts.blobs()
@@ -101,7 +101,7 @@ def _state_of_task(parts: Parts, checkpoint_log: CheckpointLog, task: str, look_
 
 
 def _refuse_used_changelogs(parts: Parts, task: str) -> None:
-    """A changelog that has records is evidence of state, of this job's or of another's. Raises: PermissionNeeded."""
+    """Raises: PermissionNeeded if a changelog has records, which show state of this job or of another one."""
     partition = task_index(task)
     for store in parts.config.stores.values():
         if _CHANGELOG not in (*store.backup_factories, *store.restore_factories):

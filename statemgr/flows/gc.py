@@ -1,22 +1,23 @@
-"""Garbage collection: mark from the checkpoint topic, then sweep what is unmarked and old. Fences nobody.
+"""Garbage collection: mark needed blobs from the checkpoint topic, then delete unmarked old blobs. Fences nobody.
 
 Steps of :func:`collect`:
 
-1. ask the blob store for its time, read the checkpoint topic and mark what any retained checkpoint of any task needs;
-   a lost index ends it here; one that was evicted meanwhile is not needed (the proof: :mod:`statemgr.flows.gc_mark`)
-2. LIST what is below the job's prefix, page by page, and tell apart: marked, unmarked and young, unmarked and older
-   than the grace period (orphans); marked blobs that still have a TTL although their checkpoint is old would expire
-3. read the topic again and mark again: from here on only what is unmarked both times counts
-4. a marked blob that the listing did not have is asked for by name, and the topic once more: what is then still needed
-   is lost, and nothing is deleted
-5. only where asked to: REMOVE_TTL on published blobs that would expire
-6. only where asked to: LIST again and delete the orphans, then their indexes, then unfinished uploads
+1. ask the blob store for its time, read the checkpoint topic and mark every blob that a retained checkpoint of any task
+   needs; a lost index ends the collection here, one that was evicted meanwhile does not (proof:
+   :mod:`statemgr.flows.gc_mark`)
+2. LIST the blobs below the job's prefix, page by page, and sort them: marked; unmarked and young; unmarked and older
+   than the grace period (orphans). Marked blobs that still have a TTL although their checkpoint is old would expire
+3. read the topic and mark again; from here on a blob counts as unmarked only if it was unmarked both times
+4. ask by name for each marked blob that the listing did not have, and read the topic once more; if a blob is still
+   needed, it is lost, and nothing is deleted
+5. only on request: remove the TTL of published blobs that would expire
+6. only on request: LIST again, and delete the orphans, then their indexes, then unfinished uploads
 
-Why a commit that runs meanwhile is safe: what a publish refers to is either marked already, as part of the checkpoint
-that it continues, or younger than half the shortest grace period (:mod:`statemgr.flows.grace_period`), and so not
-an orphan.
-An orphan of step 2 can therefore only be referenced by what was published before step 1 began, and step 1 read that.
-Step 3 is there in case a clock is worse than half a grace period. Memory: the marks, see :mod:`statemgr.flows.gc_mark`.
+Why a commit that runs meanwhile is safe: a publish refers only to blobs that are already marked, as part of the
+checkpoint that it continues, and to blobs younger than half the shortest grace period
+(:mod:`statemgr.flows.grace_period`), which are no orphans. So only a checkpoint that was published before step 1 can
+refer to an orphan of step 2, and step 1 read that checkpoint. Step 3 covers a clock that is wrong by more than half a
+grace period. Memory: the marks, see :mod:`statemgr.flows.gc_mark`.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from statemgr.model.snapshot import blob_id_problem
 from statemgr.ports import BlobInfo, CheckpointLog, Progress, UnfinishedUpload, list_blobs
 
 T = TypeVar("T")
-#: Blobs that are looked at or deleted together.
+#: Blobs that are checked or deleted together.
 _CHUNK = 1000
 
 
 def collect(parts: Parts, log: CheckpointLog, request: Request, progress: Progress) -> Collection:
-    """Find the garbage of a job and, where asked to, delete it. Returns: what was found and done.
+    """Find the garbage of a job, and delete it on request. Returns: what was found and done.
 
     Raises: as :func:`statemgr.flows.gc_mark.mark`; ConfigError without a blob store; InvalidError for too short a grace
         period, or a store that does not tell its time; UnavailableError and AccessDenied while listing.
@@ -87,7 +88,7 @@ def _fate(parts: Parts, info: BlobInfo, marks: Iterable[Marks], cut_ms: int) -> 
 
 
 def _survey(parts: Parts, marks: Marks, cut_ms: int, found: Collection, progress: Progress) -> set[str]:
-    """Count what is there. Returns: needed blobs that are not."""
+    """Count the listed blobs. Returns: needed blobs that the listing did not have."""
     unseen = set(marks.needed)
     listed = 0
     for infos in _chunks(list_blobs(parts.blobs(), _prefix(parts))):
@@ -109,7 +110,7 @@ def _survey(parts: Parts, marks: Marks, cut_ms: int, found: Collection, progress
 
 
 def _expiring(parts: Parts, infos: list[BlobInfo]) -> list[str]:
-    """Which of these have a TTL; where listings do not tell, each is asked for."""
+    """Those that have a TTL. Asks for each one if listings do not tell."""
     store = parts.blobs()
     if store.administration.listing_tells_ttl:
         return [info.blob_id for info in infos if info.expires_ms is not None]
@@ -121,7 +122,7 @@ def _expiring(parts: Parts, infos: list[BlobInfo]) -> list[str]:
 
     failed = parts.transfer().for_each((info.blob_id for info in infos), ask)
     for error in failed.values():
-        if not isinstance(error, MissingBlob):  # evicted and deleted meanwhile, or lost: step 4 tells
+        if not isinstance(error, MissingBlob):  # evicted and deleted meanwhile, or lost: step 4 finds out
             raise error
     return sorted(expiring)
 
@@ -135,7 +136,7 @@ def _unfinished(parts: Parts, cut_ms: int) -> Iterator[UnfinishedUpload]:
 
 
 def _lost(parts: Parts, log: CheckpointLog, request: Request, unseen: Iterable[str]) -> list[str]:
-    """Those that do not exist, and that a retained checkpoint needs all the same, read after they were missed."""
+    """Blobs that do not exist although a retained checkpoint, read afterwards, needs them."""
     store = parts.blobs()
 
     def ask(blob_id: str) -> None:

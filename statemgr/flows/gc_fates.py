@@ -1,4 +1,4 @@
-"""What a garbage collection is asked for, and what it found and did. Pure."""
+"""The request for a garbage collection, and its report. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from enum import StrEnum
 from statemgr.errors import StatemgrError
 from statemgr.ports import BlobInfo
 
-#: Orphans that are named as examples.
+#: Orphans that the report names as examples.
 _EXAMPLES = 20
 
 
 class Fate(StrEnum):
-    """What a blob below the job's prefix is."""
+    """The class of a blob below the job's prefix."""
 
-    #: needed by a retained checkpoint, or named by one
+    #: a retained checkpoint needs or names it
     KEPT = "kept"
-    #: needed by none, and younger than the grace period: of a commit on its way, or garbage soon
+    #: no checkpoint needs it, and it is younger than the grace period: it may belong to a commit in progress
     YOUNG = "young"
-    #: needed by none and old: garbage
+    #: no checkpoint needs it, and it is old: garbage
     ORPHAN = "orphans"
-    #: old, of a task whose checkpoint is not on the topic, or could not be read in time: left alone
+    #: old, and its task has no checkpoint on the topic, or none that could be read in time: left alone
     UNKNOWN = "unknown"
     #: a name that statemgr never gives: left alone
     FOREIGN = "foreign"
@@ -46,7 +46,7 @@ class Pile:
     size: int = 0
 
     def add(self, info: BlobInfo) -> None:
-        """One more."""
+        """Count one blob."""
         self.blobs += 1
         self.size += info.size
 
@@ -73,7 +73,7 @@ class Collection:
     notes: list[str] = field(default_factory=list)
 
     def count(self, fate: Fate, info: BlobInfo) -> None:
-        """One blob of the listing."""
+        """Count one listed blob."""
         self.piles[fate].add(info)
         if fate is Fate.ORPHAN and len(self.examples) < _EXAMPLES:
             self.examples.append(info.blob_id)

@@ -1,28 +1,29 @@
-"""Mark: which blobs the retained checkpoints of a job need, by the checkpoint topic. Reads only; fences nobody.
+"""Finds the blobs that the retained checkpoints of a job need, from the checkpoint topic. Reads only; fences nobody.
 
 Steps of :func:`mark`, for one task after another:
 
-1. look at what the task's record retains, the newest checkpoint first, and mark every blob that a restore needs
-2. where an index or a chain cannot be read, read the topic again
-3. a checkpoint that is still retained has lost it: that ends the mark
-4. a checkpoint that is not retained any more needs nothing: skip it
-5. if that was the newest one, go on at 1 with the record just read; after many rounds leave the task's blobs alone
+1. mark every blob that a restore of the task's retained checkpoints needs, the newest checkpoint first
+2. if an index or a chain cannot be read, read the topic again
+3. if the checkpoint is still retained, its blob is lost, and that ends the mark
+4. if the checkpoint is no longer retained, it needs nothing: skip it
+5. if it was the newest one, continue at 1 with the record that was just read; after many rounds leave the task's blobs
+   alone
 
 Why step 4 misses nothing, whatever the job publishes meanwhile:
 
-- An owner deletes what a checkpoint needs only after the publish that evicts it was acknowledged. So a topic that is
-  read after a blob was missed tells the two cases apart. If it still names the checkpoint, the blob is lost (step 3).
-  If it does not, no restore will ask for that checkpoint.
-- What is published after the mark began refers to two kinds of blobs. The *young* ones were uploaded less than half
-  the shortest grace period before the publish (:mod:`statemgr.flows.grace_period`): no collection takes them. The
-  others are *old*. Each commit continues the checkpoint before it, and a blob that a commit has dropped is never
-  referred to again: its name is unique, and the next difference is against the commit that dropped it. So the
+- An owner deletes the blobs of a checkpoint only after the publish that evicts it was acknowledged. So reading the
+  topic after a blob was missing distinguishes the two cases. If the topic still names the checkpoint, the blob is lost
+  (step 3). If it does not, no restore will ask for the checkpoint.
+- A checkpoint that is published after the mark began refers to two kinds of blobs. *Young* blobs were uploaded less
+  than half the shortest grace period before the publish (:mod:`statemgr.flows.grace_period`), so garbage collection
+  keeps them. The others are *old*. Each commit continues the checkpoint before it, and no later commit refers to a blob
+  that a commit has dropped: blob names are unique, and the next diff is against the commit that dropped it. So the
   checkpoints that refer to a blob follow one another without a gap. An old blob that a later checkpoint needs was
-  therefore needed by the newest checkpoint of every record that the mark has read. That is why the newest one must
-  be read, and why it suffices (step 5).
+  therefore needed by the newest checkpoint of every record that the mark has read. That is why the mark must read the
+  newest checkpoint, and why that is enough (step 5).
 
-Memory: one dictionary entry per needed blob (some 250 bytes: a state of 1 TiB in parts of 64 MiB comes to 4 MB);
-what nothing needs takes none.
+Memory: one dictionary entry of about 250 bytes per needed blob (4 MB for a state of 1 TiB in parts of 64 MiB), and
+nothing for garbage.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from statemgr.ids import CheckpointId, task_name, task_path
 from statemgr.model.checkpoint import CheckpointRecord, Marker
 from statemgr.ports import CheckpointLog
 
-#: Times that the topic is read again for a task whose newest index is gone before it can be read.
+#: Times that the topic is read again for a task whose newest index was deleted before it could be read.
 _ROUNDS = 30
 
 
@@ -52,16 +53,20 @@ class _Need:
 
     @property
     def taken_ms(self) -> int:
-        """When the checkpoint was taken."""
+        """Time of the checkpoint, in epoch milliseconds."""
         return self.checkpoint_id.millis
 
 
 @dataclass
 class Marks:
-    """``needed``: blob → when the oldest retained checkpoint that needs it was taken (epoch milliseconds by its
-    owner's clock). ``spared``: blobs that a checkpoint names and no restore needs. ``unknown``: how the names of blobs
-    begin of which nobody can say whether they are needed. ``busy``: tasks whose blobs are among those, since their
-    owners published faster than an index could be read."""
+    """Blobs to keep.
+
+    Attributes:
+        needed: blob → time of the oldest retained checkpoint that needs it (epoch milliseconds by its owner's clock).
+        spared: blobs that a checkpoint names although no restore needs them.
+        unknown: prefixes of blobs of which nobody can say whether they are needed.
+        busy: tasks among those, whose owners published faster than an index could be read.
+    """
 
     needed: dict[str, int] = field(default_factory=dict)
     spared: set[str] = field(default_factory=set)
@@ -77,11 +82,11 @@ class Marks:
 
 
 def mark(parts: Parts, log: CheckpointLog, *, allow_no_checkpoints: bool) -> Marks:
-    """Everything that any retained checkpoint of any task references, and perhaps what some referenced meanwhile.
+    """The blobs that any retained checkpoint of any task references, and perhaps some that one referenced meanwhile.
 
     Raises: PermissionNeeded without any checkpoint, unless allowed; MissingBlob, CorruptBlob for an index that a
-        retained checkpoint needs; CorruptRecord; UnavailableError; InvalidError for a backend that does not say what
-        it needs.
+        retained checkpoint needs; CorruptRecord; UnavailableError; InvalidError for a backend that cannot list its
+        blobs.
     """
     records = _read(parts, log, allow_no_checkpoints)
     marks = Marks()
@@ -110,9 +115,9 @@ def _read(parts: Parts, log: CheckpointLog, allow_no_checkpoints: bool) -> Mappi
 
 
 def _mark_task(parts: Parts, log: CheckpointLog, record: CheckpointRecord, marks: Marks) -> bool:
-    """Mark what one task retains. Returns: whether its newest checkpoint could be read before it was evicted.
+    """Mark the blobs of one task. Returns: whether its newest checkpoint could be read before it was evicted.
 
-    Raises: MissingBlob, CorruptBlob for what a retained checkpoint has lost.
+    Raises: MissingBlob, CorruptBlob for a blob that a retained checkpoint has lost.
     """
     read: set[_Need] = set()
     missed: set[_Need] = set()
@@ -143,7 +148,7 @@ def _mark_task(parts: Parts, log: CheckpointLog, record: CheckpointRecord, marks
 
 
 def _needs(record: CheckpointRecord, marks: Marks) -> list[_Need]:
-    """The markers of the retained checkpoints, newest first. What a record names itself is marked here."""
+    """The markers of the retained checkpoints, newest first. Also marks the blobs that a record itself names."""
     needs: list[_Need] = []
     for checkpoint in record.checkpoints:
         for factory, of_store in checkpoint.state_checkpoint_markers.items():
@@ -185,13 +190,13 @@ def _referenced(parts: Parts, need: _Need) -> Iterable[str]:
 
 
 def _without_checkpoint(records: Mapping[str, CheckpointRecord]) -> list[str]:
-    """The tasks of the layout that the topic does not know: new, or their records were lost."""
+    """The tasks of the layout without a record: they are new, or their records were lost."""
     tasks = max(record.layout.tasks for record in records.values())
     return [name for name in map(task_name, range(tasks)) if name not in records]
 
 
 def _prefixes(parts: Parts, tasks: Sequence[str]) -> tuple[str, ...]:
-    """How the names of all blobs of some tasks begin."""
+    """The prefixes of all blobs of some tasks."""
     job = f"{parts.config.job_name}/{parts.config.job_id}/"
-    # they may have segments in blobs that tasks share
+    # they may have segments in blobs that several tasks share
     return (*(f"{job}{task_path(task)}/" for task in tasks), f"{job}_segments/") if tasks else ()

@@ -1,10 +1,10 @@
-"""How long a blob that nothing references yet is left alone, and what a publish owes to that. Pure.
+"""The grace period: how long garbage collection leaves unreferenced blobs alone, and how old a publish may be. Pure.
 
-A collection deletes what no retained checkpoint references and what is older than a grace period. What a commit has
-uploaded is referenced by nothing until it is published, so a publish must come while its blobs are young: one that
+Garbage collection deletes blobs that no retained checkpoint references and that are older than a grace period. Nothing
+references the blobs of a commit until it is published. So a publish must come while its blobs are young: one that
 refers to blobs older than half the shortest grace period is refused. The other half is for clocks that differ and for
 transactions whose outcome is settled late. So when a collection begins, every blob older than the grace period is
-either published already (and marked), or never will be.
+either already published (and marked), or never will be.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from statemgr.ids import IdSource, attempt_millis
 from statemgr.model.commit import PreparedCommit
 
 _DAY_MS = 24 * 3600 * 1000
-#: The clocks of two machines may differ by this much without anybody being asked.
+#: Up to this difference of the clocks of two machines, the blob store is not asked.
 _CLOCKS_DIFFER_MS = 10 * 60 * 1000
 
 
 def shortest_grace_ms(config: JobConfig) -> int:
-    """The shortest grace period that a collection may be given, in milliseconds: what publishers rely on."""
+    """The shortest permitted grace period in milliseconds. Publishers rely on it."""
     return max(_DAY_MS, 2 * config.commit_timeout_ms)
 
 
 def chosen_grace_ms(config: JobConfig, wanted_ms: int | None) -> int:
-    """The grace period of a collection. Raises: InvalidError for one shorter than publishers rely on."""
+    """The grace period of a collection. Raises: InvalidError if it is shorter than publishers rely on."""
     shortest = shortest_grace_ms(config)
     if wanted_ms is not None and wanted_ms < shortest:
         raise InvalidError(
@@ -41,13 +41,15 @@ def chosen_grace_ms(config: JobConfig, wanted_ms: int | None) -> int:
 def check_young(
     config: JobConfig, ids: IdSource, commit: PreparedCommit, age_in_store: Callable[[Collection[str]], int]
 ) -> None:
-    """Before a publish. The clocks of the machines that began the commit and that publishes it give its age; where they
-    make it old, or younger than now, the blob store is asked, whose clock a collection goes by.
+    """Refuse to publish a commit whose blobs are too old.
+
+    The clocks of the machine that began the commit and of the one that publishes it give its age. If they say that it
+    is old, or from the future, the blob store's clock decides, as it does for garbage collection.
 
     Args:
         age_in_store: how long ago the oldest of some blobs was written, in milliseconds by the store's own clock.
 
-    Raises: RetryableError when a collection might take what the commit has uploaded.
+    Raises: RetryableError if a collection might delete the commit's blobs.
     """
     began_ms = attempt_millis(commit.attempt)
     if not commit.added_blobs or began_ms is None:

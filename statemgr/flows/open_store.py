@@ -1,5 +1,5 @@
-"""An open store of a task: its live database, the changes since the last acknowledged commit, and what it was made
-from. Held by a task or an attempt; the commit flow freezes it."""
+"""An open store of a task: its live database, the changes since the last acknowledged commit, and the state that it
+was opened at. A task or an attempt owns it, and the commit flow freezes it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from statemgr.ports import (
 )
 
 log = logging.getLogger(__name__)
-#: Bytes of changes that one store keeps in memory before they go to a local segment.
+#: Bytes of changes that a store keeps in memory before it writes them to a local segment.
 CHANGE_BUDGET = 32 * 1024 * 1024
 #: Bytes of changes that no commit has taken and that were not stored ahead of one, half of which are much.
 MUCH = 32 * 1024 * 1024
@@ -35,7 +35,7 @@ MUCH = 32 * 1024 * 1024
 
 @dataclass(frozen=True)
 class FrozenStore:
-    """One store at the moment of a commit. ``staging`` is None when nothing changed and no backend needs a snapshot.
+    """One store at the moment of a commit. ``staging``: None if nothing changed and no backend needs a snapshot.
 
     ``as_of``: a moment at which no newer state than this one was published yet, if one is known.
     """
@@ -48,24 +48,24 @@ class FrozenStore:
 
 
 class OpenStore:
-    """One open store. One thread writes; one commit runs beside it.
+    """One open store. One thread writes, while a commit may run on another one.
 
     Args:
-        committed: the directory it is cloned from, None when it starts empty.
-        state_id: the published state it continues, None when it has never been published.
+        committed: the directory that it is cloned from; None if it starts empty.
+        state_id: the published state that it continues; None if it was never published.
         track_changes: whether a backend needs the changes of each commit.
         track_first: whether it needs those of a store that begins empty, before its first commit, too.
-        read_first: put off until the first write what only writing needs, and what waits for a busy disk.
+        read_first: delay what only writes need, and what waits for a busy disk, until the first write.
         as_of: a moment at which no newer state than ``state_id`` was published yet, if one is known.
 
     Attributes:
-        content: reads and writes go through it.
-        local: the database below it, without what is still gathered.
-        copies: states that local directories are kept of: the current one's, or those that it is rebuilt from.
+        content: the write buffer; reads and writes go through it.
+        local: the database below it, without the gathered changes.
+        copies: state IDs whose local directories are kept: the current one, or those that it is rebuilt from.
         changes_are_whole: whether the unacknowledged changes are all that the store has: it began empty, and nothing
             of it was acknowledged yet.
         directory_needed: whether the next commit must make a directory, since a backend has to be filled from it.
-        lost: why the store is of no use any more: its local files were found damaged or gone.
+        lost: the error if its local files were found damaged or gone; then the store is unusable.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class OpenStore:
 
     @property
     def changed(self) -> bool:
-        """Whether there is anything that the published checkpoint does not have."""
+        """Whether it has changes that the published checkpoint does not have."""
         return self.state_id is None or self.content.pending > 0 or self.local.sequence_number != self._committed_at
 
     @property
@@ -118,7 +118,7 @@ class OpenStore:
 
     @property
     def uncommitted(self) -> int:
-        """Changes that the published checkpoint does not have, as the database counts them."""
+        """Number of changes that the published checkpoint does not have, as the database counts them."""
         return self.content.pending + self.local.sequence_number - self._committed_at
 
     @property
@@ -132,11 +132,11 @@ class OpenStore:
         return self._buffer.origin if self._buffer is not None else None
 
     def give_up(self, error: CorruptFile | MissingFile) -> LocalStateLost:
-        """Local files are damaged or gone. From now on every commit fails, and whoever opens the store on this machine
-        looks at each file before it is used again. Returns: the error to raise."""
+        """Declare the local files damaged or gone. From now on every commit fails, and the next opening of the store on
+        this machine checks each file before using it. Returns: the error to raise."""
         with self._losing:
             if self.lost is None:
-                with suppress(StatemgrError):  # where they are all gone there is nothing to look at
+                with suppress(StatemgrError):  # if all files are gone there is nothing to check
                     self.directories.distrust()
                 self.lost = LocalStateLost(
                     f"the local files of the store are damaged or gone: {error.message}",
@@ -148,20 +148,20 @@ class OpenStore:
 
     @contextmanager
     def local_files(self) -> Iterator[None]:
-        """A block that reads or writes local files. Raises: LocalStateLost when they are damaged or gone."""
+        """A context manager around use of local files. Raises: LocalStateLost if they are damaged or gone."""
         try:
             yield
         except (CorruptFile, MissingFile) as error:
             raise self.give_up(error) from error
 
     def freeze(self, state_id: str, *, snapshot: bool) -> FrozenStore:
-        """The synchronous part of a commit: flush and, if asked for, a checkpoint directory.
+        """The part of a commit that the task waits for: flush, and on request make a checkpoint directory.
 
         Raises: LocalStateLost, DiskFull.
         """
         if self.lost is not None:
             raise self.lost
-        # a new state is published later than now
+        # the new state is published later than now
         as_of = self._as_of if state_id == self.state_id else moment(self._clock)
         self.content.flush()
         changes = None
@@ -176,17 +176,17 @@ class OpenStore:
         return FrozenStore(state_id, staging, changes, self.local.sequence_number, as_of)
 
     def freeze_changes(self) -> FrozenChanges:
-        """The changes so far, but for those that are still gathered, without anything of the database."""
+        """The changes so far, without those in the write buffer and without touching the database."""
         assert self._buffer is not None
         return self._buffer.freeze()
 
     def changes_in(self, frozen: FrozenStore) -> int:
-        """How many changes ``frozen`` has beyond the last acknowledged commit, as the database counts them."""
+        """Number of changes in ``frozen`` since the last acknowledged commit, as the database counts them."""
         return frozen.sequence_number - self._committed_at
 
     def snapshot_beside(self) -> tuple[Path, FrozenChanges]:
-        """A checkpoint directory that is made while the task goes on, and what it has for certain: all changes below
-        the ``end`` of the other. Changes that are made meanwhile may be in it, too.
+        """Make a checkpoint directory while the task continues. Returns: the directory and a range of changes: the
+        directory has all changes below the ``end`` of the range, and perhaps later ones.
 
         Raises: DiskFull, ClosedError, LocalStateLost.
         """
@@ -196,12 +196,12 @@ class OpenStore:
             return self._staged(self.local.checkpoint_beside), self._buffer.mark(end)
 
     def finished(self, staging: Path) -> FinishedDirectory:
-        """What is in a checkpoint directory. Raises: LocalStateLost when a file was altered since it was committed."""
+        """The files of a checkpoint directory. Raises: LocalStateLost if a file was altered since it was committed."""
         with self.local_files():
             return self.directories.finished(staging)
 
     def _staged(self, make: Callable[[Path], None]) -> Path:
-        """A directory that ``make`` has made; nothing stays of it when that fails."""
+        """Let ``make`` fill a staging directory; remove it if that fails."""
         staging = self.directories.staging()
         try:
             make(staging)
@@ -220,19 +220,19 @@ class OpenStore:
             if self.lost is not None:
                 raise self.lost
             adopted = self.directories.adopt(made.path, state_id, made.files, as_of)
-        # an earlier copy of the same state is kept instead, if there is one: other files of the same content
+        # if there is an earlier copy of the same state, it is kept instead: other files with the same content
         made.path, made.files = adopted.path, dict(adopted.files)
 
     def keep_beside(self, made: FinishedDirectory, state_id: str) -> None:
-        """As :meth:`adopt`, of a snapshot beside the commits."""
+        """As :meth:`adopt`, for a background snapshot."""
         with self._tidying:
             self.adopt(made, state_id)
             self.copies = [*self.copies[-1:], state_id]
 
     def copy_published(self) -> bool:
-        """A local copy of the published state, made from another thread while the task goes on.
+        """Make a local copy of the published state, from another thread while the task continues.
 
-        Returns: whether there is one; not where changes were made that are not published. Raises: DiskFull.
+        Returns: whether there is one. There is none if the store has unpublished changes. Raises: DiskFull.
         """
         state_id = self.state_id
         if state_id is None or self.directories.find(state_id) is not None:
@@ -249,12 +249,12 @@ class OpenStore:
         return True
 
     def tidy(self) -> None:
-        """Remove local directories that no restart on this machine would begin with."""
+        """Remove local directories that a restart on this machine would not use."""
         with self._tidying:
             self.directories.keep_only(self.copies)
 
     def leave_copy(self) -> None:
-        """Before closing: a local copy of the published state, so that the next start on this machine is quick."""
+        """Before closing: make a local copy of the published state, so that the next start on this machine is fast."""
         if self.state_id is None or self.changed or self.state_id in self.copies or not self.config.backup_factories:
             return
         if self.lost is not None:
@@ -269,7 +269,7 @@ class OpenStore:
             self.directories.discard(staging)
 
     def acknowledged(self, frozen: FrozenStore, state_id: str) -> None:
-        """The commit of ``frozen`` was published as ``state_id``: later commits continue it."""
+        """Note that ``frozen`` was published as ``state_id``: later commits continue it."""
         self.state_id = state_id
         self._as_of = frozen.as_of
         self.directory_needed = self.changes_are_whole = False
@@ -282,7 +282,7 @@ class OpenStore:
             self._buffer.acknowledge(frozen.changes)
 
     def close(self) -> None:
-        """Close the database and remove its live directory: what is committed is elsewhere."""
+        """Close the database and remove its live directory. Committed state is elsewhere."""
         if self._closed:
             return
         self._closed = True
@@ -290,7 +290,7 @@ class OpenStore:
         try:
             self.local.close()
         except (CorruptFile, MissingFile) as error:
-            self.give_up(error)  # nobody needs them any more
+            self.give_up(error)  # nobody needs the files any more
         finally:
             if self._buffer is not None:
                 self._buffer.close()
@@ -301,7 +301,7 @@ NO_CHANGES = FrozenChanges(None, 0, 0, ())
 
 
 class WholeState:
-    """The complete content of a finished directory as a change set, read when it is iterated."""
+    """The whole content of a finished directory as a change set, read during iteration."""
 
     def __init__(
         self, parts: Parts, directories: LocalDirectories, config: StoreConfig, made: FinishedDirectory

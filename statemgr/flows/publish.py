@@ -1,4 +1,4 @@
-"""Publish: one Kafka transaction, and the only act that changes what is current.
+"""Publish: one Kafka transaction, and the only act that changes which state is current.
 
 Steps:
 
@@ -8,12 +8,12 @@ Steps:
 2. stage: bring the changelogs' changes to this machine (nothing has been written to Kafka yet); a changelog that holds
    what this owner cannot explain may be another owner's work, so the topic is asked first
 3. begin the transaction
-4. send the changelog records and the output, wait for their offsets: the changelog markers
-5. send the records of the checkpoint topic, and the deletes of what is retained no longer (``checkpoint_records``);
-   it must still be the topic that was read
-6. commit the transaction; an unknown outcome is settled, and the topic says what happened
+4. send the changelog records and the output, and wait for their offsets, which become the changelog markers
+5. send the records of the checkpoint topic, and delete those that are no longer retained (``checkpoint_records``);
+   check that the topic is still the one that was read
+6. commit the transaction; if the outcome is unknown, settle it by reading the topic
 
-Where the brokers had forgotten the transactional ID, steps 1 to 6 are taken again, a few times at most.
+If the brokers had forgotten the transactional ID, steps 1 to 6 are repeated, a few times at most.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from statemgr.ports import CheckpointLog, Delivered, IdForgotten, Publisher, Sta
 
 logger = logging.getLogger(__name__)
 
-#: How often a publish is repeated because the brokers had forgotten the transactional ID.
+#: Times that a publish is repeated because the brokers had forgotten the transactional ID.
 _REPEATS = 3
 #: task → (store, factory) → changes that are ready to be sent
 _Staged = dict[str, dict[tuple[str, str], StagedChanges]]
@@ -65,13 +65,13 @@ def publish(
     """Publish prepared commits of different tasks in one transaction, and update ``published``.
 
     Args:
-        inputs: how far the whole job has read, for commits that do not say it of their task.
+        inputs: the input offsets of the whole job, for commits without input offsets of their task.
 
     Raises:
         FencedError: another owner took over; nothing was published.
-        RetryableError: surely not published (too old a commit, too); the changes are in the next commit.
-        OutcomeUnknownError: it could not be settled yet; call :func:`settle` before anything else.
-        InvalidError: a prepared commit of another job, layout, epoch or base.
+        RetryableError: surely not published (also for a commit that is too old); the next commit has the changes.
+        OutcomeUnknownError: the outcome is not settled yet; call :func:`settle` before anything else.
+        InvalidError: a prepared commit has another job, layout, epoch or base.
     """
     if published.pending:
         raise OutcomeUnknownError("the outcome of the last publish is unknown", hint="settle it first")
@@ -152,7 +152,7 @@ def _publish(
 
 
 def _check_whole(parts: Parts, published: Published, commits: Sequence[PreparedCommit], inputs: Inputs | None) -> None:
-    """One commit per task that the publisher covers, with every durable store in it. Raises: InvalidError."""
+    """Check for one commit per task of the publisher, with every durable store. Raises: InvalidError."""
     tasks = [commit.task for commit in commits]
     if sorted(tasks) != sorted(published.records):
         raise InvalidError(
@@ -179,7 +179,7 @@ def _check_whole(parts: Parts, published: Published, commits: Sequence[PreparedC
 
 
 def _check_inputs(parts: Parts, commits: Sequence[PreparedCommit], inputs: Inputs | None) -> None:
-    """Tasks often share one mapping, which is checked once. Raises: InvalidError."""
+    """Check input offsets. Tasks often share one mapping, which is checked once. Raises: InvalidError."""
     found: list[tuple[str | None, Mapping[str, int] | None]] = [(c.task, c.input_offsets) for c in commits]
     checked = set()
     for task, offsets in [(None, inputs.offsets if inputs else None), *found]:

@@ -1,11 +1,11 @@
-"""What one owner knows to be published, and whether it may go on from that.
+"""What one owner knows to be published, and whether it may continue from that.
 
-Steps of finding out, where a commit was not answered or the transactional ID was initialised again:
+If a commit was not answered, or the transactional ID was initialised again, the owner finds out in these steps:
 
-1. bring what is open to an end with the same producer, which takes nothing over from anybody
-2. where the ID was regained, another owner may have had it in between: read what the topic says now, and give up
-   before anybody is fenced if that is another owner's
-3. take over what is needed: the own ID where its producer is beyond use, and the IDs of the other kind of owner
+1. end the open transaction with the same producer, which fences nobody
+2. if the ID was regained, another owner may have had it in between: read the topic, and if another owner has published,
+   give up before anybody is fenced
+3. fence: initialise the own ID again if its producer cannot be used any more, and the IDs of the other kind of owner
 4. read the topic to its end, and compare
 """
 
@@ -26,9 +26,10 @@ from statemgr.ports import CheckpointLog, Publisher
 
 @dataclass
 class Published:
-    """What the topic says of the tasks that one publisher covers. Changed by :func:`publish` alone.
+    """The records on the topic of the tasks that one publisher covers. Only :func:`publish` and :func:`settle` change
+    it.
 
-    ``pending`` holds the records of a publish that was sent and not answered; while it does, only :func:`settle`
+    ``pending``: the records of a publish that was sent but not answered; until it is settled, only :func:`settle`
     helps. ``fence_others`` fences the other kind of owner again, when the own ID was initialised once more;
     ``still_owned`` is asked before that. ``serdes``: store → labels of its serdes, where they are not those of the
     configuration. ``permits``: one-shot permissions that the opening was given, which the first publish uses up.
@@ -48,11 +49,11 @@ class Published:
 
     @property
     def newest_sequence(self) -> int:
-        """The highest sequence number that the topic knows of these tasks; 0 where it knows none."""
+        """The highest published sequence number of these tasks; 0 if there is none."""
         return max((*self.job_records, *(r.current.sequence for r in self.records.values() if r)), default=0)
 
     def acknowledge(self, records: Mapping[str, CheckpointRecord]) -> None:
-        """Take over what was published."""
+        """Make these records the published ones."""
         self.pending, self.permits = {}, ()
         self.records.update(records)
         if len(self.records) > 1:
@@ -64,15 +65,16 @@ class Published:
         return record.current if record else None
 
     def older(self, task: str) -> Sequence[Checkpoint]:
-        """The checkpoints that are retained beside the current one, newest first."""
+        """The retained checkpoints except the current one, newest first."""
         record = self.records[task]
         return record.checkpoints[1:] if record else ()
 
 
 def go_on(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Published) -> None:
-    """Before a publish: this owner has the ID, and the topic says what it knows. Asks nobody after a good commit.
+    """Before a publish: make sure that this owner has the ID, and that the topic says what it knows. Costs no request
+    after a successful commit.
 
-    Raises: FencedError when another owner has published meanwhile; RetryableError when that cannot be found out yet.
+    Raises: FencedError if another owner has published meanwhile; RetryableError if that cannot be found out yet.
     """
     publisher.settle()
     if publisher.regained:
@@ -82,9 +84,9 @@ def go_on(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Pub
 
 
 def confirm(parts: Parts, log: CheckpointLog, published: Published) -> None:
-    """Read the topic: it must say what this owner knows.
+    """Read the topic, and check that it says what this owner knows.
 
-    Raises: FencedError when another owner has published; RetryableError when that cannot be found out yet.
+    Raises: FencedError if another owner has published; RetryableError if that cannot be found out yet.
     """
     _outcome(parts, published, log.read(tuple(published.records)), published.records)
 
@@ -103,13 +105,13 @@ def explained(parts: Parts, log: CheckpointLog, published: Published) -> Iterato
 
 
 def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Published) -> bool:
-    """Find out what became of a publish whose acknowledgement was lost, and take it over into ``published``.
+    """Find out whether a publish succeeded whose acknowledgement was lost, and update ``published``.
 
-    Returns: whether it was published; if not, the old checkpoint stands.
+    Returns: whether it succeeded; if not, the old checkpoint stays current.
 
     Raises:
         FencedError: another owner took over.
-        OutcomeUnknownError: it cannot be settled yet; nothing may be deleted, call again.
+        OutcomeUnknownError: it cannot be settled yet; delete nothing, and call again.
         MissingState: the checkpoint topic is gone.
     """
     pending = published.pending
@@ -144,7 +146,7 @@ def _regain(
     published: Published,
     expected: Mapping[str, CheckpointRecord | None],
 ) -> None:
-    """Steps 2 and 3. Raises: FencedError before anybody is fenced, when this owner has lost already."""
+    """Steps 2 and 3. Raises: FencedError, before it fences anybody, if this owner has already lost."""
     _outcome(parts, published, log.read(tuple(expected), only_settled=True), expected)
     if not published.still_owned():
         raise FencedError(
@@ -162,7 +164,7 @@ def _outcome(
 ) -> bool:
     """Whether the topic says what is expected (True), or what was there before (False).
 
-    Raises: FencedError when it says anything else: another owner has published.
+    Raises: FencedError if it says anything else, because then another owner has published.
     """
     outcomes = set()
     for task, ours in expected.items():
@@ -185,7 +187,7 @@ def _outcome(
 
 
 def _mark(record: CheckpointRecord | None) -> tuple[str, int, int] | None:
-    """What a checkpoint is known by."""
+    """What identifies a checkpoint."""
     current = record.current if record else None
     return (str(current.checkpoint_id), current.sequence, current.epoch) if current else None
 

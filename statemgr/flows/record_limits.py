@@ -1,6 +1,6 @@
-"""Refuses a job whose checkpoint records cannot fit, when it starts and not at some later commit. No I/O.
+"""Refuses a job whose checkpoint records could get too large, at its start instead of at a later commit. No I/O.
 
-The records are made once with the largest values that they can get, by the same codec.
+It encodes the records once with the largest possible values, with the real codec.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from statemgr.model.record_size import (
 
 _ATTEMPT = "1700000000000-0123456789abcdef"
 _MOST = 2**62
-#: Bytes of a request around a record.
+#: Bytes that a request adds to a record.
 _AROUND = 1024
 
 
 def check_config(config: JobConfig) -> None:
-    """Raises: ConfigError when a task's record could get too large for a record, or for the producer."""
+    """Raises: ConfigError if a task's record could get too large for the topic or for the producer."""
     size = sum(map(len, codecs.encode_record(_largest(config))[0]))
     if size > MOST_RECORD:
         raise ConfigError(
@@ -56,7 +56,7 @@ def check_config(config: JobConfig) -> None:
 
 
 def check_inputs(config: JobConfig, inputs: Inputs) -> None:
-    """Raises: InvalidError when the job has too many input partitions for a record, whatever their offsets are now."""
+    """Raises: InvalidError if the job has too many input partitions for a record, whatever their offsets are."""
     most = most_partitions(_settings_size(config))
     if len(inputs.offsets) > most:
         raise InvalidError(
@@ -75,7 +75,7 @@ def _settings_size(config: JobConfig) -> int:
 
 
 def _largest(config: JobConfig) -> CheckpointRecord:
-    """A task's record with everything that it can have."""
+    """A task's record with the largest possible value in every field."""
     task = task_name(config.tasks - 1)
     prefix = f"{config.job_name}/{config.job_id}/{task}"
     markers: dict[str, dict[str, Marker]] = {}

@@ -1,12 +1,13 @@
-"""Repair: a commit of its own that makes damaged backups of the current checkpoint again.
+"""Repair: an extra commit that makes damaged backups of the current checkpoint again.
 
 Steps of :func:`prepare_repair`:
 
-1. bring back the damaged stores exactly as published: from the local copy, or from whatever can supply them
-2. fill the damaged backends from that, as a commit does; every other marker stays what it is
-3. hand over a prepared commit of the same state and the same input offsets (``publish`` is the next flow)
+1. restore the damaged stores exactly as published, from the local copy or from any backend that has them
+2. fill the damaged backends from these stores, as a commit does; all other markers stay
+3. return a prepared commit of the same state and the same input offsets (``publish`` is the next flow)
 
-The stores are private copies. What the task writes meanwhile is in none of them, and nothing that it has is touched.
+The restored stores are private copies: they have none of the task's later writes, and the task's own stores stay
+untouched.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from statemgr.model.commit import PreparedCommit, PreparedStore
 
 
 class GivesWay(OpeningCancelled):
-    """A repair was given up for a commit or a close: it is tried again later, unless the commit has done it."""
+    """A repair made way for a commit or a close. It is tried again later, unless the commit has made the backups."""
 
 
 def repeated_attachments(checkpoint: Checkpoint) -> tuple[Attachment, ...]:
-    """The attachments that a repetition of a checkpoint keeps, with the sequence number that they were made under."""
+    """The attachments of a repeated checkpoint, with the sequence number under which they were made."""
     if checkpoint.batch is None and not checkpoint.attachments:
         return ()
     if any(attachment.name == SEQUENCE for attachment in checkpoint.attachments):
@@ -37,7 +38,7 @@ def repeated_attachments(checkpoint: Checkpoint) -> tuple[Attachment, ...]:
 
 
 def can_repair(parts: Parts, record: CheckpointRecord) -> bool:
-    """Whether the checkpoint lists exactly the job's stores; if not, the next commit is the one that repairs."""
+    """Whether the checkpoint lists exactly the job's stores; if not, the next commit makes the backups again."""
     durable = {store for store, is_durable in parts.durable.items() if is_durable}
     return set(record.current.stores) == durable
 
@@ -53,11 +54,11 @@ def prepare_repair(
     """Make the damaged backups of a checkpoint (``base.refill``) again.
 
     Args:
-        attachments: those of the checkpoint that its repetition keeps.
-        check: asked now and then; what it raises gives the work up.
+        attachments: the attachments of the repeated checkpoint.
+        check: called now and then; an exception from it ends the repair.
 
-    Returns: the base, with what else was found to be damaged on the way, and the commit.
-    Raises: MissingState, CorruptError when nothing can supply a store; RetryableError, AccessDenied, DiskFull.
+    Returns: the base, with damage that was found meanwhile, and the commit.
+    Raises: MissingState, CorruptError if nothing can supply a store; RetryableError, AccessDenied, DiskFull.
     """
     checkpoint, task = record.current, record.task
     carried, refill = _carried(parts, base, record)
@@ -85,7 +86,7 @@ def prepare_repair(
 def _carried(
     parts: Parts, base: CommitBase, record: CheckpointRecord
 ) -> tuple[Mapping[str, PreparedStore], frozenset[tuple[str, str]]]:
-    """Every store with the markers that still hold; and what has to be filled, with those that hold no more."""
+    """All stores with their valid markers, and the pairs to fill, including those whose markers are no longer valid."""
     refill = set(base.refill)
     carried = {}
     for name, state_id in record.current.stores.items():

@@ -1,16 +1,16 @@
 """Restore: bring every store of a task to exactly one published checkpoint.
 
-Steps (the topic was fenced and read before, by the manager or the driver):
+Steps (the manager or the driver has already fenced other owners and read the topic):
 
-1. plan: which factory supplies each store, or a typed error
-2. per store, all stores at once: the local directory made for this state, if it is here and verifies
-3. otherwise the first factory that can: fetch or replay into staging, verify
-4. swap in by rename
-5. clone into a private live directory and open
+1. plan which factory supplies each store, or raise a typed error
+2. for all stores in parallel: take the local directory of this state, if it exists and verifies
+3. otherwise let the first factory that can fetch or replay into a staging directory, and verify it
+4. swap the directory in by rename
+5. clone it into a private live directory, and open the store
 
-Nothing local is changed before the plan stands. A factory that fails with missing, corrupt or unreachable state is
-followed by the next one of the restore list, and the reason is kept. What a try that failed for the moment, or died,
-has fetched is left where it is: the next one goes on with what is right of it, and then removes it.
+Nothing local changes before the plan is complete. If the state is missing, corrupt or unreachable in one factory, the
+next factory of the restore list is tried, and the reason is kept. A try that fails for the moment, or dies, leaves the
+files that it has fetched; the next try verifies them, uses the right ones, and removes the rest.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from statemgr.ports import CommittedDirectory, Moment, Progress, Restored, Resto
 
 log = logging.getLogger(__name__)
 _STORES_AT_ONCE = 8
-#: Bytes fetched from which on the disk is taken to be busy with them when the store is opened.
+#: Fetched bytes from which on the disk is assumed to be busy when the store is opened.
 _MUCH = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class StoreRestore:
-    """How one store came back. ``factory`` is a factory's name, ``local`` (the directory was here) or ``empty``.
+    """How one store was restored. ``factory``: a factory's name, ``local`` (the directory was here) or ``empty``.
 
-    ``seconds`` of wall time; ``reasons``: factory → why it was not used. ``damaged``: factories whose backup turned out
-    to be incomplete or corrupt. ``unreachable``: those that could not be asked.
+    ``seconds``: wall time. ``reasons``: factory → why it was not used. ``damaged``: factories whose backup is
+    incomplete or corrupt. ``unreachable``: factories that could not be reached.
     """
 
     store: str
@@ -76,12 +76,12 @@ def restore_task(
     only: Collection[str] | None = None,
     progress: Progress = no_progress,
 ) -> tuple[dict[str, OpenStore], list[StoreRestore]]:
-    """Restore and open all stores of a task (or ``only`` some), at once; ``progress`` is called on their threads.
+    """Restore and open all stores of a task (or ``only`` some) in parallel. ``progress`` is called on their threads.
 
-    ``older`` are the checkpoints retained beside it, newest first: a local directory of one of them may help.
-    ``as_of`` is a moment at which no newer checkpoint was published yet, if one is known: before the topic was read.
+    ``older``: the other retained checkpoints, newest first; a local directory of one of them may help.
+    ``as_of``: a moment before the topic was read, at which no newer checkpoint was published yet, if one is known.
 
-    Raises: PermissionNeeded, MissingState, CorruptError, UnavailableError, DiskFull; then no store is left open.
+    Raises: PermissionNeeded, MissingState, CorruptError, UnavailableError, DiskFull; then no store stays open.
     """
     announce(Phase.PLAN, task, parts.config.job_key)
     config = parts.config
@@ -110,7 +110,8 @@ def restore_task(
 def _restore_and_open(
     parts: Parts, task: str, plan: StorePlan, as_of: Moment | None, progress: Progress
 ) -> tuple[OpenStore, StoreRestore]:
-    """One store, on a thread of its own. A local directory that cannot be opened after all is a cache miss."""
+    """Restore one store on its own thread. If a local directory cannot be opened after all, restore again without
+    it."""
     directories, distrusted = parts.directories(task, plan.store), False
     while True:
         committed, restored = restore_store(parts, task, plan, progress, as_of)
@@ -124,7 +125,7 @@ def _restore_and_open(
                 distrusted = True
                 directories.distrust()
                 continue
-            # every file is what was committed, and still it is no store: another factory may have a better one
+            # the files are the committed ones, but cannot be opened as a store: another factory may have a better copy
             if plan.state_id is None:
                 raise
             directories.remove(plan.state_id)
@@ -149,7 +150,7 @@ def _restore_and_open(
 def restore_store(
     parts: Parts, task: str, plan: StorePlan, progress: Progress, as_of: Moment | None = None
 ) -> tuple[CommittedDirectory | None, StoreRestore]:
-    """One store: the local directory if it is exactly this state, else the first factory that can supply it.
+    """Restore one store: from the local directory of exactly this state, else from the first factory that can.
 
     ``as_of``: as in :func:`restore_task`.
     """
@@ -218,7 +219,7 @@ def _from_factory(
     progress: Progress,
     as_of: Moment | None,
 ) -> tuple[CommittedDirectory, Restored]:
-    """One try at one factory. What failed for the moment leaves what it has fetched to the next try."""
+    """Try one factory. A failure that may pass leaves the fetched files to the next try."""
     assert plan.state_id is not None
     directories = parts.directories(task, plan.store)
     staging = directories.staging()

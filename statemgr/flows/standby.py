@@ -2,14 +2,14 @@
 
 Steps of a turn:
 
-1. read what is new on the checkpoint topic; nobody is fenced, and nothing is written to Kafka or to blobs
-2. per task with a new checkpoint, several tasks at once: plan each store
-3. the local directory made for exactly this state, or the first factory that can, reusing local files: only what is
-   missing is fetched
-4. a restore that fails because the owner's clean-up was faster is no error: go on with the newer checkpoint
-5. read the topic once more, and remove the local directories of states that are neither here nor there
+1. read new records of the checkpoint topic; this fences nobody and writes nothing to Kafka or to blobs
+2. plan each store of each task with a new checkpoint, several tasks at a time
+3. take the local directory of exactly this state, or restore from the first factory that can, fetching only missing
+   files
+4. if a restore fails because the owner's clean-up was faster, continue with the newer checkpoint
+5. read the topic once more, and remove local directories of states that are neither restored here nor the newest
 
-An owner that opens the task on this machine afterwards finds the directory, and fetches nothing.
+An owner that later opens the task on this machine finds the directory, and fetches nothing.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from statemgr.ports import CheckpointLog, Moment, Progress
 
 log = logging.getLogger(__name__)
 _TASKS_AT_ONCE = 4
-#: Newer checkpoints that one turn goes after when the one before is cleaned up meanwhile.
+#: Newer checkpoints that one turn tries when the one before was cleaned up meanwhile.
 _CHASES = 5
-#: Seconds after which local directories are looked at again: they are a cache, and may have been deleted.
+#: Seconds until local directories are checked again: they are a cache, and may have been deleted.
 _LOOK_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What a turn did for one task: the checkpoint that it went for, how each store came, or what went wrong.
+    """The result of a turn for one task: its checkpoint, how each store was restored, or the error.
 
-    ``task``: None for an error that is not about one. ``checkpoint``: None when the topic has none of the task.
-    ``seconds`` of wall time.
+    ``task``: None for an error that is not about one. ``checkpoint``: None if the topic has none of the task.
+    ``seconds``: wall time.
     """
 
     task: str | None
@@ -54,20 +54,21 @@ class Followed:
 
 
 class Follower:
-    """Follows the checkpoints of some tasks (of all that have one, if none is named). One thread at a time."""
+    """Follows the checkpoints of ``tasks``, or of all tasks with a checkpoint if it is empty. One thread at a time."""
 
     def __init__(self, parts: Parts, checkpoint_log: CheckpointLog, tasks: Collection[str], progress: Progress) -> None:
         self._parts = parts
         self._log = checkpoint_log
         self._tasks = tuple(tasks)
         self._progress = progress
-        #: task → the checkpoint whose state is on this machine, and when that was last looked at
+        #: task → the checkpoint whose state is on this machine, and the time of the last check
         self._here: dict[str, tuple[CheckpointId, float]] = {}
 
     def turn(self) -> list[Followed]:
-        """Bring every task whose checkpoint is new to it, in order. What fails is in the answer, and due again.
+        """Bring every task with a new checkpoint up to date. Failures are in the result, and tried again in the next
+        turn.
 
-        Raises: ConfigError; what reading the checkpoint topic raises.
+        Raises: ConfigError; the errors of reading the checkpoint topic.
         """
         as_of = moment(self._parts.clock)
         records = self._read()  # 1
@@ -82,7 +83,7 @@ class Follower:
         return record.current.checkpoint_id != checkpoint_id or self._parts.clock.monotonic() > looked + _LOOK_AGAIN_S
 
     def _follow(self, task: str, record: CheckpointRecord, as_of: Moment) -> Followed | None:
-        """None when all was still here. ``as_of``: before the topic was read."""
+        """Bring one task up to date; None if it already is. ``as_of``: a moment before the topic was read."""
         started = self._parts.clock.monotonic()
         failure: StatemgrError | None = None
         current = record.current
@@ -108,7 +109,7 @@ class Follower:
         return Followed(task, current, (), self._parts.clock.monotonic() - started, failure)
 
     def _bring(self, task: str, record: CheckpointRecord, as_of: Moment) -> list[StoreRestore]:
-        """Steps 2 and 3. A store that the configuration has and the checkpoint has not is none of a standby's."""
+        """Steps 2 and 3. Skips stores that the checkpoint does not have."""
         checkpoint = record.current
         plans = plan_stores(
             checkpoint,
@@ -122,7 +123,7 @@ class Follower:
         return [self._bring_store(task, checkpoint, plan, as_of) for plan in plans if not plan.empty]
 
     def _bring_store(self, task: str, checkpoint: Checkpoint, plan: StorePlan, as_of: Moment) -> StoreRestore:
-        """The preferred factory first; before another is asked, which may take hours, look for a newer checkpoint."""
+        """Try the preferred factory. Before trying another one, which may take hours, look for a newer checkpoint."""
 
         def progress(_: str, done: int, total: int) -> None:
             self._progress(f"{task} / {plan.store}", done, total)
@@ -138,7 +139,7 @@ class Follower:
         return restore_store(self._parts, task, plan, progress, as_of)[1]
 
     def _tidy(self, task: str, here: Checkpoint) -> None:
-        """An owner on this machine needs the newest, and what it made lately is spared anyway. It fails no turn."""
+        """Remove old directories, but not the newest, which an owner on this machine may need. Never fails the turn."""
         try:
             remember_published(self._parts, task)
             newest = self._newest(task)
@@ -150,7 +151,7 @@ class Follower:
             log.warning("task %s: local directories are not tidied: %s", task, error)
 
     def _newest(self, task: str) -> CheckpointRecord | None:
-        """The task's record as the topic has it now; None where it cannot be read."""
+        """The task's record as the topic has it now; None if it cannot be read."""
         try:
             return self._log.read([task]).get(task)
         except StatemgrError as error:

@@ -1,7 +1,8 @@
-"""The way of changes into an open store: gathered in memory, written in one batch, kept for the changelog.
+"""The write buffer of an open store: gathers changes in memory, writes them in batches, and keeps them for the
+changelog.
 
-What is gathered is read back at once (read-your-writes). Each batch goes to the local store first and to the change
-buffer right after it, so that both have the same changes whatever fails.
+Reads see gathered changes at once. Each batch goes to the local store first and to the change buffer right after it, so
+that both have the same changes whatever fails.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from statemgr.local.change_buffer import ChangeBuffer
 from statemgr.model.commit import Change, size_of
 from statemgr.ports import Items, LocalStore, StoreIdentity
 
-#: Bytes of keys and values that are gathered at most.
+#: Most bytes of keys and values that are gathered.
 BATCH_BYTES = 4 * 1024 * 1024
-#: Keys of a deleted range that are held in memory at a time.
+#: Keys of a deleted range that are in memory at a time.
 _RANGE_BATCH = 1000
 _ABSENT = object()
 
@@ -27,9 +28,9 @@ class BufferedStore:
 
     Args:
         identity: for errors.
-        give_up: what becomes of an error that says that the local files are damaged or gone.
-        changes: where changes are kept for the changelog; None where no backend needs them.
-        batch_size: changes that are gathered before they are written.
+        give_up: turns an error about damaged or missing local files into the error to raise.
+        changes: keeps changes for the changelog; None if no backend needs them.
+        batch_size: number of gathered changes at which they are written.
     """
 
     def __init__(
@@ -46,14 +47,14 @@ class BufferedStore:
         self._changes = changes
         self._batch_size = batch_size
         self._pending: dict[bytes, bytes | None] = {}
-        #: At least the bytes of what is pending: one that replaces another counts beside it.
+        #: Upper bound of the pending bytes: a change that replaces another one counts in addition.
         self._pending_bytes = 0
         self._closed = False
         self._much = 0
         self._on_much: Callable[[], None] | None = None
 
     def watch(self, size: int, call: Callable[[], None]) -> None:
-        """Call ``call`` after a batch when some ``size`` bytes of changes have not been frozen."""
+        """Call ``call`` after a batch if about ``size`` bytes of changes are not frozen yet."""
         self._much, self._on_much = size, call
 
     def track(self, changes: ChangeBuffer) -> None:
@@ -62,7 +63,7 @@ class BufferedStore:
 
     @property
     def pending(self) -> int:
-        """Changes that the local store does not have yet."""
+        """Number of changes that the local store does not have yet."""
         return len(self._pending)
 
     def get(self, key: bytes) -> bytes | None:
@@ -104,7 +105,7 @@ class BufferedStore:
             raise self._not_bytes() from None
         if not (_are_all(bytes, newest) and _are_all(bytes | None, newest.values())):
             raise self._not_bytes()
-        if len(newest) >= self._batch_size:  # a batch of its own
+        if len(newest) >= self._batch_size:  # a batch by itself
             self.flush()
             self._apply(newest)
         else:
@@ -113,9 +114,9 @@ class BufferedStore:
     def delete_range(self, start: bytes | None, end: bytes | None) -> None:
         """Delete all keys with ``start`` ≤ key < ``end``; None is an open end.
 
-        A changelog has no deletes of ranges: where one is fed, every key there is deleted by itself, in batches, so
-        that memory stays bounded and the change buffer spills to disk as always. After an error some of the keys
-        are deleted, in the store and for the changelog alike, and the call may be repeated.
+        A changelog has no range deletes. If a backend needs changes, each key is deleted by itself, in batches, so that
+        memory stays bounded and the change buffer spills to disk as usual. After an error some of the keys are deleted,
+        both in the store and in the change buffer, and the call may be repeated.
         """
         self.flush()
         try:
@@ -134,9 +135,9 @@ class BufferedStore:
             found.close()
 
     def scan(self, start: bytes | None, end: bytes | None) -> Items:
-        """Items with ``start`` ≤ key < ``end`` in key order, as of now. What is gathered is written first.
+        """Items with ``start`` ≤ key < ``end`` in key order, as of the call. Writes gathered changes first.
 
-        An item of it may raise CorruptFile, which is for :attr:`give_up`.
+        Reading an item may raise CorruptFile, which the caller passes to :attr:`give_up`.
         """
         self.flush()
         try:
@@ -145,19 +146,19 @@ class BufferedStore:
             raise self.give_up(error) from error
 
     def flush(self) -> None:
-        """Write what is gathered, in one batch. Raises: DiskFull; it stays gathered then."""
+        """Write the gathered changes in one batch. Raises: DiskFull; then they stay gathered."""
         if self._closed:
             raise ClosedError("the store is closed", **self._where)
         if self._pending:
             self._apply(self._pending)
 
     def close(self) -> None:
-        """Forget what is gathered: it was not committed. Repeating it is no error."""
+        """Drop the gathered changes, which are not committed. Idempotent."""
         self._closed = True
         self._pending = {}
 
     def statistics(self) -> Mapping[str, float]:
-        """The local store's, and the number of changes gathered."""
+        """The local store's statistics, and the number of gathered changes."""
         return {**self._local.statistics(), "pending.changes": len(self._pending)}
 
     def _gather(self, changes: dict[bytes, bytes | None], size: int) -> None:
@@ -174,7 +175,7 @@ class BufferedStore:
             self._pending_bytes += size
 
     def _apply(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """One batch. Nothing is pending before it but, perhaps, these changes themselves."""
+        """Write one batch. Nothing else may be pending before it."""
         try:
             self._local.write(changes.items())
             self._pending = {}

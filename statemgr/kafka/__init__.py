@@ -1,1 +1,2 @@
-"""Kafka adapters (floor 2): checkpoint topic, changelog topics, transactional publisher, topic settings."""
+"""Kafka adapters: checkpoint topic, changelog topics, transactional publisher, topic settings. All Kafka I/O is
+here."""

@@ -1,5 +1,7 @@
-"""The broker's clock. It shows only in the timestamp that a broker gives to a record, so one is written to a topic of
-its own, which is deleted again. The job's own topics are not touched.
+"""The broker's clock.
+
+A broker shows its time only in the timestamp of a record that it receives. So this module writes one record to a
+temporary topic and deletes the topic again. It does not touch the job's own topics.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _REQUEST_S = 10.0
 
 
 class BrokerTime:
-    """Asks once, and counts on from there by the monotonic clock. Safe to use from many threads."""
+    """Asks once, then adds the time that has passed on the monotonic clock. Safe to use from many threads."""
 
     def __init__(self, config: JobConfig, clock: Clock) -> None:
         self._config = config
@@ -32,9 +34,9 @@ class BrokerTime:
         self._asked: tuple[int, float] | None = None
 
     def now_ms(self) -> int:
-        """The broker's time in epoch milliseconds, late by the length of a request at most and never early.
+        """The broker's time in epoch milliseconds: at most the length of a request late, and never early.
 
-        Raises: UnavailableError, AccessDenied, InvalidError (the brokers make no topic).
+        Raises: UnavailableError, AccessDenied, InvalidError (the brokers refuse to create the topic).
         """
         with self._lock:
             if self._asked is None:

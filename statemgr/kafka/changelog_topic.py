@@ -1,6 +1,6 @@
-"""Changelog topics, for reading. Reads Kafka only.
+"""Reads changelog topics.
 
-Keys and values are raw bytes, so that an existing job's changelog can be adopted.
+Keys and values are raw bytes, so statemgr can take over the changelog of an existing job.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ChangelogTopics:
         self._time = BrokerTime(config, clock)
 
     def describe(self, topic: str) -> TopicInfo:
-        """See :meth:`statemgr.ports.Changelog.describe`. Also raises: UnavailableError, AccessDenied."""
+        """Also raises: UnavailableError, AccessDenied."""
         found = self._metadata.describe([topic]).get(topic)
         if found is None:
             raise MissingState("the changelog topic does not exist", hint=ANOTHER_COPY, topic=topic)
@@ -38,11 +38,11 @@ class ChangelogTopics:
         return TopicInfo(topic, str(found.topic_id), len(found.partitions), config)
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """See :meth:`statemgr.ports.Changelog.bounds`. Raises: MissingState, UnavailableError."""
+        """Raises: MissingState, UnavailableError."""
         return self._metadata.bounds(topic, partition)
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Sequence[ChangelogRecord]]:
-        """See :meth:`statemgr.ports.Changelog.read`. The bounds are checked at the first step."""
+        """Checks the bounds at the first step."""
         for batch in self._messages(topic, partition, start, end):
             records = [
                 ChangelogRecord(m.key(), m.value(), m.offset(), m.timestamp()[1])  # type: ignore[arg-type]
@@ -54,9 +54,8 @@ class ChangelogTopics:
             yield records
 
     def changes(self, topic: str, partition: int, start: int, end: int) -> Iterator[ChangelogBatch]:
-        """See :meth:`statemgr.ports.Changelog.changes`. The bounds are checked at the first step.
-
-        Column by column: each step is one loop in C over the whole batch.
+        """Checks the bounds at the first step. Works column by column, because each step is then one loop in C over the
+        whole batch.
         """
         for batch in self._messages(topic, partition, start, end):
             keys = [message.key() for message in batch]
@@ -67,7 +66,7 @@ class ChangelogTopics:
             yield ChangelogBatch(list(zip(keys, values, strict=True)), size, offset_of(batch[-1]) + 1)  # type: ignore[arg-type]
 
     def time_ms(self) -> int:
-        """See :meth:`statemgr.ports.Changelog.time_ms`. Raises: UnavailableError, AccessDenied, InvalidError."""
+        """Raises: UnavailableError, AccessDenied, InvalidError."""
         return self._time.now_ms()
 
     def _messages(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[Message]]:
@@ -91,5 +90,5 @@ class ChangelogTopics:
         )
 
     def close(self) -> None:
-        """Let go of the clients."""
+        """Close the clients."""
         self._metadata.close()

@@ -1,10 +1,10 @@
-"""The checkpoint topic, for reading: the newest record of every task, or every record that is still there.
+"""Reads the checkpoint topic: the newest record of every task, or every record that is still there.
 
-Reads Kafka only. The bytes of keys and values are the model's codecs' business.
+The codecs of the model decode keys and values.
 
-A topic may hold millions of records of which compaction will leave a few: each one's key and fingerprint are checked,
-but only what was not deleted is kept and, when it is asked for, decoded. What was read is not read again: the next
-read goes on from there.
+The topic may hold millions of records, of which compaction will keep a few. The reader checks the key and the
+fingerprint of each record, but keeps only records that are not deleted, and decodes them only when somebody asks for
+them. Each read continues where the last one ended.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from statemgr.ports import Clock
 from statemgr.serdes.single_object import HEADER_SIZE, unknown_header
 
 _TAIL = codecs.KEY_TAIL_SIZE
-#: Seconds for which what was read is remembered: a delete leaves the topic after ``delete.retention.ms``, a day.
+#: Seconds until everything is read again: deletes leave the topic after ``delete.retention.ms``, a day.
 _REMEMBERED_S = 6 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Where the topic begins and ends."""
+    """The first offset of the topic and its end."""
 
     topic_id: str
     start: int
@@ -44,10 +44,10 @@ class _Bounds:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was read: everything of the job below ``position``, last at ``monotonic_s`` and ``wall_s``.
+    """Everything of the job below ``position``, last read at ``monotonic_s`` and ``wall_s``.
 
-    ``by_key``: a key (version 1), or what the keys of a task's records begin with (version 2) → its track; None is
-    another job's.
+    ``by_key``: a key (version 1), or the first bytes of the keys of a task's records (version 2) → its track. None
+    means that the key belongs to another job.
     """
 
     bounds: _Bounds
@@ -59,16 +59,17 @@ class _Seen:
     permits: dict[bytes, Permit] = field(default_factory=dict)
 
     def continues(self, bounds: _Bounds, position: int) -> bool:
-        """Whether the topic with these bounds still has what was read, up to ``position`` when it was asked for them.
+        """Whether the topic still has what was read. ``position``: reading had reached it when ``bounds`` were taken.
 
-        Compaction never moves its beginning, and its end only grows: otherwise it was truncated or made again.
+        Compaction never moves the beginning of a topic, and its end only grows. If either is not so, the topic was
+        truncated or created again.
         """
         was = self.bounds
         return (was.topic_id, was.start) == (bounds.topic_id, bounds.start) and position <= bounds.end
 
     def is_fresh(self, monotonic_s: float, wall_s: float) -> bool:
-        """Whether every delete of what was read is still on the topic. Both clocks must say so: one stops when the
-        machine is suspended, and people set the other."""
+        """Whether the topic still has every delete since the last read. Both clocks must say so: the monotonic clock
+        stops while the machine is suspended, and people can set the wall clock."""
         return max(monotonic_s - self.monotonic_s, abs(wall_s - self.wall_s)) < _REMEMBERED_S
 
 
@@ -77,7 +78,7 @@ class CheckpointTopic:
 
     Args:
         stall_s: seconds without progress after which reading fails (see :class:`PartitionReader`).
-        owned: read by an owner, for whom a topic that was created again is another one.
+        owned: an owner reads, so a topic that was created again is an error.
     """
 
     def __init__(self, config: JobConfig, clock: Clock, *, stall_s: float | None = None, owned: bool = False) -> None:
@@ -94,12 +95,12 @@ class CheckpointTopic:
     def read(
         self, tasks: Collection[str] | None = None, *, only_settled: bool = False
     ) -> Mapping[str, CheckpointRecord]:
-        """See :meth:`statemgr.ports.CheckpointLog.read`. Checks every record of the job, decodes the newest.
+        """Checks every record of the job and decodes the newest ones.
 
         Raises: CorruptRecord, UnavailableError, AccessDenied, MissingState (there is no such topic),
             TopicMisconfigured (it has more than one partition).
         """
-        # asked before waiting for another thread's turn, which may well bring what this one needs
+        # ask before waiting for another thread's turn: that thread may read what this one needs
         position = self._seen.position if self._seen is not None else 0
         bounds = self._bounds(only_settled)
         with self._lock:
@@ -107,7 +108,6 @@ class CheckpointTopic:
             return self._newest_of(seen, tasks)
 
     def job_records(self) -> Collection[int]:
-        """See :meth:`statemgr.ports.CheckpointLog.job_records`."""
         with self._lock:
             if self._seen is None:
                 return ()
@@ -115,20 +115,18 @@ class CheckpointTopic:
             return jobs.sequences() if jobs is not None else ()
 
     def permits(self) -> Sequence[Permit]:
-        """See :meth:`statemgr.ports.CheckpointLog.permits`."""
         with self._lock:
             return tuple(self._seen.permits.values()) if self._seen is not None else ()
 
     def begin_check(self) -> Callable[[int], None]:
-        """See :meth:`statemgr.ports.CheckpointLog.begin_check`."""
         if self._watch is None:
             return lambda end: None
         return partial(self._watch.check, asked=self._watch.ask())
 
     def history(self) -> Iterator[CheckpointRecord]:
-        """Every committed checkpoint of the job that is still there, one in each record, oldest first.
+        """Every committed checkpoint of the job that is still there, one per record, oldest first.
 
-        One whose job record compaction has removed already is left out. Raises: as :meth:`read`.
+        Skips a checkpoint whose job record compaction has already removed. Raises: as :meth:`read`.
         """
         bounds = self._bounds()
         seen = _Seen(bounds, bounds.start)
@@ -148,17 +146,17 @@ class CheckpointTopic:
                     yield found
 
     def was_truncated(self) -> bool:
-        """See :meth:`statemgr.ports.CheckpointLog.was_truncated`. Compaction never moves the first offset."""
+        """Compaction never moves the first offset, so a higher one means that the topic was truncated."""
         return self._metadata.bounds(self._topic, PARTITION)[0] > 0
 
     def close(self) -> None:
-        """Let go of the clients."""
+        """Close the clients."""
         self._metadata.close()
 
     # --- reading ------------------------------------------------------------------------------------------------
 
     def _bounds(self, only_settled: bool = False) -> _Bounds:
-        """Where the topic begins and ends now. Raises: MissingState, TopicMisconfigured, UnavailableError."""
+        """Ask for the first offset and the end. Raises: MissingState, TopicMisconfigured, UnavailableError."""
         found = self._metadata.describe([self._topic]).get(self._topic)
         if found is None:
             raise MissingState(
@@ -187,7 +185,7 @@ class CheckpointTopic:
         by_key, is_whole = seen.by_key, codecs.is_whole
         for batch in self._reader.read(self._topic, PARTITION, seen.position, bounds.end):
             for message in batch:
-                # a million times: as few calls as can be
+                # this runs a million times: keep the number of calls low
                 key, value = message.key(), message.value()
                 try:
                     track = by_key[key[:-_TAIL]]  # type: ignore[index]
@@ -224,14 +222,14 @@ class CheckpointTopic:
         return records
 
     def _generation(self, seen: _Seen) -> int:
-        """The newest layout, of which records were written, deleted or not."""
+        """The newest layout generation that records were written for, even if they are deleted."""
         versions = self._config.read_versions
         return max((at.generation for at in seen.tracks if at.version in versions), default=0)
 
     # --- one record ---------------------------------------------------------------------------------------------
 
     def _take(self, seen: _Seen, message: Message) -> Track | None:
-        """Check a record, and note it. Returns: its track; None when it is another job's. Raises: CorruptRecord."""
+        """Check a record and add it to its track; None if another job wrote it. Raises: CorruptRecord."""
         key, value, offset = message.key(), message.value(), offset_of(message)
         if key is None:
             raise self._corrupt("it has no key", offset)
@@ -261,7 +259,7 @@ class CheckpointTopic:
             if known in seen.by_key:
                 found = seen.by_key[known]
                 if found is None and known is not key and not codecs.is_whole(key):
-                    break  # it need not be another job's
+                    break  # it may belong to this job
                 return found
         at = codecs.decode_key(key, codecs.Place(self._topic, PARTITION, offset))
         known = key if at.sequence is None else key[:-_TAIL]

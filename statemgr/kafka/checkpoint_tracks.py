@@ -1,6 +1,6 @@
-"""What was read of the checkpoint topic, by task: which records are there, and the checkpoints that they make.
+"""Keeps what was read from the checkpoint topic, by task, and makes checkpoints of it. No I/O.
 
-Reads nothing itself. Messages are kept as they are and decoded when they are asked for: most are deleted before.
+It keeps messages undecoded until somebody asks for them, because most are deleted before that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARTITION = 0
 
 
 class TrackId(NamedTuple):
-    """What a track's records belong to. ``task`` is empty for job records; version 1 has a track of its own."""
+    """Names a track. ``task`` is empty for job records. Version 1 records have tracks of their own."""
 
     generation: int
     task: str
@@ -30,11 +30,11 @@ class TrackId(NamedTuple):
 
 @dataclass(slots=True)
 class Track:
-    """The records of one task (or the job records) in one layout that were written and not deleted since.
+    """The records of one task (or the job records) in one layout that are not deleted.
 
-    ``header``: the first bytes of their values. ``highest_deleted``: the highest sequence number that was deleted, and
-    ``deleted_at`` the offset of that delete.
-    ``jobs``: the sequence numbers of the job records that the checkpoints in ``made`` refer to.
+    ``header``: the first bytes of their values. ``highest_deleted``: the highest sequence number that was deleted;
+    ``deleted_at``: the offset of that delete. ``jobs``: the sequence numbers of the job records that the checkpoints in
+    ``made`` refer to.
     """
 
     id: TrackId
@@ -48,7 +48,7 @@ class Track:
     jobs: frozenset[int] = frozenset()
 
     def deleted(self, key: bytes, offset: int) -> None:
-        """A record was deleted, which leaves those after it."""
+        """Remove a record; later ones stay."""
         self.changes += 1
         sequence = codecs.sequence_of(key)
         if sequence > self.highest_deleted:
@@ -57,22 +57,22 @@ class Track:
         self.decoded.pop(key, None)
 
     def sequences(self) -> set[int]:
-        """The sequence numbers of its records."""
+        """The sequence numbers of the records that are there."""
         return {codecs.sequence_of(key) for key in self.messages}
 
     def written(self, key: bytes, message: Message) -> None:
-        """A record was written. One that takes the place of another of its key comes last."""
+        """Add a record at the end, also when it replaces an earlier one with the same key."""
         self.changes += 1
         self.messages.pop(key, None)
         self.messages[key] = message
 
     def newest_first(self) -> list[tuple[bytes, Message]]:
-        """Keys and messages, in the order of the log."""
+        """Keys and messages, newest in the log first."""
         return list(reversed(self.messages.items()))
 
 
 class Assembly:
-    """Makes the records of tasks out of tracks, and remembers what it has made. For one job and one topic."""
+    """Makes checkpoint records of tracks, and caches them. For one job and one topic."""
 
     def __init__(self, job_name: str, job_id: str, topic: str) -> None:
         self._job_name = job_name
@@ -80,12 +80,12 @@ class Assembly:
         self._topic = topic
 
     def record(self, track: Track, jobs: Track | None, there: Set[int]) -> CheckpointRecord | None:
-        """A task's version 2 checkpoints; None where there never were any.
+        """A task's version 2 checkpoints, or None if it never had any.
 
         Args:
-            there: the sequence numbers of the job records.
+            there: the sequence numbers of the job records that exist.
 
-        Raises: CorruptRecord; MissingState when a record that is needed was deleted.
+        Raises: CorruptRecord; MissingState if a needed record was deleted.
         """
         if not track.messages and track.highest_deleted < 0:
             return None
@@ -107,7 +107,7 @@ class Assembly:
         return track.made[1]
 
     def single(self, track: Track, key: bytes, message: Message, jobs: Track | None) -> CheckpointRecord | None:
-        """The checkpoint of one record; None where compaction has removed its job record already."""
+        """The checkpoint of one record, or None if compaction has already removed its job record."""
         task = self._decoded(track, key, message)
         assert isinstance(task, TaskCheckpoint)
         job = self._job(track, key, message, jobs) if task.publish is None else None
@@ -171,7 +171,8 @@ class Assembly:
         return CheckpointRecord(self._job_name, self._job_id, track.id.task, layout, checkpoints, offset)
 
     def _refuse_deleted(self, track: Track) -> None:
-        """Retention deletes older records, never the newest: an older one does not take its place."""
+        """Raises: MissingState if the newest record was deleted. Retention deletes older ones only, so an older one
+        must not take its place."""
         newest = max(map(codecs.sequence_of, track.messages), default=-1)
         if newest < track.highest_deleted:
             raise CorruptRecord(

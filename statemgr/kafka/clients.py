@@ -1,6 +1,6 @@
-"""librdkafka's clients: how they are configured, and how their errors become statemgr's. Opens connections.
+"""Configures librdkafka's clients, and translates their errors into statemgr's. Opens connections.
 
-The only place that knows librdkafka's error codes. Secrets come from the configuration and go nowhere else.
+Only this module decides what librdkafka's error codes mean. Secrets leave the configuration here and are not logged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from statemgr.os_errors import LIMIT_HINT, Fault, fault_in
 log = logging.getLogger("statemgr.kafka.librdkafka")
 T = TypeVar("T")
 
-#: Seconds of one blocking call of librdkafka, so that signals and deadlines are seen in between.
+#: Seconds of one blocking call of librdkafka; in between the caller checks signals and deadlines.
 SLICE_S = 1.0
 
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
@@ -66,7 +66,7 @@ _UNREACHABLE = {
     KafkaError.BROKER_NOT_AVAILABLE,
     KafkaError.NETWORK_EXCEPTION,
 }
-#: What a broker answers that leads the partition no more, or not yet.
+#: Answers of a broker that no longer leads the partition, or does not lead it yet.
 _LEADERLESS = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -74,12 +74,12 @@ _LEADERLESS = {
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
 }
-#: The brokers have forgotten the producer: its transactional ID was not used for long.
+#: The brokers have forgotten the producer, because nobody used its transactional ID for a long time.
 _FORGOTTEN = {KafkaError.INVALID_PRODUCER_ID_MAPPING, KafkaError.UNKNOWN_PRODUCER_ID}
-#: What the client says of records whose transaction has failed before.
+#: The client reports these for records whose transaction has already failed.
 _AFTER_EFFECTS = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._STATE}
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE}
-#: Bytes that came from a broker and are not what was sent to it.
+#: The bytes that a broker sent are not the ones that it received.
 _DAMAGED = {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION}
 _INVALID = {
     KafkaError.INVALID_CONFIG,
@@ -93,12 +93,12 @@ _INVALID = {
 
 
 class ClientErrors:
-    """What librdkafka reports beside its calls: kept (a few), so that a deadline missed can say why."""
+    """Keeps the last few errors that librdkafka reports by callback: they explain a missed deadline."""
 
     def __init__(self) -> None:
         #: The client's consumer group, set when it is made.
         self.group: str | None = None
-        #: Masks secrets in what the client says; set when it is made.
+        #: Masks secrets in the client's reports; set when it is made.
         self.hide: Callable[[str], str] = str
         self._recent: deque[KafkaError] = deque(maxlen=20)
 
@@ -107,29 +107,29 @@ class ClientErrors:
         self._recent.append(error)
 
     def refused(self) -> KafkaError | None:
-        """The last refusal of the credentials, if any."""
+        """The last report that says that the credentials were refused, if any."""
         return next((e for e in reversed(self._recent) if e.code() in _DENIED), None)
 
     def fatal(self) -> KafkaError | None:
-        """The last error after which the client cannot be used, if any."""
+        """The last report of a fatal error, after which the client cannot be used; None if there is none."""
         return next((e for e in reversed(self._recent) if e.fatal()), None)
 
     def last(self) -> str | None:
-        """The newest report, for a message."""
+        """The newest report as text for an error message."""
         return self.hide(self._recent[-1].str()) if self._recent else None
 
     def clear(self) -> None:
-        """Forget what was reported, when the client has answered since."""
+        """Forget all reports, because a broker has answered since."""
         self._recent.clear()
 
 
 def producer(config: JobConfig, errors: ClientErrors, **own: Any) -> Producer:
-    """A producer; ``own`` settings, ``_`` for ``.``, win over the configuration's. Raises: ConfigError."""
+    """A producer. ``own`` settings (with ``_`` for ``.``) override the configuration. Raises: ConfigError."""
     return _make(Producer, _settings(config, "producer", errors, {}, own))
 
 
 def consumer(config: JobConfig, errors: ClientErrors, **own: Any) -> Consumer:
-    """A consumer without a group's protocol: partitions are assigned by hand, nothing is committed.
+    """A consumer that joins no group: the caller assigns partitions, and nothing is committed.
 
     Raises: ConfigError.
     """
@@ -137,7 +137,7 @@ def consumer(config: JobConfig, errors: ClientErrors, **own: Any) -> Consumer:
         "group.id": topic_name("statemgr", config.job_name, config.job_id),
         # librdkafka's default of 1000 ms starves a fast reader (measured: 210 k/s instead of over 900 k/s)
         "fetch.queue.backoff.ms": 2,
-        # the wait at the end of a topic, which every read to a captured end would otherwise pay with 500 ms
+        # every read to the end of a topic would otherwise wait 500 ms there
         "fetch.wait.max.ms": 10,
         "queued.max.messages.kbytes": 64 * 1024,
     }
@@ -145,7 +145,7 @@ def consumer(config: JobConfig, errors: ClientErrors, **own: Any) -> Consumer:
         "enable_auto_commit": False,
         "enable_auto_offset_store": False,
         "auto_offset_reset": "error",
-        # librdkafka ignores checksums by default: a bit that changed on a broker's disk would be taken as it is
+        # by default librdkafka ignores checksums, and would accept a bit that changed on a broker's disk
         "check_crcs": True,
     }
     return _make(Consumer, _settings(config, "consumer", errors, defaults, fixed | own))
@@ -167,13 +167,13 @@ def _settings(
 
 
 class ClientLog:
-    """What librdkafka logs, without secrets: with ``kafka.debug`` it shows what it was configured with."""
+    """librdkafka's log, with secrets masked: with ``kafka.debug`` librdkafka logs its configuration."""
 
     def __init__(self, hide: Callable[[str], str]) -> None:
         self._hide = hide
 
     def log(self, level: int, message: str, *args: object) -> None:
-        """As of a logger."""
+        """Called by confluent_kafka, which takes this object for a ``logging.Logger``."""
         if log.isEnabledFor(level):
             log.log(level, "%s", self._hide(message % args if args else message))
 
@@ -193,12 +193,12 @@ def _make(kind: Callable[..., T], settings: dict[str, Any]) -> T:
 def translate(
     error: KafkaError, doing: str, *, reported: ClientErrors | None = None, **where: str | int
 ) -> StatemgrError:
-    """The error of statemgr's that a librdkafka error stands for.
+    """Translate a librdkafka error into one of statemgr's.
 
     Args:
-        error: what a call or a message said.
-        doing: what was being done, as in ``"reading the checkpoint topic"``.
-        reported: what the client reported beside its calls: a time-out is often a refusal there.
+        error: the error of a call or of a message.
+        doing: what the caller was doing, as in ``"reading the checkpoint topic"``.
+        reported: the client's reports by callback: what looks like a time-out is often a refusal there.
     """
     code = error.code()
     hide = reported.hide if reported else str
@@ -250,7 +250,7 @@ def translate(
 
 
 def damaged(what: str, **where: str | int) -> CorruptRecord:
-    """The error of records that are not what was written."""
+    """The error for records whose bytes are not the ones that were written."""
     return CorruptRecord(
         what, hint="the log on the broker's disk is damaged: look at its disk and its replicas", **where
     )
@@ -264,7 +264,7 @@ _CREATE = (
 
 @contextlib.contextmanager
 def translated(doing: str, reported: ClientErrors | None = None, **where: str | int) -> Iterator[None]:
-    """Raise librdkafka's exceptions inside the block as statemgr's errors."""
+    """A context manager that raises librdkafka's exceptions as statemgr's errors."""
     try:
         yield
     except KafkaException as error:
@@ -273,10 +273,10 @@ def translated(doing: str, reported: ClientErrors | None = None, **where: str | 
 
 @contextlib.contextmanager
 def unmasked() -> Iterator[None]:
-    """Around calls that serve callbacks: only KafkaExceptions leave it.
+    """A context manager for calls that run callbacks: only KafkaExceptions leave it.
 
-    The client raises a fatal error from inside of them. Where it then calls another callback (a delivery's, the
-    logger), the interpreter puts a SystemError over it, or it is lost altogether: then the code is ``_FATAL``, and
+    The client raises a fatal error inside such a call. If it then calls another callback (for a delivery, or the
+    logger), the interpreter replaces the error by a SystemError or loses it. In this case the code is ``_FATAL``, and
     the next call to the client says which error it was.
     """
     try:
@@ -290,17 +290,17 @@ def unmasked() -> Iterator[None]:
 
 
 def is_unreachable(error: KafkaError) -> bool:
-    """Whether waiting may help: no broker was reached, or it did not answer yet."""
+    """Whether waiting may help: no broker was reached, or none has answered yet."""
     return error.code() in _UNREACHABLE or bool(error.retriable())
 
 
 def may_pass(error: KafkaError) -> bool:
-    """Whether a question may be put again: no broker was reached, or the partition's leader is moving."""
+    """Whether the caller may ask again: no broker was reached, or the partition's leader is moving."""
     return is_unreachable(error) or error.code() in _LEADERLESS
 
 
 def is_damaged(error: KafkaError) -> bool:
-    """Whether what a fetch brought cannot be records: a checksum that does not match, or an unknown format."""
+    """Whether the bytes of a fetch cannot be records: a checksum does not match, or the format is unknown."""
     return error.code() in _DAMAGED or error.code() == KafkaError._NOT_IMPLEMENTED
 
 
@@ -310,15 +310,15 @@ def is_fenced(error: KafkaError) -> bool:
 
 
 def is_forgotten(error: KafkaError) -> bool:
-    """Whether the brokers do not know the transactional ID, or its producer, any more."""
+    """Whether the brokers no longer know the transactional ID or its producer."""
     return error.code() in _FORGOTTEN
 
 
 def is_after_effect(error: KafkaError) -> bool:
-    """Whether the client only says that the transaction had failed before."""
+    """Whether the error only says that the transaction had already failed."""
     return error.code() in _AFTER_EFFECTS
 
 
 def is_missing(error: KafkaError) -> bool:
-    """Whether the topic or partition is unknown to the brokers."""
+    """Whether the brokers do not know the topic or partition."""
     return error.code() in _MISSING

@@ -1,6 +1,6 @@
-"""The consumer for a consumer loop: a member of a group that reads what is committed and never jumps.
+"""The consumer for a consumer loop: a member of a group that reads committed records and never jumps to another offset.
 
-Opens connections. It starts where the loop puts it: neither it nor the group remembers a position that is read again.
+It starts at the offset that the loop seeks to. Nobody reads the positions that the group stores. Opens connections.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statemgr.errors import ConfigError, InvalidError
 from statemgr.kafka.clients import ClientErrors, ClientLog
 
 log = logging.getLogger("statemgr.kafka.librdkafka")
-#: What the loop depends on.
+#: Settings that the loop depends on.
 _OWN = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -26,9 +26,9 @@ _OWN = {
 
 
 class GroupConsumer(Consumer):
-    """A ``confluent_kafka.Consumer``. ``errors`` has what the client reported beside its calls.
+    """A ``confluent_kafka.Consumer``. ``errors`` has what the client reported by callback.
 
-    ``never_jumps``: an offset that the topic does not have is an error, and never the way to another offset.
+    ``never_jumps``: an offset that the topic does not have is an error; the client does not go to another offset.
     """
 
     never_jumps = True
@@ -51,7 +51,7 @@ def group_consumer(config: JobConfig, group: str) -> GroupConsumer:
     if not isinstance(group, str) or not group:
         raise InvalidError(f"the name of a consumer group is a text, not {group!r}", hint='for example "orders"')
     defaults = {
-        # bit rot on a broker's disk is found by the client, which does not look for it by default
+        # the client detects bits that changed on a broker's disk only with this setting
         "check.crcs": True,
         # partition i of every input topic goes to the same member
         "partition.assignment.strategy": "range",

@@ -1,23 +1,22 @@
-"""Where a source partition is, and whether the message that comes next follows what was processed.
+"""The position in a source partition, and whether the next message follows what was processed.
 
-What comes next has the next offset. It may have a higher one: compaction removes records, and transactions leave
-control records and aborted ones that nobody is given. But an input that was truncated, or whose retention was shorter
-than the lag, leaves a gap that looks the same, because a client with ``auto.offset.reset`` = ``earliest`` or ``latest``
-jumps over it without a word.
+The next message normally has the next offset. A higher offset can be right: compaction removes records, and
+transactions leave control records and aborted records that no consumer receives. But a truncated input, or one whose
+retention was shorter than the lag, has a gap that looks the same: a client with ``auto.offset.reset`` = ``earliest`` or
+``latest`` jumps over it silently.
 
-How a gap is told apart. A broker answers a fetch at offset e with everything from e on as long as its log start is not
-above e, and it refuses the fetch otherwise: only then does a client jump. The log start never goes down. So when the
-log start, asked *after* the message was received, is not above e, it was not above e when the message was fetched, and
-nothing was skipped. The client's cached watermarks prove nothing: they may be older than the fetch.
+How to tell the two apart: a broker answers a fetch at offset e with everything from e on if its log start is not above
+e. Otherwise it refuses the fetch, and only then does a client jump. The log start never decreases. So if the log start,
+asked for *after* the message was received, is not above e, then it was not above e at the fetch, and nothing was
+skipped. The client's cached watermarks prove nothing, because they may be older than the fetch.
 
-What it costs. A compacted or transactional input has many gaps. The log start is asked at most once in
-:data:`ASK_EVERY_S` seconds while messages arrive; the gaps in between are remembered by the lowest offset that was
-expected in any of them, and one question before the next commit proves them all. So a row after a jump may be
-processed, but it is never committed. A client that never jumps (``config.consumer``, which reports such a fetch as an
-error instead) is asked nothing.
+What this costs: a compacted or transactional input has many gaps. While messages arrive, the log start is asked for at
+most once in :data:`ASK_EVERY_S` seconds. The position remembers the lowest offset that was expected in any gap since,
+and one question before the next commit proves all of them. So a row after a jump may be processed but is never
+committed. A client that never jumps (``config.consumer``, which reports such a fetch as an error) needs no question.
 
-An offset below the expected one is either a message from before a seek, which is dropped, or the topic was made again
-with fewer records: then its end is below what was processed.
+A message with an offset below the expected one is from before a seek, and is dropped, unless the topic was created
+again with fewer records: then the topic's end is below what was processed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from statemgr.errors import MissingState, UnavailableError
 
 #: Seconds between two questions for the log start of a partition while messages arrive.
 ASK_EVERY_S = 1.0
-#: Seconds that the brokers have to answer at a start, and while the input is read: the loop does not poll meanwhile.
+#: Seconds that the brokers have to answer at a start, and while input is read; the loop does not poll meanwhile.
 _START_S = 30.0
 _ANSWER_S = 5.0
 GONE = (
@@ -46,10 +45,10 @@ RECREATED = (
 
 
 class InputPosition:
-    """The position in one source partition. ``next`` is the offset to process next; None until the task is restored.
+    """The position in one source partition. ``next``: the offset to process next; None until the task is restored.
 
     Args:
-        never_jumps: the client reports an offset that is gone as an error, whatever happens.
+        never_jumps: the client always reports a missing offset as an error.
     """
 
     def __init__(self, consumer: Consumer, place: TopicPartition, *, never_jumps: bool) -> None:
@@ -59,14 +58,14 @@ class InputPosition:
         self._consumer = consumer
         self._never_jumps = never_jumps
         self._asked = float("-inf")
-        #: The lowest offset that was expected where a gap began that is not proved, and the offset that came instead.
+        #: Of the gaps that are not proved yet: the lowest expected offset, and the offset that came instead.
         self._unproved: tuple[int, int] | None = None
 
     def start(self, offset: int | None, *, skip: bool = False) -> int:
-        """Where to begin: at the checkpoint's ``offset`` (None: at the first one that there is).
+        """Where to begin: at the checkpoint's ``offset``, or at the topic's first offset if that is None.
 
         Args:
-            skip: begin at the first offset that there is if the checkpoint's is gone.
+            skip: if the checkpoint's offset is gone, begin at the topic's first one.
 
         Raises: MissingState when the topic does not have the offset; UnavailableError.
         """
@@ -82,7 +81,7 @@ class InputPosition:
         return offset
 
     def follows(self, offset: int) -> bool:
-        """Whether to process a message that does not have the next offset. False: it was processed before.
+        """Whether to process a message whose offset is not the next one. False: it was processed before.
 
         Raises: MissingState when input was skipped.
         """
@@ -91,7 +90,7 @@ class InputPosition:
         if later and not self._never_jumps:
             self._unproved = self._unproved or (self.next, offset)
         if (self._unproved or not later) and self._may_ask():
-            with suppress(UnavailableError):  # asked again later, and before the next commit
+            with suppress(UnavailableError):  # it is asked again later, and before the next commit
                 if later:
                     self.prove()
                 else:
@@ -99,7 +98,7 @@ class InputPosition:
         return later
 
     def prove(self) -> None:
-        """Before a commit: nothing was skipped in the gaps so far. Raises: MissingState, UnavailableError."""
+        """Called before a commit. Raises: MissingState if a gap so far skipped input; UnavailableError."""
         if self._unproved is None:
             return
         expected, received = self._unproved
@@ -132,7 +131,7 @@ class InputPosition:
         return True
 
     def _bounds(self, timeout_s: float = _ANSWER_S) -> tuple[int, int]:
-        """First offset and end, asked from the brokers now."""
+        """Ask the brokers for the first offset and the end."""
         try:
             found = self._consumer.get_watermark_offsets(self.place, timeout=timeout_s, cached=False)
         except KafkaException as error:

@@ -1,6 +1,7 @@
-"""What a job asks of its input topics: that they exist, that each task has one partition of each, and which they are.
+"""Checks the input topics of a job: they exist, each task has one partition of each, and their IDs have not changed.
 
-A topic that was deleted and created again has the same name and another ID: offsets of the old one mean nothing in it.
+A topic that was deleted and created again has the same name and another ID. Offsets of the old topic mean nothing in
+it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from statemgr.kafka.input_position import RECREATED
 from statemgr.kafka.metadata import TopicMetadata
 
 log = logging.getLogger(__name__)
-#: Seconds between two questions for topics of which no ID is known.
+#: Seconds between two questions for the IDs of topics whose ID is unknown.
 LOOK_EVERY_S = 30.0
 _ANSWER_S = 10.0
 _METADATA_S = 30.0
@@ -40,10 +41,10 @@ class InputTopics:
     def check(
         self, consumer: Consumer, topics: Sequence[str], published_tasks: Callable[[], int | None] = lambda: None
     ) -> None:
-        """Every topic exists for the consumer and has one partition per task.
+        """Check that the consumer sees every topic, with one partition per task.
 
         Args:
-            published_tasks: for how many tasks the job has checkpoints, None for a new one; asked for the message.
+            published_tasks: returns how many tasks have checkpoints, None for a new job. Called for the message only.
 
         Raises: MissingState, ConfigError, AccessDenied, UnavailableError.
         """
@@ -57,10 +58,10 @@ class InputTopics:
                 raise problem
 
     def problems(self, published_tasks: int | None) -> list[StatemgrError]:
-        """What is wrong with the topics of ``task.inputs``: what :meth:`check` would raise, for each of them.
+        """The errors that :meth:`check` would raise for the topics of ``task.inputs``.
 
         Args:
-            published_tasks: for how many tasks the job has checkpoints; None for a new job.
+            published_tasks: how many tasks have checkpoints; None for a new job.
 
         Raises: UnavailableError, AccessDenied.
         """
@@ -70,14 +71,14 @@ class InputTopics:
         return [problem for problem in problems if problem is not None]
 
     def _listed(self, consumer: Consumer, topic: str) -> ListedTopic:
-        """As the consumer sees it. What it reports beside the call says whether its credentials were refused."""
+        """The topic as the consumer sees it. Its reports by callback say whether its credentials were refused."""
         deadline = monotonic() + _METADATA_S
         while True:
             try:
                 listed: ListedTopic = consumer.list_topics(topic, timeout=_SLICE_S).topics[topic]
                 return listed
             except KafkaException as error:
-                consumer.poll(0)  # serves what the client reports
+                consumer.poll(0)  # runs the client's callbacks
                 reported = getattr(consumer, "errors", None) or ClientErrors()
                 if reported.refused() is None:
                     with suppress(UnavailableError):
@@ -88,7 +89,7 @@ class InputTopics:
                     ) from error
 
     def ids(self, topics: Iterable[str]) -> Mapping[str, str]:
-        """Topic → ID, without topics that do not exist here or that these credentials may not describe.
+        """Topic → ID. Leaves out topics that do not exist here or that these credentials may not describe.
 
         Raises: UnavailableError.
         """
@@ -99,7 +100,7 @@ class InputTopics:
             return {}
 
     def asked(self, topics: Collection[str]) -> Callable[[], Mapping[str, str]]:
-        """Ask for the IDs of topics now; the result waits for the answer, as :meth:`ids`."""
+        """Ask for the IDs of topics now. Calling the result waits for the answer; see :meth:`ids`."""
         if not topics:
             return dict
         futures = self._client().client.describe_topics(TopicCollection(sorted(topics)), request_timeout=_ANSWER_S)
@@ -108,12 +109,12 @@ class InputTopics:
             try:
                 return {topic: str(future.result(_ANSWER_S).topic_id) for topic, future in futures.items()}
             except (KafkaException, TimeoutError):
-                return self.ids(topics)  # which tells what is missing from what is slow
+                return self.ids(topics)  # it distinguishes a missing topic from a slow answer
 
         return answer
 
     def close(self) -> None:
-        """Let the client go."""
+        """Close the client."""
         with self._lock:
             if self._metadata is not None:
                 self._metadata.close()
@@ -126,11 +127,11 @@ class InputTopics:
 
 
 class TaskInputs:
-    """The input topics of one task, by their IDs. A commit whose offsets are of another topic is refused.
+    """The IDs of one task's input topics. Refuses a commit whose offsets belong to another topic.
 
     Args:
         known: topic → ID, from the checkpoint that the task continues.
-        skip: what was deleted and created again is taken as it is now; ``recreated`` are those topics.
+        skip: accept topics that were deleted and created again; ``recreated`` names them.
     """
 
     def __init__(self, topics: InputTopics, task: str, known: Mapping[str, str], *, skip: bool = False) -> None:
@@ -145,7 +146,8 @@ class TaskInputs:
             self._known.update(found)
 
     def expect(self, topics: Iterable[str] = ()) -> None:
-        """Before input is read: the topics are those of the checkpoint. ``topics`` are read in any case.
+        """Check, before input is read, that the topics are those of the checkpoint. ``topics`` will be read in any
+        case.
 
         Raises: MissingState, UnavailableError.
         """
@@ -154,11 +156,10 @@ class TaskInputs:
             self._take(self._topics.ids(wanted))
 
     def asked(self, sources: Iterable[str]) -> Callable[[], Mapping[str, str]]:
-        """For a commit: ask now, after the last message was received, which topics ``sources`` are partitions of.
+        """For a commit: ask now, after the last message was received, for the IDs of the topics of ``sources``.
 
-        The answer, topic → ID, is waited for when the result is called. Topics without a known ID (the offsets may be
-        of something else than Kafka) are asked for once in :data:`LOOK_EVERY_S` seconds.
-        The result raises: MissingState, UnavailableError.
+        Calling the result waits for the answer: topic → ID. Topics without a known ID (the offsets may not be Kafka's)
+        are asked for once in :data:`LOOK_EVERY_S` seconds. The result raises: MissingState, UnavailableError.
         """
         topics = {topic for topic in map(source_topic, sources) if topic}
         wanted = topics
@@ -180,7 +181,7 @@ class TaskInputs:
 
 
 def input_topic_ids(config: JobConfig, topics: Iterable[str]) -> Mapping[str, str]:
-    """Topic → Kafka's ID of it, for an engine that reads its input by itself. Raises: UnavailableError."""
+    """Topic → its ID in Kafka, for an engine that reads its input itself. Raises: UnavailableError."""
     asking = InputTopics(config)
     try:
         return asking.ids(topics)
@@ -189,7 +190,7 @@ def input_topic_ids(config: JobConfig, topics: Iterable[str]) -> Mapping[str, st
 
 
 def refuse_recreated(known: Mapping[str, str], found: Mapping[str, str], **where: object) -> None:
-    """Compare the IDs that go with the input offsets with those that the topics have now; unknown ones are left out.
+    """Compare the IDs of the checkpoint with those that the topics have now. Skips unknown IDs.
 
     Raises: MissingState for a topic that was deleted and created again.
     """
@@ -207,11 +208,11 @@ def refuse_recreated(known: Mapping[str, str], found: Mapping[str, str], **where
 def topic_problem(
     config: JobConfig, topic: str, partitions: int | None, published_tasks: int | None
 ) -> StatemgrError | None:
-    """The one message for an input topic that does not exist or whose partitions are not the job's tasks.
+    """The error for an input topic that does not exist, or whose number of partitions is not ``job.tasks``.
 
     Args:
         partitions: how many the topic has; None: it does not exist.
-        published_tasks: for how many tasks the job has checkpoints; None: there are none yet.
+        published_tasks: how many tasks have checkpoints; None: none yet.
     """
     if partitions is None:
         hint = f"create it with {published_tasks or config.tasks} partitions, or correct task.inputs"

@@ -1,4 +1,4 @@
-"""What brokers say of topics: IDs, partitions, settings, first and last offsets. Asks an admin client."""
+"""Asks brokers about topics through an admin client: IDs, partitions, settings, first and last offsets."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from statemgr.kafka.clients import ClientErrors, admin, is_missing, may_pass, tr
 
 K = TypeVar("K")
 V = TypeVar("V")
-#: Seconds that a question may stay unanswered in all, and each time that it is put.
+#: Seconds that a question may take in all, and that each try may take.
 DEADLINE_S = 30.0
 _REQUEST_S = 10.0
 _PAUSE_S = 0.1
-#: Operations on its group that a member of it needs.
+#: The operations on a group that its members need.
 _GROUP_RIGHTS = ("READ",)
 
 
 class TopicMetadata:
-    """Answers about topics. Safe to use from many threads."""
+    """Asks each question again until it is answered or a deadline has passed. Safe to use from many threads."""
 
     def __init__(self, config: JobConfig) -> None:
         self.errors = ClientErrors()
         self.client: AdminClient = admin(config, self.errors)
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicDescription]:
-        """Those of ``topics`` that exist. Raises: UnavailableError, AccessDenied."""
+        """The descriptions of those ``topics`` that exist. Raises: UnavailableError, AccessDenied."""
         if not topics:
             return {}
         return self.ask(
@@ -47,8 +47,10 @@ class TopicMetadata:
         )
 
     def missing_group_rights(self, group: str) -> list[str]:
-        """What a member of a consumer group needs and these credentials may not do. Raises: UnavailableError,
-        AccessDenied."""
+        """The rights that a member of a consumer group needs and these credentials lack.
+
+        Raises: UnavailableError, AccessDenied.
+        """
         described = self.ask(
             "describing a consumer group",
             lambda: self.client.describe_consumer_groups(
@@ -60,13 +62,13 @@ class TopicMetadata:
         return [needed for needed in _GROUP_RIGHTS if needed not in allowed]
 
     def describe_later(self, topic: str) -> Future[TopicDescription]:
-        """Begin to ask for a topic's description, once. The future raises KafkaException."""
+        """Ask for a topic's description without waiting, and only once. The future raises KafkaException."""
         answers = self.client.describe_topics(TopicCollection([topic]), request_timeout=_REQUEST_S)
         future: Future[TopicDescription] = answers[topic]
         return future
 
     def wait_for(self, topics: Sequence[str]) -> None:
-        """Return when new topics are known to the broker that is asked. Raises: UnavailableError."""
+        """Wait until the broker that answers knows new topics. Raises: UnavailableError."""
         deadline = time.monotonic() + DEADLINE_S
         while len(self.describe(topics)) < len(set(topics)):
             if time.monotonic() > deadline:
@@ -74,9 +76,9 @@ class TopicMetadata:
             time.sleep(_PAUSE_S)
 
     def settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Every setting of topics that exist, as text. Raises: UnavailableError, AccessDenied, MissingState.
+        """All settings of existing topics, as text. Raises: UnavailableError, AccessDenied, MissingState.
 
-        Another broker may answer than the one that was asked whether they exist: new topics are waited for.
+        Waits for new topics, because another broker may answer than the one that said that they exist.
         """
         deadline = time.monotonic() + DEADLINE_S
         resources = {topic: ConfigResource(ResourceType.TOPIC, topic) for topic in topics}
@@ -98,10 +100,10 @@ class TopicMetadata:
         }
 
     def bounds(self, topic: str, partition: int, *, only_settled: bool = False) -> tuple[int, int]:
-        """First offset and high watermark; where ``only_settled``, the last stable offset instead of that.
+        """First offset and high watermark; with ``only_settled`` the last stable offset in place of the watermark.
 
-        The high watermark is asked for with read_uncommitted: under read_committed it would be the last stable
-        offset, and another owner's open transaction would hide newer records.
+        Asks with read_uncommitted: under read_committed the answer would be the last stable offset, and another
+        owner's open transaction would hide newer records.
 
         Raises: MissingState, UnavailableError, AccessDenied.
         """
@@ -110,9 +112,9 @@ class TopicMetadata:
         return start, self._end(topic, partition, isolation)
 
     def await_stable(self, partitions: Iterable[tuple[str, int]], wait_s: float) -> None:
-        """Return when every transaction that is open in one of the partitions now has ended there, or is gone with it.
+        """Wait until every transaction that is open in a partition now has ended there, or the partition is gone.
 
-        Raises: UnavailableError when one has not after ``wait_s`` seconds; AccessDenied.
+        Raises: UnavailableError if one is still open after ``wait_s`` seconds; AccessDenied.
         """
         deadline = time.monotonic() + wait_s
         for topic, partition in partitions:
@@ -158,7 +160,7 @@ class TopicMetadata:
                 )
                 return int(answers[place].offset)
             except MissingState as error:
-                # the client says the same of a partition that has no leader just then
+                # the client reports the same for a partition without a leader
                 if not self._exists(topic, partition):
                     raise
                 if time.monotonic() > deadline:
@@ -182,9 +184,9 @@ class TopicMetadata:
         missing_is_none: bool = False,
         **where: str | int,
     ) -> dict[K, V]:
-        """Put a question until it is answered or the deadline has passed.
+        """Ask until there is an answer or the deadline has passed.
 
-        ``missing_is_none`` leaves out what the brokers do not know, instead of raising MissingState.
+        ``missing_is_none``: leave out what the brokers do not know instead of raising MissingState.
         """
         deadline = time.monotonic() + DEADLINE_S
         about: str | None = None
@@ -213,12 +215,12 @@ class TopicMetadata:
             time.sleep(_PAUSE_S)
 
     def close(self) -> None:
-        """Let go of the client; it has nothing that must be waited for."""
+        """Close the client. It has nothing to wait for."""
         self.client.poll(0)
 
 
 def _topic_of(asked: object) -> str | None:
-    """The topic that a question is about."""
+    """The topic of a question, for errors."""
     if isinstance(asked, str):
         return asked
     found = getattr(asked, "topic", None) or getattr(asked, "name", None)

@@ -1,4 +1,4 @@
-"""Permissions on the checkpoint topic: given, listed and taken back. Fences no owner of the job."""
+"""Writes, lists and deletes one-shot permissions on the checkpoint topic. Fences no owner of the job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statemgr.ports import Clock
 
 
 class PermitTopic:
-    """The permissions of one job that wait for an opening."""
+    """The permissions of one job that no opening has used up yet."""
 
     def __init__(self, config: JobConfig, clock: Clock, ids: IdSource) -> None:
         self._config = config
@@ -22,7 +22,7 @@ class PermitTopic:
         self._log = CheckpointTopic(config, clock)
 
     def give(self, tasks: Collection[str], permissions: Permissions) -> list[Permit]:
-        """Permissions for the next opening of each of these tasks. Raises: MissingState without a checkpoint topic."""
+        """Give the next opening of each task these permissions. Raises: MissingState without a checkpoint topic."""
         self._log.read(())
         now_ms = self._clock.time_ns() // 1_000_000
         name, job_id = self._config.job_name, self._config.job_id
@@ -31,20 +31,20 @@ class PermitTopic:
         return made
 
     def waiting(self, tasks: Collection[str]) -> list[Permit]:
-        """Those that no opening has used up."""
+        """The permissions of these tasks that no opening has used up."""
         self._log.read(())
         return [permit for permit in self._log.permits() if permit.task in tasks]
 
     def revoke(self, permits: Sequence[Permit]) -> None:
-        """Take permissions back."""
+        """Delete permissions from the topic."""
         self._write((permit.key, None) for permit in permits)
 
     def close(self) -> None:
-        """Let go of the clients."""
+        """Close the clients."""
         self._log.close()
 
     def _write(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """With an ID of its own, which no owner has."""
+        """Publish with a transactional ID that no owner uses, so that nobody is fenced."""
         config = self._config
         publisher = TransactionalPublisher(config, f"statemgr.{config.job_name}.{config.job_id}.permit", self._clock)
         try:

@@ -1,6 +1,6 @@
-"""Whether a transaction can really be published: tried on a topic of its own, which goes again. For ``doctor``.
+"""Tries to publish a transaction, for ``statemgr doctor``. It uses a temporary topic and deletes it afterwards.
 
-The checkpoint topic is not touched: a probe that dies half-way must not make the job's readers wait.
+It does not touch the checkpoint topic: a probe that dies half-way must not make the job's readers wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REQUEST_S = 10.0
 def probe_transaction(config: JobConfig, clock: Clock, ids: IdSource) -> int:
     """Publish one record in a transaction and read it back.
 
-    Returns: how far the broker's clock is ahead of this machine's, in milliseconds (to the length of a request).
+    Returns: how far the broker's clock is ahead of this machine's, in milliseconds (exact to the length of a request).
     Raises: UnavailableError, AccessDenied, ConfigError and the other errors of publishing.
     """
     topic = f"__statemgr_doctor_{ids.attempt_id()}"

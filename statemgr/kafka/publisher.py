@@ -1,17 +1,20 @@
-"""The transactional publisher: the only writer to Kafka. One ``transactional.id``, one transaction at a time.
+"""The transactional publisher: the only writer to Kafka. It has one ``transactional.id`` and one transaction at a time.
 
-What each failure means for the transaction is decided here:
+It decides what each failure means for the transaction:
 
-- before the commit is asked for, everything that fails is surely not published: abort, RetryableError. The next
-  transaction waits until the aborted one has ended in every partition: where one has no leader at that moment,
-  Kafka 4.3.1 forgets it (KAFKA-20734), and would commit what is open there with the next transaction's records
-- once it was asked for and no answer came, the outcome is unknown: the same producer is asked again, which
-  both learns the outcome and notices a newer owner; only when it is beyond use, a new one of the ID is made
-- brokers forget an ID that nobody used for a week, and an abort then takes it again inside the client, without a word.
-  So a transaction that failed for this reason is not aborted (nothing of it is open anywhere), and every other abort
-  leaves the ID *regained*: nothing is published before the owner has compared the topic with what it knows
-- fenced is fenced: no new producer is ever made then, since it would fence the newer owner in turn. Only where the
-  transaction was open for longer than its timeout is it not known who has fenced it: the brokers do that, too
+- A failure before the commit request: the transaction is surely not published. The publisher aborts it and raises
+  RetryableError. The next transaction waits until the aborted one has ended in every partition. Kafka 4.3.1 forgets a
+  partition that has no leader during the abort (KAFKA-20734), and would commit the records that are open there together
+  with those of the next transaction.
+- No answer to the commit request: the outcome is unknown. The publisher asks the same producer again, which both learns
+  the outcome and notices a newer owner. It makes a new producer with the ID only if the old one cannot be used any
+  more.
+- The brokers have forgotten the ID, because nobody used it for a week: an abort would then take the ID again inside the
+  client, silently. So the publisher does not abort a transaction that failed for this reason (it is not open anywhere).
+  After every other abort the ID is *regained*: the publisher publishes nothing until the owner has compared the topic
+  with what it knows.
+- Fenced: the publisher never makes a new producer, because that would fence the newer owner in turn. If the transaction
+  was open for longer than its timeout, the publisher cannot know who fenced it, because brokers do that, too.
 """
 
 from __future__ import annotations
@@ -47,22 +50,22 @@ from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.transaction import KafkaTransaction
 from statemgr.ports import Clock, IdForgotten
 
-#: Brokers refuse more, unless their transaction.max.timeout.ms was raised.
+#: Brokers refuse a longer timeout, unless their transaction.max.timeout.ms was raised.
 _BROKER_LIMIT_MS = 900_000
-#: Seconds that giving a transaction up may take; what is left of it is aborted before the next one begins.
+#: Seconds that an abort may take; if it takes longer, it is finished before the next transaction begins.
 _ABORT_TIMEOUT_S = 30.0
 _LATE = "nothing is lost: the next commit first looks whether another owner has published meanwhile"
-#: Seconds to get the ID; a coordinator that has just started answers after a few.
+#: Seconds to get the ID. A coordinator that has just started needs a few.
 _FENCE_TIMEOUT_S = 60.0
 
 
 def task_transactional_id(config: JobConfig, task: str) -> str:
-    """The ID of the owner of one task."""
+    """The transactional ID of the owner of one task."""
     return transactional_id(config.job_name, config.job_id, task_path(task))
 
 
 def job_transactional_id(config: JobConfig) -> str:
-    """The ID of the owner of a whole job (a Spark driver, the command line)."""
+    """The transactional ID of the owner of a whole job (a Spark driver, the command line)."""
     return transactional_id(config.job_name, config.job_id, "job")
 
 
@@ -81,7 +84,7 @@ class TransactionalPublisher:
     """Implements :class:`statemgr.ports.Publisher`; one thread at a time.
 
     Args:
-        transactional_id: who this is to the brokers; a newer publisher of the same ID fences this one.
+        transactional_id: a newer publisher with the same ID fences this one.
         clock: for deadlines.
     """
 
@@ -94,16 +97,16 @@ class TransactionalPublisher:
         self._errors = ClientErrors()
         self._producer: Producer | None = None
         self._state = _State.NEW
-        #: Partitions with records of the last transaction, until it is known to be committed.
+        #: Partitions with records of the last transaction, until we know that it is committed.
         self._written: set[tuple[str, int]] = set()
-        #: When the transaction that is open began, on the monotonic clock.
+        #: When the open transaction began, on the monotonic clock.
         self._began: float | None = None
         self._regained = False
 
     # --- the port ---------------------------------------------------------------------------------------
 
     def fence(self) -> None:
-        """See :meth:`statemgr.ports.Publisher.fence`. Also raises: AccessDenied, ConfigError."""
+        """Also raises: AccessDenied, ConfigError."""
         self._refuse(_State.CLOSED, _State.FENCED)
         fresh = self._make_producer()
         deadline = self._clock.monotonic() + min(_FENCE_TIMEOUT_S, self._timeout_s)
@@ -120,7 +123,7 @@ class TransactionalPublisher:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[KafkaTransaction]:
-        """See :meth:`statemgr.ports.Publisher.transaction`. It has ``task.commit.timeout.ms`` in all."""
+        """A transaction may take ``task.commit.timeout.ms`` in all."""
         deadline = self._clock.monotonic() + self._timeout_s
         current = self._begin(deadline)
         transaction = KafkaTransaction(current, self._clock, deadline, self._errors)
@@ -141,11 +144,9 @@ class TransactionalPublisher:
 
     @property
     def regained(self) -> bool:
-        """See :meth:`statemgr.ports.Publisher.regained`."""
         return self._regained or self._state is _State.UNUSABLE
 
     def settle(self) -> None:
-        """See :meth:`statemgr.ports.Publisher.settle`."""
         self._refuse(_State.CLOSED, _State.FENCED)
         deadline = self._clock.monotonic() + self._timeout_s
         if self._state is _State.UNKNOWN:
@@ -165,18 +166,16 @@ class TransactionalPublisher:
             raise UnavailableError("the last transaction could not be aborted yet", transactional_id=self._id)
 
     def regain(self) -> None:
-        """See :meth:`statemgr.ports.Publisher.regain`."""
         self._regained = True
         if self._state is _State.UNUSABLE:
             self.fence()
 
     def confirmed(self) -> None:
-        """See :meth:`statemgr.ports.Publisher.confirmed`."""
         self._refuse(_State.CLOSED, _State.FENCED, _State.UNUSABLE)
         self._regained = False
 
     def close(self) -> None:
-        """Let the producer go; an open transaction is left to the next owner or to its timeout."""
+        """Close the producer. An open transaction is left to the next owner or to its timeout."""
         self._drop_producer()
         self._state = _State.CLOSED
 
@@ -224,7 +223,8 @@ class TransactionalPublisher:
         return self._producer
 
     def _await_aborted(self, deadline: float) -> None:
-        """After an abort: no partition has the transaction open any more. Raises: UnavailableError, while one has."""
+        """After an abort, wait until no partition has the transaction open. Raises: UnavailableError if one still
+        has."""
         if not self._written:
             return
         with contextlib.closing(TopicMetadata(self._config)) as metadata:
@@ -258,7 +258,7 @@ class TransactionalPublisher:
         self._state, self._written, self._began = _State.READY, set(), None
 
     def _after_failed_commit(self, error: KafkaException) -> None:
-        """What a failed commit means: aborted (READY), FENCED, UNUSABLE, or still UNKNOWN."""
+        """Decide the state after a failed commit: aborted (READY), FENCED, UNUSABLE, or still UNKNOWN."""
         reason = error.args[0]
         if is_fenced(reason) or self._fenced_reported():
             self._state = self._who_fenced()
@@ -270,7 +270,7 @@ class TransactionalPublisher:
             self._state = _State.UNUSABLE
 
     def _abort(self, deadline: float | None = None) -> None:
-        """Give the open transaction up; never raises. What cannot be aborted now is tried again later."""
+        """Abort the open transaction. Never raises; an abort that fails is tried again later."""
         if self._producer is None:
             return
         self._state, self._regained = _State.ABORTING, True
@@ -282,7 +282,7 @@ class TransactionalPublisher:
             self._classify(error.args[0])
 
     def _given_up(self, cause: BaseException | None, error: StatemgrError) -> StatemgrError:
-        """Abort, and say what that showed: a fenced owner is fenced whatever went wrong first."""
+        """Abort, and return the error to raise: FencedError if the abort shows it, whatever went wrong first."""
         reason = self._reason(cause)
         if reason is not None and is_forgotten(reason):
             self._state, self._began = _State.UNUSABLE, None
@@ -299,13 +299,13 @@ class TransactionalPublisher:
         return error if reason is None else self._translated(reason, "publishing")
 
     def _reason(self, cause: BaseException | None) -> KafkaError | None:
-        """Why a transaction failed. Where an error only says that it has failed, the client is asked why."""
+        """Why a transaction failed. Asks the client if the error only says that it has failed."""
         if not isinstance(cause, KafkaException):
             return None
         reason: KafkaError = cause.args[0]
         if is_after_effect(reason) and self._producer is not None:
             try:
-                self._producer.begin_transaction()  # refused while one is open, with the reason why that one failed
+                self._producer.begin_transaction()  # refused while one is open; the error says why that one failed
             except KafkaException as error:
                 reason = error.args[0]
         return reason
@@ -317,7 +317,7 @@ class TransactionalPublisher:
             self._state = _State.UNUSABLE
 
     def _who_fenced(self) -> _State:
-        """Another owner; or, where the transaction was open for too long, perhaps only the brokers: the topic says."""
+        """FENCED; or UNUSABLE if the transaction was open for so long that the brokers may have fenced this owner."""
         return _State.UNUSABLE if self._timed_out() else _State.FENCED
 
     def _timed_out(self) -> bool:
@@ -331,7 +331,7 @@ class TransactionalPublisher:
         return fatal is not None and is_fenced(fatal)
 
     def _until(self, client: Producer, call: Callable[[float], None], deadline: float) -> None:
-        """Repeat a call that librdkafka resumes, until it succeeds or the deadline has passed.
+        """Repeat a call until it succeeds or the deadline has passed; librdkafka resumes it each time.
 
         Raises: KafkaException, the last one.
         """
@@ -344,14 +344,14 @@ class TransactionalPublisher:
             except KafkaException as error:
                 reason = self._served(client) or error.args[0]
                 refused = self._errors.refused() is not None
-                again = is_unreachable(reason) or reason.code() == KafkaError._FATAL  # the next call says which
+                again = is_unreachable(reason) or reason.code() == KafkaError._FATAL  # the next call says which error
                 if not again or reason.fatal() or refused or left <= 0:
                     raise KafkaException(reason) from error
                 if reason.code() != KafkaError._TIMED_OUT:
                     self._clock.sleep(min(0.1, max(left, 0.0)))
 
     def _served(self, client: Producer) -> KafkaError | None:
-        """Let the client report what it has to; a fatal error comes as an exception."""
+        """Run the client's callbacks. Returns: a fatal error, which the client raises as an exception."""
         try:
             with unmasked():
                 client.poll(0)
@@ -371,7 +371,7 @@ class TransactionalPublisher:
     def _translated(self, error: KafkaError, doing: str) -> StatemgrError:
         where: dict[str, str | int] = {"transactional_id": self._id}
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and self._written:
-            # the client does not say which one of the transaction's
+            # the client does not say which partition of the transaction
             where["topic"] = " or ".join(sorted({topic for topic, _ in self._written}))
         return translate(error, doing, reported=self._errors, **where)
 

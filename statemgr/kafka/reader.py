@@ -1,9 +1,9 @@
-"""Reading one partition, committed records only, from an offset up to exactly another.
+"""Reads the committed records of one partition from one offset up to exactly another.
 
-The end is met by position, never by counting: control records, aborted transactions and compaction leave
-gaps. Offsets that go back, or lie beyond the end of the log, come from a damaged log. Under read_committed librdkafka
-tells the position by an end-of-partition event at the last stable offset; as long as that is below the wanted end, a
-transaction is still open there, and the reader waits for it or meets its deadline.
+The reader compares positions and does not count records, because control records, aborted transactions and compaction
+leave gaps. Offsets that decrease, or lie beyond the end of the log, come from a damaged log. With read_committed,
+librdkafka reports the position by an end-of-partition event at the last stable offset. As long as that is below the
+wanted end, a transaction is still open there, and the reader waits until it has ended or the deadline has passed.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from statemgr.errors import UnavailableError
 from statemgr.kafka.clients import ClientErrors, consumer, damaged, is_damaged, may_pass, translate
 from statemgr.ports import Clock
 
-#: Records taken at once. Few enough to stay in the processor's caches and below the garbage collector's notice:
-#: measured, 10,000 at once cost more than twice the processor time of 500.
+#: Records that are taken together. They should fit into the processor's caches and not trigger the garbage collector:
+#: measured, 10,000 together take more than twice the processor time of 500.
 _BATCH = 500
-#: ``consume`` waits this long for a full batch: a longer one would be paid at every end of a topic.
+#: ``consume`` waits this long for a full batch. Every read pays it once, at the end of the topic.
 _WAIT_S = 0.02
-#: Seconds beyond the longest life of a transaction that a read may make no progress.
+#: Seconds that a read may make no progress, in addition to the longest life of a transaction.
 _GRACE_S = 30.0
-#: Seconds that a broker may take to say where a partition ends.
+#: Seconds that a broker may take to answer where a partition ends.
 _ANSWER_S = 5.0
 
 
 class PartitionReader:
-    """Reads with a consumer of its own each time.
+    """Reads partitions, each time with a new consumer.
 
     Args:
-        stall_s: seconds without progress after which a read fails; by default as long as another owner's open
-            transaction may live (``task.commit.timeout.ms``), and a little more.
+        stall_s: seconds without progress after which a read fails; by default a little more than another owner's
+            transaction may be open (``task.commit.timeout.ms``).
     """
 
     def __init__(self, config: JobConfig, clock: Clock, stall_s: float | None = None) -> None:
@@ -84,7 +84,7 @@ def offset_of(message: Message) -> int:
 
 
 def _after(batch: list[Message], position: int, topic: str, partition: int) -> int:
-    """The position after a batch. Raises: CorruptRecord where it does not follow what was read before."""
+    """The position after a batch. Raises: CorruptRecord if the batch does not follow what was read before."""
     first, last = offset_of(batch[0]), offset_of(batch[-1])
     if first < position or last - first < len(batch) - 1:
         raise damaged("its records are out of order", topic=topic, partition=partition, offset=position)
@@ -92,7 +92,7 @@ def _after(batch: list[Message], position: int, topic: str, partition: int) -> i
 
 
 def _check_beyond(client: Consumer, batch: list[Message], position: int, topic: str, partition: int) -> None:
-    """Records after the wanted end came after it was asked for. Raises: CorruptRecord unless the log has them."""
+    """Records beyond the wanted end must be newer than it. Raises: CorruptRecord if the log does not have them."""
     if not batch:
         return
     _, high = client.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
@@ -106,7 +106,7 @@ def _check_beyond(client: Consumer, batch: list[Message], position: int, topic: 
 def _refuse_unreadable(
     client: Consumer, topic: str, partition: int, position: int, end: int, errors: ClientErrors
 ) -> None:
-    """When reading has stopped. Raises: CorruptRecord where the broker answers and no transaction is open."""
+    """After reading has stalled. Raises: CorruptRecord if the broker answers and no transaction is open."""
     if errors.refused() or errors.last():
         return
     try:
@@ -120,7 +120,7 @@ def _refuse_unreadable(
 
 
 def _after_event(event: Message, topic: str, partition: int, errors: ClientErrors) -> int:
-    """The position that an event tells; 0 where it tells none. Raises: what it means that waiting cannot help."""
+    """The position that an event reports; 0 if it reports none. Raises: an error that waiting cannot fix."""
     error = event.error()
     assert error is not None
     if error.code() == KafkaError._PARTITION_EOF:

@@ -1,4 +1,4 @@
-"""Which right a refusal of the brokers means, in the words of Kafka's ACLs. Pure."""
+"""Names the missing right when brokers refuse a request, in the words of Kafka's ACLs. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from confluent_kafka import KafkaError
 
-#: What was being done (its beginning) → the operation of the ACL that it needs on a topic.
+#: The beginning of what the caller was doing → the ACL operation that it needs on a topic.
 _ON_TOPIC = {
     "creating": "Create",
     "deleting": "Delete",
@@ -18,17 +18,17 @@ _ON_TOPIC = {
     "beginning": "Write",
     "settling": "Write",
 }
-#: Which Read and Write include.
+#: Operations that Read and Write include.
 _DESCRIBE = "Describe (or Read or Write)"
 
 
 def missing_right(error: KafkaError, doing: str, where: Mapping[str, object], group: str | None) -> str | None:
-    """``Read on topic orders-1-totals-changelog``; None where the credentials themselves are refused.
+    """``Read on topic orders-1-totals-changelog``, or None if the credentials themselves are refused.
 
     Args:
-        doing: as :func:`statemgr.kafka.clients.translate` has it.
-        where: names of things; of these the topic and the transactional ID are looked at.
-        group: of the client, if it is a consumer.
+        doing: as in :func:`statemgr.kafka.clients.translate`.
+        where: names of things; the topic and the transactional ID count.
+        group: the client's consumer group, if it is a consumer.
     """
     match error.code():
         case KafkaError.TOPIC_AUTHORIZATION_FAILED:

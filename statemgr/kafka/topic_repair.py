@@ -1,7 +1,7 @@
-"""Copies what is valid on a checkpoint topic to a new topic, and tells what it leaves out.
+"""Copies the valid records of a checkpoint topic to a new topic, and lists the records that it leaves out.
 
-Order, keys, values and deletes stay as they are; only committed records are read. The copy is one transaction: the new
-topic has all of it or nothing.
+It reads committed records only, and keeps their order, keys, values and deletes. The copy is one transaction, so the
+new topic has all of it or nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A record that no version of this software can have written: its offset, its key as text, and what is wrong."""
+    """A record that no version of statemgr can have written: its offset, its key as text, and what is wrong."""
 
     offset: int
     key: str
@@ -36,23 +36,23 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """How many records are valid, and those that are not."""
+    """The number of valid records, and the records that are not valid."""
 
     copied: int
     left_out: tuple[LeftOut, ...]
 
 
 def look(config: JobConfig, clock: Clock) -> Repaired:
-    """What a repair would do. Raises: MissingState, UnavailableError."""
+    """Report what a repair would do. Raises: MissingState, UnavailableError."""
     return _sort(config, clock)[0]
 
 
 def copy_valid(config: JobConfig, clock: Clock, target: str) -> Repaired:
-    """Copy the valid records to ``target``, which is created and must be empty. The owners must be fenced before.
+    """Copy the valid records to ``target``, which is created if missing and must be empty. Fence owners first.
 
-    Raises: InvalidError when the target has records; UnavailableError, AccessDenied.
+    Raises: InvalidError if the target has records; UnavailableError, AccessDenied.
     """
-    # not with the broker's times: those of the copies would make old checkpoints look young
+    # keep the records' own times: with the broker's time of the copy, old checkpoints would look young
     spec = replace(checkpoint_topic_spec(config), name=target, created_with={})
     with TopicAdmin(config) as admin:
         admin.create_missing([spec])
@@ -103,7 +103,7 @@ def _records(config: JobConfig, clock: Clock) -> Iterator[Message]:
 
 
 def _problem(topic: str, message: Message) -> str | None:
-    """Why a record is refused; None when it is valid. Records of other jobs on the same topic are."""
+    """Why a record is not valid, or None if it is. Records of other jobs on the same topic are valid."""
     data, value = message.key(), message.value()
     if data is None:
         return "it has no key"

@@ -1,7 +1,7 @@
-"""Whether a topic is still the one that its owner has read: it may be deleted and created again under a running job.
+"""Notices that a topic was deleted and created again under a running job. The topic's ID shows it.
 
-The topic's ID tells. A publish asks for it while it sends its records, at most every few seconds; in between it asks
-only when its records have an offset that is not beyond all earlier ones, as in a new topic.
+A publish asks for the ID while it sends its records, at most every few seconds. In between it asks only if its records
+have an offset that is not higher than all earlier ones, as in a new topic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ANSWER_S = 5.0
 
 
 class TopicWatch:
-    """Remembers the ID that the topic had when it was first read. Safe to use from many threads."""
+    """Remembers the topic's ID at the first read. Safe to use from many threads."""
 
     def __init__(self, topic: str, metadata: TopicMetadata, clock: Clock) -> None:
         self._topic = topic
@@ -34,7 +34,7 @@ class TopicWatch:
         self._end = 0
 
     def compare(self, topic_id: str) -> None:
-        """The topic has this ID now. Raises: MissingState when it had another one before."""
+        """Compare the ID that the topic has now. Raises: MissingState if it had another ID before."""
         with self._lock:
             if self._known is None:
                 self._known = topic_id
@@ -50,20 +50,20 @@ class TopicWatch:
         )
 
     def reached(self, end: int) -> None:
-        """The topic has been read or written up to this offset."""
+        """Note that the topic was read or written up to this offset."""
         with self._lock:
             self._end = max(self._end, end)
 
     def ask(self) -> Future[TopicDescription] | None:
-        """Begin to ask for the ID, if it is time."""
+        """Ask for the ID without waiting, if it is time to."""
         if self._clock.monotonic() - self._seen_at < _EVERY_S:
             return None
         return self._metadata.describe_later(self._topic)
 
     def check(self, end: int, asked: Future[TopicDescription] | None) -> None:
-        """Records were written that end at this offset, and are not committed yet.
+        """Check the topic after records up to this offset were written and before they are committed.
 
-        Raises: MissingState when this is another topic than the one that was read, or there is none.
+        Raises: MissingState if this is not the topic that was read, or if there is no topic.
         """
         if asked is None and end > self._end:
             self.reached(end)
@@ -72,7 +72,7 @@ class TopicWatch:
         try:
             self.compare(str(asked.result(_ANSWER_S).topic_id))
         except TimeoutError:
-            return  # the commit itself tells whether the brokers are there
+            return  # the commit itself shows whether the brokers can be reached
         except KafkaException as error:
             if is_missing(error.args[0]):
                 raise MissingState(

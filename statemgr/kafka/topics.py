@@ -1,6 +1,6 @@
-"""Topics: how they must be set, making them, and refusing those whose settings would lose state.
+"""Creates topics, and refuses topics whose settings would lose state.
 
-Talks to the brokers through an admin client; reads and writes no records.
+Uses an admin client only: it reads and writes no records.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from statemgr.errors import TopicMisconfigured
 from statemgr.kafka.clients import translated
 from statemgr.kafka.metadata import DEADLINE_S, TopicMetadata
 
-#: A changelog's tombstones stay this long, so that a replay that was begun before still meets them.
+#: A changelog keeps its tombstones this long, so that a replay that began earlier still reads them.
 DELETE_RETENTION_MS = 24 * 3600 * 1000
-#: Kafka's default: room for the batches that a producer makes, whose default limit is a little lower.
+#: Kafka's default. A producer's default limit is a little lower, so its batches fit.
 MAX_MESSAGE_BYTES = 1_048_588
 _FACTORY = "kafka-changelog"
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """How a topic must be: partitions exactly, replicas at least (-1: any), and settings.
+    """What a topic must have: exactly these partitions, at least these replicas (-1: any), and settings.
 
-    ``config`` is what it is created with. ``at_least`` names those of them for which more is fine too, ``created_with``
-    what else a new one gets, which an existing one need not have.
+    ``config``: the settings that it must have. ``at_least``: names of those settings that may also be higher.
+    ``created_with``: further settings of a new topic, which an existing one need not have.
     """
 
     name: str
@@ -44,7 +44,7 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True)
 class TopicProblem:
-    """What is wrong with a topic, and the command that mends it."""
+    """What is wrong with a topic, and the command that fixes it."""
 
     topic: str
     message: str
@@ -52,7 +52,7 @@ class TopicProblem:
 
 
 def checkpoint_topic_spec(config: JobConfig) -> TopicSpec:
-    """One partition, compacted: the newest record of every task stays for ever. The broker says when it was written."""
+    """One partition, compacted: it keeps the newest record of every key for ever. The broker sets the timestamps."""
     return TopicSpec(
         config.checkpoint_topic,
         1,
@@ -64,7 +64,7 @@ def checkpoint_topic_spec(config: JobConfig) -> TopicSpec:
 
 
 def changelog_topic_specs(config: JobConfig) -> list[TopicSpec]:
-    """One partition per task, compacted, but not what a rewind or a replay under way still needs."""
+    """One partition per task, compacted. It keeps recent records and tombstones that a running replay still needs."""
     return [
         TopicSpec(
             store.changelog_topic,
@@ -83,7 +83,7 @@ def changelog_topic_specs(config: JobConfig) -> list[TopicSpec]:
 
 
 class TopicAdmin:
-    """Makes and checks topics. Use it in a ``with`` block, or :meth:`close` it."""
+    """Creates and checks topics. Use it in a ``with`` block, or :meth:`close` it."""
 
     def __init__(self, config: JobConfig) -> None:
         self._metadata = TopicMetadata(config)
@@ -98,7 +98,7 @@ class TopicAdmin:
         self.close()
 
     def close(self) -> None:
-        """Let go of the client; it has nothing that must be waited for."""
+        """Close the client. It has nothing to wait for."""
         self._metadata.close()
 
     def exists(self, topic: str) -> bool:
@@ -106,7 +106,8 @@ class TopicAdmin:
         return topic in self._metadata.describe([topic])
 
     def create_missing(self, specs: Sequence[TopicSpec]) -> list[str]:
-        """Create those that do not exist, and return their names; one made meanwhile by another is no error.
+        """Create the topics that do not exist, and return their names. It is no error if another process creates one
+        first.
 
         Raises: UnavailableError, AccessDenied, InvalidError (the brokers refuse the settings).
         """
@@ -133,7 +134,7 @@ class TopicAdmin:
         return created
 
     def check(self, specs: Sequence[TopicSpec]) -> list[TopicProblem]:
-        """Everything that is wrong with these topics; empty when all is well.
+        """Everything that is wrong with these topics; empty if nothing is.
 
         Raises: UnavailableError, AccessDenied.
         """
@@ -149,7 +150,7 @@ class TopicAdmin:
         return problems
 
     def verify(self, specs: Sequence[TopicSpec]) -> None:
-        """Raises: TopicMisconfigured with the first problem and the command that mends it."""
+        """Raises: TopicMisconfigured with the first problem and the command that fixes it."""
         for problem in self.check(specs):
             raise TopicMisconfigured(
                 f"topic {problem.topic}: {problem.message}", hint=problem.fix_command, topic=problem.topic

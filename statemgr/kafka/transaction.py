@@ -1,4 +1,4 @@
-"""One open transaction: records go into librdkafka's queue, with back-pressure, and their offsets come back.
+"""One open transaction: puts records into librdkafka's queue, with back-pressure, and learns their offsets.
 
 Of many records the first and the last are sent with a callback of their own: in a transaction, one failed delivery
 makes the commit fail, and an idempotent producer keeps the order of a partition.
@@ -18,15 +18,15 @@ from statemgr.kafka.clients import SLICE_S, ClientErrors, translate, unmasked
 from statemgr.model.commit import Change
 from statemgr.ports import Clock, Delivered
 
-#: Seconds to wait for room when the queue is full.
+#: Seconds to wait for room in a full queue.
 _BACK_PRESSURE_S = 0.02
 
 
 class KafkaTransaction:
-    """Implements :class:`statemgr.ports.Transaction`. Made by the publisher; of no use after its block.
+    """Implements :class:`statemgr.ports.Transaction`. The publisher makes it; it cannot be used after its block.
 
     Attributes:
-        written: topics and partitions that have records of it, or may have.
+        written: topics and partitions that have, or may have, records of this transaction.
     """
 
     def __init__(self, producer: Producer, clock: Clock, deadline: float, errors: ClientErrors) -> None:
@@ -50,7 +50,6 @@ class KafkaTransaction:
         partition: int | None = None,
         headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> None:
-        """See :meth:`statemgr.ports.Transaction.send`."""
         self._check()
         options: dict[str, Any] = {"on_delivery": self._on_delivery}
         if partition is not None:
@@ -99,7 +98,7 @@ class KafkaTransaction:
         }
 
     def close(self) -> None:
-        """No more records."""
+        """Refuse further records."""
         self._closed = True
 
     def _produce(self, topic: str, key: bytes | None, value: bytes | None, options: Mapping[str, Any]) -> None:
@@ -140,7 +139,7 @@ class KafkaTransaction:
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         assert topic is not None
         if partition is not None and partition >= 0:
-            self.written.add((topic, partition))  # whatever the error: it may have arrived
+            self.written.add((topic, partition))  # also after an error: the record may have arrived
         if error is not None:
             self._failed = self._failed or error
             return

@@ -1,4 +1,4 @@
-"""Floor 2: local stores and the directories that they are in. The disk and the clock are touched here alone."""
+"""Local adapters: stores, the directories that hold them, and the clock. Only this package touches them."""
 
 from statemgr.local.durable import hash_file, remove
 from statemgr.local.rocksdb.memory import use_memory

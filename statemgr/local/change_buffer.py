@@ -1,7 +1,8 @@
-"""The changes of a store since its last acknowledged commit. Touches its own spill directory.
+"""Keeps the changes of a store since its last acknowledged commit. Touches only its own spill directory.
 
-The newest change of each key is kept in memory up to a budget; beyond it, in local change segments. A commit freezes
-what there is so far; only its acknowledgement drops that, so a failed commit's changes are in the next one.
+The buffer keeps the newest change of each key in memory up to a budget, and beyond it in local change segments. A
+commit freezes the changes so far. Only the acknowledgement of the commit drops them, so the changes of a failed commit
+are in the next one.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from statemgr.model.commit import Change, size_of
 from statemgr.model.segment import read_segment, write_segment
 from statemgr.os_errors import translated
 
-#: What an entry costs in memory beside its bytes, roughly.
+#: Memory of an entry in addition to its bytes, roughly.
 _ENTRY_OVERHEAD = 160
 
 
 class _Generation:
-    """Changes with one entry per key: growing, then sealed, then perhaps in a file.
+    """Changes with one entry per key. A generation grows, then it is sealed, and later it may move to a file.
 
     Args:
-        first: the sequence number of its first change; the others follow.
+        first: the sequence number of its first change.
     """
 
     def __init__(self, first: int) -> None:
@@ -32,35 +33,35 @@ class _Generation:
         self._entries: dict[bytes, bytes | None] | None = {}
         self._path: Path | None = None
         self._size = 0
-        #: What the size is at most: changes that replace others count beside them until they are counted again.
+        #: Upper bound of the size: changes that replace others also count until the next exact count.
         self._at_most = 0
         self.count = 0
 
     @property
     def end(self) -> int:
-        """The sequence number after its last change; fixed when it is sealed."""
+        """The sequence number after its last change. Sealing fixes it."""
         return self.first + self.count
 
     @property
     def size(self) -> int:
         """Bytes of keys and values."""
-        entries = self._entries  # another thread may spill it meanwhile
+        entries = self._entries  # another thread may spill the entries meanwhile
         if self._at_most > self._size and entries is not None:
             self._size = self._at_most = size_of(entries)
         return self._size
 
     @property
     def memory(self) -> int:
-        """Bytes that it takes in memory."""
+        """Bytes of memory, counted entry by entry."""
         return 0 if self._entries is None else self.size + self.count * _ENTRY_OVERHEAD
 
     @property
     def memory_at_most(self) -> int:
-        """The same, known without looking at every entry."""
+        """An upper bound of :attr:`memory` that does not count entries."""
         return 0 if self._entries is None else self._at_most + self.count * _ENTRY_OVERHEAD
 
     def extend(self, changes: Mapping[bytes, bytes | None]) -> int:
-        """Returns: bytes of the changes."""
+        """Add changes. Returns: their bytes."""
         assert self._entries is not None
         self._entries.update(changes)
         self.count = len(self._entries)
@@ -69,7 +70,7 @@ class _Generation:
         return size
 
     def spill(self, path: Path) -> None:
-        """Move the entries to a file. Raises: DiskFull; they stay in memory then."""
+        """Move the entries to a file. Raises: DiskFull; then they stay in memory."""
         assert self._entries is not None
         with translated("cannot keep the changes since the last commit", path):
             try:
@@ -102,16 +103,17 @@ class _Generation:
 
 
 class _Origin:
-    """Something to tell buffers apart by."""
+    """Tells buffers apart: each buffer has its own object."""
 
 
 class FrozenChanges:
-    """Implements ``NumberedChanges``: everything unacknowledged at one moment, oldest first. A key may come up again.
+    """Implements ``NumberedChanges``: all changes that were not acknowledged at one moment, oldest first. Keys may
+    repeat.
 
     Attributes:
-        origin: the same object for all that one buffer has frozen, and another one for every other buffer.
+        origin: identifies the buffer that froze these changes.
         moment: the number of the freeze.
-        first, end: the sequence numbers that it has, without ``end``.
+        first, end: the range of its sequence numbers, without ``end``.
     """
 
     def __init__(self, origin: object, moment: int, end: int, generations: tuple[_Generation, ...]) -> None:
@@ -122,7 +124,7 @@ class FrozenChanges:
         self._generations = generations
 
     def since(self, number: int) -> FrozenChanges:
-        """Those with a sequence number of ``number`` or more; a moment at which the buffer was frozen or sealed."""
+        """The changes from ``number`` on, at which the buffer must have been frozen or sealed."""
         later = tuple(generation for generation in self._generations if generation.first >= number)
         return FrozenChanges(self.origin, self.moment, self.end, later)
 
@@ -142,14 +144,14 @@ class FrozenChanges:
 
 
 class ChangeBuffer:
-    """Collects changes; one thread may write while another commits.
+    """Collects changes. One thread may write while another one commits.
 
     Attributes:
-        origin: what the sequence numbers of its changes belong to.
+        origin: identifies this buffer; the sequence numbers of its changes belong to it.
 
     Args:
-        spill_directory: made when it is first needed, removed at close.
-        memory_budget_bytes: what may be held in memory.
+        spill_directory: created when it is first needed, removed by :meth:`close`.
+        memory_budget_bytes: bytes of changes that may stay in memory.
     """
 
     def __init__(self, spill_directory: Path, memory_budget_bytes: int) -> None:
@@ -161,16 +163,16 @@ class ChangeBuffer:
         self.origin: object = _Origin()
         self._moment = 0
         self._files = 0
-        #: The sequence number up to which it was frozen, and at most how many bytes were noted since.
+        #: The sequence number up to which it was frozen, and an upper bound of the bytes since.
         self._frozen_to = 0
         self._unfrozen = 0
 
     def put(self, key: bytes, value: bytes | None) -> None:
-        """Note a put, or a delete when the value is None. Raises: DiskFull; the change is noted all the same."""
+        """Add a put, or a delete if the value is None. Raises: DiskFull; the change is added nevertheless."""
         self.extend(((key, value),))
 
     def extend(self, changes: Iterable[Change]) -> None:
-        """Note changes in order. Raises: DiskFull; they are noted all the same, above the budget."""
+        """Add changes in order. Raises: DiskFull; they are added nevertheless, above the budget."""
         newest = dict(changes)
         with self._lock:
             self._unfrozen += self._growing.extend(newest)
@@ -178,7 +180,7 @@ class ChangeBuffer:
                 self._spill()
 
     def freeze(self) -> FrozenChanges:
-        """Everything unacknowledged so far; later changes are not in it. Costs nothing."""
+        """All changes so far that are not acknowledged, without later ones. Copies nothing."""
         with self._lock:
             self._moment += 1
             self._unfrozen = 0
@@ -186,9 +188,9 @@ class ChangeBuffer:
             return FrozenChanges(self.origin, self._moment, self._frozen_to, tuple(self._sealed))
 
     def has_unfrozen(self, size: int) -> bool:
-        """Whether half of ``size`` bytes or more have not been frozen, asked when ``size`` bytes have been noted.
+        """Whether at least half of ``size`` bytes are not frozen yet. Counts them only when ``size`` bytes were added.
 
-        So it is rarely that they are counted: changes that replace others are noted, and are no more bytes.
+        The exact count is therefore rare. It is needed because a change that replaces another one adds no bytes.
         """
         with self._lock:
             if self._unfrozen < size:
@@ -197,16 +199,17 @@ class ChangeBuffer:
             return self._unfrozen >= size // 2
 
     def seal(self) -> int:
-        """The sequence number that the next change gets: a commit can begin or end there."""
+        """Close the current generation, so that a commit can begin or end here. Returns: the next sequence number."""
         with self._lock:
             return self._seal()
 
     def mark(self, end: int) -> FrozenChanges:
-        """No changes, up to a number that it was sealed at, as of now: for a snapshot that has all below it."""
+        """An empty range that ends at ``end``, where the buffer was sealed: for a snapshot that has all changes below
+        it."""
         return FrozenChanges(self.origin, self._moment, end, ())
 
     def acknowledge(self, frozen: FrozenChanges) -> None:
-        """Drop just what ``frozen`` holds: it is published. Repeating it is no error."""
+        """Drop exactly the changes in ``frozen``, because they are published. Idempotent."""
         with self._lock:
             done = set(map(id, frozen._generations))
             for generation in self._sealed:
@@ -215,7 +218,7 @@ class ChangeBuffer:
             self._sealed = [generation for generation in self._sealed if id(generation) not in done]
 
     def close(self) -> None:
-        """Forget everything and remove the spilled files."""
+        """Drop all changes and remove the spilled files."""
         with self._lock, translated("cannot remove spilled changes", self._directory):
             self._sealed, self._growing = [], _Generation(self._growing.end)
             durable.remove(self._directory)
@@ -223,8 +226,8 @@ class ChangeBuffer:
     def _is_too_much(self) -> bool:
         if self._growing.memory_at_most + sum(generation.memory for generation in self._sealed) <= self._budget:
             return False
-        # counted exactly only now, and spilled from half the budget on: a set of hot keys that takes most of it
-        # would otherwise be counted again at every call
+        # count exactly only now, and spill from half the budget on: otherwise a set of hot keys that takes most of the
+        # budget would be counted again at every call
         return sum(generation.memory for generation in (*self._sealed, self._growing)) > self._budget // 2
 
     def _seal(self) -> int:

@@ -1,4 +1,4 @@
-"""The real clock, and IDs made from it and from the operating system's random source."""
+"""The real clock, and IDs from it and from the operating system's random source."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from statemgr.ids import IdSource
 from statemgr.local.durable import boot_id
 from statemgr.ports import Clock, Moment
 
-#: Longer than any deadline.
+#: Seconds, longer than any deadline.
 _LEAP_S = 7 * 24 * 3600.0
 
 
 class SystemClock:
-    """Wall time, monotonic time and waiting of this machine.
+    """Wall time, monotonic time and waiting on this machine.
 
-    After :meth:`give_up` every deadline has passed and no wait lasts: what is in progress ends with the error that a
-    time-out has.
+    After :meth:`give_up` every deadline has passed and every wait ends at once, so what is in progress ends with the
+    error of a time-out.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class SystemClock:
         self._leap_s = 0.0
 
     def give_up(self) -> None:
-        """End what is in progress. The monotonic time leaps ahead at each look from now on."""
+        """End what is in progress: from now on each call of :meth:`monotonic` jumps ahead."""
         self._given_up = True
 
     def time_ns(self) -> int:
@@ -33,19 +33,19 @@ class SystemClock:
         return time.time_ns()
 
     def monotonic(self) -> float:
-        """Seconds, never going backwards."""
+        """Seconds that never decrease."""
         if self._given_up:
             self._leap_s += _LEAP_S
         return time.monotonic() + self._leap_s
 
     def sleep(self, seconds: float) -> None:
-        """Wait ``seconds`` (nothing when it is not positive)."""
+        """Wait ``seconds``; returns at once if they are not positive."""
         if seconds > 0 and not self._given_up:
             time.sleep(seconds)
 
 
 def moment(clock: Clock) -> Moment:
-    """Now, in a form that other processes on this machine can compare with theirs."""
+    """The current moment, which other processes on this machine can compare with theirs."""
     return Moment(boot_id(), clock.monotonic(), clock.time_ns() // 1_000_000)
 
 

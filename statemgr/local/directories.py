@@ -1,16 +1,17 @@
-"""The local directories of one store of one task. Touches what is below its root only, never through a link.
+"""The local directories of one store of one task. Touches only what is below its root, and follows no link.
 
 ::
 
-    <root>/committed/<state id>/            made for exactly that state
-    <root>/committed/<state id>.manifest    what it holds; without one the directory is unfinished
-    <root>/live/<attempt>.<owner>/          a store that is open
-    <root>/staging/<attempt>.<owner>/       being made
-    <root>/owners/<owner>                   locked as long as the owner lives
-    <root>/lock                             held for changes of committed/ and for removals
+    <root>/committed/<state id>/            has exactly that state
+    <root>/committed/<state id>.manifest    lists its files; without a manifest the directory is unfinished
+    <root>/live/<attempt>.<owner>/          an open store
+    <root>/staging/<attempt>.<owner>/       a directory that is being filled
+    <root>/owners/<owner>                   a file that is locked while the owner lives
+    <root>/lock                             locked for changes of committed/ and for removals
 
-All of it is a cache: whatever does not verify is removed, and the state is restored from a backend. So large files
-are not synced; a directory that was made before the machine last started is verified by its files' hashes instead.
+All of it is a cache. A directory that does not verify is removed, and the state is restored from a backend. So large
+files are not synced. If a directory is older than the last start of the machine, the hashes of its files are checked
+instead.
 """
 
 from __future__ import annotations
@@ -41,25 +42,25 @@ log = logging.getLogger(__name__)
 
 _PARTS = ("committed", "live", "staging", "owners")
 _UNUSABLE = {errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
-#: Ends the name of a staging directory that nobody owns any more.
+#: Suffix of a staging directory that nobody owns any more.
 _LEFT = ".left"
 _MAX_STATE_ID = 200
-#: Longer than a commit may take: for so long a directory is spared that another living owner made.
+#: Longer than a commit may take. Directories of another living owner are kept at least this long.
 _GRACE_S = 15 * 60
-#: Names that live and staging directories have here. Whatever is called otherwise is not ours, and stays.
+#: Names of live and staging directories. Anything with another name is not ours, and stays.
 _OURS = re.compile(r"\d{1,19}-[0-9a-f]{16}(\.[0-9a-f]{16}|\.left)\Z")
-#: Names of the states that commits make: an attempt's ID, and the store's name.
+#: The state IDs that commits make: an attempt's ID and the store's name.
 _STATE = re.compile(r"\d{1,19}-[0-9a-f]{16}-[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
 
 
 class StoreDirectories:
-    """Implements ``ports.LocalDirectories`` below one root directory, which is made when it is needed.
+    """Implements ``ports.LocalDirectories`` below one root directory, which is created when it is needed.
 
-    Keep the object as long as a directory that it gave out is used: when it goes (or the process dies), its live and
+    Keep the object as long as you use one of its directories: when it is closed (or the process dies), its live and
     staging directories count as abandoned. Safe to use from many threads and processes.
 
     Args:
-        base: the root is below it, at any depth; no level in between is entered through a link. Default: its parent.
+        base: a directory above the root, at any depth. No level in between may be a link. Default: the root's parent.
     """
 
     def __init__(self, root: Path, clock: Clock, ids: IdSource, base: Path | None = None) -> None:
@@ -71,7 +72,7 @@ class StoreDirectories:
         self._owner: Owner | None = None
 
     def find(self, state_id: str) -> CommittedDirectory | None:
-        """As the port says. Raises: InvalidError (not a state ID), UnavailableError, AccessDenied."""
+        """Raises: InvalidError (not a state ID), UnavailableError, AccessDenied."""
         _check_state_id(state_id)
         if not self._exists():
             return None
@@ -79,7 +80,6 @@ class StoreDirectories:
             return self._verified(state_id)
 
     def reusable(self) -> Sequence[CommittedDirectory]:
-        """As the port says."""
         if not self._exists():
             return []
         with self._changing("cannot look for local directories"):
@@ -88,18 +88,16 @@ class StoreDirectories:
         return [directory for directory in verified if directory is not None]
 
     def staging(self) -> Path:
-        """As the port says."""
         return self._new("staging")
 
     def abandon(self, staging: Path) -> None:
-        """As the port says; one that does not exist is no error."""
+        """A directory that does not exist is no error."""
         if staging.parent != self._root / "staging":
             raise InvalidError("only staging directories are abandoned", path=staging)
         with translated("cannot abandon a local directory", staging), suppress(FileNotFoundError):
             os.rename(staging, staging.with_name(staging.name.partition(".")[0] + _LEFT))
 
     def leftovers(self) -> Sequence[Path]:
-        """As the port says."""
         if not self._exists():
             return []
         with self._changing("cannot look for unfinished local directories"):
@@ -109,7 +107,7 @@ class StoreDirectories:
             return [path for path in left if stat.S_ISDIR(os.lstat(path).st_mode)]
 
     def finished(self, directory: Path) -> FinishedDirectory:
-        """As the port says. Raises: InvalidError (not flushed), CorruptFile (altered, a link in it), MissingFile."""
+        """Raises: InvalidError (not flushed), CorruptFile (altered, a link in it), MissingFile."""
         with translated("cannot read a local directory", directory):
             tree = trees.only_state(directory)
             return FinishedDirectory(directory, _known(directory, tree, self._held()))
@@ -121,16 +119,16 @@ class StoreDirectories:
         files: Mapping[str, tuple[int, bytes | None]] | None,
         as_of: Moment | None = None,
     ) -> CommittedDirectory:
-        """As the port says. One that is there for this state already, and verifies, is kept instead.
+        """If this state already has a directory that verifies, keeps that one instead.
 
-        Raises: CorruptError when the directory does not hold exactly ``files``; DiskFull, MissingState.
+        Raises: CorruptError if the directory does not have exactly ``files``; DiskFull, MissingState.
         """
         return self._adopt(staging, state_id, files, as_of, instead=False)
 
     def replace(
         self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes | None]]
     ) -> CommittedDirectory:
-        """As the port says. Raises: as :meth:`adopt`."""
+        """Raises: as :meth:`adopt`."""
         before = self._manifest(state_id)
         as_of = before.as_of if isinstance(before, Manifest) else None
         return self._adopt(staging, state_id, files, as_of, instead=True)
@@ -168,14 +166,14 @@ class StoreDirectories:
                 durable.remove(staging)
                 return here
             os.rename(staging, target)
-            # a sync waits for whatever the file system writes just now; what is doubtful after a crash needs none
+            # a sync would wait for everything that the file system is writing; a directory in doubt needs none
             durable.write_file(_manifest_path(target), manifest.encode(made), synced=not boot)
             if not boot:
                 durable.sync(self._committed)
         return CommittedDirectory(state_id, target, hashed, as_of)
 
     def clone(self, committed: CommittedDirectory | FinishedDirectory | None) -> Path:
-        """As the port says. Raises: MissingState when the directory was removed meanwhile; DiskFull."""
+        """Raises: MissingState if the directory was removed meanwhile; DiskFull."""
         live = self._new("live")
         with self._changing("cannot clone a local directory"):
             try:
@@ -189,14 +187,14 @@ class StoreDirectories:
         return live
 
     def discard(self, directory: Path) -> None:
-        """As the port says; one that does not exist is no error. Raises: InvalidError for any other directory."""
+        """A directory that does not exist is no error. Raises: InvalidError for any other directory."""
         if directory.parent not in (self._root / "live", self._root / "staging"):
             raise InvalidError("only live and staging directories are discarded", path=directory)
         with translated("cannot remove a local directory", directory):
             durable.remove(directory)
 
     def distrust(self) -> None:
-        """As the port says. A directory that this cannot be noted of is not used any more."""
+        """A directory whose manifest cannot be changed is no longer used."""
         if not self._exists():
             return
         with self._changing("cannot note that local directories are in doubt"):
@@ -208,14 +206,13 @@ class StoreDirectories:
                     durable.remove(path)
 
     def remove(self, state_id: str) -> None:
-        """As the port says."""
         _check_state_id(state_id)
         with self._changing("cannot remove a local directory"):
             durable.remove(_manifest_path(self._committed / state_id))
             durable.remove(self._committed / state_id)
 
     def keep_only(self, state_ids: Collection[str]) -> None:
-        """As the port says. What another living owner made lately may be on its way to a backend, and stays."""
+        """Keeps recent directories of other living owners too, because these may still be uploading them."""
         if not self._exists():
             return
         mine = self._owner.token if self._owner is not None else ""
@@ -229,7 +226,7 @@ class StoreDirectories:
                 if found.owner in alive - {mine} and now.monotonic_s - found.adopted.monotonic_s < _GRACE_S
             )
             for name in os.listdir(self._committed):
-                # one name without the other is what a crash left
+                # a crash left one of the two names
                 state_id = name.removesuffix(durable.TEMPORARY).removesuffix(SUFFIX)
                 if state_id in kept and not name.endswith(durable.TEMPORARY):
                     continue
@@ -241,13 +238,13 @@ class StoreDirectories:
                         durable.remove(self._root / part / name)
 
     def _alive(self) -> set[str]:
-        """The owners that live; this one does, whoever deleted its sign. The lock is held."""
+        """Living owners, including this one even if its file was deleted. The caller holds the lock."""
         signs = self._root / "owners"
         alive = {token for token in os.listdir(signs) if is_alive(signs, token)}
         return alive | {self._owner.token} if self._owner is not None else alive
 
     def close(self) -> None:
-        """Declare everything live and staging of this object abandoned. Repeating it is no error."""
+        """Give up all live and staging directories of this object. Idempotent."""
         if self._owner is not None:
             self._owner.close()
             self._owner = None
@@ -260,7 +257,7 @@ class StoreDirectories:
 
     @contextmanager
     def _changing(self, what: str) -> Iterator[None]:
-        """Hold the root's lock, with its structure in place."""
+        """Create the directory structure and hold the root's lock."""
         with translated(what, self._root):
             self._make()
             with exclusive(self._root / "lock", self._clock):
@@ -272,12 +269,12 @@ class StoreDirectories:
             levels.make(self._root, part)
 
     def _exists(self) -> bool:
-        """Whether anything may be here. Raises: InvalidError for a link on the way."""
+        """Whether the root exists. Raises: InvalidError for a link in its path."""
         with translated("cannot look for local directories", self._root):
             return levels.check(self._base, *self._levels).is_dir()
 
     def _own(self) -> Owner:
-        """This owner, whose sign of life is there."""
+        """This owner, with its locked file in place."""
         with self._changing("cannot make local directories"):
             if self._owner is None:
                 self._owner = Owner(self._root / "owners", self._ids.token()[:16])
@@ -290,7 +287,7 @@ class StoreDirectories:
         return self._root / part / f"{self._ids.attempt_id()}.{owner.token}"
 
     def _manifests(self) -> Iterator[Manifest]:
-        """Every manifest that can be read."""
+        """All readable manifests."""
         for name in os.listdir(self._committed):
             if name.endswith(SUFFIX):
                 found = self._manifest(name.removesuffix(SUFFIX))
@@ -298,7 +295,7 @@ class StoreDirectories:
                     yield found
 
     def _manifest(self, state_id: str) -> Manifest | str:
-        """The manifest of a state, or why there is no usable one."""
+        """The manifest of a state, or a text that says why there is no usable one."""
         try:
             found = manifest.read(_manifest_path(self._committed / state_id))
         except (CorruptError, ValueError, KeyError, TypeError) as error:
@@ -310,14 +307,15 @@ class StoreDirectories:
         return found if found.state_id == state_id else "its manifest is another state's"
 
     def _verified(self, state_id: str) -> CommittedDirectory | None:
-        """The directory of a state; left as unfinished unless it is what its manifest says. The lock is held."""
+        """The directory of a state if it matches its manifest; otherwise it becomes unfinished. The caller holds the
+        lock."""
         path = self._committed / state_id
         found = self._manifest(state_id)
         if isinstance(found, Manifest):
             problem, touched = _deviation(found, path)
             if problem is None:
                 if touched or found.is_doubtful():
-                    # what was in doubt has been hashed, as it came back from the disk
+                    # its files were in doubt, and have now been hashed as they are on the disk
                     found = replace(
                         found, files={**found.files, **touched}, boot="" if found.is_doubtful() else found.boot
                     )
@@ -333,7 +331,7 @@ class StoreDirectories:
         return None
 
     def _leave(self, path: Path) -> None:
-        """What does not verify as a whole may still have files that a restore can use, once it has hashed them."""
+        """Turn a directory that does not verify into a leftover: a restore may use its files after hashing them."""
         if path.is_dir() and not path.is_symlink():
             os.rename(path, self._root / "staging" / (self._ids.attempt_id() + _LEFT))
         else:
@@ -342,7 +340,7 @@ class StoreDirectories:
     def _held(self) -> dict[tuple[int, int], _Held]:
         """Device and inode → content, for every file that a committed directory shares with others by hard links.
 
-        While a hard link holds the inode it cannot be another file's, so a new link to it has the same content.
+        While a hard link holds an inode, no other file can get it, so a new link to it has the same content.
         """
         held: dict[tuple[int, int], _Held] = {}
         if not self._committed.is_dir():
@@ -362,16 +360,16 @@ class StoreDirectories:
 
 
 class _Held(NamedTuple):
-    """What a file that a committed directory shares was recorded as, and whether it certainly still is that."""
+    """The recorded content of a shared file, and whether the file certainly still has it."""
 
     file: RecordedFile
     is_certain: bool
 
 
 def _known(directory: Path, tree: Tree, held: Mapping[tuple[int, int], _Held]) -> dict[str, tuple[int, bytes | None]]:
-    """The sizes of a tree's files, and the hashes of those that are held. Files that are shared never change.
+    """The sizes of a tree's files, and the hashes of those in ``held``. Shared files must never change.
 
-    Raises: CorruptFile when one has changed: its content must never pass for something new.
+    Raises: CorruptFile if one has changed: its content must not pass for something new.
     """
     files: dict[str, tuple[int, bytes | None]] = {}
     for path, status in tree.files.items():

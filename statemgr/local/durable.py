@@ -1,6 +1,6 @@
-"""Durable writes, hashing, copies and removals of local files, never through a symbolic link.
+"""Durable writes, hashing, copies and removals of local files. Never follows a symbolic link.
 
-Touches only the paths that it is given. OSErrors pass through: callers know what they mean.
+Touches only the paths that it is given. OSErrors pass through to the caller, who knows what they mean.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 from statemgr.model.hashing import content_hash, hasher, read_buffer
 from statemgr.os_errors import CANNOT_LINK
 
-#: Bytes that are read and hashed at once: they stay in the processor's cache meanwhile.
+#: Bytes that are read and hashed at a time: they fit into the processor's cache.
 _BUFFER = 256 * 1024
-#: Ends the names under which files are written.
+#: Suffix of temporary names.
 TEMPORARY = ".tmp"
 #: The mode of new files.
 PRIVATE = 0o600
@@ -30,9 +30,9 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @cache
 def boot_id() -> str:
-    """What tells this run of the operating system from all others; empty where it does not say.
+    """An ID of this run of the operating system; empty if it has none.
 
-    Within one run, whatever was written is there: only a crash of the machine loses what was not synced.
+    Within one run everything that was written is there: only a crash of the machine loses data that was not synced.
     """
     try:
         return _BOOT_ID.read_text().strip()
@@ -46,9 +46,9 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """A descriptor of a regular file; one that ``flags`` create is for this user alone.
+    """A descriptor of a regular file. A file that ``flags`` create belongs to this user alone.
 
-    Raises: OSError with ELOOP for a link, a FIFO, a device and whatever else is no regular file.
+    Raises: OSError with ELOOP for anything else: a link, a FIFO, a device.
     """
     # O_NONBLOCK: a planted FIFO must not make the open wait
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE)
@@ -62,7 +62,7 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def create(path: Path) -> BinaryIO:
-    """Open a new file for writing, for this user alone. Raises: OSError (EEXIST when anything is there)."""
+    """Open a new file for writing, for this user alone. Raises: OSError (EEXIST if the path exists)."""
     return open(os.open(path, _NEW, PRIVATE), "wb")
 
 
@@ -105,7 +105,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link to a regular file, or a copy where the file system does not make one."""
+    """A hard link to a regular file, or a copy if the file system refuses the link."""
     if not stat.S_ISREG(os.lstat(source).st_mode):
         raise OSError(errno.ELOOP, "not a regular file", str(source))
     try:
@@ -117,7 +117,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file or a directory's entries to the disk."""
+    """Write a file, or the entries of a directory, to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -126,9 +126,9 @@ def sync(path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes, *, synced: bool = True) -> None:
-    """Write a file whole or not at all: temporary name, fsync, rename. The caller syncs the directory.
+    """Write a whole file or nothing: temporary name, fsync, rename. The caller syncs the directory.
 
-    Without ``synced`` that holds until the machine crashes: then it may be gone or torn.
+    Without ``synced`` the file may be missing or torn after a crash of the machine.
     """
     temporary = path.with_name(path.name + TEMPORARY)
     with suppress(FileNotFoundError):
@@ -142,7 +142,7 @@ def write_file(path: Path, data: bytes, *, synced: bool = True) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a directory with all in it, or a file or a link itself; what does not exist is no error."""
+    """Remove a directory with its content, a file, or a link itself. A missing path is no error."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -154,5 +154,5 @@ def remove(path: Path) -> None:
     try:
         shutil.rmtree(path)
     except FileNotFoundError:
-        # somebody else removes it too
+        # another process removes it too
         shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Directories below ``state.dir``, level by level: for this user alone, and never entered through a link.
+"""Creates and checks directories below ``state.dir``, level by level. They are private, and no level may be a link.
 
-What the caller gives as ``base`` is the operator's own word and may be a link. Every level below it must be a
-directory of this user (or of root). It is made with mode 0700, so that nobody else can put anything in its place.
+The operator chooses ``base``, so it may be a link. Every level below must be a directory of this user (or of root).
+Levels are created with mode 0700, so that nobody else can replace them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _PRIVATE = 0o700
 
 
 def make(base: Path, *names: str) -> Path:
-    """Make ``base`` and each level below it, if it is missing. Returns the last one.
+    """Create ``base`` and the levels below it where they are missing. Returns: the last one.
 
-    Raises: InvalidError when something else than a directory of this user stands there; OSError.
+    Raises: InvalidError if a level is not a directory of this user; OSError.
     """
     _make_parents(base)
     path = base
@@ -32,9 +32,9 @@ def make(base: Path, *names: str) -> Path:
 
 
 def check(base: Path, *names: str) -> Path:
-    """The path of the last level. A level that does not exist is no error.
+    """The path of the last level. A missing level is no error.
 
-    Raises: InvalidError when something else than a directory of this user stands there; OSError.
+    Raises: InvalidError if a level is not a directory of this user; OSError.
     """
     path = base
     for name in names:

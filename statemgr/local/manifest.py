@@ -1,7 +1,7 @@
-"""Manifests of committed directories: what each held when it was finished, and whether it still does.
+"""Manifests list the files of committed directories, so that a later opening can check them. Reads only.
 
-A manifest is ``<state id>.manifest`` beside the directory: one line of JSON, then that line's XXH3-128 in hexadecimal
-digits. It is written after the directory has its name, so a directory without one is unfinished. Reads only.
+A manifest is the file ``<state id>.manifest`` next to the directory: one line of JSON, then the line's XXH3-128 in
+hexadecimal digits. It is written after the directory has got its name, so a directory without a manifest is unfinished.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from statemgr.ports import Moment
 SUFFIX = ".manifest"
 _FORMAT = 3
 _MAX_SIZE = 512 * 1024 * 1024
-#: In place of a run of the operating system: the files are in doubt, whatever the machine did.
+#: Value of ``boot`` for files that are in doubt, even without a restart of the machine.
 IN_DOUBT = "in doubt"
 
 
@@ -37,11 +37,10 @@ class RecordedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a directory held when it became the one for ``state_id``, when that was, and the owner that made it.
+    """The files of a directory when it became the one for ``state_id``, the time of that, and the owner that made it.
 
-    ``as_of``: a moment at which no newer state was published yet, if one is known. ``boot``: the run of the
-    operating system in which it was made without syncing its files; empty when they are
-    known to be on the disk.
+    ``as_of``: a moment at which no newer state was published yet, if one is known. ``boot``: the run of the operating
+    system in which the directory was made without syncing its files; empty if the files are known to be on the disk.
     """
 
     state_id: str
@@ -53,13 +52,13 @@ class Manifest:
     as_of: Moment | None = None
 
     def is_doubtful(self) -> bool:
-        """Whether files may have changed unseen: the machine may have crashed before their content was on the disk, or
-        one was found damaged."""
+        """Whether files may have changed unnoticed: the machine may have crashed before they were on the disk, or one
+        of them was found damaged."""
         return self.boot not in ("", durable.boot_id())
 
 
 def encode(manifest: Manifest) -> bytes:
-    """A manifest's bytes."""
+    """The bytes of a manifest file."""
     line = json.dumps(
         {
             "format": _FORMAT,
@@ -76,7 +75,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def read(path: Path) -> Manifest:
-    """Read a manifest. Raises: CorruptError when it is not whole or not one; OSError."""
+    """Read a manifest. Raises: CorruptError if it is not a whole manifest; OSError."""
     try:
         data = read_small(path, _MAX_SIZE)
     except OSError as error:
@@ -101,10 +100,10 @@ def read(path: Path) -> Manifest:
 
 
 def deviation(manifest: Manifest, directory: Path) -> tuple[str | None, Mapping[str, RecordedFile]]:
-    """Compare a directory with its manifest: names and sizes exactly, content by hash where a file is small, its
-    time deviates, or the machine may have crashed before it was on the disk.
+    """Compare a directory with its manifest: names and sizes exactly. Compares the content by hash if a file is small,
+    its time deviates, or the machine may have crashed before the file was on the disk.
 
-    Returns: what is wrong (None: nothing), and the files whose time has to be recorded anew.
+    Returns: what is wrong (None: nothing), and the files whose time must be recorded again.
     Raises: CorruptError, OSError as :func:`scan`.
     """
     tree = scan(directory)

@@ -1,6 +1,6 @@
 """A local store in memory, for small state and for tests. Touches its own directory and checkpoint targets.
 
-Its content is written whole, as one change segment, when it is flushed.
+A flush writes the whole content as one change segment.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class MemoryStore:
         return [self._items.get(key) for key in keys]
 
     def write(self, changes: Iterable[Change]) -> None:
-        """As the port says. Raises: InvalidError (not bytes; nothing was applied), ClosedError."""
+        """Raises: InvalidError (not bytes; nothing was applied), ClosedError."""
         content = self._items
         pending = list(changes)
         for key, value in pending:
@@ -94,11 +94,11 @@ class MemoryStore:
         self._sequence_number += len(pending)
 
     def delete_range(self, start: bytes | None, end: bytes | None) -> None:
-        """As the port says. Raises: ClosedError."""
+        """Raises: ClosedError."""
         self.write([(key, None) for key in self._keys_in(start, end)])
 
     def scan(self, start: bytes | None, end: bytes | None) -> MemoryScan:
-        """As the port says. Raises: ClosedError."""
+        """Raises: ClosedError."""
         content = self._items
         return MemoryScan(self, [(key, content[key]) for key in self._keys_in(start, end)])
 
@@ -112,13 +112,12 @@ class MemoryStore:
 
     @property
     def sequence_number(self) -> int:
-        """As the port says."""
         if self._content is None:
             raise ClosedError("the store is closed", path=self._directory)
         return self._sequence_number
 
     def flush(self) -> None:
-        """As the port says. Raises: DiskFull; nothing is lost then."""
+        """Raises: DiskFull; then nothing is lost."""
         with self._file:
             self._write_file()
 
@@ -126,7 +125,7 @@ class MemoryStore:
         number = self.sequence_number
         if number == self._flushed_at:
             return
-        content = self._items.copy()  # at once, whoever writes beside
+        content = self._items.copy()  # one atomic call, even if another thread writes
         path = self._directory / FILE
         temporary = path.with_name(FILE + ".tmp")
         with translated("cannot flush the store", self._directory):
@@ -153,7 +152,7 @@ class MemoryStore:
         return False
 
     def checkpoint(self, directory: Path) -> None:
-        """As the port says. Raises: DiskFull, InvalidError when the directory exists."""
+        """Raises: DiskFull, InvalidError when the directory exists."""
         if os.path.lexists(directory):
             raise InvalidError("the directory of a checkpoint exists already", path=directory)
         with self._file:
@@ -163,17 +162,17 @@ class MemoryStore:
                 durable.link_or_copy(self._directory / FILE, directory / FILE)
 
     def checkpoint_beside(self, directory: Path) -> None:
-        """As the port says. Raises: DiskFull, InvalidError when the directory exists."""
+        """Raises: DiskFull, InvalidError when the directory exists."""
         self.checkpoint(directory)
 
     def close(self) -> None:
-        """Close; what was not flushed is gone. Repeating it is no error."""
+        """Close without flushing. Idempotent."""
         self._content = None
         self._keys = None
 
 
 class MemoryScan(Iterator[tuple[bytes, bytes]]):
-    """Items as of its making; closing it, or its store, ends it."""
+    """The items at the time of the call. Closing the scan, or its store, ends it."""
 
     def __init__(self, store: MemoryStore, items: list[tuple[bytes, bytes]]) -> None:
         self._store = store
@@ -189,7 +188,7 @@ class MemoryScan(Iterator[tuple[bytes, bytes]]):
         raise StopIteration
 
     def close(self) -> None:
-        """End the scan before its end: a later step of it raises ClosedError."""
+        """End the scan early: its next step raises ClosedError."""
         if self._items is not None:
             self._items = None
             self._closed = True

@@ -1,7 +1,7 @@
-"""Who uses a store's local directories: one lock for short changes, and a sign of life for each owner.
+"""Shows who uses a store's local directories: one lock for short changes, and one locked file per living owner.
 
-Both are advisory file locks, which the kernel releases when a process dies however it dies; no process ID can be
-mistaken for another's. Touches ``<root>/lock`` and ``<root>/owners/``.
+Both are advisory file locks. The kernel releases them when a process dies in any way, and no reused process ID can pass
+for a living owner. Touches ``<root>/lock`` and ``<root>/owners/``.
 """
 
 from __future__ import annotations

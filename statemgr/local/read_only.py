@@ -1,4 +1,4 @@
-"""A local store that is only read: a finished snapshot directory, which stays as it is. Touches what it wraps."""
+"""Makes a local store read-only, so that a finished snapshot directory stays as it is."""
 
 from __future__ import annotations
 
@@ -11,31 +11,28 @@ from statemgr.ports import Items, LocalStore
 
 
 class ReadOnlyStore:
-    """Implements ``ports.LocalStore``: reads go to ``store``, everything that would write is an InvalidError."""
+    """Implements ``ports.LocalStore``: passes reads on to ``store``. Everything that would write raises
+    InvalidError."""
 
     def __init__(self, store: LocalStore, directory: Path) -> None:
         self._store = store
         self._directory = directory
 
     def get(self, key: bytes) -> bytes | None:
-        """As the port says."""
         return self._store.get(key)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """As the port says."""
         return self._store.get_many(keys)
 
     def scan(self, start: bytes | None, end: bytes | None) -> Items:
-        """As the port says."""
         return self._store.scan(start, end)
 
     def statistics(self) -> Mapping[str, float]:
-        """As the port says."""
         return self._store.statistics()
 
     @property
     def sequence_number(self) -> int:
-        """Stays what it is."""
+        """Constant, because nothing writes."""
         return self._store.sequence_number
 
     def write(self, changes: Iterable[Change]) -> None:
@@ -62,7 +59,6 @@ class ReadOnlyStore:
         raise self._refused()
 
     def close(self) -> None:
-        """As the port says."""
         self._store.close()
 
     def _refused(self) -> InvalidError:

@@ -1,10 +1,10 @@
-"""A directory for files that no process needs after its own end. Touches what is below its path only.
+"""A directory for temporary files, which no process needs after its end. Touches only what is below its path.
 
 ::
 
-    <path>/<token>/            one process's files
-    <path>/owners/<token>      locked as long as that process lives
-    <path>/lock                held while a process begins, or removes what dead ones left
+    <path>/<token>/            the files of one process
+    <path>/owners/<token>      a file that is locked while that process lives
+    <path>/lock                locked while a process starts, or removes files of dead processes
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from statemgr.local.transfer_files import disk_errors
 from statemgr.ports import Clock
 
 _OWNERS, _LOCK = "owners", "lock"
-#: The names of processes' directories. Whatever is called otherwise is not ours, and stays.
+#: Names of the directories of processes. Anything with another name is not ours, and stays.
 _OURS = re.compile(r"[0-9a-f]{16}\Z")
 
 
 class Scratch:
-    """Called, it makes this process's directory and returns it; first it removes those of dead processes.
+    """A call creates this process's directory and returns it, after removing those of dead processes.
 
     Args:
-        base: the path is below it, at any depth; no level in between is entered through a link. Default: its parent.
+        base: a directory above the path, at any depth. No level in between may be a link. Default: the path's parent.
     """
 
     def __init__(self, path: Path, clock: Clock, ids: IdSource, base: Path | None = None) -> None:
@@ -43,9 +43,9 @@ class Scratch:
         self._owner: Owner | None = None
 
     def __call__(self) -> Path:
-        """Raises: DiskFull, UnavailableError (another process holds the lock), InvalidError (a link on the way)."""
+        """Raises: DiskFull, UnavailableError (another process holds the lock), InvalidError (a link in the path)."""
         with self._lock, disk_errors(self._path):
-            # what is local is a cache: it may be removed while a process runs
+            # local files are a cache: somebody may remove them while a process runs
             if self._owner is None or not levels.check(self._path, self._owner.token).is_dir():
                 self._begin()
             else:
@@ -54,14 +54,14 @@ class Scratch:
             return self._path / self._owner.token
 
     def tidy(self) -> None:
-        """Remove what dead processes left, if there is anything. Raises: UnavailableError."""
+        """Remove the files of dead processes. Raises: UnavailableError."""
         with disk_errors(self._path):
             if levels.check(self._base, *self._levels, _OWNERS).is_dir():
                 with exclusive(self._path / _LOCK, self._clock):
                     self._remove_dead()
 
     def close(self) -> None:
-        """Remove this process's directory. Repeating it is no error; another call makes another one."""
+        """Remove this process's directory. Idempotent; the next call creates a new one."""
         with self._lock:
             owner, self._owner = self._owner, None
             if owner is not None:

@@ -1,4 +1,4 @@
-"""The kinds of local store, by the name that the configuration gives them."""
+"""Opens local stores by the name of their type in the configuration (``rocksdb``, ``memory``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from statemgr.ports import LocalStore
 
 
 class ChangeWriter(Protocol):
-    """Takes changes in order, any number of them."""
+    """Takes any number of changes, in order."""
 
     def write(self, changes: Iterable[Change]) -> None: ...
 
@@ -26,12 +26,12 @@ class ChangeWriter(Protocol):
 def open_store(
     kind: str, directory: Path, options: Mapping[str, object], *, read_first: bool = False, briefly: bool = False
 ) -> LocalStore:
-    """Open a store of a kind (``rocksdb``, ``memory``); an empty or missing directory becomes a new one.
+    """Open a store; an empty or missing directory becomes a new one.
 
     Args:
         options: names after ``stores.<name>.rocksdb.``.
-        read_first: what only writing needs, and what waits for a busy disk, is put off until the first write.
-        briefly: nothing is compacted before it is asked for: the end of the store would cut it off.
+        read_first: delay what only writes need, and what waits for a busy disk, until the first write.
+        briefly: start no compaction unasked, because the close of the store would cut it off.
 
     Raises: CorruptError, InvalidError (open elsewhere), DiskFull, AccessDenied, ConfigError (unknown kind).
     """
@@ -45,9 +45,9 @@ def open_store(
 
 
 def open_snapshot(kind: str, directory: Path, options: Mapping[str, object]) -> LocalStore:
-    """Open a finished directory of a kind for reading only: it may be open elsewhere, and its state stays as it is.
+    """Open a finished directory for reading only. It may be open elsewhere, and does not change.
 
-    Raises: CorruptError (also when there is no store), AccessDenied, ConfigError (unknown kind).
+    Raises: CorruptError (also if there is no store), AccessDenied, ConfigError (unknown kind).
     """
     if kind == "rocksdb":
         return ReadOnlyStore(RocksDbStore.open_snapshot(directory, options), directory)
@@ -59,9 +59,9 @@ def open_snapshot(kind: str, directory: Path, options: Mapping[str, object]) -> 
 
 
 def bulk_writer(kind: str, directory: Path, options: Mapping[str, object]) -> AbstractContextManager[ChangeWriter]:
-    """Fill a new store of a kind; when the block ends without an error, the directory holds it, closed.
+    """Fill a new store. When the block ends without an error, the directory has the closed store.
 
-    Raises: as :func:`open_store`; InvalidError when the directory is not empty.
+    Raises: as :func:`open_store`; InvalidError if the directory is not empty.
     """
     if kind == "rocksdb":
         return bulk_load(directory, options)

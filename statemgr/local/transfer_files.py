@@ -1,4 +1,4 @@
-"""Local files at both ends of a transfer. Touches only the paths that it is given; follows no links."""
+"""The local files of uploads and downloads. Touches only the paths that it is given, and follows no links."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from statemgr.os_errors import Fault, translated
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-# a planted FIFO must not make an open wait
+# an open must not wait for a planted FIFO
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KINDS = {Fault.GONE: CorruptFile, Fault.ALTERED: InvalidError}
 _HINTS = {Fault.GONE: "what is local is a cache: open the task again, and it is restored"}
 
 
 def disk_errors(path: Path) -> AbstractContextManager[None]:
-    """Errors of local files as statemgr's.
+    """A context manager that raises errors of local files as statemgr's.
 
-    Raises: DiskFull, InvalidError (something else stands there), CorruptFile (it is gone),
+    Raises: DiskFull, InvalidError (the path is something else), CorruptFile (the file is gone),
     AccessDenied, RetryableError (a limit of this process, or an I/O error).
     """
     return translated("a local file cannot be used", path, kinds=_KINDS, hints=_HINTS)
@@ -47,7 +47,8 @@ class SourceFile:
             raise InvalidError("not a regular file", path=path)
 
     def pieces(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
-        """``length`` bytes from ``offset``, piece by piece in ``buffer``. Raises: CorruptFile: too few."""
+        """Read ``length`` bytes from ``offset``, piece by piece into ``buffer``. Raises: CorruptFile (too few
+        bytes)."""
         with disk_errors(self._path):
             self._file.seek(offset)
             while length:
@@ -67,13 +68,13 @@ class SourceFile:
 
 
 class NewFile:
-    """A file that must not exist yet, made at its full size and written part by part from many threads.
+    """A new file that is created at its full size and written part by part from many threads.
 
     Args:
-        path: whose directory exists.
-        size: bytes; they are reserved where the file system can, so that a full disk is found at once.
+        path: must not exist yet; its directory must exist.
+        size: bytes. They are reserved if the file system can, so that a full disk is noticed at once.
         parts: how many parts will be written.
-        exists: it is there already, at its full size, and nobody else's.
+        exists: the file is already there at its full size, and belongs to this transfer.
     """
 
     def __init__(self, path: Path, size: int, parts: int, *, exists: bool = False) -> None:
@@ -85,7 +86,7 @@ class NewFile:
 
     @contextmanager
     def part(self) -> Iterator[int]:
-        """A descriptor to write one part with. The first one makes the file."""
+        """A descriptor to write one part with. The first call creates the file."""
         with disk_errors(self.path):
             with self._lock:
                 fd = os.open(self.path, _WRITE if self._made else _NEW, 0o600)
@@ -103,14 +104,14 @@ class NewFile:
             os.close(fd)
 
     def write(self, fd: int, offset: int, data: memoryview) -> None:
-        """Write all of ``data`` at ``offset``; within :meth:`part`, which translates errors."""
+        """Write all of ``data`` at ``offset``. Call it within :meth:`part`, which translates errors."""
         while data:
             size = os.pwrite(fd, data, offset)
             data = data[size:]
             offset += size
 
     def read(self, fd: int, offset: int, buffer: memoryview) -> None:
-        """Fill a buffer with what was written at ``offset``; within :meth:`part`, which translates errors."""
+        """Read back from ``offset`` into a buffer. Call it within :meth:`part`, which translates errors."""
         while buffer:
             size = os.preadv(fd, [buffer], offset)
             if not size:
@@ -119,14 +120,14 @@ class NewFile:
             offset += size
 
     def part_done(self) -> bool:
-        """Count a finished part; True for the last one."""
+        """Count a finished part. Returns: whether it was the last one."""
         with self._lock:
             self._left -= 1
             return self._left == 0
 
 
 def write_new(path: Path, data: bytes | memoryview) -> None:
-    """Write a small new file. Raises: DiskFull, InvalidError when the path exists."""
+    """Write a small new file. Raises: DiskFull, InvalidError if the path exists."""
     target = NewFile(path, len(data), 1)
     with target.part() as fd:
         target.write(fd, 0, memoryview(data))

@@ -1,4 +1,4 @@
-"""The files of one local directory: listed, checked, synced and cloned, never through a symbolic link.
+"""Lists, checks, syncs and clones the files of one local directory. Never follows a symbolic link.
 
 Touches only the directories that it is given. OSErrors pass through.
 """
@@ -18,27 +18,27 @@ from statemgr.model.snapshot import MAX_DEPTH, MAX_FILES
 from statemgr.os_errors import translated
 from statemgr.ports import CommittedDirectory
 
-#: Files in a store's directory that are no part of its state: locks, logs, leftovers, input offsets of older software.
+#: Files in a store's directory that are not part of its state: locks, logs, leftovers, input offsets of older software.
 _NO_STATE = re.compile(r"(LOCK|LOG(\.old\.\d+)?|OFFSET.*|.*\.(log|tmp|dbtmp))\Z")
 
-#: Files up to this size (bytes) are hashed whenever they are verified, instead of being synced when they are made.
+#: Files up to this size (bytes) are hashed at every verification, instead of being synced when they are created.
 SMALL = 64 * 1024
-#: Never written again once they are complete, so that they can be shared by hard links.
+#: Files that are never written again once they are complete, so hard links can share them.
 _IMMUTABLE = (".sst", ".blob", ".segment")
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A directory's regular files by relative path, with their status, and its sub-directories."""
+    """The regular files of a directory by relative path, with their status, and its sub-directories."""
 
     files: Mapping[str, os.stat_result]
     dirs: tuple[str, ...]
 
 
 def scan(directory: Path) -> Tree:
-    """Everything in a directory, at every depth.
+    """List a directory at every depth.
 
-    Raises: CorruptError when there is anything but files and directories (a symbolic link), or absurdly many; OSError.
+    Raises: CorruptError for anything but files and directories (a symbolic link), or for absurdly many; OSError.
     """
     files: dict[str, os.stat_result] = {}
     dirs: list[str] = []
@@ -63,14 +63,14 @@ def scan(directory: Path) -> Tree:
 
 
 def is_state(path: str) -> bool:
-    """Whether a file, by its path relative to the store's directory, is part of the state."""
+    """Whether a file belongs to the state. ``path`` is relative to the store's directory."""
     return not _NO_STATE.match(path) if "/" not in path else True
 
 
 def state_files(directory: Path) -> Tree:
-    """The files of a finished directory that are its state.
+    """The files of a finished directory that belong to its state.
 
-    Raises: InvalidError when a write-ahead log has content (it was not flushed); CorruptError, OSError as ``scan``.
+    Raises: InvalidError if a write-ahead log has content (it was not flushed); CorruptError, OSError as ``scan``.
     """
     tree = scan(directory)
     for path, status in tree.files.items():
@@ -84,7 +84,7 @@ def state_files(directory: Path) -> Tree:
 
 
 def only_state(staging: Path) -> Tree:
-    """Remove what is no state from a finished directory, and say what is left."""
+    """Remove files that do not belong to the state from a finished directory. Returns: the rest."""
     tree = state_files(staging)
     for name in os.listdir(staging):
         if name not in tree.files and name not in tree.dirs:
@@ -93,7 +93,7 @@ def only_state(staging: Path) -> Tree:
 
 
 def check_files(staging: Path, tree: Tree, files: Mapping[str, tuple[int, bytes | None]]) -> None:
-    """Raises: CorruptError unless the directory holds exactly ``files`` (path → size and hash), by name and size."""
+    """Raises: CorruptError unless names and sizes in the directory equal ``files`` (path → size and hash)."""
     if tree.files.keys() != files.keys():
         names = sorted(tree.files.keys() ^ files.keys())
         raise CorruptFile("a finished directory lacks a file, or has one too many", path=staging / names[0])
@@ -103,7 +103,7 @@ def check_files(staging: Path, tree: Tree, files: Mapping[str, tuple[int, bytes 
 
 
 def make_private(staging: Path, tree: Tree) -> None:
-    """Take the rights of everybody else from directories and files that a library made."""
+    """Make directories and files that a library created private to this user."""
     for directory in ("", *tree.dirs):
         os.chmod(staging / directory, 0o700)
     for path, status in tree.files.items():
@@ -112,10 +112,10 @@ def make_private(staging: Path, tree: Tree) -> None:
 
 
 def sync_tree(staging: Path, tree: Tree, held: Container[tuple[int, int]]) -> None:
-    """Bring the content of large files to the disk, but for those (device, inode) that were brought there before.
+    """Sync large files to the disk, except those in ``held`` (device, inode), which were synced before.
 
-    The others need no sync: a name that a power failure loses is found missing, and small files are hashed again
-    whenever the directory is looked for.
+    Nothing else needs a sync: a missing name is noticed after a power failure, and small files are hashed at every
+    verification.
     """
     for path, status in tree.files.items():
         if status.st_size > SMALL and (status.st_dev, status.st_ino) not in held:
@@ -123,9 +123,10 @@ def sync_tree(staging: Path, tree: Tree, held: Container[tuple[int, int]]) -> No
 
 
 def cloned(directory: CommittedDirectory, target: Path) -> bool:
-    """Make ``target``, which must not exist, a clone of a committed directory; False when that vanished meanwhile.
+    """Clone a committed directory to ``target``, which must not exist. Returns: False if the directory vanished
+    meanwhile.
 
-    Raises: DiskFull, InvalidError when the target exists.
+    Raises: DiskFull, InvalidError if the target exists.
     """
     with translated("cannot clone a local directory", target):
         os.mkdir(target)
@@ -138,7 +139,7 @@ def cloned(directory: CommittedDirectory, target: Path) -> bool:
 
 
 def unshare(directory: Path) -> None:
-    """Before a store is opened in a directory: what it may write to gets an inode of its own. Raises: DiskFull."""
+    """Give every file that an open store may write to an inode of its own. Raises: DiskFull."""
     with translated("cannot open a local directory", directory):
         for path, status in scan(directory).files.items():
             if status.st_nlink > 1 and not path.endswith(_IMMUTABLE):
@@ -149,9 +150,9 @@ def unshare(directory: Path) -> None:
 
 
 def clone_tree(source: Path, target: Path, files: Mapping[str, object]) -> None:
-    """Fill an empty directory: hard links to immutable files, copies of the others.
+    """Fill an empty directory with hard links to immutable files and copies of the others.
 
-    Raises: MissingFile when the source does not hold exactly ``files`` any more; OSError.
+    Raises: MissingFile if the source no longer has exactly ``files``; OSError.
     """
     tree = scan(source)
     if tree.files.keys() != files.keys():
@@ -160,7 +161,7 @@ def clone_tree(source: Path, target: Path, files: Mapping[str, object]) -> None:
 
 
 def link_files(source: Path, target: Path, tree: Tree) -> None:
-    """Fill an empty directory with the files of a tree below ``source``: links to immutable ones, copies of the others.
+    """Fill an empty directory with a tree's files below ``source``: links to immutable files, copies of the others.
 
     Raises: OSError.
     """

@@ -1,4 +1,4 @@
-"""Measurements of the product beside named references: ``statemgr bench``.
+"""``statemgr bench``: measures statemgr and named references in the same run.
 
 Each case of the table is a function in ``cases/``, registered by its name; it yields :class:`Result` rows.
 What is compared is measured in the same run, in turn (:mod:`statemgr_tools.bench.measure`), on state that is

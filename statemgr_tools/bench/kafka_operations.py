@@ -1,4 +1,4 @@
-"""What is measured in processes of their own beside a broker: opening jobs, commits, plain consumption.
+"""Measurements on a broker that run in their own processes: opening jobs, commits, plain consumption.
 
 Each function takes and returns JSON. ``alive`` counts from the start of the process, ``seconds`` is the operation.
 """

@@ -1,8 +1,8 @@
-"""Memory at hand, so that a measurement of whole states says what the code costs and not what new pages cost.
+"""Makes memory available, so that a measurement of whole states shows the cost of the code and not of new pages.
 
-The host of a virtual machine takes back what has been free for a second or two, and the first touch of such a page
-costs more than copying it, now more, now less. So as many bytes as a measurement will write are taken into the page
-cache before it, as a file with nothing in it, and let go of in the moment in which its clock starts.
+The host of a virtual machine takes back memory that has been free for a second or two. The first use of such a page
+costs more than copying it, and a different amount each time. So before a measurement, an empty file with as many bytes
+as it will write is read into the page cache, and deleted when the measurement's clock starts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _LOOK_S = 0.005
 
 @contextmanager
 def fresh_place(session: Session, name: str, size: int) -> Iterator[tuple[Path, Path]]:
-    """A new directory that is removed at the end, and a file that holds memory for ``size`` bytes to be written there.
+    """A new directory that is removed at the end, and a file that reserves memory for ``size`` bytes to be written
+    there.
 
-    What others have left to be written is on the disk when the block begins.
+    The system's unwritten data is on the disk when the block begins.
     """
     directory = session.fresh(name)
     held = directory.with_name(f"{directory.name}.held")
@@ -46,14 +47,14 @@ def fresh_place(session: Session, name: str, size: int) -> Iterator[tuple[Path, 
 
 
 def let_go(held: str | Path | None) -> None:
-    """Give the held memory to whoever writes next: to be called when a measurement starts its clock."""
+    """Release the reserved memory. Call it when a measurement starts its clock."""
     if held is not None:
         Path(held).unlink(missing_ok=True)
 
 
 @contextmanager
 def let_go_at_first_file(held: Path, directory: Path) -> Iterator[None]:
-    """Do that for a program of others: as soon as it has made something in ``directory``."""
+    """Release it for another program, as soon as that has created something in ``directory``."""
     over = threading.Event()
 
     def look() -> None:

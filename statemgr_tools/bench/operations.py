@@ -1,4 +1,4 @@
-"""What is measured in processes of their own: restores, backups, and what plain code does with the same bytes.
+"""Measurements that run in their own processes: restores, backups, and plain code that moves the same bytes.
 
 Each function takes and returns JSON; times are seconds of the operation alone, without the process's start.
 """

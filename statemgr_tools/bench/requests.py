@@ -32,7 +32,7 @@ class Requests:
             self._last = time.perf_counter()
 
     def reset(self) -> None:
-        """Begin to count anew."""
+        """Set the counts to zero."""
         with self._lock:
             self._kinds.clear()
             self._bytes = 0

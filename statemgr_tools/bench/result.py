@@ -35,7 +35,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One line: ``value`` in ``unit``, measured beside ``reference``, which had ``reference_value``.
+    """One line: ``value`` in ``unit``, compared with ``reference``, which had ``reference_value``.
 
     ``ratio`` is value / reference_value. ``target`` is the bound as text, ``reached`` None where nothing was to be
     reached, or where the reference was not there to compare with.

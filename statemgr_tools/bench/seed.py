@@ -50,7 +50,7 @@ def seeded(directory: Path) -> Checkpoint:
 
 
 def write_hashes(directory: Path, files: Files) -> None:
-    """Keep the hashes beside the directory, so that nobody needs to read it whole again."""
+    """Keep the hashes next to the directory, so that nobody has to read all of it again."""
     text = json.dumps({name: [size, digest.hex()] for name, (size, digest) in files.items()})
     directory.with_name(directory.name + _HASHES).write_text(text)
 

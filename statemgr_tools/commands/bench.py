@@ -1,4 +1,4 @@
-"""``statemgr bench``: measures the product beside named references, and says what was reached."""
+"""``statemgr bench``: measures statemgr and named references, and reports which targets were reached."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def command(
     config_file: str | None,
     settings: tuple[str, ...],
 ) -> None:
-    """Measure commits, restores and calls beside named references.
+    """Measure commits, restores and calls, and compare them with named references.
 
     Servers are started here unless the configuration names some. Exit status 1 if a case that must be reached is
     missed at full size, or one could not be measured.

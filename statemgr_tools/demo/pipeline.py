@@ -39,7 +39,7 @@ _KEYS_IN_MEMORY = 20_000
 
 @dataclass(frozen=True)
 class Spec:
-    """What the child process is told, as JSON: paths, the topic, and where to be killed (phase and batch)."""
+    """Arguments of the child process, as JSON: paths, the topic, and where it is killed (phase and batch)."""
 
     config: str
     location: str

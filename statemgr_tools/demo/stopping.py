@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP as an exception, so that what the demo started is stopped on its way out."""
+"""Raises SIGTERM and SIGHUP as an exception, so that the demo stops everything that it started before it ends."""
 
 from __future__ import annotations
 

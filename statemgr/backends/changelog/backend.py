@@ -15,12 +15,12 @@ class KafkaChangelogBackend:
         self._context = context
 
     def backup_manager(self) -> BackupManager:
-        """Sends changes in the publishing transaction."""
+        """The manager that sends changes in the publishing transaction."""
         return ChangelogBackup(self._context)
 
     def restore_manager(self) -> RestoreManager:
-        """Replays up to the marker."""
+        """The manager that replays the changelog up to the marker."""
         return ChangelogRestore(self._context)
 
     def close(self) -> None:
-        """Nothing: the changelog's clients belong to the context."""
+        """Does nothing: the Kafka clients belong to the context."""

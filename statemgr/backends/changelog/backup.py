@@ -1,7 +1,8 @@
-"""``kafka-changelog``, the backup part: every commit's changes go to the changelog in the publishing transaction.
+"""The backup part of ``kafka-changelog``: sends the changes of every commit to the changelog in the publishing
+transaction.
 
-``prepare`` and ``carry`` of a portable commit ask no broker: executors need none. What only a broker can tell (has the
-topic been made anew?) is asked in ``stage``, before the transaction, by the process that publishes.
+``prepare`` and ``carry`` of a portable commit need no broker, because executors do not connect to Kafka. The process
+that publishes asks the broker in ``stage``, before the transaction, whether the topic was created again.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from statemgr.ports import (
 )
 
 FACTORY = "kafka-changelog"
-#: Segments up to this size travel inside the prepared commit.
+#: Bytes up to which a segment travels inside the prepared commit.
 INLINE_LIMIT = 16 * 1024
-#: Seconds that what a broker said of a topic is taken for true: one commit of many tasks asks once.
+#: Seconds for which a broker's description of a topic is reused: one commit of many tasks asks once.
 _DESCRIBED_FOR_S = 5.0
-#: Bytes of keys that a fill remembers, so as not to delete the same key many times.
+#: Bytes of keys that a fill remembers, so that it does not delete the same key many times.
 _KEYS_BUDGET = 32 * 1024 * 1024
 
 
@@ -46,8 +47,8 @@ class ChangelogBackup:
     needs_changes = True
     needs_directory = False
     fills_from_changes = True
-    #: Seconds between local copies. Without one, a restart on the same machine replays the changelog; with one at every
-    #: commit, quick commits of many changes would wait for the disk.
+    #: Seconds between local copies. Without a copy, a restart on the same machine replays the changelog. With a copy at
+    #: every commit, frequent commits of many changes would wait for the disk.
     local_copy_interval_s = 10.0
 
     def __init__(self, context: BackendContext) -> None:
@@ -57,9 +58,9 @@ class ChangelogBackup:
         self._own = OwnRecords(context.changelog)
 
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
-        """See the port. A base that the changelog does not continue means a fill with the whole state.
+        """Fills the changelog with the whole state if it does not continue ``base``.
 
-        Raises: also DirectoryNeeded, when that can be read from nowhere.
+        Raises: also DirectoryNeeded, if the whole state cannot be read from anywhere.
         """
         fill = base is None or not self._continues(snapshot.identity, base, ask=not portable)
         changes = snapshot.content if fill else snapshot.changes
@@ -68,10 +69,8 @@ class ChangelogBackup:
         return PreparedBackup(changes=self._portable(snapshot, changes, fill))
 
     def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
-        """See the port.
-
-        Raises: MissingState when the changelog is gone, or is another than the base's; PermissionNeeded when a fill
-        would delete what others wrote.
+        """Raises: MissingState if the changelog is gone, or is not the base's; PermissionNeeded if a fill would delete
+        records that others wrote.
         """
         topic, partition = self._target(identity)
         info = self._describe(topic)
@@ -103,11 +102,11 @@ class ChangelogBackup:
         return _Staged(identity, self._own, target, (tombstones, self._brought(changes)))
 
     def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
-        """See the port. Asks no broker: a changelog that was made anew is found at the next open, or in stage."""
+        """Asks no broker: the next opening, or ``stage``, notices a changelog that was created again."""
         return base if self._continues(identity, base, ask=False) else None
 
     def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
-        """See the port; also True when the changelog is not the marker's any more, so that it is filled anew."""
+        """Also True if the changelog is no longer the marker's, so that the next commit fills it again."""
         topic, partition = self._target(identity)
         self._described.pop(topic, None)
         if not isinstance(marker, ChangelogMarker) or not self._continues(identity, marker, ask=True):
@@ -122,16 +121,15 @@ class ChangelogBackup:
     def guard_fill(
         self, identity: StoreIdentity, current: Marker | None, retired: Sequence[Marker], *, overwrite: bool
     ) -> None:
-        """See :class:`statemgr.ports.GuardedBackupManager`."""
         topic, partition = self._target(identity)
         info = self._describe(topic)
         self._guard.settle(identity, info, partition, current, retired, overwrite=overwrite)
 
     def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
-        """Nothing: compaction cleans a changelog up."""
+        """Does nothing: compaction cleans up a changelog."""
 
     def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
-        """None: what carries changes to the publisher is not referenced by any checkpoint."""
+        """None: no checkpoint refers to the blobs that carry changes to the publisher."""
         return ()
 
     def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
@@ -178,7 +176,7 @@ class ChangelogBackup:
             path.unlink(missing_ok=True)
 
     def _brought(self, changes: PreparedChanges) -> Iterable[Change]:
-        """The changes on this machine, known to be whole before anything is sent."""
+        """The changes, fetched to this machine and verified before anything is sent."""
         if changes.local is not None:
             return changes.local
         if changes.inline is not None:
@@ -196,7 +194,7 @@ class ChangelogBackup:
         return self._context.scratch() / f"{kind}-{self._context.ids.token()}"
 
     def _tombstones(self, topic: str, partition: int, start: int, end: int) -> Iterator[Change]:
-        """A delete for every key on the topic; a key may come again when there are very many."""
+        """A delete for every key on the topic. If there are very many, keys may repeat."""
         seen: set[bytes] = set()
         size = 0
         for batch in self._context.changelog().read(topic, partition, start, end):
@@ -222,7 +220,7 @@ class _Inline:
 
 
 class _Staged:
-    """Changes ready to be sent, in order. ``target`` is the marker if nothing is sent."""
+    """Changes that are ready to be sent, in order. ``target``: the marker if there is nothing to send."""
 
     def __init__(
         self, identity: StoreIdentity, own: OwnRecords, target: ChangelogMarker, parts: tuple[Iterable[Change], ...]

@@ -1,7 +1,8 @@
-"""Which records of a changelog a fill may overwrite: what checkpoints of the job explain, or what the user gave up.
+"""Decides which records of a changelog a fill may overwrite: those that checkpoints of the job explain, or that the
+user has permitted it to overwrite.
 
-A fill writes a tombstone for every key that the state lacks, so a topic that others wrote would lose their keys. What
-may be overwritten is settled at the opening; a record that comes later and is none of the job's stops the fill.
+A fill writes a tombstone for every key that the state lacks, so it would delete the keys of other writers. The opening
+decides what may be overwritten. A later record that is not the job's own stops the fill.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from statemgr.errors import InvalidError, PermissionNeeded
 from statemgr.model.checkpoint import ChangelogMarker, Marker
 from statemgr.ports import Changelog, Delivered, StoreIdentity, TopicInfo
 
-#: Records that no checkpoint explains are counted up to here.
+#: Unexplained records are counted up to this number.
 MOST_COUNTED = 10_000
 
 
 class FillGuard:
-    """What fills of this process may overwrite. Safe to use from many threads."""
+    """Knows what fills of this process may overwrite. Safe to use from many threads."""
 
     def __init__(self, changelog: Callable[[], Changelog]) -> None:
         self._changelog = changelog
@@ -34,7 +35,7 @@ class FillGuard:
         *,
         overwrite: bool,
     ) -> None:
-        """At an opening: all that is there may be overwritten from now on. Raises: PermissionNeeded."""
+        """At an opening: permit fills to overwrite all current records. Raises: PermissionNeeded."""
         self._allowed.pop((info.name, partition), None)
         start, end = self._changelog().bounds(info.name, partition)
         tail_is_known = continues(current, info.name, partition, info.topic_id)
@@ -45,7 +46,7 @@ class FillGuard:
     def check(
         self, identity: StoreIdentity, info: TopicInfo, partition: int, base: Marker | None, start: int, end: int
     ) -> None:
-        """Before a fill of what is there now. Raises: PermissionNeeded when others wrote since the opening."""
+        """Before a fill: check the current records. Raises: PermissionNeeded if others wrote since the opening."""
         topic_id, allowed = self._allowed.get((info.name, partition), (info.topic_id, 0))
         if topic_id != info.topic_id:
             allowed = 0
@@ -109,7 +110,7 @@ class OwnRecords:
 
 
 def count_records(changelog: Changelog, topic: str, partition: int, start: int, end: int) -> str | None:
-    """How many committed records there are from ``start`` to ``end``, for a message; None when there are none."""
+    """The number of committed records from ``start`` to ``end`` as text for a message; None if there are none."""
     count = 0
     if start < end:
         for batch in changelog.read(topic, partition, start, end):
@@ -120,15 +121,15 @@ def count_records(changelog: Changelog, topic: str, partition: int, start: int, 
 
 
 def continues(base: Marker | None, topic: str, partition: int, topic_id: str | None) -> bool:
-    """Whether a marker is of this changelog. A topic ID that is not known on either side is not compared:
-    version 1 markers have none, and are accepted by name."""
+    """Whether a marker belongs to this changelog. Compares topic IDs only if both are known: version 1 markers have
+    none and are accepted by name."""
     if not isinstance(base, ChangelogMarker) or (base.topic, base.partition) != (topic, partition):
         return False
     return base.topic_id is None or topic_id is None or base.topic_id == topic_id
 
 
 def _explained(info: TopicInfo, partition: int, markers: Sequence[Marker]) -> int:
-    """The offset below which every record is the job's own."""
+    """The offset below which all records are the job's own."""
     return max(
         (
             marker.offset

@@ -1,10 +1,10 @@
-"""Where a replay can start: a local directory of an older retained checkpoint. Decides only; reads no file.
+"""Chooses a local directory of an older retained checkpoint that a replay can start from. Reads no file.
 
 Replaying the offsets after an older marker onto its state gives exactly the newer state, as long as no delete between
-the two can have been compacted away. A cleaner keeps a delete for ``delete.retention.ms`` at least after it was
-written, and it was written after the moment at which the directory's state was known to be the newest. How long ago
-that was is counted by this machine's monotonic clock, within one run of the operating system. Wall clocks decide
-nothing: where they contradict the monotonic one, all of the changelog is replayed.
+the two can have been compacted away. The cleaner keeps a delete for at least ``delete.retention.ms`` after it was
+written. Every such delete was written after the moment at which the directory's state was known to be the newest. The
+monotonic clock of this machine measures the time since that moment, within one run of the operating system. Wall clocks
+decide nothing: if they contradict the monotonic clock, the whole changelog is replayed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from statemgr.model.checkpoint import ChangelogMarker, Marker
 from statemgr.ports import CommittedDirectory, Moment
 
 _RETENTION = "delete.retention.ms"
-#: This much of a time that the cleaner waits is left unused, or a tenth where that is less.
+#: Part of the cleaner's waiting time that is left unused as a margin; a tenth of the time if that is less.
 MARGIN_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayBase:
-    """A local directory, the offset that it is the state at, and for how many seconds after its moment it is usable."""
+    """A local directory, the changelog offset of its state, and the seconds after its moment for which it is usable."""
 
     directory: CommittedDirectory
     offset: int
@@ -30,7 +30,7 @@ class ReplayBase:
     usable_s: float
 
     def is_usable(self, now: Moment) -> bool:
-        """Whether every delete that was written after the directory's state is certainly still there."""
+        """Whether the topic certainly still has every delete that was written after the directory's state."""
         age_s = now.seconds_since(self.as_of)
         return age_s is not None and age_s < self.usable_s
 
@@ -42,11 +42,11 @@ def newest_base(
     settings: Mapping[str, str],
     now: Moment,
 ) -> ReplayBase | None:
-    """The local directory with the shortest replay to ``marker``; None where all of the changelog must be replayed.
+    """The local directory with the shortest replay to ``marker``; None if the whole changelog must be replayed.
 
     Args:
-        older: state ID → the marker that older retained checkpoints have of it.
-        settings: the changelog topic's.
+        older: state ID → its marker in the older retained checkpoints.
+        settings: the settings of the changelog topic.
     """
     usable_s = certain_ms(int(settings.get(_RETENTION, "0"))) / 1000
     found: list[ReplayBase] = []
@@ -61,11 +61,11 @@ def newest_base(
 
 
 def certain_ms(waited_ms: int) -> int:
-    """What of a time that the cleaner waits can be relied on."""
+    """The part of the cleaner's waiting time that is safe to rely on, in milliseconds."""
     return waited_ms - min(MARGIN_MS, waited_ms // 10)
 
 
 def _is_before(of: ChangelogMarker, marker: ChangelogMarker) -> bool:
-    """Whether a marker is of the same changelog for sure, not after ``marker``."""
+    """Whether a marker certainly belongs to the same changelog and is not after ``marker``."""
     same = (marker.topic, marker.topic_id, marker.partition)
     return marker.topic_id is not None and (of.topic, of.topic_id, of.partition) == same and of.offset <= marker.offset

@@ -1,10 +1,12 @@
-"""``kafka-changelog``, the restore part: replay the changelog up to the marker, exactly; from its beginning, or onto a
-local directory of an older checkpoint where nothing between the two can be missing.
+"""The restore part of ``kafka-changelog``: replays the changelog exactly up to the marker.
 
-Reads Kafka and writes the staging directory that it is given. A changelog may go on beyond the marker: newer
-checkpoints follow an older one that is asked for, and software that publishes its checkpoints later has written a tail
-to an adopted one. What goes on is left out. That is exact only while the cleaner cannot have used it to drop a value
-from before the marker. The broker's time decides that, since a delete that did so is gone itself after a while.
+The replay starts from the beginning of the changelog, or on a local directory of an older checkpoint if nothing between
+the two can be missing. It reads Kafka and writes the staging directory that it is given.
+
+A changelog may have records beyond the marker: those of newer checkpoints, or a tail that software wrote which
+publishes its checkpoints later. The replay leaves them out. This is exact only while the cleaner cannot have used them
+to drop a value from before the marker. The broker's time decides this, because a delete that caused such a drop is
+itself removed after a while.
 """
 
 from __future__ import annotations
@@ -41,7 +43,6 @@ class ChangelogRestore:
         self._context = context
 
     def restore(self, request: RestoreRequest) -> Restored:
-        """See the port."""
         marker = request.marker
         store = self._context.config.stores[request.identity.store]
         if not isinstance(marker, ChangelogMarker) or marker.partition != task_index(request.identity.task):
@@ -59,7 +60,7 @@ class ChangelogRestore:
         return restored
 
     def _checked(self, marker: ChangelogMarker, topic_id: str | None = None) -> TopicInfo:
-        """The topic, if it is the one that the marker was made for (and that was read meanwhile)."""
+        """The topic, if it is the marker's (and has the ID ``topic_id`` that was read before). Raises: MissingState."""
         info = self._context.changelog().describe(marker.topic)
         expected = marker.topic_id or topic_id or info.topic_id
         if info.topic_id != expected:
@@ -77,14 +78,14 @@ class ChangelogRestore:
         return start, end
 
     def _replayed(self, request: RestoreRequest, store: StoreConfig, marker: ChangelogMarker, start: int) -> Restored:
-        """Into a new store, from the beginning."""
+        """Replay into a new store, from the beginning."""
         with bulk_writer(store.type, request.staging, store.rocksdb) as writer:
             return self._apply(request, marker, start, writer)
 
     def _continued(
         self, request: RestoreRequest, store: StoreConfig, marker: ChangelogMarker, info: TopicInfo
     ) -> Restored | None:
-        """Onto a copy of the newest local directory that can be continued; None when there is none."""
+        """Replay onto a copy of the newest local directory that can be continued; None if there is none."""
         base = newest_base(marker, request.reusable, request.older, info.config, moment(self._context.clock))
         if base is None or not cloned(base.directory, request.staging):
             return None
@@ -117,7 +118,7 @@ class ChangelogRestore:
         return Restored(None, bytes_fetched=size, records=records)
 
     def _broker_ms(self) -> int:
-        """Raises: MissingState where the broker does not say; UnavailableError."""
+        """The broker's time. Raises: MissingState if the broker does not tell it; UnavailableError."""
         try:
             return self._context.changelog().time_ms()
         except (AccessDenied, InvalidError) as error:
@@ -136,10 +137,10 @@ class ChangelogRestore:
         return oldest_ms
 
     def _check_successor(self, successor: Successor | None, marker: ChangelogMarker, info: TopicInfo) -> None:
-        """An older checkpoint: the records of the one that followed it may be gone, so its time counts. The check
-        before the replay saves one, and the check after it decides.
+        """For an older checkpoint: check the time of the checkpoint that followed it, whose records may be gone. The
+        check before the replay avoids a useless replay, and the check after it decides.
 
-        Raises: MissingState when the cleaner may have dropped a value that the checkpoint had.
+        Raises: MissingState if the cleaner may have dropped a value that the checkpoint had.
         """
         if successor is None:
             return
@@ -150,9 +151,9 @@ class ChangelogRestore:
         self._check_rewind(marker, info, successor.published_ms)
 
     def _check_rewind(self, marker: ChangelogMarker, info: TopicInfo, oldest_ms: int) -> None:
-        """What is still too young for the cleaner after the replay was so all the time.
+        """Called after the replay: records that are still too young for the cleaner were so all the time.
 
-        Raises: MissingState when the cleaner may have dropped a value that the checkpoint had.
+        Raises: MissingState if the cleaner may have dropped a value that the checkpoint had.
         """
         lag_ms = int(info.config.get(_LAG, "0"))
         age_ms = self._broker_ms() - oldest_ms

@@ -1,6 +1,6 @@
-"""Changes in a local file without a name: gone when it is dropped, and after a crash too.
+"""Keeps changes in a local file without a name, which vanishes when it is closed and after a crash.
 
-Touches the scratch directory that it is given.
+Touches only the scratch directory that it is given.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from statemgr.model.segment import read_segment, verify_segment, write_segment
 
 
 class SpilledChanges:
-    """A change segment, iterated as often as needed. Takes over the descriptor; one iteration at a time."""
+    """A change segment that can be iterated any number of times, one iteration at a time. Owns the descriptor."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -26,7 +26,7 @@ class SpilledChanges:
 
     @classmethod
     def write(cls, scratch: Path, changes: Iterable[Change]) -> SpilledChanges:
-        """Keep what ``changes`` yields. Raises: DiskFull."""
+        """Write changes to a new file without a name. Raises: DiskFull."""
         with disk_errors(scratch):
             fd, name = tempfile.mkstemp(dir=scratch, prefix="spill-")
             os.unlink(name)
@@ -37,7 +37,7 @@ class SpilledChanges:
 
     @classmethod
     def take(cls, path: Path) -> SpilledChanges:
-        """Take a segment's file over; its name goes at once. Raises: CorruptBlob when it is not whole."""
+        """Take over a segment's file and remove its name. Raises: CorruptBlob if the segment is not whole."""
         with disk_errors(path):
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             os.unlink(path)

@@ -1,7 +1,8 @@
-"""Filling a new RocksDB store fast, for replays of a changelog. Touches the store's directory.
+"""Fills a new RocksDB store fast, for replays of a changelog. Touches the store's directory.
 
-Measured facts: a vector memtable doubles the rate of writing and allows no concurrent writers; a ``get`` before its
-flush takes milliseconds; reopening without naming the options keeps the bulk load's two levels and no compaction.
+Measured facts: a vector memtable doubles the rate of writing, but allows no concurrent writers. Before it is flushed, a
+``get`` takes milliseconds. A database that is reopened without its options keeps the two levels of the bulk load and
+does not compact.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from statemgr.model.commit import Change
 from statemgr.os_errors import translated as os_translated
 
 _BULK_BATCH = 10_000
-#: Files in level 0 that are left to the store's own compaction, which goes on while it is read. It slows writers down
-#: from 20 on.
+#: Files in level 0 that are left to the store's own compaction, which runs while the store is read. From 20 files on it
+#: slows writers down.
 _LEVEL0_LIMIT = 16
 
 
 class BulkWriter:
-    """Takes the changes of a bulk load, in order."""
+    """Writes the changes of a bulk load to the new database."""
 
     def __init__(self, database: Rdict, directory: Path) -> None:
         self._database: Rdict | None = database
@@ -37,7 +38,7 @@ class BulkWriter:
         self._write_options = rocksdb_options.without_wal()
 
     def write(self, changes: Iterable[Change]) -> None:
-        """Apply changes in order, any number of them. Raises: DiskFull, InvalidError (not bytes)."""
+        """Apply any number of changes in order. Raises: DiskFull, InvalidError (not bytes)."""
         with translated("cannot write", self._directory):
             pending = iter(changes)
             while (batch := batch_of(islice(pending, _BULK_BATCH))).len():
@@ -46,7 +47,7 @@ class BulkWriter:
                 self._database.write(batch, self._write_options)
 
     def finish(self) -> int:
-        """Flush (unsorted memtables must be, before anything reads them) and close.
+        """Flush, which unsorted memtables need before a read, and close.
 
         Returns: the number of files in level 0.
         """
@@ -59,7 +60,7 @@ class BulkWriter:
             self.close()
 
     def close(self) -> None:
-        """Close, whatever was written. Repeating it is no error."""
+        """Close without flushing. Idempotent."""
         database, self._database = self._database, None
         if database is not None:
             close_database(database, self._directory)
@@ -67,9 +68,9 @@ class BulkWriter:
 
 @contextmanager
 def bulk_load(directory: Path, options: Mapping[str, object]) -> Iterator[BulkWriter]:
-    """Fill a new store fast: unsorted memtables, no write-ahead log, and a compaction only of very many files.
+    """Fill a new store fast: with unsorted memtables, without a write-ahead log, and compacting only very many files.
 
-    The block writes; when it ends without an error, the directory holds a finished, closed store.
+    The block writes. When it ends without an error, the directory has a finished, closed store.
     Raises: DiskFull, CorruptError, InvalidError.
     """
     with os_translated("cannot make the store", directory):

@@ -1,4 +1,4 @@
-"""What RocksDB's errors mean. Pure.
+"""Translates RocksDB's errors. Pure.
 
 rocksdict raises plain ``Exception`` with RocksDB's status as its text (``Corruption: …``, ``IO error: …``).
 """
@@ -19,7 +19,7 @@ _DAMAGED = "the local copy is damaged: remove it, and it is restored"
 
 
 def translate(error: Exception, what: str, path: Path) -> StatemgrError:
-    """The typed error for one that rocksdict raised while doing ``what`` (``"cannot …"``) at ``path``."""
+    """The typed error for an error of rocksdict. ``what``: begins the message (``"cannot …"``)."""
     if isinstance(error, DbClosedError):
         return ClosedError("the store is closed", path=path)
     if _NOT_BYTES in str(error):
@@ -37,13 +37,13 @@ def translate(error: Exception, what: str, path: Path) -> StatemgrError:
 
 
 def is_vendors(error: Exception) -> bool:
-    """Whether rocksdict raised it; an iterator of changes raises its own errors, which pass."""
+    """Whether rocksdict raised the error. Errors of an iterator of changes are not translated."""
     return type(error) is Exception or isinstance(error, DbClosedError) or _NOT_BYTES in str(error)
 
 
 @contextmanager
 def translated(what: str, path: Path) -> Iterator[None]:
-    """Turn every error of rocksdict in the block into a typed one.
+    """A context manager that raises rocksdict's errors as typed ones.
 
     Raises: DiskFull, CorruptError, InvalidError (locked, or not bytes), ClosedError, AccessDenied, RetryableError.
     """

@@ -1,9 +1,11 @@
-"""Opening, closing, scanning and batching with rocksdict, each with its traps. Touches the database's directory.
+"""Opens, closes, scans and writes databases with rocksdict. Touches the database's directory.
 
-Facts it rests on: column families are named at every open or their options are lost; anything that refers to the
-database (an iterator, even an exhausted one) keeps its LOCK after ``close``; ``close`` after
-``cancel_all_background`` raises "Shutdown in progress" and has closed; rocksdict's own item iterators end
-silently at a corrupt block, so scans use the raw iterator and ask for its status.
+It depends on these facts about rocksdict:
+
+- Every open must name the column families, or their options are lost.
+- Anything that refers to the database (an iterator, even an exhausted one) keeps its LOCK after ``close``.
+- ``close`` after ``cancel_all_background`` raises "Shutdown in progress" although it has closed the database.
+- rocksdict's item iterators end silently at a corrupt block, so scans use the raw iterator and ask for its status.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _PROBE_SIZE = 1024 * 1024
 
 
 def open_database(directory: Path, options: Options, *, read_only: bool = False) -> Rdict:
-    """Open with these options for the only column family. Read-only takes no lock and sees what is in files.
+    """Open with these options for the only column family. ``read_only`` takes no lock, and sees only what is in files.
 
     Raises: CorruptError, InvalidError (open elsewhere), DiskFull, AccessDenied.
     """
@@ -33,12 +35,12 @@ def open_database(directory: Path, options: Options, *, read_only: bool = False)
 
 
 def close_database(database: Rdict, directory: Path) -> None:
-    """Close without flushing. The lock is free when the last reference to ``database`` is gone."""
+    """Close without flushing. The lock is released with the last reference to ``database``."""
     try:
         database.cancel_all_background(True)
         database.close()
     except Exception as error:
-        # close tries a flush, which was just cancelled: the database is closed all the same
+        # close tries a flush, which was just cancelled; the database is closed nevertheless
         if "Shutdown in progress" not in str(error) and not _is_stuck(error):
             raise translate(error, "cannot close the store", directory) from error
 
@@ -48,7 +50,7 @@ def _is_stuck(error: Exception) -> bool:
 
 
 def batch_of(changes: Iterable[Change]) -> WriteBatch:
-    """One atomic batch. Raises: ValueError when a key or value is not bytes."""
+    """Changes as one atomic batch. Raises: ValueError if a key or value is not bytes."""
     batch = WriteBatch(raw_mode=True)
     put, delete = batch.put, batch.delete
     for key, value in changes:
@@ -60,9 +62,9 @@ def batch_of(changes: Iterable[Change]) -> WriteBatch:
 
 
 def in_key_order(changes: Iterable[Change]) -> Iterator[Change]:
-    """The newest change of each key, in the keys' order: a memtable takes neighbours faster than it sorts by itself.
+    """The newest change of each key, in the order of the keys, which a memtable takes faster than unsorted ones.
 
-    Raises: InvalidError when a key is not bytes.
+    Raises: InvalidError if a key is not bytes.
     """
     newest = dict(changes)
     try:
@@ -73,14 +75,14 @@ def in_key_order(changes: Iterable[Change]) -> Iterator[Change]:
 
 
 class Scan(Iterator[tuple[bytes, bytes]]):
-    """Items with ``start`` ≤ key < ``end`` as of its making; closing it ends it and lets the database go."""
+    """Items with ``start`` ≤ key < ``end`` at the time of the call. Closing the scan releases the database."""
 
     def __init__(self, database: Rdict, start: bytes | None, end: bytes | None, directory: Path) -> None:
         self._directory = directory
         self._closed = False
         self._items: RdictIter | None = None
         options = ReadOptions()
-        #: RocksDB keeps a pointer to the bytes of the bound, which these options alone keep in memory.
+        #: Must stay referenced: RocksDB has a pointer to the bytes of the bound in these options.
         self._options = options
         if end is not None:
             options.set_iterate_upper_bound(end)
@@ -104,27 +106,27 @@ class Scan(Iterator[tuple[bytes, bytes]]):
                 return item
             items.status()
         except Exception as error:
-            # not a context manager: this runs once per item
+            # no context manager here: this runs once per item
             raise translate(error, "cannot scan", self._directory) from error
         self._items = None
         raise StopIteration
 
     def move_to(self, database: Rdict) -> None:
-        """Go on over another database, of the same content."""
+        """Continue on another handle of a database with the same content."""
         if self._items is not None and self._items.valid():
             items = database.iter(self._options)
             items.seek(self._items.key())
             self._items = items
 
     def close(self) -> None:
-        """End the scan before its end: a later step of it raises ClosedError."""
+        """End the scan early: its next step raises ClosedError."""
         if self._items is not None:
             self._items = None
             self._closed = True
 
 
 def range_deletion(database: Rdict, start: bytes | None, end: bytes | None) -> WriteBatch:
-    """A batch with one tombstone over all keys with ``start`` ≤ key < ``end``; empty when there is none to delete."""
+    """A batch with one tombstone for all keys with ``start`` ≤ key < ``end``; empty if there are no such keys."""
     batch = WriteBatch(raw_mode=True)
     first = start or b""
     if end is None:
@@ -141,9 +143,9 @@ def range_deletion(database: Rdict, start: bytes | None, end: bytes | None) -> W
 
 
 def unflushed_changes(database: Rdict, directory: Path, options: Options) -> list[Change]:
-    """What an open database holds that is not in its files yet, as changes; at most what fits in its memtables.
+    """The changes of an open database that are not in its files yet; at most what fits into its memtables.
 
-    Compares all that it holds with a read-only view of the files.
+    Compares the whole content with a read-only view of the files.
     Raises: CorruptError.
     """
     on_disk = open_database(directory, options, read_only=True)
@@ -171,7 +173,7 @@ def _difference(target: Iterator[tuple[bytes, bytes]], base: Iterator[tuple[byte
 
 
 def probe_space(directory: Path) -> None:
-    """Raises: OSError (ENOSPC) when the disk does not take a small file."""
+    """Raises: OSError (ENOSPC) if the disk has no room for a small file."""
     probe = directory / "space.tmp"
     try:
         with open(probe, "wb") as file:

@@ -1,7 +1,7 @@
-"""The memory that all RocksDB stores of the process share: one block cache, which memtables are charged to.
+"""The memory that all RocksDB stores of the process share: one block cache that memtables are charged to.
 
-Filled blocks, indexes, filters and memtables count against one budget. It is kept softly: what is pinned at a moment
-may exceed it. Touches nothing but memory.
+Blocks, indexes, filters and memtables count against one budget. The limit is soft: blocks that are pinned at a moment
+may exceed it. Touches only memory.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from rocksdict import Cache, WriteBufferManager
 
-#: Bytes, where no job says otherwise.
+#: Bytes, if no job sets a budget.
 DEFAULT_BUDGET = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """What a store's options refer to."""
+    """The shared objects that a store's options refer to."""
 
     cache: Cache
     memtables: WriteBufferManager
@@ -29,7 +29,7 @@ _budget = 0
 
 
 def use_memory(budget: int) -> None:
-    """Let the process have ``budget`` bytes, unless it has more already. Open stores follow."""
+    """Set the budget to ``budget`` bytes, unless it is already higher. Applies to open stores too."""
     global _shared, _budget
     with _lock:
         if budget <= _budget:
@@ -37,7 +37,7 @@ def use_memory(budget: int) -> None:
         _budget = budget
         if _shared is None:
             cache = Cache(budget)
-            # no stall: a writer that waits for another store's flush could wait for itself
+            # no stall: a writer that waits for the flush of another store could wait for itself
             _shared = SharedMemory(
                 cache, WriteBufferManager.new_write_buffer_manager_with_cache(budget // 2, False, cache)
             )
@@ -47,7 +47,7 @@ def use_memory(budget: int) -> None:
 
 
 def shared_memory() -> SharedMemory:
-    """The memory of the process; with the default budget if nobody has said what it may have."""
+    """The shared memory, with the default budget if nobody has set one."""
     if _shared is None:
         use_memory(DEFAULT_BUDGET)
     assert _shared is not None

@@ -1,6 +1,6 @@
-"""RocksDB options from a store's configuration. Nothing is opened here; the memory is the process's.
+"""Makes RocksDB options from a store's configuration. Opens nothing; the memory is the process's.
 
-The names are those of ``statemgr.config.rocksdb_options``; one that is missing has its default.
+``statemgr.config.rocksdb_options`` has the names. A missing option has its default.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from statemgr.local.rocksdb.memory import shared_memory
 
 _BULK_BUFFER = 64 * 1024 * 1024
 _BULK_BUFFERS = 3
-#: Set by code alone: the store is open for a moment only, and begins no compaction that its end would cut off.
+#: Set by code only: the store is open briefly, and begins no compaction that its close would cut off.
 BRIEF = "opened.briefly"
 
 
 def normal(options: Mapping[str, object], *, create: bool) -> Options:
-    """The options that a store is opened with."""
+    """The options for normal reading and writing."""
     value = {**rocksdb_defaults(), **options}
 
     def integer(name: str) -> int:
@@ -53,16 +53,17 @@ def normal(options: Mapping[str, object], *, create: bool) -> Options:
 
 
 def bulk(options: Mapping[str, object]) -> Options:
-    """The options of a bulk load: unsorted memtables, no compaction, few large files. Memory: three memtables.
+    """The options of a bulk load: unsorted memtables, no compaction, few large files. It takes the memory of three
+    memtables.
 
-    A database written so must be flushed before it is read, and reopened with :func:`normal`.
+    Flush such a database before you read it, and reopen it with :func:`normal`.
     """
     value = {**rocksdb_defaults(), **options}
     made = _common(value, create=True)
     made.set_block_based_table_factory(_table(value))
     made.prepare_for_bulk_load()
     made.set_memtable_factory(MemtableFactory.vector())
-    # a vector memtable takes one writer at a time
+    # a vector memtable allows one writer at a time
     made.set_allow_concurrent_memtable_write(False)
     made.set_write_buffer_size(_BULK_BUFFER)
     made.set_max_write_buffer_number(_BULK_BUFFERS)
@@ -70,7 +71,7 @@ def bulk(options: Mapping[str, object]) -> Options:
 
 
 def without_wal() -> WriteOptions:
-    """What is committed is in a checkpoint, so nothing is written twice."""
+    """Write options without a write-ahead log: a checkpoint has everything that is committed."""
     made = WriteOptions()
     made.disable_wal = True  # type: ignore[method-assign, assignment]
     return made
@@ -83,7 +84,7 @@ def _common(value: Mapping[str, object], *, create: bool) -> Options:
     made.set_max_open_files(int(str(value["max.open.files"])))
     made.set_max_background_jobs(int(str(value["max.background.jobs"])))
     made.set_paranoid_checks(True)
-    # opened and closed per micro-batch: no statistics, one small log
+    # stores may be opened and closed per micro-batch: no statistics, one small log
     made.set_keep_log_file_num(1)
     made.set_stats_dump_period_sec(0)
     made.set_stats_persist_period_sec(0)
@@ -102,7 +103,7 @@ def _table(value: Mapping[str, object]) -> BlockBasedOptions:
     cache = int(str(value["block.cache.size.bytes"]))
     if cache:
         table.set_block_cache(shared_memory().cache if cache < 0 else Cache(cache))
-        # otherwise indexes and filters grow with the state, outside of every budget
+        # otherwise indexes and filters grow with the state, outside any budget
         table.set_cache_index_and_filter_blocks(True)
         table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     else:

@@ -1,4 +1,4 @@
-"""Numbers that RocksDB keeps about a database, by RocksDB's own names. Reads the open database only."""
+"""Reads RocksDB's numbers about an open database, under RocksDB's own names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PROPERTIES = (
 
 
 def of(database: Rdict, options: Options) -> dict[str, float]:
-    """Properties, and what the options' statistics have counted, if they are enabled."""
+    """All properties, and counters and histograms if the options enable statistics."""
     found: dict[str, float] = {}
     for name in _PROPERTIES:
         value = database.property_int_value(name)

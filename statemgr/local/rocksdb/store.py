@@ -1,6 +1,6 @@
 """RocksDB as a local store, through rocksdict. Touches the store's own directory and checkpoint targets.
 
-There is no write-ahead log: what is committed is in a checkpoint directory, and what is not is lost with the process.
+There is no write-ahead log: committed changes are in a checkpoint directory, and the others are lost with the process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COMPACTION_DEADLINE_SECONDS = 60.0
 
 
 class RocksDbStore:
-    """Implements ``ports.LocalStore``. One owner; reads and checkpoints may come from other threads than writes."""
+    """Implements ``ports.LocalStore``. One thread writes; other threads may read and make checkpoints."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class RocksDbStore:
         self._write_options = rocksdb_options.without_wal()
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
         self._stuck = False
-        #: Opened for reading so far: the directory is as it was, and the first write opens it for writing.
+        #: Open for reading so far: the directory is unchanged, and the first write opens it for writing.
         self._reads_only = reads_only
-        #: Held where the database is closed and opened again, and by who uses it beside the owner.
+        #: Held while the database is closed and opened again, and by other threads than the owner while they use it.
         self._maintenance = threading.Lock()
-        #: What a reopening after a full disk has yet to write; None when there is nothing.
+        #: Changes that a reopening after a full disk still has to write; None if there are none.
         self._rescued: list[Change] | None = None
         self._numbers_skipped = 0
 
@@ -71,7 +71,7 @@ class RocksDbStore:
 
         Args:
             options: names after ``stores.<name>.rocksdb.``; one that is missing has its default.
-            read_first: put the opening for writing, which syncs five small files, off until the first write.
+            read_first: delay opening for writing, which syncs five small files, until the first write.
 
         Raises: CorruptError (also for a directory with files but no database: nothing is recreated silently),
         InvalidError (open elsewhere), DiskFull, AccessDenied.
@@ -92,7 +92,7 @@ class RocksDbStore:
 
     @classmethod
     def open_snapshot(cls, directory: Path, options: Mapping[str, object]) -> RocksDbStore:
-        """Open what is in the files of a directory, for reading only; no lock is taken. Wrap it in a ReadOnlyStore.
+        """Open the files of a directory for reading, without a lock. Wrap the result in a ReadOnlyStore.
 
         Raises: CorruptError (also for a directory without a database), AccessDenied.
         """
@@ -113,13 +113,13 @@ class RocksDbStore:
 
     @property
     def _writable(self) -> Rdict:
-        """The database, open for writing. The owner's thread alone asks for it."""
+        """The database, opened for writing. Only the owner's thread calls this."""
         if self._reads_only:
             with self._maintenance:
                 database = open_database(self._directory, self._options)
                 for scan in list(self._scans):
                     scan.move_to(database)
-                # the other one is not closed: another thread may be reading from it
+                # do not close the other handle: another thread may be reading from it
                 self._database, self._reads_only = database, False
         return self._db
 
@@ -129,7 +129,7 @@ class RocksDbStore:
         try:
             value: bytes | None = database.get(key)
         except Exception as error:
-            # no context manager: this is the hot path
+            # no context manager here: this is the hot path
             raise translate(error, "cannot read", self._directory) from error
         return value
 
@@ -140,21 +140,21 @@ class RocksDbStore:
         return values
 
     def write(self, changes: Iterable[Change]) -> None:
-        """As the port says. Raises: DiskFull (nothing of this call was applied), InvalidError, ClosedError."""
+        """Raises: DiskFull (nothing of this call was applied), InvalidError, ClosedError."""
         with self._writing("cannot write"):
             batch = batch_of(in_key_order(changes))
             if batch.len():
                 self._writable.write(batch, self._write_options)
 
     def delete_range(self, start: bytes | None, end: bytes | None) -> None:
-        """As the port says; one tombstone, whatever the number of keys. Raises: DiskFull, ClosedError."""
+        """Writes one tombstone, whatever the number of keys. Raises: DiskFull, ClosedError."""
         with self._writing("cannot delete a range"):
             batch = range_deletion(self._db, start, end)
             if batch.len():
                 self._writable.write(batch, self._write_options)
 
     def scan(self, start: bytes | None, end: bytes | None) -> Scan:
-        """As the port says, lazily. Raises: CorruptError; ClosedError when the store is closed meanwhile."""
+        """Reads lazily. Raises: CorruptError; ClosedError if the store is closed meanwhile."""
         with translated("cannot scan", self._directory):
             scan = Scan(self._db, start, end, self._directory)
         self._scans.add(scan)
@@ -162,18 +162,17 @@ class RocksDbStore:
 
     @property
     def sequence_number(self) -> int:
-        """As the port says."""
         return self._numbers_skipped + self._db.latest_sequence_number()
 
     def flush(self) -> None:
-        """As the port says. After DiskFull nothing is lost: call it again when there is space."""
+        """After DiskFull nothing is lost: call it again when there is space."""
         with self._writing("cannot flush the store"):
             if not self._reads_only:
                 self._db.flush()
 
     def statistics(self) -> Mapping[str, float]:
-        """RocksDB's properties by their names (bytes, counts); with the option ``statistics``, its tickers and
-        histograms (microseconds) too. Block cache and memory are those of all stores that share them.
+        """RocksDB's properties under their own names (bytes, counts). The option ``statistics`` adds its tickers and
+        histograms (microseconds). The numbers of the block cache and of memory cover all stores that share them.
 
         Raises: ClosedError.
         """
@@ -181,10 +180,10 @@ class RocksDbStore:
             return rocksdb_statistics.of(self._db, self._options)
 
     def compact_if_needed(self, limit: int) -> bool:
-        """Let RocksDB's own compaction catch up when level 0 has ``limit`` files or more; returns whether it had.
+        """Let RocksDB's own compaction catch up if level 0 has ``limit`` files or more. Returns: whether it had.
 
-        A store that is opened per micro-batch is otherwise closed each time before its compaction ends; one that was
-        opened briefly begins none before. Waits for at most a minute. Raises: ClosedError.
+        A store that is opened per micro-batch would otherwise be closed each time before its compaction ends; a store
+        that was opened briefly begins no compaction of its own. Waits at most a minute. Raises: ClosedError.
         """
         if self._number("rocksdb.num-files-at-level0") < limit:
             return False
@@ -199,12 +198,12 @@ class RocksDbStore:
         return True
 
     def compact(self) -> None:
-        """Merge everything into the last level. Raises: DiskFull, CorruptError."""
+        """Merge all files into the last level. Raises: DiskFull, CorruptError."""
         with self._writing("cannot compact the store"):
             self._writable.compact_range(None, None, CompactOptions())
 
     def checkpoint(self, directory: Path) -> None:
-        """As the port says. Raises: DiskFull, InvalidError when the directory exists."""
+        """Raises: DiskFull, InvalidError when the directory exists."""
         if os.path.lexists(directory):
             raise InvalidError("the directory of a checkpoint exists already", path=directory)
         with self._writing("cannot make a checkpoint of the store"):
@@ -215,13 +214,14 @@ class RocksDbStore:
         if not self._reads_only:
             Checkpoint(database).create_checkpoint(str(directory))
             return
-        # it has only files, as they were when it was opened
+        # everything is in files that have not changed since the open
         with os_translated("cannot make a checkpoint of the store", directory):
             directory.mkdir()
             trees.link_files(self._directory, directory, trees.state_files(self._directory))
 
     def _finish(self, directory: Path) -> None:
-        """Leave out what a checkpoint needs not, and add what its next opening else writes and syncs anew."""
+        """Remove files that a checkpoint does not need, and add those that its next opening would otherwise write and
+        sync."""
         with os_translated("cannot make a checkpoint of the store", directory):
             with suppress(FileNotFoundError):
                 shutil.copyfile(self._directory / "IDENTITY", directory / "IDENTITY")
@@ -231,7 +231,7 @@ class RocksDbStore:
                 log.unlink()
 
     def checkpoint_beside(self, directory: Path) -> None:
-        """As the port says; flushes first. Raises: DiskFull (the owner mends that), ClosedError."""
+        """Raises: DiskFull (the owner's next write or flush recovers from it), ClosedError."""
         if os.path.lexists(directory):
             raise InvalidError("the directory of a checkpoint exists already", path=directory)
         with self._maintenance:
@@ -241,13 +241,13 @@ class RocksDbStore:
                 raise kind("the store is closed, or its disk was full", path=self._directory)
             with translated("cannot make a checkpoint of the store", self._directory):
                 if not self._reads_only:
-                    database.flush()  # most of the work; nobody is held up by it
+                    database.flush()  # most of the work, and nobody waits for it
                 self._link_files(database, directory)
             del database
         self._finish(directory)
 
     def close(self) -> None:
-        """Close; what was not flushed is gone. Open scans end. Repeating it is no error."""
+        """Close without flushing. Open scans end. Idempotent."""
         with self._maintenance:
             database, self._database, self._rescued = self._database, None, None
             self._reads_only = False
@@ -271,15 +271,15 @@ class RocksDbStore:
             with translated(what, self._directory):
                 yield
         except (DiskFull, RetryableError):
-            # RocksDB repeats the error of a failed flush for ever, also when there are descriptors or space again
+            # RocksDB repeats the error of a failed flush for ever, even when there are descriptors or space again
             self._stuck = not self._reads_only
             raise
 
     def _recover(self) -> None:
-        """After a full disk, or without descriptors, RocksDB refuses writes for good: reopen it, with what was in
-        memory only.
+        """Reopen the database and write the changes that were only in memory. After a full disk, or without
+        descriptors, RocksDB refuses all writes until then.
 
-        Raises: DiskFull while there is no space; what was in memory is then kept for the next call.
+        Raises: DiskFull while there is no space; the changes are then kept for the next call.
         """
         with self._maintenance:
             if self._stuck or self._rescued is not None:
@@ -299,7 +299,7 @@ class RocksDbStore:
             self._database = None
             close_database(database, directory)
             del database
-            # numbers start again at what is in the files: never give one twice
+            # sequence numbers start again at those in the files: never return one twice
             self._numbers_skipped = before + 1
         reopened = open_database(directory, options)
         with translated("cannot write again", directory):

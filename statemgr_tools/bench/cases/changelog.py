@@ -1,4 +1,4 @@
-"""``restore-changelog``, ``blob-vs-changelog``, ``commit-changelog``: changelogs beside Kafka Streams and Quix Streams.
+"""``restore-changelog``, ``blob-vs-changelog``, ``commit-changelog``: compared with Kafka Streams and Quix.
 
 A restore is counted from the start of its process until the store can be read, for Kafka Streams and for us. Quix,
 which is slow, restores fewer records, and the start of its process is not counted: both in its favour.
@@ -29,7 +29,7 @@ _UNIT = "records/s"
 
 @case("restore-changelog")
 def restore_changelog(session: Session) -> Iterator[Line]:
-    """5 million records until readable with normal options, beside Kafka Streams, Quix and plain consumption."""
+    """5 million records until readable with normal options, compared with Kafka Streams, Quix and plain consumption."""
     changelog = filled_changelog(session)
     variants: dict[str, Variant] = {
         "restore": lambda number: _restored(session, changelog.config, changelog),
@@ -49,7 +49,7 @@ def restore_changelog(session: Session) -> Iterator[Line]:
 
 @case("blob-vs-changelog")
 def blob_vs_changelog(session: Session) -> Iterator[Line]:
-    """Opening a task from a snapshot on S3 beside opening it from its changelog: the same 5 million records."""
+    """Opening a task from a snapshot on S3, compared with opening it from its changelog: the same 5 million records."""
     changelog = filled_changelog(session)
     state = state_of(session, changelog.count * records.RECORD_SIZE)
     backup = upload(session, state, s3=True)
@@ -69,7 +69,7 @@ def blob_vs_changelog(session: Session) -> Iterator[Line]:
 
 @case("commit-changelog")
 def commit_changelog(session: Session) -> Iterator[Line]:
-    """A million updates to a store and its changelog, a transaction for each 100,000, beside Quix Streams."""
+    """A million updates to a store and its changelog, a transaction for each 100,000, compared with Quix Streams."""
     count = session.count(_UPDATES, least=2000)
     each = max(count * _EACH // _UPDATES // 1000, 1) * 1000
 

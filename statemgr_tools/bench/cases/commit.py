@@ -1,4 +1,4 @@
-"""``commit-s3`` and ``commit-idle``: single commits to an S3 server, beside Samza's of the very same files.
+"""``commit-s3`` and ``commit-idle``: single commits to an S3 server, compared with Samza's of the same files.
 
 Every commit is a snapshot (``1 commit``). The task is a long-lived owner, as in production; its time has the flush, the
 checkpoint directory, the transaction and the clean-up in it. Samza's has the diff, the upload and the clean-up of its
@@ -31,7 +31,7 @@ _SAMZA = "Samza 1.8, same files"
 
 @case("commit-s3")
 def commit_s3(session: Session) -> Iterator[Line]:
-    """A commit after 10,000 updates on 1 GiB: its time and its requests, beside Samza's."""
+    """A commit after 10,000 updates on 1 GiB: its time and its requests, compared with Samza's."""
     state = state_of(session, session.bytes(GIBIBYTE))
     count = session.count(_UPDATES)
 
@@ -48,7 +48,7 @@ def commit_s3(session: Session) -> Iterator[Line]:
 
 @case("commit-idle")
 def commit_idle(session: Session) -> Iterator[Line]:
-    """A commit of 10,000 files of which none has changed, beside Samza's."""
+    """A commit of 10,000 files of which none has changed, compared with Samza's."""
     state = many_files(session, session.count(_FILES, least=500))
     ours, samza = _beside_samza(session, state, lambda task, number: None, rounds=session.rounds)
     unit = f"s, {len(state.files):,} files, nothing changed"

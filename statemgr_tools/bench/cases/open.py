@@ -26,7 +26,7 @@ Sent = tuple[bytes, bytes | None]
 
 @case("open-job")
 def open_job(session: Session) -> Iterator[Line]:
-    """The newest checkpoint of each of 1,000 tasks among a million records, beside plain consumption of the topic."""
+    """The newest checkpoint of each of 1,000 tasks in a million records, compared with plain consumption."""
     count, tasks = session.count(_RECORDS, least=5000), session.count(_TASKS, least=50)
     config = session.job("open", job__tasks=tasks, task__backup__factories="kafka-changelog,blob-store")
     session.report(f"filling a checkpoint topic with {count:,} records")

@@ -14,7 +14,7 @@ from statemgr_tools.bench.result import Line, Target, compared
 from statemgr_tools.bench.session import GIBIBYTE, Session
 from statemgr_tools.bench.states import state_of
 
-#: Of the time of a full restore, beside hashing what is here.
+#: Share of the time of a full restore that is allowed in addition to hashing the local files.
 _SHARE_OF_FULL = 0.1
 
 

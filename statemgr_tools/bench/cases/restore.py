@@ -1,4 +1,4 @@
-"""``restore-file``, ``restore-s3`` and ``backup-s3``: whole states, beside plain code that moves the same bytes.
+"""``restore-file``, ``restore-s3`` and ``backup-s3``: whole states, compared with plain code.
 
 Every measurement is a process of its own, with memory at hand. A restore ends with the first read of a verified store
 in place; plain code only moves bytes. Neither waits for the disk.
@@ -30,7 +30,7 @@ _PLAIN = "plain-get"
 
 @case("restore-file")
 def restore_file(session: Session) -> Iterator[Line]:
-    """1 GiB and 4 GiB from a directory of blobs, beside a copy of the same files."""
+    """1 GiB and 4 GiB from a directory of blobs, compared with a copy of the same files."""
     for size, value_size in ((GIBIBYTE, 100), (4 * GIBIBYTE, 4096)):
         yield _from_directory(session, state_of(session, session.bytes(size), value_size))
 
@@ -48,7 +48,7 @@ def _from_directory(session: Session, state: State) -> Line:
 
 @case("restore-s3")
 def restore_s3(session: Session) -> Iterator[Line]:
-    """1 GiB from an S3 server, beside a plain GET of the same files, and Samza's restore of them."""
+    """1 GiB from an S3 server, compared with a plain GET of the same files and with Samza's restore."""
     state = state_of(session, session.bytes(GIBIBYTE))
     backup = backup_of(session, state, s3=True)
     s3 = asdict(session.servers.s3())
@@ -70,7 +70,7 @@ def restore_s3(session: Session) -> Iterator[Line]:
 
 @case("backup-s3")
 def backup_s3(session: Session) -> Iterator[Line]:
-    """A first commit of 1 GiB to an S3 server, beside a plain PUT of the same files."""
+    """A first commit of 1 GiB to an S3 server, compared with a plain PUT of the same files."""
     state = state_of(session, session.bytes(GIBIBYTE))
     s3 = asdict(session.servers.s3())
     paths = [str(path) for path in state.paths()]

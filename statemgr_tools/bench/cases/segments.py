@@ -40,7 +40,7 @@ _SEGMENTS = 50
 
 @case("commit-vs-state")
 def commit_vs_state(session: Session) -> Iterator[Line]:
-    """A commit after 10,000 updates on 1 GiB, beside the same on 64 MiB; and the pause that it makes."""
+    """A commit after 10,000 updates on 1 GiB, compared with the same on 64 MiB; and its pause."""
     found = _of_sizes(session)
     large, small = found["large"], found["small"]
     what, beside = (str(state_of(session, session.bytes(size))) for size in (GIBIBYTE, _SMALL))
@@ -55,7 +55,7 @@ def commit_vs_state(session: Session) -> Iterator[Line]:
 
 @case("commit-bytes")
 def commit_bytes(session: Session) -> Iterator[Line]:
-    """Bytes that a commit of 10,000 updates uploads, beside those of the changed keys and values."""
+    """Bytes that a commit of 10,000 updates uploads, compared with those of the changed keys and values."""
     found = _of_sizes(session)["large"]
     changed = session.count(_UPDATES) * records.RECORD_SIZE / 1e6
     ours = found.median("bytes") / 1e6

@@ -1,4 +1,4 @@
-"""``store-calls``: what a call through a store costs beside the same call of raw rocksdict. No server."""
+"""``store-calls``: the cost of a store's calls, compared with raw rocksdict. No server."""
 
 from __future__ import annotations
 
