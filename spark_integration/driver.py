@@ -18,7 +18,6 @@ import contextlib
 import json
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -209,16 +208,17 @@ class Driver:
         start, end = to_json(source.start), to_json(source.end)
         batch = MicroBatch(self._id(self.offsets.location), batch_id, start, end, source.watermark_ms)
         replayed = self._recognise(batch, source)
-        began = time.monotonic()
+        now = self._manager.clock.monotonic
+        began = now()
         staged = done = began
         restored: tuple[RestoreReport, ...] = ()
         if not replayed:
             # 2. run the stage, 3. collect
             prepared, restored = self._stage(rows, source)
-            staged = time.monotonic()
+            staged = now()
             # 4. publish
             self._publish(prepared, batch)
-            done = time.monotonic()
+            done = now()
         # 5. output
         sequence = self._give_output(spark)
         return BatchReport(
@@ -228,7 +228,7 @@ class Driver:
             restored=restored,
             stage_seconds=staged - began,
             publish_seconds=done - staged,
-            output_seconds=time.monotonic() - done,
+            output_seconds=now() - done,
             input_offsets=dict(source.end),
         )
 
@@ -298,8 +298,7 @@ class Driver:
         try:
             yield found
         finally:
-            # in the background: nothing waits for it
-            threading.Thread(target=withdraw, args=(self._plan.config, found), daemon=True).start()
+            withdraw(self._plan.config, found)
 
     def _work(self, source: BatchInput, checkpoints: HandOut) -> Work:
         plan, published = self._plan, self.published()

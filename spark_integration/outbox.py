@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ from spark_integration.attempt import is_output
 from spark_integration.failures import marked
 from spark_integration.output_schema import can_be_local, of_stream
 from statemgr import JobConfig
-from statemgr.engine import checkpoint_from_bytes, checkpoint_to_bytes, read_attachment
+from statemgr.engine import checkpoint_from_bytes, checkpoint_to_bytes, read_attachment, read_attachments
 from statemgr.errors import CorruptBlob, RetryableError, StatemgrError
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 #: Limits up to which the driver fetches the rows of a batch: stored bytes, and bytes once decompressed.
 DRIVER_BYTES = 4 * 1024 * 1024
 _DECODED_BYTES = 32 * 1024 * 1024
-_PARALLELISM = 16
 
 
 @contextmanager
@@ -93,9 +91,7 @@ def _fetched(config: JobConfig, attachments: Sequence[Attachment]) -> pa.Table |
     """All rows, fetched by the driver; None if they are too many once they are decompressed."""
     batches: list[pa.RecordBatch] = []
     left = _DECODED_BYTES
-    with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-output") as pool:
-        stored = list(pool.map(lambda attachment: read_attachment(config, attachment), attachments))
-    for data in stored:
+    for data in read_attachments(config, attachments):
         with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
             _check_same(stream.schema, batches[0].schema if batches else stream.schema)
             for batch in stream:

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from statemgr.config import JobConfig
 from statemgr.consumer.loop import ConsumerLoop
 from statemgr.engine import Epoch
-from statemgr.engine.job import WholeJob
+from statemgr.engine.coordinator import JobCoordinator
 from statemgr.errors import ClosedError, InvalidError, MissingState
-from statemgr.flows.changes import check_changes, serdes_in_force
 from statemgr.flows.commit import Refill
-from statemgr.flows.open_job import Found, fence, fence_ids, guard_targets, in_parallel, prepare_topics, read_records
-from statemgr.flows.published import Published, explained
-from statemgr.flows.restore import restore_task
-from statemgr.ids import task_index, task_name
+from statemgr.flows.open_job import JobTopics
+from statemgr.flows.published import always
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.input_topics import InputTopics, TaskInputs
-from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
-from statemgr.local.clock import moment
 from statemgr.model.checkpoint import Checkpoint, Layout, MicroBatch
 from statemgr.model.checkpoint_parts import Inputs
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import PermissionFlags, Permissions
-from statemgr.phases import Phase, announce
 from statemgr.ports import Progress, no_progress
-from statemgr.tasks.caretaker import Caretaker
 from statemgr.tasks.metrics import Metrics
-from statemgr.tasks.open_tasks import Assignment, OpenTasks, always
+from statemgr.tasks.open_tasks import Assignment
+from statemgr.tasks.opening import TaskOpener
 from statemgr.tasks.task import Task
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
@@ -51,16 +43,14 @@ class StateManager:
     def __init__(self, config: JobConfig, partitioner: str = "kafka-partition") -> None:
         self.config = config
         self.layout = Layout(1, config.tasks, partitioner)
-        self._runtime = Runtime(config)
-        self._parts = self._runtime.parts
-        self._log = CheckpointTopic(config, self._runtime.clock, owned=True)
-        self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, self._runtime.clock)
-        self._lock = threading.Lock()
-        self._topics_ready = False
-        self._tasks = OpenTasks()
-        self._inputs = InputTopics(config)
-        self._job: WholeJob | None = None
-        self._caretaker = Caretaker(self._runtime.clock)
+        self._services = services = open_services(config)
+        self.clock = services.clock
+        self._log = CheckpointTopic(config, services.clock, owned=True)
+        self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, services.clock)
+        self._topics = JobTopics(services)
+        self._inputs = InputTopics(config, services.clock)
+        self._tasks = TaskOpener(services, self._log, self.layout, self._topics, self._inputs, self.metrics)
+        self._job: JobCoordinator | None = None
         self._closed = False
 
     # --- a consumer loop -----------------------------------------------------------------------------------------
@@ -86,24 +76,7 @@ class StateManager:
         Raises: PermissionNeeded, TopicMisconfigured, AccessDenied, UnavailableError.
         """
         self._check_open()
-        for task in tasks:
-            self._check_task(task)
-        self._prepare_topics(allow_empty_start)
-
-        def fence_one(task: str) -> None:
-            self._tasks.put_fenced(task, None)
-            if not still_owned(task):
-                return
-            publisher = self._publisher(task_transactional_id(self.config, task))
-            announce(Phase.FENCE, task, self.config.job_key)
-            try:
-                publisher.fence()
-            except BaseException:
-                publisher.close()
-                raise
-            self._tasks.put_fenced(task, publisher)
-
-        in_parallel(fence_one, tasks)
+        self._tasks.fence(tasks, still_owned, allow_empty_start=allow_empty_start)
 
     def open_task(
         self,
@@ -129,70 +102,7 @@ class StateManager:
         UnavailableError.
         """
         self._check_open()
-        self._check_task(task)
-        assignment = Assignment(task, still_owned)
-        self._tasks.claim(assignment)
-        try:
-            opened = self._open_task(assignment, Permissions(**permissions), progress)
-        except BaseException:
-            self._tasks.forget(task)
-            raise
-        self._tasks.opened(task, opened)
-        return opened
-
-    def _open_task(self, assignment: Assignment, permissions: Permissions, progress: Progress) -> Task:
-        self._prepare_topics(permissions.allow_empty_start)
-        task = assignment.task
-        others = [job_transactional_id(self.config)]
-        with ExitStack() as undo:
-            publisher = self._fenced(assignment, undo)
-            fence_ids(self._parts, others)
-            assignment.check()
-            as_of = moment(self._runtime.clock)
-            found = read_records(self._parts, self._log, self.layout, [task], permissions)
-            permissions = found.permissions[task]
-            check_changes(self._parts, found.records, found.permissions, application_may_choose=True)
-            published = self._published(found, others, assignment.still_owned)
-            published.serdes = serdes_in_force(self._parts, published.checkpoint(task))
-            inputs = self._task_inputs(task, published.checkpoint(task), permissions.allow_skipped_input)
-            with explained(self._parts, self._log, published):
-                refill = guard_targets(self._parts, found.records, found.permissions)[task]
-                stores, restored = restore_task(
-                    self._parts,
-                    task,
-                    published.checkpoint(task),
-                    permissions=permissions,
-                    older=published.older(task),
-                    as_of=as_of,
-                    progress=assignment.checked(progress),
-                )
-            for store in stores.values():
-                undo.callback(store.close)
-            opened = Task(
-                self._parts,
-                task,
-                publisher,
-                self._log,
-                published,
-                stores,
-                restored,
-                refill,
-                self.metrics.commits.of(task),
-                inputs,
-                permissions,
-                on_close=lambda: self._forget(opened),
-            )
-            undo.callback(opened.close)
-            assignment.check()
-            for restore in restored:
-                self.metrics.restored(restore)
-            if refill or inputs.recreated or permissions.names or found.permits:
-                # changes beyond the checkpoint were left out: overwrite them now, in one transaction with a checkpoint;
-                # and a permission was for this opening alone, whether or not input follows
-                opened.commit(opened.start_offsets)
-            undo.pop_all()
-        opened.damage.watch(lambda: self._caretaker.wake(opened))
-        return opened
+        return self._tasks.open(Assignment(task, still_owned), Permissions(**permissions), progress)
 
     def run(
         self,
@@ -229,7 +139,7 @@ class StateManager:
         """What :meth:`run` runs, for who stops it from another thread: its ``run()`` and ``stop()``."""
         self._check_open()
         return ConsumerLoop(
-            self.config,
+            self._services,
             self,
             self._inputs,
             consumer,
@@ -237,7 +147,6 @@ class StateManager:
             topics or self.config.inputs,
             permissions,
             published_tasks=self._published_tasks,
-            give_up=self._runtime.give_up,
         )
 
     # --- a whole job ---------------------------------------------------------------------------------------------
@@ -249,34 +158,13 @@ class StateManager:
         Raises: what :meth:`open_task` does, but for restoring.
         """
         self._check_open()
-        allowed = Permissions(**permissions)
         if self._job is not None:
             self._job.close()
             self._job = None
-        self._prepare_topics(allowed.allow_empty_start)
-        names = [task_name(index) for index in range(self.config.tasks)]
-        others = [task_transactional_id(self.config, name) for name in names]
-        with ExitStack() as undo:
-            publisher = self._publisher(job_transactional_id(self.config))
-            undo.callback(publisher.close)
-            fence(self._parts, publisher, others)
-            found = read_records(self._parts, self._log, self.layout, names, allowed)
-            check_changes(self._parts, found.records, found.permissions, application_may_choose=False)
-            published = self._published(found, others)
-            with explained(self._parts, self._log, published):
-                refill = guard_targets(self._parts, found.records, found.permissions)
-            published.job_records = set(self._log.job_records())
-            self._job = job = WholeJob(self._parts, self._log, publisher, published)
-            refill = {task: pairs | self._job.damaged[task] for task, pairs in refill.items()}
-            undo.pop_all()
-        job.watch(lambda: self._caretaker.wake(job))
-        return Epoch(
-            published.epoch,
-            published.layout,
-            {name: published.checkpoint(name) for name in names},
-            refill,
-            found.permitted,
+        self._job, epoch = JobCoordinator.acquire(
+            self._services, self._log, self.layout, self._topics, Permissions(**permissions)
         )
+        return epoch
 
     def publish(
         self,
@@ -314,9 +202,7 @@ class StateManager:
         It calls :meth:`repair` when no commit is being prepared. Otherwise it returns False, or leaves the repair to
         the next commit.
         """
-        job = self._acquired()
-        job.when_damaged = repair
-        self._caretaker.wake(job)  # it may have looked before
+        self._acquired().when_damaged(repair)
 
     def repair(self) -> Mapping[str, Checkpoint]:
         """Make damaged backups of the current checkpoints again, by a commit without input. No commit may be in
@@ -346,9 +232,7 @@ class StateManager:
         Raises: FencedError when another owner has published since; UnavailableError, AccessDenied; InvalidError.
         """
         self._check_open()
-        if self._job is None:
-            raise InvalidError("confirm needs acquire() first", job=self.config.job_name)
-        self._job.confirm()
+        self._acquired().confirm()
 
     # --- end -----------------------------------------------------------------------------------------------------
 
@@ -358,13 +242,12 @@ class StateManager:
             return
         self._closed = True
         with ExitStack() as closing:
-            closing.callback(self._runtime.close)
+            closing.callback(self._services.close)
             closing.callback(self._log.close)
             closing.callback(self._inputs.close)
             closing.callback(self.metrics.close)
             if self._job is not None:
                 closing.callback(self._job.close)
-            closing.callback(self._caretaker.close)
             closing.callback(self._tasks.close)
 
     def __enter__(self) -> StateManager:
@@ -372,32 +255,6 @@ class StateManager:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
-
-    def _prepare_topics(self, allow_empty_start: bool) -> None:
-        with self._lock:
-            if not self._topics_ready:
-                prepare_topics(self._parts, allow_empty_start=allow_empty_start)
-                self._topics_ready = True
-
-    def _fenced(self, assignment: Assignment, undo: ExitStack) -> TransactionalPublisher:
-        """The task's publisher, its ID taken over by :meth:`fence_tasks` or now. Raises: OpeningCancelled."""
-        publisher = self._tasks.take_fenced(assignment.task)
-        if publisher is not None:
-            undo.callback(publisher.close)
-            assignment.check()
-            return publisher
-        assignment.check()
-        publisher = self._publisher(task_transactional_id(self.config, assignment.task))
-        undo.callback(publisher.close)
-        announce(Phase.FENCE, assignment.task, self.config.job_key)
-        publisher.fence()
-        return publisher
-
-    def _task_inputs(self, task: str, checkpoint: Checkpoint | None, skip: bool) -> TaskInputs:
-        """The task's input topics, if they are those of the checkpoint. Raises: MissingState."""
-        inputs = TaskInputs(self._inputs, task, checkpoint.input_topic_ids if checkpoint else {}, skip=skip)
-        inputs.expect()
-        return inputs
 
     def _published_tasks(self) -> int | None:
         """For how many tasks the job has checkpoints; None when it has none, or older software did not say."""
@@ -407,33 +264,11 @@ class StateManager:
             return None
         return max((record.layout.tasks for record in found.values()), default=0) or None
 
-    def _publisher(self, transactional_id: str) -> TransactionalPublisher:
-        return TransactionalPublisher(self.config, transactional_id, self._runtime.clock)
-
-    def _published(self, found: Found, others: Sequence[str], still_owned: Callable[[], bool] = always) -> Published:
-        """The epoch is a fencing token: above every published one, and unlike that of an owner that never published."""
-        newest = max((record.current.epoch for record in found.records.values() if record), default=0)
-        epoch = self._runtime.ids.epoch(newest)
-        fence_others = partial(fence_ids, self._parts, others)
-        return Published(found.records, epoch, found.layout, fence_others, still_owned, permits=found.permits)
-
-    def _acquired(self) -> WholeJob:
+    def _acquired(self) -> JobCoordinator:
         if self._job is None:
             raise InvalidError("the job was not acquired", hint="call acquire() first", job=self.config.job_name)
         return self._job
 
-    def _forget(self, task: Task) -> None:
-        self._caretaker.dismiss(task)
-        self._tasks.forget(task.name)
-
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the state manager is closed", job=self.config.job_name)
-
-    def _check_task(self, task: str) -> None:
-        if task_index(task) >= self.config.tasks:
-            raise InvalidError(
-                f"the job has {self.config.tasks} tasks, so there is no {task!r}",
-                hint="job.tasks is the number of partitions of the input",
-                job=self.config.job_name,
-            )

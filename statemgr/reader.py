@@ -25,7 +25,7 @@ from statemgr.model.permissions import Permissions
 from statemgr.model.plan import StorePlan, plan_stores
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import BlobInfo, LocalStore, Progress, no_progress
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 
 
 class JobReader:
@@ -33,9 +33,9 @@ class JobReader:
 
     def __init__(self, config: JobConfig) -> None:
         self.config = config
-        self._runtime = Runtime(config)
-        self._catalogue = Catalogue(self._runtime.transfer)
-        self._log = CheckpointTopic(config, self._runtime.clock)
+        self._services = open_services(config)
+        self._catalogue = Catalogue(self._services.transfer)
+        self._log = CheckpointTopic(config, self._services.clock)
 
     def records(self) -> Mapping[str, CheckpointRecord]:
         """Task → its newest record. Raises: UnavailableError, CorruptRecord, MissingState (no such topic)."""
@@ -106,15 +106,15 @@ class JobReader:
 
     def chain(self, task: str, store: str, marker: Marker) -> SegmentChain:
         """A store's snapshot and the segments after it. Raises: MissingState, MissingBlob, CorruptBlob."""
-        return self._catalogue.chain(self._runtime.parts.identity(task, store), marker)
+        return self._catalogue.chain(self._services.identity(task, store), marker)
 
     def snapshot(self, task: str, store: str, index: BlobRef) -> SnapshotIndex:
         """The snapshot that an index blob describes. Raises: MissingBlob, CorruptBlob."""
-        return self._catalogue.index(self._runtime.parts.identity(task, store), index)
+        return self._catalogue.index(self._services.identity(task, store), index)
 
     def blob_info(self, blob_id: str) -> BlobInfo:
         """Size and expiry of a blob. Raises: MissingBlob."""
-        return self._runtime.blobs().stat(blob_id)
+        return self._services.blobs().stat(blob_id)
 
     def restore(
         self,
@@ -142,7 +142,7 @@ class JobReader:
         plans = plan_stores(
             checkpoint,
             {name: tuple(factories or s.restore_factories) for name, s in config.items() if name in chosen},
-            durable=self._runtime.parts.durable,
+            durable=self._services.durable,
             permissions=Permissions(allow_removed_stores=True),
             newer=record.checkpoints[: record.checkpoints.index(checkpoint)][::-1],
             older=_older(record, checkpoint),
@@ -157,10 +157,9 @@ class JobReader:
             shutil.rmtree(work, ignore_errors=True)
 
     def _restore_one(self, task: str, plan: StorePlan, work: Path, into: Path, progress: Progress) -> StoreRestore:
-        runtime = self._runtime
-        directories = StoreDirectories(work / plan.store, runtime.clock, runtime.ids)
-        parts = replace(runtime.parts, directories=lambda _task, _store: directories)
-        committed, restored = restore_store(parts, task, plan, progress)
+        directories = StoreDirectories(work / plan.store, self._services.clock, self._services.ids)
+        services = replace(self._services, directories=lambda _task, _store: directories)
+        committed, restored = restore_store(services, task, plan, progress)
         if committed is not None:
             committed.path.rename(into / plan.store)
         return restored
@@ -182,7 +181,7 @@ class JobReader:
 
     def close(self) -> None:
         self._log.close()
-        self._runtime.close()
+        self._services.close()
 
     def __enter__(self) -> JobReader:
         return self

@@ -31,6 +31,14 @@ class ManualClock:
         self.sleeps.append(seconds)
         self.now += seconds
 
+    def wait(self, changed: threading.Condition, seconds: float) -> bool:
+        """Wait, but not for time to pass."""
+        return changed.wait(0.01)
+
+    def give_up(self) -> None:
+        """Every deadline has passed."""
+        self.now += 1e9
+
 
 class FaultyBlobStore(MemoryBlobStore):
     """Blobs in memory, and faults by method.

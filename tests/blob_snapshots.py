@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from statemgr.backends.blobs.backend import BlobStoreBackend
-from statemgr.backends.services import BackendContext
 from statemgr.config import JobConfig
 from statemgr.flows.open_store import NO_CHANGES
 from statemgr.ids import IdSource
-from statemgr.local.clock import system_ids
-from statemgr.local.scratch import Scratch
 from statemgr.model.chain import ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
 from statemgr.model.codecs import decode_chain, decode_index, encode_chain
@@ -34,6 +32,7 @@ from statemgr.ports import (
     no_progress,
 )
 from statemgr.transfer.transfer import Transfer
+from statemgr.wiring import open_services
 from tests.jobs import INTERVALS, SNAPSHOTS
 
 IDENTITY = StoreIdentity("orders", "1", "Partition 0", "totals")
@@ -105,19 +104,16 @@ class Snapshots:
 
     def reopen(self) -> None:
         """Another process: nothing is remembered."""
-        context = BackendContext(
-            config=JobConfig.from_mapping(
-                {"job.name": self.identity.job_name, "task.commit.snapshot.interval": INTERVALS[SNAPSHOTS]}
-            ),
-            clock=self._clock,
-            ids=IdSource(self._clock.time_ns, lambda: "0" * 32),
-            scratch=Scratch(self.tmp_path / "scratch", self._clock, system_ids()),
-            blobs=lambda: self.blobs,
-            transfer=lambda: self.transfer,
-            task_directory=lambda task: self.tmp_path / task,
-            changelog=_no_changelog,
+        settings = {
+            "job.name": self.identity.job_name,
+            "state.dir": str(self.tmp_path / "state"),
+            "task.commit.snapshot.interval": INTERVALS[SNAPSHOTS],
+        }
+        ids = IdSource(self._clock.time_ns, lambda: "0" * 32)
+        services = open_services(JobConfig.from_mapping(settings), self._clock, ids)
+        self.backend = BlobStoreBackend(
+            replace(services, blobs=lambda: self.blobs, transfer=lambda: self.transfer, changelog=_no_changelog)
         )
-        self.backend = BlobStoreBackend(context)
         self.backup = self.backend.backup_manager()
         self.restoring = self.backend.restore_manager()
 

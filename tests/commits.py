@@ -26,7 +26,7 @@ from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader
 from statemgr.tasks.task import Task
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 from tests.jobs import with_changes
 
 TASK = "Partition 0"
@@ -141,15 +141,15 @@ def referenced(config: JobConfig, task: str = TASK) -> set[str]:
     """Every blob that the retained checkpoints of a task need: indexes, files, segments, attachments."""
     record = current(config, task)
     assert record is not None
-    runtime = Runtime(config)
+    services = open_services(config)
     try:
         found: set[str] = set()
         for checkpoint in record.checkpoints:
             for factory, of_store in checkpoint.state_checkpoint_markers.items():
-                manager = runtime.parts.backup_manager(factory)
+                manager = services.backup_manager(factory)
                 for store, marker in of_store.items():
-                    found.update(manager.referenced_blobs(runtime.parts.identity(task, store), marker))
+                    found.update(manager.referenced_blobs(services.identity(task, store), marker))
             found.update(a.blob.blob_id for a in checkpoint.attachments if a.blob)
         return found
     finally:
-        runtime.close()
+        services.close()

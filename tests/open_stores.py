@@ -10,7 +10,7 @@ from statemgr.flows.open_store import FrozenStore, OpenStore
 from statemgr.ports import CommittedDirectory
 from statemgr.serdes import key_serde, value_serde
 from statemgr.tasks.store import Store
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 
 TASK = "Partition 0"
 
@@ -34,18 +34,18 @@ class CommittedStore:
             }
         )
         self.changelog: dict[bytes, bytes] = {}
-        self._runtime = Runtime(self.config)
+        self._services = open_services(self.config)
         self._track = track
         self._committed: CommittedDirectory | None = None
         self._commits = 0
         self._open()
 
     def _open(self) -> None:
-        parts = self._runtime.parts
+        services = self._services
         state_id = self._committed.state_id if self._committed else None
         self.opened = OpenStore(
-            parts,
-            parts.identity(TASK, "totals"),
+            services,
+            services.identity(TASK, "totals"),
             self.config.stores["totals"],
             self._committed,
             state_id,
@@ -84,4 +84,4 @@ class CommittedStore:
     def close(self) -> None:
         """Close the store, and all that it needed."""
         self.opened.close()
-        self._runtime.close()
+        self._services.close()

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from statemgr import JobConfig
-from statemgr.flows.background_snapshots import Materializer
+from statemgr.backends.services import Services
+from statemgr.flows.background_snapshots import BackgroundSnapshots
 from statemgr.flows.commit import CommitBase, freeze, prepare
 from statemgr.flows.open_store import OpenStore
 from statemgr.model.checkpoint import Checkpoint, Layout
-from statemgr.wiring import Runtime
 
 FACTORY, STORE = "blob-store", "totals"
 
@@ -51,14 +51,14 @@ class Told:
 class SegmentTask:
     """A task with one store. ``checkpoint`` is its newest."""
 
-    def __init__(self, runtime: Runtime, number: int) -> None:
+    def __init__(self, services: Services, number: int) -> None:
         self.name = f"Partition {number}"
         self.told = Told()
-        self._parts = parts = runtime.parts
-        config = parts.config.stores[STORE]
-        self._store = OpenStore(parts, parts.identity(self.name, STORE), config, None, None, track_changes=True)
+        self._services = services
+        config = services.config.stores[STORE]
+        self._store = OpenStore(services, services.identity(self.name, STORE), config, None, None, track_changes=True)
         self._stores = {STORE: self._store}
-        self.materializer = Materializer(parts, self.name, self._stores, self.told)
+        self.snapshots = BackgroundSnapshots(services, self.name, self._stores, self.told)
         self.checkpoint: Checkpoint | None = None
         self._commits = itertools.count()
 
@@ -67,18 +67,19 @@ class SegmentTask:
         number = next(self._commits)
         self._store.content.write(items.items() if items is not None else [(b"key", b"%d" % number)])
         base = CommitBase(self.name, Layout(1, 1, "kafka-partition"), 1, self.checkpoint)
-        frozen = freeze(self._parts, self._stores, base, {})
-        prepared = prepare(self._parts, self._stores, frozen, portable=False)
+        frozen = freeze(self._services, self._stores, base, {})
+        prepared = prepare(self._services, self._stores, frozen, portable=False)
         stored = prepared.stores[STORE]
         markers = {factory: {STORE: marker} for factory, marker in stored.markers.items()}
-        self.checkpoint = Checkpoint(self._parts.ids.checkpoint_id(), number, 1, {}, {STORE: stored.state_id}, markers)
+        self.checkpoint = Checkpoint(
+            self._services.ids.checkpoint_id(), number, 1, {}, {STORE: stored.state_id}, markers
+        )
         self._store.acknowledged(frozen.stores[STORE], stored.state_id)
-        self.materializer.after_commit(self.checkpoint)
-        if self.materializer._running is not None:
-            self.materializer._running.result(30)
+        self.snapshots.after_commit(self.checkpoint)
+        self.snapshots.worker.wait(30)
         return self.checkpoint
 
     def close(self) -> None:
         """Close its store."""
-        self.materializer.close()
+        self.snapshots.close()
         self._store.close()

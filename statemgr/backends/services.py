@@ -1,34 +1,83 @@
-"""What a state backend is built from. Backends from outside get the same."""
+"""What one process has for one job: the same object for flows, tasks and every state backend, also one from outside."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from statemgr.config import JobConfig
+from statemgr.config import JobConfig, StoreConfig
 from statemgr.ids import IdSource
-from statemgr.ports import BlobStore, Changelog, Clock
+from statemgr.ports import (
+    BackupManager,
+    BlobStore,
+    Changelog,
+    Clock,
+    Executors,
+    LocalDirectories,
+    LocalStore,
+    RestoreManager,
+    SegmentBackupManager,
+    StoreIdentity,
+)
 
 if TYPE_CHECKING:
     from statemgr.transfer.transfer import Transfer
 
 
 @dataclass(frozen=True)
-class BackendContext:
-    """Configuration, time and IDs, and the adapters and a scratch directory, made when first asked for.
+class Services:
+    """Configuration, time, IDs, threads, and the adapters of the job, which a callable makes when it is first called.
 
-    ``task_directory``: task → where its local state is, below which a backend may keep a directory of its own.
-
-    ``blobs`` is already retrying and verifying; ``transfer`` moves files over it in parallel.
+    Attributes:
+        scratch: a directory on the state's disk for files that are needed for a moment.
+        blobs: the blob store, which already retries and verifies.
+        transfer: moves files to and from the blob store in parallel.
+        backup_manager: factory name → its backup manager. Raises: ConfigError.
+        restore_manager: factory name → its restore manager. Raises: ConfigError.
+        task_directory: task → where its local state is; a backend may keep a directory of its own below it.
+        directories: (task, store) → the store's local directories.
+        open_store: (store, directory, whether it is read before it is written) → the open local store.
+        give_up: ends what is in progress on any thread: every deadline has passed, and requests to the blob store
+            fail. After it only ``close`` works.
+        close: closes everything that was made.
     """
 
     config: JobConfig
     clock: Clock
     ids: IdSource
+    executors: Executors
     scratch: Callable[[], Path]
     blobs: Callable[[], BlobStore]
     transfer: Callable[[], Transfer]
-    task_directory: Callable[[str], Path]
     changelog: Callable[[], Changelog]
+    backup_manager: Callable[[str], BackupManager]
+    restore_manager: Callable[[str], RestoreManager]
+    task_directory: Callable[[str], Path]
+    directories: Callable[[str, str], LocalDirectories]
+    open_store: Callable[[StoreConfig, Path, bool], LocalStore]
+    give_up: Callable[[], None]
+    close: Callable[[], None]
+
+    def identity(self, task: str, store: str) -> StoreIdentity:
+        """The full name of a store of this job."""
+        return StoreIdentity(self.config.job_name, self.config.job_id, task, store)
+
+    def segment_backends(self, store: StoreConfig) -> Iterator[tuple[str, SegmentBackupManager]]:
+        """The backends that may store a store's changes as segments: factory and manager."""
+        for factory in store.backup_factories:
+            manager = self.backup_manager(factory)
+            if isinstance(manager, SegmentBackupManager) and manager.needs_changes:
+                yield factory, manager
+
+    @property
+    def durable(self) -> Mapping[str, bool]:
+        """Store → whether it is backed up at all."""
+        return {name: bool(store.backup_factories) for name, store in self.config.stores.items()}
+
+    @property
+    def factories(self) -> frozenset[str]:
+        """Every factory that some store is backed up to or restored from."""
+        stores = self.config.stores.values()
+        return frozenset(f for store in stores for f in (*store.backup_factories, *store.restore_factories))

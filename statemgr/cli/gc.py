@@ -61,21 +61,21 @@ def command(
     """
     from statemgr.flows.gc import collect
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
-    from statemgr.wiring import Runtime
+    from statemgr.wiring import open_services
 
     if mend and dry_run:
         raise click.UsageError("--mend changes something, --dry-run nothing: leave one out")
     request = Request(grace_ms=grace_ms, delete=not dry_run, mend=mend, allow_no_checkpoints=allow_no_checkpoints)
-    runtime = Runtime(config)
+    services = open_services(config)
     try:
-        log = CheckpointTopic(config, runtime.clock)
+        log = CheckpointTopic(config, services.clock)
         try:
             with progress_bars(quiet=as_json) as progress:
-                found = collect(runtime.parts, log, request, progress)
+                found = collect(services, log, request, progress)
         finally:
             log.close()
     finally:
-        runtime.close()
+        services.close()
     if as_json:
         print_json(_as_json(found, dry_run=dry_run))
     else:

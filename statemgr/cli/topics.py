@@ -26,16 +26,16 @@ def create_command(config: JobConfig, as_json: bool, allow_empty_start: bool) ->
     """Create the topics that are missing, and check the others."""
     from statemgr.flows.empty_start import refuse_lost_job
     from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
-    from statemgr.wiring import Runtime
+    from statemgr.wiring import open_services
 
     specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
     with TopicAdmin(config) as admin:
         if not allow_empty_start and not admin.exists(config.checkpoint_topic):
-            runtime = Runtime(config)
+            services = open_services(config)
             try:
-                refuse_lost_job(runtime.parts)
+                refuse_lost_job(services)
             finally:
-                runtime.close()
+                services.close()
         created = admin.create_missing(specs)
         admin.verify([spec for spec in specs if spec.name not in created])
     if as_json:
@@ -82,19 +82,19 @@ def repair_command(config: JobConfig, as_json: bool, target: str | None, dry_run
     from statemgr.ids import task_name
     from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
     from statemgr.kafka.topic_repair import copy_valid, look
-    from statemgr.wiring import Runtime
+    from statemgr.wiring import open_services
 
     target = target or f"{config.checkpoint_topic}-repaired"
-    runtime = Runtime(config)
+    services = open_services(config)
     try:
         if dry_run:
-            result = look(config, runtime.clock)
+            result = look(config, services.clock)
         else:
             tasks = [task_transactional_id(config, task_name(index)) for index in range(config.tasks)]
-            fence_ids(runtime.parts, [job_transactional_id(config), *tasks])
-            result = copy_valid(config, runtime.clock, target)
+            fence_ids(services, [job_transactional_id(config), *tasks])
+            result = copy_valid(config, services.clock, target)
     finally:
-        runtime.close()
+        services.close()
     if as_json:
         left_out = [{"offset": r.offset, "key": r.key, "why": r.why} for r in result.left_out]
         print_json({"to": None if dry_run else target, "valid": result.copied, "left_out": left_out})

@@ -24,17 +24,18 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from statemgr.config import JobConfig
-from statemgr.consumer.owned_task import OwnedTask
-from statemgr.consumer.owned_tasks import Opener, OwnedTasks
+from statemgr.backends.services import Services
+from statemgr.consumer.assigned_task import AssignedTask
+from statemgr.consumer.assigned_tasks import AssignedTasks, Opener
 from statemgr.errors import ConfigError, LocalStateLost, MissingState, StatemgrError, UnavailableError
+from statemgr.flows.worker import Worker
 from statemgr.ids import task_name
-from statemgr.kafka.clients import ClientErrors, translate
+from statemgr.kafka.clients import translate
+from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.kafka.input_position import GONE
 from statemgr.kafka.input_topics import InputTopics, topic_problem
 from statemgr.tasks.task import Task
@@ -72,12 +73,11 @@ class ConsumerLoop:
         inputs: asks about input topics.
         permissions: given to the first opening of each task alone.
         published_tasks: for how many tasks the job has checkpoints; None for a new job.
-        give_up: ends what is in progress for the job in this process; called when a stop takes too long.
     """
 
     def __init__(
         self,
-        config: JobConfig,
+        services: Services,
         opener: Opener,
         inputs: InputTopics,
         consumer: Consumer,
@@ -86,27 +86,27 @@ class ConsumerLoop:
         permissions: Mapping[str, Any],
         *,
         published_tasks: Callable[[], int | None] = lambda: None,
-        give_up: Callable[[], None] = lambda: None,
     ) -> None:
         if not topics:
             raise ConfigError(
                 "there is nothing to consume", hint="set task.inputs, or pass topics=[…]", key="task.inputs"
             )
-        self._config = config
+        self._services = services
+        self._config = services.config
+        self._clock = services.clock
         self._inputs = inputs
         self._consumer = consumer
         self._process = process
         self._topics = list(topics)
         self._published_tasks = published_tasks
-        self._give_up = give_up
-        self._tasks = OwnedTasks(config, opener, consumer, topics, permissions)
-        self._errors: ClientErrors | None = getattr(consumer, "errors", None)
+        self._tasks = AssignedTasks(services, opener, consumer, topics, permissions)
+        self._errors = consumer.errors if isinstance(consumer, GroupConsumer) else None
         self._to_pause: list[TopicPartition] = []
-        self._interval = config.commit_ms / 1000
+        self._interval = services.config.commit_ms / 1000
         self._due = self._look = 0.0
         self._stop = threading.Event()
         self._ending = False
-        self._giving_up: threading.Timer | None = None
+        self._deadline: Worker[None] = Worker(services, "stop", f"job {self._config.job_name}", background=True)
 
     def stop(self, *_: Any) -> None:
         """Ask the loop to end after the current message."""
@@ -122,7 +122,7 @@ class ConsumerLoop:
             self._consumer.subscribe(
                 self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
             )
-            self._due = monotonic() + self._interval
+            self._due = self._clock.monotonic() + self._interval
             try:
                 while not self._stop.is_set():
                     self._turn()
@@ -135,8 +135,7 @@ class ConsumerLoop:
                 self._tasks.shut_down()
                 self._consumer.unsubscribe()
         finally:
-            if self._giving_up is not None:
-                self._giving_up.cancel()
+            self._deadline.close(wait=False)
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -146,7 +145,7 @@ class ConsumerLoop:
             self._pause_assigned()
         if message is not None:
             self._one(message)  # 2
-        now = monotonic()
+        now = self._clock.monotonic()
         if message is None or now >= self._look:
             self._look = now + _LOOK_S
             self._check_refused(message)
@@ -242,7 +241,7 @@ class ConsumerLoop:
             if not owned.held and any(position.next is None for position in owned.inputs) and owned.restored():
                 self._start(owned)
 
-    def _start(self, owned: OwnedTask) -> None:
+    def _start(self, owned: AssignedTask) -> None:
         """Go to the checkpoint's input offsets. Where the client has not begun to fetch yet, the next turn does."""
         for position in owned.inputs:
             if position.next is not None:
@@ -293,9 +292,9 @@ class ConsumerLoop:
             except LocalStateLost as lost:
                 self._open_again(owned, lost)
         if now >= self._due:
-            self._due = monotonic() + self._interval
+            self._due = self._clock.monotonic() + self._interval
 
-    def _open_again(self, owned: OwnedTask, lost: LocalStateLost) -> None:
+    def _open_again(self, owned: AssignedTask, lost: LocalStateLost) -> None:
         """Restore a task whose local files are damaged or gone, and go back to its checkpoint.
 
         Raises: ``lost`` when that happened already since its last commit.
@@ -328,10 +327,11 @@ class ConsumerLoop:
 
     def _stopping(self) -> None:
         """From now on the end has :data:`STOP_S` seconds."""
-        if self._giving_up is None:
-            self._giving_up = threading.Timer(STOP_S, self._give_up)
-            self._giving_up.daemon = True
-            self._giving_up.start()
+        self._deadline.attempt("giving up what is in progress", self._give_up_late)
+
+    def _give_up_late(self) -> None:
+        if self._deadline.pause(STOP_S):
+            self._services.give_up()
 
     def _install_signals(self) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():

@@ -25,6 +25,7 @@ from statemgr.engine.attempts import (
     prepared_from_bytes,
     prepared_to_bytes,
     read_attachment,
+    read_attachments,
 )
 from statemgr.engine.hand_out import HandOut, hand_out, handed_out, withdraw
 from statemgr.model.checkpoint import Attachment, MicroBatch
@@ -49,5 +50,6 @@ __all__ = [
     "prepared_from_bytes",
     "prepared_to_bytes",
     "read_attachment",
+    "read_attachments",
     "withdraw",
 ]

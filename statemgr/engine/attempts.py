@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from statemgr.config import JobConfig
+from statemgr.engine.host import AttemptHost, attempt_host
 from statemgr.errors import ClosedError, ConfigError, CorruptBlob, InvalidError
 from statemgr.flows.attempt_snapshots import overdue_stores
 from statemgr.flows.commit import CommitBase, Refill, discard, freeze, prepare
 from statemgr.flows.compaction import make_way, most_files
 from statemgr.flows.open_store import OpenStore
-from statemgr.flows.persist_ahead import AHEAD_BYTES, PersistAhead, is_useful
+from statemgr.flows.persist_ahead import PersistAhead
 from statemgr.flows.restore import StoreRestore, restore_task
 from statemgr.ids import NAME, check_offsets, task_path
 from statemgr.local.transfer_files import disk_errors
@@ -29,10 +30,11 @@ from statemgr.model.record_size import inline_attachments_limit
 from statemgr.ports import FileSlice, Progress, no_progress
 from statemgr.serdes import key_serde, value_serde
 from statemgr.tasks.store import Store
-from statemgr.wiring import Runtime, shared_runtime
 
 #: Files that may wait for compaction in a store that is opened for one attempt only.
 _LEVEL0_LIMIT = 8
+#: Attachments that are read at a time.
+_READERS = 16
 #: Attachments are read whole, so that more bytes are refused when they are attached.
 ATTACHMENT_LIMIT = 256 * 1024 * 1024
 
@@ -64,22 +66,19 @@ class Attempt:
     """One attempt at one task's part of a commit: private stores, opened at one checkpoint."""
 
     def __init__(
-        self, runtime: Runtime, base: CommitBase, stores: dict[str, OpenStore], restored: list[StoreRestore]
+        self, host: AttemptHost, base: CommitBase, stores: dict[str, OpenStore], restored: list[StoreRestore]
     ) -> None:
         self.restored = restored
-        self.attempt_id = runtime.ids.attempt_id()
-        self._parts = runtime.parts
-        self._scratch = runtime.scratch
-        self._compactions = runtime.compactions
-        self._runtime_attempts = runtime.attempts
-        runtime.attempts.add(self.attempt_id)
+        self._host = host
+        self._services = services = host.services
+        self.attempt_id = services.ids.attempt_id()
+        host.attempts.add(self.attempt_id)
         self._directory: Path | None = None
         self._base = base
         self._open = stores
-        self._ahead = PersistAhead(runtime.parts, base.task, portable=True)
+        self._ahead = PersistAhead(services, base.task, portable=True)
         for opened in stores.values():
-            if is_useful(runtime.parts, opened):
-                opened.content.watch(AHEAD_BYTES, partial(self._ahead.start, opened, base))
+            self._ahead.watch(opened, lambda: base)
         self._attachments: list[Attachment] = []
         self._attached_blobs: list[str] = []
         self._closed = False
@@ -101,7 +100,7 @@ class Attempt:
     def directory(self) -> Path:
         """A directory on the state's disk for this attempt's own files; :meth:`close` removes it. Raises: DiskFull."""
         if self._directory is None:
-            self._directory = self._scratch() / f"attempt-{self.attempt_id}"
+            self._directory = self._services.scratch() / f"attempt-{self.attempt_id}"
             with disk_errors(self._directory):
                 self._directory.mkdir()
         return self._directory
@@ -121,14 +120,14 @@ class Attempt:
                 task=self.task,
             )
         inline_before = sum(len(attached.inline or b"") for attached in self._attachments)
-        if inline_before + size <= inline_attachments_limit(self._parts.config.tasks):
+        if inline_before + size <= inline_attachments_limit(self._services.config.tasks):
             inline = data if isinstance(data, bytes) else data.read_bytes()
             self._attachments.append(Attachment(name, inline=inline))
             return
-        config = self._parts.config
+        config = self._services.config
         blob_id = f"{config.job_name}/{config.job_id}/{task_path(self.task)}/_commit/{self.attempt_id}/{name}"
         body = data if isinstance(data, bytes) else FileSlice(data, 0, size)
-        self._attachments.append(Attachment(name, blob=self._parts.transfer().put(blob_id, body)))
+        self._attachments.append(Attachment(name, blob=self._services.transfer().put(blob_id, body)))
         self._attached_blobs.append(blob_id)
 
     def prepare(self, input_offsets: Mapping[str, int] | None = None) -> PreparedCommit:
@@ -146,11 +145,11 @@ class Attempt:
         self._prepared = True
         for opened in self._open.values():
             opened.local.compact_if_needed(most_files(opened))
-        overdue = overdue_stores(self._parts, self._open, self._base.checkpoint)
+        overdue = overdue_stores(self._services, self._open, self._base.checkpoint)
         # the next batch's attempt begins with the copy that this one leaves
         with self._ahead.held():
             frozen = freeze(
-                self._parts, self._open, self._base, input_offsets, attempt=self.attempt_id, local_copy=True
+                self._services, self._open, self._base, input_offsets, attempt=self.attempt_id, local_copy=True
             )
         try:
             self._ahead.wait()
@@ -158,7 +157,7 @@ class Attempt:
             discard(self._open, frozen.stores)
             raise
         prepared = prepare(
-            self._parts,
+            self._services,
             self._open,
             frozen,
             portable=True,
@@ -167,7 +166,7 @@ class Attempt:
             attached_blobs=self._attached_blobs,
         )
         kept = {self._open[name]: part.state_id for name, part in frozen.stores.items()}
-        self._compactions.start(kept)
+        self._host.compactions.start(kept)
         return prepared
 
     def close(self) -> None:
@@ -175,7 +174,7 @@ class Attempt:
         if not self._closed:
             self._closed = True
             with ExitStack() as closing:
-                closing.callback(self._runtime_attempts.discard, self.attempt_id)
+                closing.callback(self._host.attempts.discard, self.attempt_id)
                 if self._directory is not None:
                     closing.callback(shutil.rmtree, self._directory, ignore_errors=True)
                 for opened in self._open.values():
@@ -202,10 +201,10 @@ def open_attempt(
     Kafka is needed only where a changelog is what a store is restored from.
     Raises: what :func:`statemgr.flows.restore.restore_task` does.
     """
-    runtime = shared_runtime(config)
-    compacted = make_way(runtime.parts, task, checkpoint) if checkpoint is not None else {}
+    host = attempt_host(config)
+    compacted = make_way(host.services, task, checkpoint) if checkpoint is not None else {}
     stores, restored = restore_task(
-        runtime.attempt_parts,
+        host.services,
         task,
         checkpoint,
         permissions=epoch.permissions,
@@ -214,15 +213,15 @@ def open_attempt(
     if checkpoint is not None:
         for store, state_id in checkpoint.stores.items():
             if store in stores:  # what attempts that have ended made for other states is not needed any more
-                others = {f"{attempt}-{store}" for attempt in tuple(runtime.attempts)}
+                others = {f"{attempt}-{store}" for attempt in tuple(host.attempts)}
                 stores[store].directories.keep_only({state_id, *others, *compacted.get(store, ())})
-        runtime.offers.start(stores, checkpoint)
-    runtime.sweep.start()
+        host.snapshots.start(stores, checkpoint)
+    host.sweep.start()
     # what the restore found to be damaged is filled by this attempt's commit
     damaged = {(factory, one.store) for one in restored for factory in one.damaged}
     refill = epoch.refill.get(task, frozenset()) | damaged
     base = CommitBase(task, epoch.layout, epoch.number, checkpoint, refill)
-    return Attempt(runtime, base, stores, restored)
+    return Attempt(host, base, stores, restored)
 
 
 def read_attachment(config: JobConfig, attachment: Attachment) -> bytes:
@@ -231,7 +230,13 @@ def read_attachment(config: JobConfig, attachment: Attachment) -> bytes:
         return attachment.inline
     if attachment.blob is None:
         raise CorruptBlob(f"attachment {attachment.name!r} has no content")
-    return shared_runtime(config).transfer().get_bytes(attachment.blob, ATTACHMENT_LIMIT)
+    return attempt_host(config).services.transfer().get_bytes(attachment.blob, ATTACHMENT_LIMIT)
+
+
+def read_attachments(config: JobConfig, attachments: Sequence[Attachment]) -> list[bytes]:
+    """The bytes of many attachments, read in parallel, in their order. Raises: as :func:`read_attachment`."""
+    with attempt_host(config).services.executors.pool("attachments", _READERS) as pool:
+        return list(pool.map(partial(read_attachment, config), attachments))
 
 
 def prepared_to_bytes(prepared: PreparedCommit) -> bytes:

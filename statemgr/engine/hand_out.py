@@ -12,14 +12,15 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from statemgr.backends.services import Services
 from statemgr.config import JobConfig
+from statemgr.engine.host import attempt_host
 from statemgr.errors import CorruptBlob, StatemgrError
 from statemgr.ids import task_index
 from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.hashing import content_hash
 from statemgr.ports.blobs import BlobReader
-from statemgr.wiring import shared_runtime
 
 log = logging.getLogger(__name__)
 #: Bytes of checkpoints up to which they travel with the function.
@@ -46,9 +47,9 @@ def hand_out(config: JobConfig, checkpoints: Mapping[str, Checkpoint]) -> HandOu
         return HandOut(inline=contents)
     cell_size = _LENGTH + _HASH + max(map(len, contents.values()))
     cells = (_cell(contents.get(number, b""), cell_size) for number in range(config.tasks))
-    runtime = shared_runtime(config)
-    blob = f"{config.job_name}/{config.job_id}/_commit/{runtime.ids.attempt_id()}/checkpoints"
-    runtime.transfer().put(blob, b"".join(cells))
+    services = attempt_host(config).services
+    blob = f"{config.job_name}/{config.job_id}/_commit/{services.ids.attempt_id()}/checkpoints"
+    services.transfer().put(blob, b"".join(cells))
     return HandOut(blob=blob, cell_size=cell_size)
 
 
@@ -65,11 +66,15 @@ def handed_out(config: JobConfig, found: HandOut, task: int) -> Checkpoint | Non
 
 
 def withdraw(config: JobConfig, found: HandOut) -> None:
-    """Delete what was handed out. Failing is no error: it expires."""
-    if found.blob is None:
-        return
+    """Delete what was handed out, in the background. Failing is no error: it expires."""
+    if found.blob is not None:
+        host = attempt_host(config)
+        host.background.submit(_delete, host.services, found.blob)
+
+
+def _delete(services: Services, blob: str) -> None:
     try:
-        shared_runtime(config).blobs().delete(found.blob)
+        services.blobs().delete(blob)
     except StatemgrError as error:
         log.warning("the checkpoints that were handed out are left to expire: %s", error)
 
@@ -88,7 +93,7 @@ def _cell(content: bytes, size: int) -> bytes:
 def _read(config: JobConfig, found: HandOut, task: int) -> bytes:
     assert found.blob is not None
     for _ in range(2):
-        with shared_runtime(config).blobs().get(found.blob, task * found.cell_size, found.cell_size) as reader:
+        with attempt_host(config).services.blobs().get(found.blob, task * found.cell_size, found.cell_size) as reader:
             cell = _all(reader, found.cell_size)
         length = int.from_bytes(cell[:_LENGTH], "big")
         content = cell[_LENGTH + _HASH :][:length]

@@ -14,15 +14,15 @@ much as makes a snapshot due makes it itself (:func:`overdue_stores`).
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from statemgr.backends.services import Services
 from statemgr.config.interval import SnapshotInterval
-from statemgr.errors import ClosedError, CorruptError, MissingError, StatemgrError
+from statemgr.errors import CorruptError, MissingError
 from statemgr.flows.background_snapshots import share_of_interval
 from statemgr.flows.open_store import NO_CHANGES, OpenStore
-from statemgr.flows.parts import Parts
+from statemgr.flows.worker import Worker
 from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.phases import Phase, announce
 from statemgr.ports import Backlog, SegmentBackupManager, StoreSnapshot
@@ -48,68 +48,45 @@ class _Published:
         commits, size = self.backlog.segments // intervals, self.backlog.size // intervals
         return self.interval.is_over(commits, size, share=share_of_interval(self.store.identity))
 
-    def is_due(self, parts: Parts) -> bool:
+    def is_due(self, services: Services) -> bool:
         """Whether one interval does, by commits, bytes or time. A snapshot that is lost is as old as can be."""
         if self.is_over(1):
             return True
         if self.interval.seconds is None:
             return False
         try:
-            age_s = parts.clock.time_ns() / 1e9 - self.manager.snapshot_made_ms(self.store.identity, self.marker) / 1e3
+            age_s = (
+                services.clock.time_ns() / 1e9 - self.manager.snapshot_made_ms(self.store.identity, self.marker) / 1e3
+            )
         except (MissingError, CorruptError):
             return True
         return age_s >= self.interval.seconds * share_of_interval(self.store.identity)
 
 
-class SnapshotOffers:
+class AttemptSnapshots:
     """The background snapshots of one process. Safe to use from many threads."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._lock = threading.Lock()
-        self._running: threading.Thread | None = None
-        self._closing = threading.Event()
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        # a process that ends waits at most for the parts that are being uploaded
+        self.worker: Worker[None] = Worker(services, "snapshot", services.config.job_name, background=True)
 
     def start(self, stores: Mapping[str, OpenStore], checkpoint: Checkpoint) -> None:
         """Step 1, with stores that were just opened at a checkpoint; the rest has a thread of its own."""
-        if not self._lock.acquire(blocking=False):
-            return  # another attempt is about to start one
+        if self.worker.busy:
+            return
         try:
-            if self._closing.is_set() or (self._running is not None and self._running.is_alive()):
-                return
-            found = list(_published(self._parts, stores, checkpoint))
+            found = list(_published(self._services, stores, checkpoint))
             # the attempt makes these itself
             overdue = {one.store.identity.store for one in found if one.is_over(_OVERDUE)}
-            due = (one for one in found if one.store.identity.store not in overdue and one.is_due(self._parts))
+            due = (one for one in found if one.store.identity.store not in overdue and one.is_due(self._services))
             first = next(due, None)
-            if first is not None:
-                # a daemon: a process that ends waits at most for the parts that are on their way
-                self._running = threading.Thread(
-                    target=self._tried, args=(first,), name="statemgr-snapshot", daemon=True
-                )
-                self._running.start()
         except Exception as error:  # no attempt fails by it
-            log.warning("no snapshot is made beside this attempt: %s", error)
-        finally:
-            self._lock.release()
-
-    def close(self) -> None:
-        """Give up what is being uploaded: it expires."""
-        self._closing.set()
-        with self._lock:
-            if self._running is not None:
-                self._running.join()
-
-    def _tried(self, found: _Published) -> None:
-        identity = found.store.identity
-        try:
-            self._offer(found)
-        except Exception as error:
-            if not self._closing.is_set():
-                log.warning(
-                    "task %s: a snapshot of %s failed, it is tried again: %s",
-                    identity.task, identity.store, error, exc_info=not isinstance(error, StatemgrError),
-                )  # fmt: skip
+            log.warning("no snapshot is made next to this attempt: %s", error)
+            return
+        if first is not None:
+            what = f"a snapshot of {first.store.identity.task}/{first.store.identity.store}"
+            self.worker.attempt(what, lambda: self._offer(first))
 
     def _offer(self, found: _Published) -> None:
         """Steps 2 and 3."""
@@ -121,20 +98,16 @@ class SnapshotOffers:
             return  # a later attempt has tidied it away
         own = directories.clone(copy)
         try:
-            made, attempt = found.store.finished(own), self._parts.ids.attempt_id()
-            snapshot = StoreSnapshot(identity, found.state_id, attempt, made, NO_CHANGES, None, check=self._go_on)
+            made, attempt = found.store.finished(own), self._services.ids.attempt_id()
+            snapshot = StoreSnapshot(identity, found.state_id, attempt, made, NO_CHANGES, None, check=self.worker.go_on)
             with found.store.local_files():
                 found.manager.offer(snapshot, found.marker)
         finally:
             directories.discard(own)
         announce(Phase.MATERIALIZED, subject, identity.job_key)
 
-    def _go_on(self) -> None:
-        if self._closing.is_set():
-            raise ClosedError("the process is being closed")
 
-
-def overdue_stores(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkpoint | None) -> list[str]:
+def overdue_stores(services: Services, stores: Mapping[str, OpenStore], checkpoint: Checkpoint | None) -> list[str]:
     """The stores that an attempt had better store as snapshots than as segments, since nobody else has: by commits and
     bytes, so that a job that seldom commits still has its snapshots made in the background.
 
@@ -142,13 +115,13 @@ def overdue_stores(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Ch
     """
     if checkpoint is None:
         return []
-    return [one.store.identity.store for one in _published(parts, stores, checkpoint) if one.is_over(_OVERDUE)]
+    return [one.store.identity.store for one in _published(services, stores, checkpoint) if one.is_over(_OVERDUE)]
 
 
-def _published(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkpoint) -> Iterator[_Published]:
+def _published(services: Services, stores: Mapping[str, OpenStore], checkpoint: Checkpoint) -> Iterator[_Published]:
     """What is published on top of a snapshot, where no newer one is offered."""
     for name, store in stores.items():
-        for factory, manager in parts.segment_backends(store.config):
+        for factory, manager in services.segment_backends(store.config):
             marker = checkpoint.marker(factory, name)
             if marker is None:
                 continue
@@ -157,5 +130,5 @@ def _published(parts: Parts, stores: Mapping[str, OpenStore], checkpoint: Checkp
             except (MissingError, CorruptError):
                 continue  # the commit finds that, too, and fills the backend anew
             if backlog.segments and not backlog.waiting:
-                interval = parts.config.snapshot_interval
+                interval = services.config.snapshot_interval
                 yield _Published(store, checkpoint.stores[name], manager, marker, backlog, interval)

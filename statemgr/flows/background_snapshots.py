@@ -15,13 +15,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Protocol
 
-from statemgr.errors import ClosedError, CorruptError, MissingError, RetryableError, StatemgrError
+from statemgr.backends.services import Services
+from statemgr.errors import CorruptError, MissingError, RetryableError, StatemgrError
 from statemgr.flows.open_store import OpenStore
-from statemgr.flows.parts import Parts
+from statemgr.flows.worker import Worker
 from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.model.hashing import content_hash
 from statemgr.phases import Phase, announce
@@ -30,7 +31,7 @@ from statemgr.ports import SegmentBackupManager, StoreIdentity, StoreSnapshot
 log = logging.getLogger(__name__)
 
 
-class MaterializerMetrics(Protocol):
+class SnapshotMetrics(Protocol):
     """What is told of the snapshots of one task's stores."""
 
     def backlog(self, store: str, segments: int, size: int) -> None:
@@ -42,28 +43,26 @@ class MaterializerMetrics(Protocol):
         ...
 
 
-class Materializer:
+class BackgroundSnapshots:
     """The background snapshots of one task's stores. ``suspect`` is called when what is published looks damaged."""
 
     def __init__(
         self,
-        parts: Parts,
+        services: Services,
         task: str,
         stores: Mapping[str, OpenStore],
-        metrics: MaterializerMetrics,
+        metrics: SnapshotMetrics,
         suspect: Callable[[], None] = lambda: None,
     ) -> None:
-        self._parts = parts
+        self._services = services
         self._suspect = suspect
         self._task = task
         self._stores = stores
         self._metrics = metrics
-        now, interval = parts.clock.monotonic(), parts.config.snapshot_interval.seconds or 0
+        now, interval = services.clock.monotonic(), services.config.snapshot_interval.seconds or 0
         #: store → when its last snapshot was begun; the first interval is cut short
         self._last = {name: now - interval * (1 - share_of_interval(store.identity)) for name, store in stores.items()}
-        self._pool: ThreadPoolExecutor | None = None
-        self._running: Future[None] | None = None
-        self._closing = threading.Event()
+        self.worker: Worker[None] = Worker(services, f"snapshot-{task}", f"task {task}")
         #: Held while the database is used.
         self._at_database = threading.Lock()
         #: store → snapshots in a row that have failed, and the last one's error until a commit has raised it
@@ -72,9 +71,8 @@ class Materializer:
 
     def after_commit(self, checkpoint: Checkpoint) -> None:
         """Start what is due, one store at a time. What fails in finding out is tried after the next commit."""
-        if self._closing.is_set():
+        if self.worker.closing:
             return
-        busy = self._running is not None and not self._running.done()
         for name, store in sorted(self._stores.items(), key=lambda item: self._last[item[0]]):
             try:
                 due = self._due(store, checkpoint)
@@ -83,50 +81,44 @@ class Materializer:
                 if isinstance(error, MissingError | CorruptError):
                     self._suspect()
                 continue
-            if due is not None and not busy:
-                busy = True
-                if self._pool is None:
-                    self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"statemgr-snapshot-{self._task}")
-                self._last[name] = self._parts.clock.monotonic()
-                self._running = self._pool.submit(self._tried, store, *due)
+            if due is not None and self.worker.start(partial(self._tried, store, *due)) is not None:
+                self._last[name] = self._services.clock.monotonic()
 
     def check(self) -> None:
         """Before a commit. Raises: RetryableError when snapshots have failed more often than is tolerated."""
         for store, error in tuple(self._failed.items()):
-            if self._failures[store] > self._parts.config.tolerated_snapshot_failures:
+            if self._failures[store] > self._services.config.tolerated_snapshot_failures:
                 del self._failed[store]  # the next commit may go on, and a snapshot is tried again
                 raise RetryableError(
                     f"{self._failures[store]} snapshots in a row have failed: {error}",
                     hint="segments have everything, but a restore takes longer with each commit; mend what it says",
-                    job=self._parts.config.job_name,
+                    job=self._services.config.job_name,
                     task=self._task,
                     store=store,
                 ) from error
 
     def close(self) -> None:
         """Give up what is being uploaded: it expires. Waits only until the database is not used any more."""
-        self._closing.set()
+        self.worker.close(wait=False)
         with self._at_database:
             pass
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
 
     # --- step 1 ---------------------------------------------------------------------------------------------------
 
     def _due(self, store: OpenStore, checkpoint: Checkpoint) -> tuple[SegmentBackupManager, Marker] | None:
         """The backend that a snapshot of the store is due in, and the marker that it has published."""
         name = store.identity.store
-        for factory, manager in self._parts.segment_backends(store.config):
+        for factory, manager in self._services.segment_backends(store.config):
             marker = checkpoint.marker(factory, name)
             if marker is None:
                 continue
-            backlog = manager.backlog(store.identity, marker, store.origin)
+            backlog = manager.backlog(store.identity, marker, store.session)
             self._metrics.backlog(name, backlog.segments, backlog.size)
             if not backlog.segments or backlog.waiting:
                 continue
-            seconds = self._parts.clock.monotonic() - self._last[name]
+            seconds = self._services.clock.monotonic() - self._last[name]
             share = share_of_interval(store.identity)
-            if self._parts.config.snapshot_interval.is_over(backlog.segments, backlog.size, seconds, share=share):
+            if self._services.config.snapshot_interval.is_over(backlog.segments, backlog.size, seconds, share=share):
                 return manager, marker
         return None
 
@@ -134,27 +126,23 @@ class Materializer:
 
     def _tried(self, store: OpenStore, manager: SegmentBackupManager, marker: Marker) -> None:
         name = store.identity.store
-        begun = self._parts.clock.monotonic()
+        begun = self._services.clock.monotonic()
         try:
-            materialize(self._parts, store, manager, marker, self._at_database, self._go_on)
-            self._metrics.materialized(name, self._parts.clock.monotonic() - begun)
+            materialize(self._services, store, manager, marker, self._at_database, self.worker.go_on)
+            self._metrics.materialized(name, self._services.clock.monotonic() - begun)
             self._failures.pop(name, None)
             self._failed.pop(name, None)
         except Exception as error:  # whatever it is: nobody waits for this thread
-            if self._closing.is_set():
+            if self.worker.closing:
                 return
             self._failures[name] = self._failures.get(name, 0) + 1
             self._failed[name] = error
             self._metrics.materialized(name, None)
             log.warning("task %s: a snapshot of %s failed, it is tried again: %s", self._task, name, error)
 
-    def _go_on(self) -> None:
-        if self._closing.is_set():
-            raise ClosedError("the task is being closed", task=self._task)
-
 
 def materialize(
-    parts: Parts,
+    services: Services,
     store: OpenStore,
     manager: SegmentBackupManager,
     marker: Marker,
@@ -174,7 +162,7 @@ def materialize(
     identity = store.identity
     subject = f"{identity.task}/{identity.store}"
     announce(Phase.MATERIALIZE, subject, identity.job_key)
-    attempt = parts.ids.attempt_id()
+    attempt = services.ids.attempt_id()
     with at_database:
         go_on()
         staging, covered = store.snapshot_beside()

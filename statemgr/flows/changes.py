@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from statemgr.backends.services import Services
 from statemgr.config import StoreConfig
-from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.permissions import Permissions
 from statemgr.model.plan import check_listing
@@ -13,7 +13,7 @@ from statemgr.model.serde_check import Labels, check_serdes
 
 
 def check_changes(
-    parts: Parts,
+    services: Services,
     records: Mapping[str, CheckpointRecord | None],
     permissions: Mapping[str, Permissions],
     *,
@@ -27,9 +27,9 @@ def check_changes(
 
     Raises: PermissionNeeded.
     """
-    config = parts.config
+    config = services.config
     labels = {
-        name: _configured(parts, store) if application_may_choose else (store.key_serde, store.value_serde)
+        name: _configured(services, store) if application_may_choose else (store.key_serde, store.value_serde)
         for name, store in config.stores.items()
         if store.durable
     }
@@ -37,28 +37,28 @@ def check_changes(
         if record is None:
             continue
         check_listing(
-            record.current, config.stores, permissions[task], durable=parts.durable, job=config.job_name, task=task
+            record.current, config.stores, permissions[task], durable=services.durable, job=config.job_name, task=task
         )
         check_serdes(
             record.current, labels, allowed=permissions[task].allow_serde_change, job=config.job_name, task=task
         )
 
 
-def serdes_in_force(parts: Parts, checkpoint: Checkpoint | None) -> dict[str, tuple[str, str]]:
+def serdes_in_force(services: Services, checkpoint: Checkpoint | None) -> dict[str, tuple[str, str]]:
     """Store → labels of its serdes: those that are configured, or the checkpoint's until the application asks for
     it."""
     found = {}
-    for name, store in parts.config.stores.items():
-        key, value = _configured(parts, store)
+    for name, store in services.config.stores.items():
+        key, value = _configured(services, store)
         recorded = checkpoint.serdes.get(name) if checkpoint else None
         before = recorded or (store.key_serde, store.value_serde)
         found[name] = (key or before[0], value or before[1])
     return found
 
 
-def _configured(parts: Parts, store: StoreConfig) -> Labels:
+def _configured(services: Services, store: StoreConfig) -> Labels:
     """The labels of explicitly configured serdes; None for a serde that is left at its default."""
-    given = parts.config.values
+    given = services.config.values
     prefix = f"stores.{store.name}"
     return (
         store.key_serde if f"{prefix}.key.serde" in given else None,

@@ -15,9 +15,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+from statemgr.backends.services import Services
 from statemgr.errors import ConfigError, CorruptError, MissingBlob, MissingError, RetryableError, StatemgrError
 from statemgr.flows.damage import Damage
-from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker, OutstandingTtl
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.record_size import MOST_OUTSTANDING
@@ -31,8 +31,8 @@ _DAY_MS = 24 * 3600 * 1000
 class CleanUp:
     """Cleans up after the publishes of one task, and remembers the TTLs that could not be removed yet."""
 
-    def __init__(self, parts: Parts, task: str, log: CheckpointLog) -> None:
-        self._parts = parts
+    def __init__(self, services: Services, task: str, log: CheckpointLog) -> None:
+        self._services = services
         self._topic = log
         self._task = task
         #: blob → time (epoch milliseconds) since which its TTL could not be removed
@@ -68,21 +68,21 @@ class CleanUp:
         except StatemgrError as error:
             log.warning("task %s: REMOVE_TTL waits for the next commit: %s", self._task, error)
         self._delete_evicted((), record)
-        announce(Phase.CLEANED_UP, self._task, self._parts.config.job_key)
+        announce(Phase.CLEANED_UP, self._task, self._services.config.job_key)
 
     def after_publish(self, before: CheckpointRecord | None, record: CheckpointRecord, commit: PreparedCommit) -> None:
         """Clean up after one acknowledged publish. Does not raise if a store fails; the failure is retried."""
-        announce(Phase.REMOVE_TTL, self._task, self._parts.config.job_key)
+        announce(Phase.REMOVE_TTL, self._task, self._services.config.job_key)
         try:
             self._remove_ttls(_referenced(commit))
         except StatemgrError as error:
             now = self._now_ms()
             self._outstanding |= {blob: now for blob in _referenced(commit) if blob not in self._outstanding}
             log.warning("task %s: REMOVE_TTL failed, it is retried: %s", self._task, error)
-        announce(Phase.DELETE_BLOBS, self._task, self._parts.config.job_key)
+        announce(Phase.DELETE_BLOBS, self._task, self._services.config.job_key)
         self._delete([*_transport(commit), *_evicted_attachments(before, record)])
         self._delete_evicted(_evicted(before, record), record)
-        announce(Phase.CLEANED_UP, self._task, self._parts.config.job_key)
+        announce(Phase.CLEANED_UP, self._task, self._services.config.job_key)
 
     def check(self) -> None:
         """Before a commit: retry outstanding TTLs.
@@ -96,18 +96,18 @@ class CleanUp:
             return
         blob, since = min(self._outstanding.items(), key=lambda item: item[1])
         age_ms = self._now_ms() - since
-        if age_ms > self._parts.config.ttl_days * _DAY_MS // 3 or len(self._outstanding) >= MOST_OUTSTANDING:
+        if age_ms > self._services.config.ttl_days * _DAY_MS // 3 or len(self._outstanding) >= MOST_OUTSTANDING:
             raise RetryableError(
                 f"the TTL of {len(self._outstanding)} published blobs could not be removed for {age_ms // 1000} s",
                 hint="allow deleting object tags (s3:DeleteObjectTagging); the blobs expire otherwise",
-                job=self._parts.config.job_name,
+                job=self._services.config.job_name,
                 task=self._task,
                 blob=blob,
             )
 
     def _leave(self, factory: str, error: ConfigError) -> None:
         """Leave the blobs of a backend that the job no longer uses and cannot reach. Logs this once."""
-        if factory in self._parts.factories:
+        if factory in self._services.factories:
             raise error
         if factory not in self._left:
             self._left.add(factory)
@@ -121,8 +121,8 @@ class CleanUp:
             factory, store, marker = self._unread[-1]
             added: Sequence[str] = ()
             try:
-                manager = self._parts.backup_manager(factory)
-                added = manager.added_blobs(self._parts.identity(self._task, store), marker)
+                manager = self._services.backup_manager(factory)
+                added = manager.added_blobs(self._services.identity(self._task, store), marker)
             except (MissingError, CorruptError) as error:
                 self._damaged(factory, store, error)
             except ConfigError as error:
@@ -132,7 +132,7 @@ class CleanUp:
             self._unread.pop()
 
     def _damaged(self, factory: str, store: str, why: object) -> None:
-        config = self._parts.config.stores.get(store)
+        config = self._services.config.stores.get(store)
         if config is not None and factory in config.backup_factories:
             self.damage.found(factory, store, why)
         else:
@@ -141,9 +141,9 @@ class CleanUp:
     def _remove_ttls(self, added: Iterable[str]) -> set[str]:
         """Remove TTLs. Returns: the blobs that do not exist."""
         wanted = list(dict.fromkeys([*self._outstanding, *added]))
-        if not wanted or self._parts.config.blob_uri is None:
+        if not wanted or self._services.config.blob_uri is None:
             return set()
-        failed = self._parts.transfer().remove_ttl_all(wanted)
+        failed = self._services.transfer().remove_ttl_all(wanted)
         now = self._now_ms()
         kept, gone = {}, set()
         for blob, error in failed.items():
@@ -158,7 +158,7 @@ class CleanUp:
         return gone
 
     def _now_ms(self) -> int:
-        return self._parts.clock.time_ns() // 1_000_000
+        return self._services.clock.time_ns() // 1_000_000
 
     # --- steps 2 and 3 -------------------------------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class CleanUp:
         if not blobs:
             return
         try:
-            for blob, error in self._parts.transfer().delete_all(list(blobs)).items():
+            for blob, error in self._services.transfer().delete_all(list(blobs)).items():
                 log.warning("task %s: could not delete %s: %s", self._task, blob, error)
         except StatemgrError as error:
             log.warning("task %s: could not delete %d blobs: %s", self._task, len(blobs), error)
@@ -180,16 +180,16 @@ class CleanUp:
             gone = {store: _markers(evicted, factory, store) for store in sorted(names)}
             retained = {store: _markers(record.checkpoints, factory, store) for store in sorted(names)}
             try:
-                manager = self._parts.backup_manager(factory)
+                manager = self._services.backup_manager(factory)
             except ConfigError as error:
                 self._leave(factory, error)
                 continue
             if isinstance(manager, SegmentBackupManager):
-                self._tried(factory, manager.clean_up_all, self._parts.identity(self._task, ""), gone, retained)
+                self._tried(factory, manager.clean_up_all, self._services.identity(self._task, ""), gone, retained)
                 self._tried(factory, manager.release_shared, self._topic.read)
                 continue
             for store in gone:
-                identity = self._parts.identity(self._task, store)
+                identity = self._services.identity(self._task, store)
                 self._tried(factory, manager.clean_up, identity, gone[store], retained[store])
 
     def _tried(self, factory: str, clean_up: Callable[..., None], *args: object) -> None:

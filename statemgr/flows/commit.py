@@ -14,13 +14,12 @@ Nothing here changes which state is current: a prepared commit that is never pub
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from statemgr.backends.services import Services
 from statemgr.errors import CorruptFile, MissingFile, RetryableError
 from statemgr.flows.open_store import NO_CHANGES, FrozenStore, OpenStore, WholeState
-from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, Marker
 from statemgr.model.commit import ChangeSet, PreparedChanges, PreparedCommit, PreparedStore, ProducedRecord
 from statemgr.phases import Phase, announce
@@ -67,7 +66,7 @@ class FrozenCommit:
 
 
 def freeze(
-    parts: Parts,
+    services: Services,
     stores: Mapping[str, OpenStore],
     base: CommitBase,
     input_offsets: Mapping[str, int] | None,
@@ -83,17 +82,17 @@ def freeze(
 
     Raises: DiskFull; then nothing has changed, and the commit can be repeated.
     """
-    attempt = attempt or parts.ids.attempt_id()
+    attempt = attempt or services.ids.attempt_id()
     frozen: dict[str, FrozenStore] = {}
     try:
         for name, store in stores.items():
             if not store.config.backup_factories:
                 continue
-            needs_snapshot = _needs_snapshot(parts, store, base, local_copy)
+            needs_snapshot = _needs_snapshot(services, store, base, local_copy)
             subject = f"{base.task}/{name}"
-            announce(Phase.FLUSH, subject, parts.config.job_key)
+            announce(Phase.FLUSH, subject, services.config.job_key)
             if needs_snapshot:
-                announce(Phase.CHECKPOINT_DIR, subject, parts.config.job_key)
+                announce(Phase.CHECKPOINT_DIR, subject, services.config.job_key)
             state_id = store.state_id if not store.changed and store.state_id else f"{attempt}-{name}"
             frozen[name] = store.freeze(state_id, snapshot=needs_snapshot)
     except BaseException:
@@ -102,24 +101,22 @@ def freeze(
     return FrozenCommit(attempt, base, None if input_offsets is None else dict(input_offsets), frozen, tuple(produced))
 
 
-def _needs_snapshot(parts: Parts, store: OpenStore, base: CommitBase, local_copy: bool) -> bool:
+def _needs_snapshot(services: Services, store: OpenStore, base: CommitBase, local_copy: bool) -> bool:
     """Whether the commit needs a directory of the store: to keep it, to compare it, or to fill a backend from it."""
-    managers = {factory: parts.backup_manager(factory) for factory in store.config.backup_factories}
-    # a backend from outside may be older than these questions
+    managers = {factory: services.backup_manager(factory) for factory in store.config.backup_factories}
     filled = [manager for factory, manager in managers.items() if base.marker(factory, store.identity.store) is None]
     if store.changes_are_whole:
-        filled = [manager for manager in filled if not getattr(manager, "fills_from_changes", False)]
+        filled = [manager for manager in filled if not manager.fills_from_changes]
     if store.directory_needed or filled:
         return True
     if local_copy and not store.changed:
         return store.state_id not in store.copies
-    if local_copy or any(getattr(manager, "needs_directory", True) for manager in managers.values()):
+    if local_copy or any(manager.needs_directory for manager in managers.values()):
         return store.changed
-    if store.changed and store.has_much_to_store and any(parts.segment_backends(store.config)):
+    if store.changed and store.has_much_to_store and any(services.segment_backends(store.config)):
         return True
-    # one that names no interval has another way to a quick restart on this machine
-    interval_s = max(getattr(manager, "local_copy_interval_s", math.inf) for manager in managers.values())
-    return store.changed and store.copy_age_s > interval_s
+    intervals = [manager.local_copy_interval_s for manager in managers.values()]
+    return store.changed and all(interval_s is not None and store.copy_age_s > interval_s for interval_s in intervals)
 
 
 def discard(stores: Mapping[str, OpenStore], frozen: Mapping[str, FrozenStore]) -> None:
@@ -130,7 +127,7 @@ def discard(stores: Mapping[str, OpenStore], frozen: Mapping[str, FrozenStore]) 
 
 
 def prepare(
-    parts: Parts,
+    services: Services,
     stores: Mapping[str, OpenStore],
     frozen: FrozenCommit,
     *,
@@ -153,15 +150,15 @@ def prepare(
     """
     try:
         pending = {
-            name: _carried(parts, stores[name], frozen, part, name in materialize)
+            name: _carried(services, stores[name], frozen, part, name in materialize)
             for name, part in frozen.stores.items()
         }
         snapshots = {
-            name: _snapshot(parts, stores[name], frozen, frozen.stores[name], name in materialize, check)
+            name: _snapshot(services, stores[name], frozen, frozen.stores[name], name in materialize, check)
             for name, found in pending.items()
             if found.pending
         }
-        backups = _back_up(parts, frozen, pending, snapshots, portable)
+        backups = _back_up(services, frozen, pending, snapshots, portable)
         for name, snapshot in snapshots.items():
             if frozen.stores[name].staging is not None:
                 stores[name].adopt(snapshot.directory, snapshot.state_id, frozen.stores[name].as_of)
@@ -177,10 +174,10 @@ def prepare(
         discard(stores, frozen.stores)
         raise
     base = frozen.base
-    announce(Phase.PREPARED, base.task, parts.config.job_key)
+    announce(Phase.PREPARED, base.task, services.config.job_key)
     return PreparedCommit(
-        job_name=parts.config.job_name,
-        job_id=parts.config.job_id,
+        job_name=services.config.job_name,
+        job_id=services.config.job_id,
         task=base.task,
         layout=base.layout,
         epoch=base.epoch,
@@ -208,14 +205,14 @@ class _StoreCommit:
 
 
 def _carried(
-    parts: Parts, store: OpenStore, frozen: FrozenCommit, part: FrozenStore, materialize: bool
+    services: Services, store: OpenStore, frozen: FrozenCommit, part: FrozenStore, materialize: bool
 ) -> _StoreCommit:
     """Keep the valid markers of an unchanged store, and remove its directory if no backend needs it."""
     markers: dict[str, Marker] = {}
     factories = store.config.backup_factories
     if part.state_id == store.state_id:
         for factory in factories:
-            base, manager = frozen.base.marker(factory, store.identity.store), parts.backup_manager(factory)
+            base, manager = frozen.base.marker(factory, store.identity.store), services.backup_manager(factory)
             if base is None or (materialize and _has_segments(manager, store.identity, base)):
                 continue
             carried = manager.carry(store.identity, base)
@@ -232,7 +229,7 @@ def _has_segments(manager: BackupManager, identity: StoreIdentity, base: Marker)
 
 
 def _snapshot(
-    parts: Parts,
+    services: Services,
     store: OpenStore,
     frozen: FrozenCommit,
     part: FrozenStore,
@@ -246,21 +243,21 @@ def _snapshot(
         attempt=frozen.attempt,
         made=made,
         changes=part.changes if part.changes is not None else NO_CHANGES,
-        whole=_whole(parts, store, part, made),
+        whole=_whole(services, store, part, made),
         materialize=materialize,
         check=check,
     )
 
 
-def _whole(parts: Parts, store: OpenStore, part: FrozenStore, made: FinishedDirectory | None) -> ChangeSet | None:
+def _whole(services: Services, store: OpenStore, part: FrozenStore, made: FinishedDirectory | None) -> ChangeSet | None:
     """The whole state of the store from wherever it can be read; None if it cannot."""
     if store.changes_are_whole:
         return part.changes
-    return WholeState(parts, store.directories, store.config, made) if made is not None else None
+    return WholeState(services, store.directories, store.config, made) if made is not None else None
 
 
 def _back_up(
-    parts: Parts,
+    services: Services,
     frozen: FrozenCommit,
     pending: Mapping[str, _StoreCommit],
     snapshots: Mapping[str, StoreSnapshot],
@@ -271,7 +268,7 @@ def _back_up(
     for factory in dict.fromkeys(factory for store in pending.values() for factory in store.pending):
         names = [name for name, store in pending.items() if factory in store.pending]
         requests = [(snapshots[name], frozen.base.marker(factory, name)) for name in names]
-        manager = parts.backup_manager(factory)
+        manager = services.backup_manager(factory)
         if isinstance(manager, SegmentBackupManager):
             backups = manager.prepare_all(requests, portable=portable)
         else:

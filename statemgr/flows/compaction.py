@@ -15,21 +15,19 @@ that finds very many files (:func:`most_files`), because none has ended in time,
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from statemgr.backends.services import Services
 from statemgr.config import StoreConfig
 from statemgr.errors import StatemgrError
 from statemgr.flows.background_snapshots import share_of_interval
 from statemgr.flows.open_store import OpenStore
-from statemgr.flows.parts import Parts
+from statemgr.flows.worker import Worker
 from statemgr.local.owners import exclusive_if_free
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import SegmentBackupManager
 
-log = logging.getLogger(__name__)
 #: Files of level 0 from which on a store is compacted next to the attempts: half of it to all of it, by task.
 _LIMIT = 10
 #: And from which on an attempt does it itself: below RocksDB's limit of 20, where writes become slow.
@@ -43,52 +41,28 @@ def most_files(store: OpenStore) -> int:
 
 
 class Compactions:
-    """The compactions of one process. Safe to use from many threads."""
+    """The compactions of one process. Safe to use from many threads.
 
-    def __init__(self, parts: Parts, lock: Path) -> None:
-        self._parts = parts
-        self._file = lock
-        self._lock = threading.Lock()
-        self._running: threading.Thread | None = None
-        self._closing = threading.Event()
+    Args:
+        lock: a file by which the processes of a machine take turns.
+    """
+
+    def __init__(self, services: Services, lock: Path) -> None:
+        self._services = services
+        self._lock = lock
+        self.worker: Worker[None] = Worker(services, "compaction", services.config.job_name, background=True)
 
     def start(self, stores: Mapping[OpenStore, str]) -> None:
         """Step 1, with stores and the states of which an attempt has kept copies; the rest has a thread of its own."""
         due = next((store for store in stores if _files(store) >= _limit(store)), None)
-        if due is None or not self._lock.acquire(blocking=False):
-            return
-        try:
-            if not self._closing.is_set() and (self._running is None or not self._running.is_alive()):
-                # a daemon: a process that ends does not wait for it
-                self._running = threading.Thread(
-                    target=self._tried, args=(due, stores[due]), name="statemgr-compaction", daemon=True
-                )
-                self._running.start()
-        finally:
-            self._lock.release()
+        if due is not None:
+            what = f"the compaction of {due.identity.task}/{due.identity.store}"
+            self.worker.attempt(what, lambda: self._in_turn(due, stores[due]))
 
-    def wait(self) -> None:
-        """Until what runs has ended."""
-        running = self._running
-        if running is not None:
-            running.join()
-
-    def close(self) -> None:
-        """Begin no more, and wait for what runs."""
-        self._closing.set()
-        self.wait()
-
-    def _tried(self, store: OpenStore, state_id: str) -> None:
-        identity = store.identity
-        try:
-            with exclusive_if_free(self._file) as is_free:
-                if is_free:
-                    self._compact(store, state_id)
-        except Exception as error:
-            log.warning(
-                "task %s: %s is not compacted, it is tried again: %s",
-                identity.task, identity.store, error, exc_info=not isinstance(error, (StatemgrError, OSError)),
-            )  # fmt: skip
+    def _in_turn(self, store: OpenStore, state_id: str) -> None:
+        with exclusive_if_free(self._lock) as is_free:
+            if is_free:
+                self._compact(store, state_id)
 
     def _compact(self, store: OpenStore, state_id: str) -> None:
         """Steps 2 and 3."""
@@ -99,7 +73,7 @@ class Compactions:
         own = directories.clone(copy)
         staging = directories.staging()
         try:
-            opened = self._parts.open_store(store.config, own, False)
+            opened = self._services.open_store(store.config, own, False)
             try:
                 opened.compact_if_needed(1)
                 opened.checkpoint(staging)
@@ -107,37 +81,39 @@ class Compactions:
                 opened.close()
             made = directories.finished(staging)
             directories.replace(staging, state_id, made.files)
-            for _, manager in restores_first(self._parts, store.config):
+            for _, manager in restores_first(self._services, store.config):
                 manager.note_compacted(store.identity, state_id)
         finally:
             directories.discard(own)
             directories.discard(staging)
 
 
-def restores_first(parts: Parts, config: StoreConfig) -> Iterator[tuple[str, SegmentBackupManager]]:
+def restores_first(services: Services, config: StoreConfig) -> Iterator[tuple[str, SegmentBackupManager]]:
     """The backend that a store is restored from by preference, if it keeps segments: factory and manager."""
     return (
-        (name, manager) for name, manager in parts.segment_backends(config) if config.restore_factories[:1] == (name,)
+        (name, manager)
+        for name, manager in services.segment_backends(config)
+        if config.restore_factories[:1] == (name,)
     )
 
 
-def make_way(parts: Parts, task: str, checkpoint: Checkpoint) -> dict[str, set[str]]:
+def make_way(services: Services, task: str, checkpoint: Checkpoint) -> dict[str, set[str]]:
     """Before an attempt opens its stores: where a compacted directory of an earlier state is here, and the segments
     between are known, the copy of the checkpoint's own state is removed, so that the restore begins with the former.
 
     Returns: store → the states of compacted directories, which are kept until they are used.
     """
     kept: dict[str, set[str]] = {}
-    for name, config in parts.config.stores.items():
-        for factory, manager in restores_first(parts, config):
+    for name, config in services.config.stores.items():
+        for factory, manager in restores_first(services, config):
             marker = checkpoint.marker(factory, name)
             if marker is None:
                 continue
             try:
-                kept[name] = set(manager.compacted(parts.identity(task, name), marker))
+                kept[name] = set(manager.compacted(services.identity(task, name), marker))
             except StatemgrError:
                 continue  # the restore finds that, too
-            directories = parts.directories(task, name)
+            directories = services.directories(task, name)
             own = checkpoint.stores[name]
             if own not in kept[name] and any(directories.find(state_id) for state_id in kept[name]):
                 directories.remove(own)

@@ -15,9 +15,9 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from statemgr.backends.services import Services
 from statemgr.errors import CorruptError, MissingBlob, MissingError
 from statemgr.flows.commit import Refill
-from statemgr.flows.parts import Parts
 from statemgr.flows.restore import StoreRestore
 from statemgr.model.checkpoint import Checkpoint
 
@@ -90,7 +90,7 @@ class Damage:
                 self._pairs.pop(pair, None)
 
 
-def find_damage(parts: Parts, task: str, checkpoint: Checkpoint) -> Mapping[tuple[str, str], str]:
+def find_damage(services: Services, task: str, checkpoint: Checkpoint) -> Mapping[tuple[str, str], str]:
     """Check that every blob exists that a restore from the checkpoint needs, in all backends of the job.
 
     Costs a GET for each index that this process has not read yet, and a HEAD for each blob.
@@ -100,17 +100,17 @@ def find_damage(parts: Parts, task: str, checkpoint: Checkpoint) -> Mapping[tupl
     """
     found: dict[tuple[str, str], str] = {}
     needed: dict[str, list[tuple[str, str]]] = {}
-    for name, store in parts.config.stores.items():
+    for name, store in services.config.stores.items():
         for factory in store.backup_factories:
-            marker, manager = checkpoint.marker(factory, name), parts.backup_manager(factory)
-            if marker is None or not hasattr(manager, "referenced_blobs"):
+            marker, manager = checkpoint.marker(factory, name), services.backup_manager(factory)
+            if marker is None:
                 continue
             try:
-                for blob_id in manager.referenced_blobs(parts.identity(task, name), marker):
+                for blob_id in manager.referenced_blobs(services.identity(task, name), marker) or ():
                     needed.setdefault(blob_id, []).append((factory, name))
             except (MissingError, CorruptError) as error:
                 found[factory, name] = str(error)
-    for blob_id, problem in (parts.transfer().absent(needed) if needed else {}).items():
+    for blob_id, problem in (services.transfer().absent(needed) if needed else {}).items():
         if not isinstance(problem, MissingBlob):
             raise problem
         found |= dict.fromkeys(needed[blob_id], f"{blob_id} is missing")

@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 
 from statemgr.backends.changelog.guard import count_records
+from statemgr.backends.services import Services
 from statemgr.errors import MissingBlob, MissingState, PermissionNeeded
-from statemgr.flows.parts import Parts
 from statemgr.ids import task_index, task_name, task_path
 from statemgr.local import durable, levels
 from statemgr.ports import CheckpointLog, list_blobs
@@ -29,56 +29,58 @@ _CHANGELOG = "kafka-changelog"
 _MOST_BLOBS = 1000
 
 
-def refuse_lost_job(parts: Parts) -> None:
+def refuse_lost_job(services: Services) -> None:
     """Called if the topic has no record of the job. Raises: PermissionNeeded if the job had state."""
-    evidence = _state_of_job(parts)
+    evidence = _state_of_job(services)
     if evidence is not None:
         raise PermissionNeeded(
             f"there is no checkpoint of the job, but {evidence}",
             hint=f"check kafka.bootstrap.servers and task.checkpoint.topic; {_PERMISSION}",
-            job=parts.config.job_name,
-            topic=parts.config.checkpoint_topic,
+            job=services.config.job_name,
+            topic=services.config.checkpoint_topic,
         )
 
 
-def refuse_lost_checkpoint(parts: Parts, checkpoint_log: CheckpointLog, task: str, *, look_at_blobs: bool) -> None:
+def refuse_lost_checkpoint(
+    services: Services, checkpoint_log: CheckpointLog, task: str, *, look_at_blobs: bool
+) -> None:
     """Called if the topic has no record of ``task``. Raises: PermissionNeeded if the task had state.
 
     Args:
         look_at_blobs: False if :func:`refuse_lost_job` has already looked at the blobs of all tasks.
     """
-    evidence = _state_of_task(parts, checkpoint_log, task, look_at_blobs)
+    evidence = _state_of_task(services, checkpoint_log, task, look_at_blobs)
     if evidence is not None:
         raise PermissionNeeded(
             f"the checkpoint topic has no checkpoint of the task, but {evidence}",
             hint=f"restore the topic's records, or {_PERMISSION}",
-            job=parts.config.job_name,
+            job=services.config.job_name,
             task=task,
-            topic=parts.config.checkpoint_topic,
+            topic=services.config.checkpoint_topic,
         )
-    _refuse_used_changelogs(parts, task)
+    _refuse_used_changelogs(services, task)
 
 
-def remember_published(parts: Parts, task: str) -> None:
+def remember_published(services: Services, task: str) -> None:
     """Note on this machine that the task has published state. Only used to refuse an empty start."""
-    directory = levels.make(parts.task_directory(task))
+    directory = levels.make(services.task_directory(task))
     if not os.path.lexists(directory / _PUBLISHED):
         durable.create(directory / _PUBLISHED).close()
 
 
-def _state_of_job(parts: Parts) -> str | None:
-    config = parts.config
+def _state_of_job(services: Services) -> str | None:
+    config = services.config
     for index in range(config.tasks):
-        if _published_here(parts, task_name(index)):
+        if _published_here(services, task_name(index)):
             return f"this machine holds a published state of {task_name(index)}"
-    return _published_blob(parts, f"{config.job_name}/{config.job_id}/")
+    return _published_blob(services, f"{config.job_name}/{config.job_id}/")
 
 
-def _published_blob(parts: Parts, prefix: str) -> str | None:
+def _published_blob(services: Services, prefix: str) -> str | None:
     """A published blob below a prefix, or None. Lists a bounded number of blobs; only first starts call this."""
-    if parts.config.blob_uri is None:
+    if services.config.blob_uri is None:
         return None
-    store = parts.blobs()
+    store = services.blobs()
     for number, blob in enumerate(list_blobs(store, prefix)):
         if number == _MOST_BLOBS:
             return f"the blob store holds more than {_MOST_BLOBS:,} blobs below {prefix}"
@@ -91,33 +93,33 @@ def _published_blob(parts: Parts, prefix: str) -> str | None:
     return None
 
 
-def _state_of_task(parts: Parts, checkpoint_log: CheckpointLog, task: str, look_at_blobs: bool) -> str | None:
+def _state_of_task(services: Services, checkpoint_log: CheckpointLog, task: str, look_at_blobs: bool) -> str | None:
     if checkpoint_log.was_truncated():
         return "records were deleted from the topic"
-    if _published_here(parts, task):
+    if _published_here(services, task):
         return "this machine holds a published state of it"
-    prefix = f"{parts.config.job_name}/{parts.config.job_id}/{task_path(task)}/"
-    return _published_blob(parts, prefix) if look_at_blobs else None
+    prefix = f"{services.config.job_name}/{services.config.job_id}/{task_path(task)}/"
+    return _published_blob(services, prefix) if look_at_blobs else None
 
 
-def _refuse_used_changelogs(parts: Parts, task: str) -> None:
+def _refuse_used_changelogs(services: Services, task: str) -> None:
     """Raises: PermissionNeeded if a changelog has records, which show state of this job or of another one."""
     partition = task_index(task)
-    for store in parts.config.stores.values():
+    for store in services.config.stores.values():
         if _CHANGELOG not in (*store.backup_factories, *store.restore_factories):
             continue
         try:
-            start, end = parts.changelog().bounds(store.changelog_topic, partition)
+            start, end = services.changelog().bounds(store.changelog_topic, partition)
         except MissingState:
             continue  # the topic is new
-        count = count_records(parts.changelog(), store.changelog_topic, partition, start, end)
+        count = count_records(services.changelog(), store.changelog_topic, partition, start, end)
         if count is not None:
             raise PermissionNeeded(
                 f"the checkpoint topic has no checkpoint of the task, but the changelog holds {count} records",
                 hint="if they are the job's, restore the checkpoint topic; if not, set "
                 f"stores.{store.name}.changelog.topic to another topic. To delete them and start empty, open the job "
                 "once with allow_empty_start=True and overwrite_changelog=True",
-                job=parts.config.job_name,
+                job=services.config.job_name,
                 task=task,
                 store=store.name,
                 topic=store.changelog_topic,
@@ -125,5 +127,5 @@ def _refuse_used_changelogs(parts: Parts, task: str) -> None:
             )
 
 
-def _published_here(parts: Parts, task: str) -> bool:
-    return os.path.lexists(parts.task_directory(task) / _PUBLISHED)
+def _published_here(services: Services, task: str) -> bool:
+    return os.path.lexists(services.task_directory(task) / _PUBLISHED)

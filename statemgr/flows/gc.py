@@ -27,11 +27,11 @@ from itertools import islice
 from typing import TypeVar
 
 from statemgr.backends.blobs.names import is_index_blob
+from statemgr.backends.services import Services
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob
 from statemgr.flows.gc_fates import Collection, Fate, Request
 from statemgr.flows.gc_mark import Marks, mark
 from statemgr.flows.grace_period import chosen_grace_ms
-from statemgr.flows.parts import Parts
 from statemgr.model.snapshot import blob_id_problem
 from statemgr.ports import BlobInfo, CheckpointLog, Progress, UnfinishedUpload, list_blobs
 
@@ -40,42 +40,42 @@ T = TypeVar("T")
 _CHUNK = 1000
 
 
-def collect(parts: Parts, log: CheckpointLog, request: Request, progress: Progress) -> Collection:
+def collect(services: Services, log: CheckpointLog, request: Request, progress: Progress) -> Collection:
     """Find the garbage of a job, and delete it on request. Returns: what was found and done.
 
     Raises: as :func:`statemgr.flows.gc_mark.mark`; ConfigError without a blob store; InvalidError for too short a grace
         period, or a store that does not tell its time; UnavailableError and AccessDenied while listing.
     """
-    grace_ms = chosen_grace_ms(parts.config, request.grace_ms)
-    cut_ms = parts.blobs().administration.time_ms() - grace_ms  # 1
+    grace_ms = chosen_grace_ms(services.config, request.grace_ms)
+    cut_ms = services.blobs().administration.time_ms() - grace_ms  # 1
     found = Collection(grace_ms=grace_ms)
-    first = mark(parts, log, allow_no_checkpoints=request.allow_no_checkpoints)
-    unseen = _survey(parts, first, cut_ms, found, progress)  # 2
-    second = mark(parts, log, allow_no_checkpoints=request.allow_no_checkpoints)  # 3
+    first = mark(services, log, allow_no_checkpoints=request.allow_no_checkpoints)
+    unseen = _survey(services, first, cut_ms, found, progress)  # 2
+    second = mark(services, log, allow_no_checkpoints=request.allow_no_checkpoints)  # 3
     found.expiring = [blob_id for blob_id in found.expiring if blob_id in second.needed]
     found.notes += [
         f"{task} publishes faster than its indexes can be read: its blobs are left alone this time"
         for task in dict.fromkeys((*first.busy, *second.busy))
     ]
-    found.missing = _lost(parts, log, request, unseen & second.needed.keys())  # 4
+    found.missing = _lost(services, log, request, unseen & second.needed.keys())  # 4
     if request.mend and found.expiring:  # 5
-        found.failed |= parts.transfer().remove_ttl_all(found.expiring)
+        found.failed |= services.transfer().remove_ttl_all(found.expiring)
         found.mended = [blob_id for blob_id in found.expiring if blob_id not in found.failed]
     if request.delete and not found.missing:  # 6
-        _sweep(parts, (first, second), cut_ms, found, progress)
+        _sweep(services, (first, second), cut_ms, found, progress)
     return found
 
 
-def _prefix(parts: Parts) -> str:
-    return f"{parts.config.job_name}/{parts.config.job_id}/"
+def _prefix(services: Services) -> str:
+    return f"{services.config.job_name}/{services.config.job_id}/"
 
 
-def _fate(parts: Parts, info: BlobInfo, marks: Iterable[Marks], cut_ms: int) -> Fate:
+def _fate(services: Services, info: BlobInfo, marks: Iterable[Marks], cut_ms: int) -> Fate:
     if any(info.blob_id in found for found in marks):
         return Fate.KEPT
     name = info.blob_id
     hidden = any(part.startswith(".") for part in name.split("/"))
-    if hidden or blob_id_problem(name, parts.config.job_name, parts.config.job_id):
+    if hidden or blob_id_problem(name, services.config.job_name, services.config.job_id):
         return Fate.FOREIGN
     if info.modified_ms >= cut_ms:
         return Fate.YOUNG
@@ -87,31 +87,31 @@ def _fate(parts: Parts, info: BlobInfo, marks: Iterable[Marks], cut_ms: int) -> 
 # --- step 2 ------------------------------------------------------------------------------------------------------
 
 
-def _survey(parts: Parts, marks: Marks, cut_ms: int, found: Collection, progress: Progress) -> set[str]:
+def _survey(services: Services, marks: Marks, cut_ms: int, found: Collection, progress: Progress) -> set[str]:
     """Count the listed blobs. Returns: needed blobs that the listing did not have."""
     unseen = set(marks.needed)
     listed = 0
-    for infos in _chunks(list_blobs(parts.blobs(), _prefix(parts))):
+    for infos in _chunks(list_blobs(services.blobs(), _prefix(services))):
         old: list[BlobInfo] = []
         for info in infos:
-            fate = _fate(parts, info, (marks,), cut_ms)
+            fate = _fate(services, info, (marks,), cut_ms)
             found.count(fate, info)
             unseen.discard(info.blob_id)
             if marks.needed.get(info.blob_id, cut_ms) < cut_ms:
                 old.append(info)
-        found.expiring += _expiring(parts, old)
+        found.expiring += _expiring(services, old)
         listed += len(infos)
         progress("list", listed, 0)
     try:
-        found.unfinished = sum(1 for _ in _unfinished(parts, cut_ms))
+        found.unfinished = sum(1 for _ in _unfinished(services, cut_ms))
     except (InvalidError, AccessDenied) as error:
         found.notes.append(f"unfinished uploads cannot be listed: {error.message}")
     return unseen
 
 
-def _expiring(parts: Parts, infos: list[BlobInfo]) -> list[str]:
+def _expiring(services: Services, infos: list[BlobInfo]) -> list[str]:
     """Those that have a TTL. Asks for each one if listings do not tell."""
-    store = parts.blobs()
+    store = services.blobs()
     if store.administration.listing_tells_ttl:
         return [info.blob_id for info in infos if info.expires_ms is not None]
     expiring: list[str] = []
@@ -120,50 +120,50 @@ def _expiring(parts: Parts, infos: list[BlobInfo]) -> list[str]:
         if store.stat(blob_id).expires_ms is not None:
             expiring.append(blob_id)
 
-    failed = parts.transfer().for_each((info.blob_id for info in infos), ask)
+    failed = services.transfer().for_each((info.blob_id for info in infos), ask)
     for error in failed.values():
         if not isinstance(error, MissingBlob):  # evicted and deleted meanwhile, or lost: step 4 finds out
             raise error
     return sorted(expiring)
 
 
-def _unfinished(parts: Parts, cut_ms: int) -> Iterator[UnfinishedUpload]:
-    uploads = parts.blobs().administration.unfinished(_prefix(parts))
+def _unfinished(services: Services, cut_ms: int) -> Iterator[UnfinishedUpload]:
+    uploads = services.blobs().administration.unfinished(_prefix(services))
     return (upload for upload in uploads if upload.started_ms < cut_ms)
 
 
 # --- step 4 ------------------------------------------------------------------------------------------------------
 
 
-def _lost(parts: Parts, log: CheckpointLog, request: Request, unseen: Iterable[str]) -> list[str]:
+def _lost(services: Services, log: CheckpointLog, request: Request, unseen: Iterable[str]) -> list[str]:
     """Blobs that do not exist although a retained checkpoint, read afterwards, needs them."""
-    store = parts.blobs()
+    store = services.blobs()
 
     def ask(blob_id: str) -> None:
         store.stat(blob_id)
 
-    failed = parts.transfer().for_each(unseen, ask)
+    failed = services.transfer().for_each(unseen, ask)
     for error in failed.values():
         if not isinstance(error, MissingBlob):
             raise error
     if not failed:
         return []
-    now = mark(parts, log, allow_no_checkpoints=request.allow_no_checkpoints)
+    now = mark(services, log, allow_no_checkpoints=request.allow_no_checkpoints)
     return sorted(blob_id for blob_id in failed if blob_id in now.needed)
 
 
 # --- step 6 ------------------------------------------------------------------------------------------------------
 
 
-def _sweep(parts: Parts, marks: tuple[Marks, Marks], cut_ms: int, found: Collection, progress: Progress) -> None:
+def _sweep(services: Services, marks: tuple[Marks, Marks], cut_ms: int, found: Collection, progress: Progress) -> None:
     for of_indexes in (False, True):
         orphans = (
             info
-            for info in list_blobs(parts.blobs(), _prefix(parts))
-            if is_index_blob(info.blob_id) == of_indexes and _fate(parts, info, marks, cut_ms) is Fate.ORPHAN
+            for info in list_blobs(services.blobs(), _prefix(services))
+            if is_index_blob(info.blob_id) == of_indexes and _fate(services, info, marks, cut_ms) is Fate.ORPHAN
         )
         for infos in _chunks(orphans):
-            failed = parts.transfer().delete_all(info.blob_id for info in infos)
+            failed = services.transfer().delete_all(info.blob_id for info in infos)
             found.failed |= failed
             for info in infos:
                 if info.blob_id not in failed:
@@ -171,8 +171,8 @@ def _sweep(parts: Parts, marks: tuple[Marks, Marks], cut_ms: int, found: Collect
             progress("delete", found.deleted.blobs, found.piles[Fate.ORPHAN].blobs)
     if not found.unfinished:
         return
-    for uploads in _chunks(_unfinished(parts, cut_ms)):
-        refused = parts.transfer().for_each(uploads, parts.blobs().administration.abandon)
+    for uploads in _chunks(_unfinished(services, cut_ms)):
+        refused = services.transfer().for_each(uploads, services.blobs().administration.abandon)
         found.failed |= {upload.blob_id: error for upload, error in refused.items()}
         found.abandoned += len(uploads) - len(refused)
 

@@ -31,8 +31,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from statemgr.backends.services import Services
 from statemgr.errors import CorruptError, InvalidError, MissingError, MissingState, PermissionNeeded
-from statemgr.flows.parts import Parts
 from statemgr.ids import CheckpointId, task_name, task_path
 from statemgr.model.checkpoint import CheckpointRecord, Marker
 from statemgr.ports import CheckpointLog
@@ -81,22 +81,22 @@ class Marks:
         self.needed[blob_id] = min(taken_ms, self.needed.get(blob_id, taken_ms))
 
 
-def mark(parts: Parts, log: CheckpointLog, *, allow_no_checkpoints: bool) -> Marks:
+def mark(services: Services, log: CheckpointLog, *, allow_no_checkpoints: bool) -> Marks:
     """The blobs that any retained checkpoint of any task references, and perhaps some that one referenced meanwhile.
 
     Raises: PermissionNeeded without any checkpoint, unless allowed; MissingBlob, CorruptBlob for an index that a
         retained checkpoint needs; CorruptRecord; UnavailableError; InvalidError for a backend that cannot list its
         blobs.
     """
-    records = _read(parts, log, allow_no_checkpoints)
+    records = _read(services, log, allow_no_checkpoints)
     marks = Marks()
-    marks.busy = tuple(task for task, record in records.items() if not _mark_task(parts, log, record, marks))
+    marks.busy = tuple(task for task, record in records.items() if not _mark_task(services, log, record, marks))
     unknown = [] if allow_no_checkpoints else _without_checkpoint(records)
-    marks.unknown = _prefixes(parts, [*unknown, *marks.busy])
+    marks.unknown = _prefixes(services, [*unknown, *marks.busy])
     return marks
 
 
-def _read(parts: Parts, log: CheckpointLog, allow_no_checkpoints: bool) -> Mapping[str, CheckpointRecord]:
+def _read(services: Services, log: CheckpointLog, allow_no_checkpoints: bool) -> Mapping[str, CheckpointRecord]:
     try:
         records = log.read()
     except MissingState:
@@ -108,13 +108,13 @@ def _read(parts: Parts, log: CheckpointLog, allow_no_checkpoints: bool) -> Mappi
             "the job has no checkpoint: everything it has in the blob store would be garbage",
             hint="check kafka.bootstrap.servers, task.checkpoint.topic, job.name and job.id; "
             "`statemgr gc --allow-no-checkpoints` collects a job that is given up",
-            job=parts.config.job_name,
-            topic=parts.config.checkpoint_topic,
+            job=services.config.job_name,
+            topic=services.config.checkpoint_topic,
         )
     return records
 
 
-def _mark_task(parts: Parts, log: CheckpointLog, record: CheckpointRecord, marks: Marks) -> bool:
+def _mark_task(services: Services, log: CheckpointLog, record: CheckpointRecord, marks: Marks) -> bool:
     """Mark the blobs of one task. Returns: whether its newest checkpoint could be read before it was evicted.
 
     Raises: MissingBlob, CorruptBlob for a blob that a retained checkpoint has lost.
@@ -127,7 +127,7 @@ def _mark_task(parts: Parts, log: CheckpointLog, record: CheckpointRecord, marks
             if need in read:
                 continue
             try:
-                blob_ids = list(_referenced(parts, need))
+                blob_ids = list(_referenced(services, need))
             except (MissingError, CorruptError) as error:
                 error.with_where(task=need.task, store=need.store)
                 if need in missed:
@@ -140,7 +140,7 @@ def _mark_task(parts: Parts, log: CheckpointLog, record: CheckpointRecord, marks
         if not failed:
             return True
         newest = record.current.checkpoint_id
-        record = _read_again(parts, log, record.task)  # 2
+        record = _read_again(services, log, record.task)  # 2
         missed = failed & set(_needs(record, marks))
         if not missed and all(need.checkpoint_id != newest for need in failed):
             return True  # 4
@@ -163,30 +163,31 @@ def _needs(record: CheckpointRecord, marks: Marks) -> list[_Need]:
     return needs
 
 
-def _read_again(parts: Parts, log: CheckpointLog, task: str) -> CheckpointRecord:
+def _read_again(services: Services, log: CheckpointLog, task: str) -> CheckpointRecord:
     record = log.read([task]).get(task)
     if record is None:
         raise MissingState(
             "the checkpoint topic has lost the record of a task while it was read",
             hint="find out who deletes from it",
-            job=parts.config.job_name,
+            job=services.config.job_name,
             task=task,
-            topic=parts.config.checkpoint_topic,
+            topic=services.config.checkpoint_topic,
         )
     return record
 
 
-def _referenced(parts: Parts, need: _Need) -> Iterable[str]:
-    manager = parts.backup_manager(need.factory)
-    if not hasattr(manager, "referenced_blobs"):
+def _referenced(services: Services, need: _Need) -> Iterable[str]:
+    manager = services.backup_manager(need.factory)
+    found = manager.referenced_blobs(services.identity(need.task, need.store), need.marker)
+    if found is None:
         raise InvalidError(
             f"the backend {need.factory} does not say which blobs it needs: none can be called garbage",
-            hint="its backup manager must have the method referenced_blobs",
-            job=parts.config.job_name,
+            hint="have the method referenced_blobs of its backup manager return their names",
+            job=services.config.job_name,
             task=need.task,
             store=need.store,
         )
-    return manager.referenced_blobs(parts.identity(need.task, need.store), need.marker)
+    return found
 
 
 def _without_checkpoint(records: Mapping[str, CheckpointRecord]) -> list[str]:
@@ -195,8 +196,8 @@ def _without_checkpoint(records: Mapping[str, CheckpointRecord]) -> list[str]:
     return [name for name in map(task_name, range(tasks)) if name not in records]
 
 
-def _prefixes(parts: Parts, tasks: Sequence[str]) -> tuple[str, ...]:
+def _prefixes(services: Services, tasks: Sequence[str]) -> tuple[str, ...]:
     """The prefixes of all blobs of some tasks."""
-    job = f"{parts.config.job_name}/{parts.config.job_id}/"
+    job = f"{services.config.job_name}/{services.config.job_id}/"
     # they may have segments in blobs that several tasks share
     return (*(f"{job}{task_path(task)}/" for task in tasks), f"{job}_segments/") if tasks else ()

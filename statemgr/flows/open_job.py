@@ -1,11 +1,11 @@
-"""Opening, the part that a task and a whole job share: topics, fencing, reading, and what must be filled anew.
+"""Opening, the part that a task and a whole job share: topics, fencing, reading, and what has to be filled again.
 
-Steps (DESIGN of the protocol: fence, then read):
+Steps (fence first, then read):
 
 1. verify the topics, creating those that may be created
 2. fence: the own transactional ID first, then every ID of the other kind that covers the same tasks
 3. read the checkpoint topic to the end captured after the fencing
-4. check the layout, and that nothing starts empty silently
+4. check the layout, that nothing starts empty silently, and that no change of the configuration loses state
 5. look at the changelogs: refuse those that hold what no checkpoint of the job explains; one with a tail after the
    job's own marker is filled by the next commit
 """
@@ -14,79 +14,107 @@ from __future__ import annotations
 
 import logging
 import operator
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
+from statemgr.backends.services import Services
 from statemgr.errors import LayoutMismatch, MissingError, PermissionNeeded
+from statemgr.flows.changes import check_changes
 from statemgr.flows.commit import Refill
 from statemgr.flows.empty_start import refuse_lost_checkpoint, refuse_lost_job
-from statemgr.flows.parts import Parts
+from statemgr.flows.published import Published, always, explained
 from statemgr.flows.record_limits import check_config
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
+from statemgr.local.clock import moment
 from statemgr.model.checkpoint import CheckpointRecord, Layout, Marker
 from statemgr.model.permissions import NO_PERMISSIONS, Permissions, Permit
 from statemgr.phases import Phase, announce
-from statemgr.ports import CheckpointLog, GuardedBackupManager, Publisher, StoreIdentity
+from statemgr.ports import CheckpointLog, GuardedBackupManager, Moment, StoreIdentity
 
 log = logging.getLogger(__name__)
 _FENCE_PARALLELISM = 8
 
 
-def prepare_topics(parts: Parts, *, allow_empty_start: bool) -> None:
-    """Step 1. Raises: ConfigError when the records cannot fit; TopicMisconfigured with the mending command;
-    PermissionNeeded when the checkpoint topic is
-    gone while state exists."""
-    config = parts.config
-    check_config(config)
-    with TopicAdmin(config) as admin:
-        specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
-        if not allow_empty_start and not admin.exists(config.checkpoint_topic):
-            try:
-                refuse_lost_job(parts)
-            except PermissionNeeded:
-                if not admin.exists(config.checkpoint_topic):
-                    raise  # else another process has made it meanwhile, and published
-        admin.create_missing(specs)
-        admin.verify(specs)
+class JobTopics:
+    """The job's own topics. Safe to use from many threads."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._lock = threading.Lock()
+        self._ready = False
+
+    def prepare(self, *, allow_empty_start: bool) -> None:
+        """Step 1, once per process.
+
+        Raises: ConfigError when the records cannot fit; TopicMisconfigured with the command that corrects the topic;
+        PermissionNeeded when the checkpoint topic is gone while state exists.
+        """
+        with self._lock:
+            if not self._ready:
+                self._prepare(allow_empty_start)
+                self._ready = True
+
+    def _prepare(self, allow_empty_start: bool) -> None:
+        config = self._services.config
+        check_config(config)
+        with TopicAdmin(config) as admin:
+            specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
+            if not allow_empty_start and not admin.exists(config.checkpoint_topic):
+                try:
+                    refuse_lost_job(self._services)
+                except PermissionNeeded:
+                    if not admin.exists(config.checkpoint_topic):
+                        raise  # else another process has made it meanwhile, and published
+            admin.create_missing(specs)
+            admin.verify(specs)
 
 
-def fence(parts: Parts, own: Publisher, others: Sequence[str]) -> None:
-    """Step 2. ``others`` are the transactional IDs of the other kind of owner."""
-    announce(Phase.FENCE, parts.config.job_name, parts.config.job_key)
-    own.fence()
-    fence_ids(parts, others)
+def take_over(services: Services, transactional_id: str, subject: str) -> TransactionalPublisher:
+    """Step 2, with the own transactional ID of ``subject``. Raises: FencedError, UnavailableError, AccessDenied."""
+    publisher = TransactionalPublisher(services.config, transactional_id, services.clock)
+    announce(Phase.FENCE, subject, services.config.job_key)
+    try:
+        publisher.fence()
+    except BaseException:
+        publisher.close()
+        raise
+    return publisher
 
 
-def fence_ids(parts: Parts, transactional_ids: Sequence[str]) -> None:
-    """Take transactional IDs over and let them go: whoever holds them is fenced."""
+def fence_ids(services: Services, transactional_ids: Sequence[str]) -> None:
+    """Step 2, with other owners' transactional IDs: take them over and let them go."""
 
     def fence_one(transactional_id: str) -> None:
-        other = TransactionalPublisher(parts.config, transactional_id, parts.clock)
+        other = TransactionalPublisher(services.config, transactional_id, services.clock)
         try:
             other.fence()
         finally:
             other.close()
 
-    in_parallel(fence_one, transactional_ids)
+    in_parallel(services, fence_one, transactional_ids)
 
 
-def in_parallel(fence_one: Callable[[str], None], names: Sequence[str]) -> None:
+def in_parallel(services: Services, fence_one: Callable[[str], None], names: Sequence[str]) -> None:
     """Fence several owners at once. Raises: the first error, when all have ended."""
-    with ThreadPoolExecutor(_FENCE_PARALLELISM, thread_name_prefix="statemgr-fence") as pool:
+    with services.executors.pool("fence", _FENCE_PARALLELISM) as pool:
         list(pool.map(fence_one, names))
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the topic has: the records of tasks, the layout with its generation, and what each task's opening may do."""
+class Opening:
+    """What an opening has found on the topic.
 
-    records: dict[str, CheckpointRecord | None]
-    layout: Layout
+    ``as_of``: a moment before the topic was read. ``refill``: task → backends and stores that the next commit fills.
+    ``permissions``: task → what its opening may do, with what waits on the topic for it.
+    """
+
+    published: Published
+    as_of: Moment
+    refill: Mapping[str, Refill]
     permissions: Mapping[str, Permissions]
-    permits: tuple[Permit, ...]
 
     @property
     def permitted(self) -> Permissions:
@@ -94,52 +122,80 @@ class Found:
         return reduce(operator.or_, self.permissions.values(), NO_PERMISSIONS)
 
 
-def read_records(parts: Parts, log: CheckpointLog, layout: Layout, tasks: Collection[str], given: Permissions) -> Found:
-    """Steps 3 and 4. The layout of every task is checked, not only of those that are asked for.
+def read_published(
+    services: Services,
+    log: CheckpointLog,
+    layout: Layout,
+    tasks: Collection[str],
+    given: Permissions,
+    *,
+    others: Sequence[str],
+    still_owned: Callable[[], bool] = always,
+    serdes_follow: bool = False,
+) -> Opening:
+    """Steps 3 to 5. The epoch is a fencing token: above every published one, and unlike any other owner's.
 
     Args:
         given: what the caller permits; what waits on the topic for a task is added.
+        others: transactional IDs of the other kind of owner, which were fenced.
+        still_owned: whether the caller still has the tasks.
+        serdes_follow: whether the application may choose other serdes than the configured ones later.
 
-    Raises: LayoutMismatch, PermissionNeeded, CorruptRecord, UnavailableError.
+    Raises: LayoutMismatch, PermissionNeeded, CorruptRecord, MissingState, UnavailableError.
     """
-    announce(Phase.READ_TOPIC, ", ".join(tasks), parts.config.job_key)
-    found = log.read()
+    as_of = moment(services.clock)
+    announce(Phase.READ_TOPIC, ", ".join(tasks), services.config.job_key)
+    found = log.read()  # 3
     try:
-        return _checked(parts, log, found, layout, tasks, given)
+        permissions = _checked(services, log, found, layout, tasks, given)  # 4
     except PermissionNeeded:
         # what says that there was state may be newer than the read: the first publish of another process
-        now = log.read()
-        if now.keys() == found.keys():
+        before, found = found, log.read()
+        if found.keys() == before.keys():
             raise
-        return _checked(parts, log, now, layout, tasks, given)
+        permissions = _checked(services, log, found, layout, tasks, given)
+    records = {task: found.get(task) for task in tasks}
+    check_changes(services, records, permissions, application_may_choose=serdes_follow)
+    generations = {record.layout.generation for record in found.values()}
+    layout = replace(layout, generation=max(generations, default=layout.generation))
+    epoch = services.ids.epoch(max((record.current.epoch for record in records.values() if record), default=0))
+    fence_others = partial(fence_ids, services, others)
+    published = Published(records, epoch, layout, fence_others, still_owned, permits=_permits(log, tasks))
+    with explained(services, log, published):
+        refill = _guard_targets(services, records, permissions)  # 5
+    return Opening(published, as_of, refill, permissions)
 
 
 def _checked(
-    parts: Parts,
+    services: Services,
     log: CheckpointLog,
     found: Mapping[str, CheckpointRecord],
     layout: Layout,
     tasks: Collection[str],
     given: Permissions,
-) -> Found:
+) -> dict[str, Permissions]:
+    """Step 4, but for the configuration. The layout of every task is checked, not only of those that are opened.
+
+    Returns: what the opening of each task may do.
+    """
     for published in found.values():
-        check_layout(parts, published, layout)
-    records = {task: found.get(task) for task in tasks}
-    permits = tuple(permit for permit in log.permits() if permit.task in records)
+        check_layout(services, published, layout)
     permissions = dict.fromkeys(tasks, given)
-    for permit in permits:
+    for permit in _permits(log, tasks):
         permissions[permit.task] |= permit.permissions
-    lost = [task for task in tasks if records[task] is None and not permissions[task].allow_empty_start]
+    lost = [task for task in tasks if task not in found and not permissions[task].allow_empty_start]
     if lost and not found:
-        refuse_lost_job(parts)
+        refuse_lost_job(services)
     for task in lost:
-        refuse_lost_checkpoint(parts, log, task, look_at_blobs=bool(found))
-    generations = {record.layout.generation for record in found.values()}
-    layout = replace(layout, generation=max(generations, default=layout.generation))
-    return Found(records, layout, permissions, permits)
+        refuse_lost_checkpoint(services, log, task, look_at_blobs=bool(found))
+    return permissions
 
 
-def check_layout(parts: Parts, record: CheckpointRecord, layout: Layout) -> None:
+def _permits(log: CheckpointLog, tasks: Collection[str]) -> tuple[Permit, ...]:
+    return tuple(permit for permit in log.permits() if permit.task in tasks)
+
+
+def check_layout(services: Services, record: CheckpointRecord, layout: Layout) -> None:
     """Raises: LayoutMismatch when the checkpoint was made with another number of tasks or partitioner."""
     was = record.layout
     if was.tasks == 0:
@@ -150,13 +206,13 @@ def check_layout(parts: Parts, record: CheckpointRecord, layout: Layout) -> None
         f"checkpoint {record.current.checkpoint_id} was made with {was.tasks} tasks partitioned by "
         f"{was.partitioner!r}; the job now has {layout.tasks} and {layout.partitioner!r}",
         hint=f"set job.tasks = {was.tasks} and keep the partitioner; keys would be looked for in the wrong task",
-        job=parts.config.job_name,
+        job=services.config.job_name,
         task=record.task,
     )
 
 
-def guard_targets(
-    parts: Parts, records: Mapping[str, CheckpointRecord | None], permissions: Mapping[str, Permissions]
+def _guard_targets(
+    services: Services, records: Mapping[str, CheckpointRecord | None], permissions: Mapping[str, Permissions]
 ) -> dict[str, Refill]:
     """Step 5: task → backends and stores that hold committed changes beyond the checkpoint.
 
@@ -167,23 +223,23 @@ def guard_targets(
     found: dict[str, Refill] = {}
     for task, record in records.items():
         pairs = set()
-        for store in parts.config.stores.values():
+        for store in services.config.stores.values():
             for factory in store.backup_factories:
                 marker = record.current.marker(factory, store.name) if record else None
-                has_tail = marker is not None and _has_tail(parts, task, store.name, factory, marker)
+                has_tail = marker is not None and _has_tail(services, task, store.name, factory, marker)
                 if has_tail:
                     pairs.add((factory, store.name))
                 if has_tail or marker is None:
-                    _guard_fill(parts, parts.identity(task, store.name), factory, record, permissions[task])
+                    _guard_fill(services, services.identity(task, store.name), factory, record, permissions[task])
         found[task] = frozenset(pairs)
     return found
 
 
 def _guard_fill(
-    parts: Parts, identity: StoreIdentity, factory: str, record: CheckpointRecord | None, permissions: Permissions
+    services: Services, identity: StoreIdentity, factory: str, record: CheckpointRecord | None, permissions: Permissions
 ) -> None:
     """The backend is filled by the next commit. Raises: PermissionNeeded."""
-    manager = parts.backup_manager(factory)
+    manager = services.backup_manager(factory)
     if not isinstance(manager, GuardedBackupManager):
         return
     current = record.current if record else None
@@ -198,9 +254,9 @@ def _guard_fill(
         return  # there is nothing yet
 
 
-def _has_tail(parts: Parts, task: str, store: str, factory: str, marker: Marker) -> bool:
+def _has_tail(services: Services, task: str, store: str, factory: str, marker: Marker) -> bool:
     try:
-        return parts.backup_manager(factory).has_tail(parts.identity(task, store), marker)
+        return services.backup_manager(factory).has_tail(services.identity(task, store), marker)
     except MissingError as error:
         log.warning("task %s store %s: %s is filled anew: %s", task, store, factory, error)
         return True

@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from statemgr.backends.services import Services
 from statemgr.config import StoreConfig
 from statemgr.errors import CorruptFile, LocalStateLost, MissingFile, StatemgrError
-from statemgr.flows.parts import Parts
-from statemgr.flows.write_buffer import BufferedStore
+from statemgr.flows.write_buffer import WriteBuffer
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
 from statemgr.local.clock import moment
-from statemgr.model.commit import Change
+from statemgr.model.commit import Change, StoreSession
 from statemgr.ports import (
     CommittedDirectory,
     FinishedDirectory,
@@ -70,7 +70,7 @@ class OpenStore:
 
     def __init__(
         self,
-        parts: Parts,
+        services: Services,
         identity: StoreIdentity,
         config: StoreConfig,
         committed: CommittedDirectory | None,
@@ -86,24 +86,24 @@ class OpenStore:
         self._as_of = as_of
         self.identity = identity
         self.config = config
-        self.directories: LocalDirectories = parts.directories(identity.task, identity.store)
+        self.directories: LocalDirectories = services.directories(identity.task, identity.store)
         self.live = self.directories.clone(committed)
         try:
-            self.local: LocalStore = parts.open_store(config, self.live, read_first)
+            self.local: LocalStore = services.open_store(config, self.live, read_first)
         except BaseException:
             self.directories.discard(self.live)
             raise
         self.state_id = state_id
         self.directory_needed = False
         self.copies = [state_id] if state_id else []
-        self._clock = parts.clock
+        self._clock = services.clock
         self._copied_s = self._clock.monotonic()
         self._tidying = threading.Lock()
         self._committed_at = self.local.sequence_number
         self._buffer = ChangeBuffer(self.directories.staging(), CHANGE_BUDGET) if track_changes else None
         tracked = self._buffer if track_first or committed is not None else None
         self.changes_are_whole = tracked is not None and committed is None
-        self.content = BufferedStore(identity, self.local, tracked, config.write_batch_size, self.give_up)
+        self.content = WriteBuffer(identity, self.local, tracked, config.write_batch_size, self.give_up)
         self._closed = False
 
     @property
@@ -127,9 +127,9 @@ class OpenStore:
         return self._clock.monotonic() - self._copied_s
 
     @property
-    def origin(self) -> object | None:
+    def session(self) -> StoreSession | None:
         """What the numbers of its changes belong to; None where no backend needs changes."""
-        return self._buffer.origin if self._buffer is not None else None
+        return self._buffer.session if self._buffer is not None else None
 
     def give_up(self, error: CorruptFile | MissingFile) -> LocalStateLost:
         """Declare the local files damaged or gone. From now on every commit fails, and the next opening of the store on
@@ -193,7 +193,7 @@ class OpenStore:
         assert self._buffer is not None
         end = self._buffer.seal()
         with self.local_files():
-            return self._staged(self.local.checkpoint_beside), self._buffer.mark(end)
+            return self._staged(self.local.checkpoint_beside), self._buffer.nothing_until(end)
 
     def finished(self, staging: Path) -> FinishedDirectory:
         """The files of a checkpoint directory. Raises: LocalStateLost if a file was altered since it was committed."""
@@ -297,16 +297,16 @@ class OpenStore:
             self.directories.discard(self.live)
 
 
-NO_CHANGES = FrozenChanges(None, 0, 0, ())
+NO_CHANGES = FrozenChanges(StoreSession(), 0, 0, ())
 
 
 class WholeState:
     """The whole content of a finished directory as a change set, read during iteration."""
 
     def __init__(
-        self, parts: Parts, directories: LocalDirectories, config: StoreConfig, made: FinishedDirectory
+        self, services: Services, directories: LocalDirectories, config: StoreConfig, made: FinishedDirectory
     ) -> None:
-        self._parts, self._directories, self._config, self._made = parts, directories, config, made
+        self._services, self._directories, self._config, self._made = services, directories, config, made
 
     @property
     def count(self) -> int:
@@ -320,7 +320,7 @@ class WholeState:
     def __iter__(self) -> Iterator[Change]:
         live = self._directories.clone(self._made)
         try:
-            store = self._parts.open_store(self._config, live, True)
+            store = self._services.open_store(self._config, live, True)
             try:
                 items: Iterable[tuple[bytes, bytes]] = store.scan(None, None)
                 yield from items

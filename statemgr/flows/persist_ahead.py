@@ -12,19 +12,18 @@ Source: the pre-emptive persist of Flink's changelog state backend (FLIP-158).
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
-from statemgr.errors import RetryableError, StatemgrError
+from statemgr.backends.services import Services
+from statemgr.errors import RetryableError
 from statemgr.flows.commit import CommitBase
 from statemgr.flows.open_store import OpenStore
-from statemgr.flows.parts import Parts
+from statemgr.flows.worker import Worker
 from statemgr.local.change_buffer import FrozenChanges
 from statemgr.ports import StoreSnapshot
 
-log = logging.getLogger(__name__)
 #: Bytes of changes since the last commit, or since the last ones that were stored ahead of it.
 AHEAD_BYTES = 8 * 1024 * 1024
 
@@ -36,21 +35,27 @@ class PersistAhead:
         portable: the commits are published by another process.
     """
 
-    def __init__(self, parts: Parts, task: str, *, portable: bool) -> None:
-        self._parts = parts
+    def __init__(self, services: Services, task: str, *, portable: bool) -> None:
+        self._services = services
         self._task = task
         self._portable = portable
-        self._pool: ThreadPoolExecutor | None = None
-        self._running: Future[None] | None = None
+        self._worker: Worker[None] = Worker(services, f"ahead-{task}", f"task {task}")
         self._held = False
 
-    def start(self, store: OpenStore, base: CommitBase) -> None:
-        """Steps 1 and 2, unless they are under way or held. No commit may be on its way."""
-        if self._held or (self._running is not None and not self._running.done()):
+    def watch(self, store: OpenStore, base: Callable[[], CommitBase | None]) -> None:
+        """Start whenever much was written to a store, if one of its backends has segments.
+
+        ``base``: what the next commit continues; None when nothing is to be stored now.
+        """
+        if any(self._services.segment_backends(store.config)):
+            store.content.watch(AHEAD_BYTES, lambda: self._start(store, base))
+
+    def _start(self, store: OpenStore, base: Callable[[], CommitBase | None]) -> None:
+        """Steps 1 and 2, unless they are in progress or held."""
+        if self._held or self._worker.busy or (continued := base()) is None:
             return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"statemgr-ahead-{self._task}")
-        self._running = self._pool.submit(self._tried, store, store.freeze_changes(), base)
+        work = partial(persist, self._services, store, store.freeze_changes(), continued, portable=self._portable)
+        self._worker.attempt(f"storing changes of {store.identity.store} ahead of the commit", work)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -62,41 +67,23 @@ class PersistAhead:
             self._held = False
 
     def wait(self) -> None:
-        """Before a commit is prepared: for what is under way. Raises: RetryableError when that takes too long."""
-        if self._running is not None:
-            try:
-                self._running.result(self._parts.config.commit_timeout_ms / 1000)
-            except TimeoutError:
-                raise RetryableError(
-                    "segments that are stored ahead of the commit are still on their way",
-                    hint="look whether the blob store is reachable; the changes are in the next commit",
-                    task=self._task,
-                ) from None
+        """Before a commit is prepared: for what is in progress. Raises: RetryableError when that takes too long."""
+        if not self._worker.wait(self._services.config.commit_timeout_ms / 1000):
+            raise RetryableError(
+                "segments that are stored ahead of the commit have not arrived within task.commit.timeout.ms",
+                hint="check that the blob store is reachable; the next commit has the changes",
+                task=self._task,
+            )
 
     def close(self) -> None:
-        """Wait for what is under way."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-
-    def _tried(self, store: OpenStore, changes: FrozenChanges, base: CommitBase) -> None:
-        try:
-            persist(self._parts, store, changes, base, portable=self._portable)
-        except Exception as error:
-            log.warning(
-                "task %s: nothing of %s is stored ahead: %s",
-                self._task, store.identity.store, error, exc_info=not isinstance(error, StatemgrError),
-            )  # fmt: skip
+        """Wait for what is in progress."""
+        self._worker.close()
 
 
-def is_useful(parts: Parts, store: OpenStore) -> bool:
-    """Whether a backend of the store has segments."""
-    return any(parts.segment_backends(store.config))
-
-
-def persist(parts: Parts, store: OpenStore, changes: FrozenChanges, base: CommitBase, *, portable: bool) -> None:
+def persist(services: Services, store: OpenStore, changes: FrozenChanges, base: CommitBase, *, portable: bool) -> None:
     """Store changes in every backend of segments that has the store already. Raises: as its ``prepare``."""
-    identity, attempt = store.identity, parts.ids.attempt_id()
-    for factory, manager in parts.segment_backends(store.config):
+    identity, attempt = store.identity, services.ids.attempt_id()
+    for factory, manager in services.segment_backends(store.config):
         marker = base.marker(factory, identity.store)
         if marker is not None:
             state_id = f"{attempt}-{identity.store}"

@@ -23,10 +23,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from statemgr.backends.services import Services
 from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError
 from statemgr.flows.checkpoint_records import send_records
 from statemgr.flows.grace_period import check_young
-from statemgr.flows.parts import Parts
 from statemgr.flows.published import Published, explained, go_on, settle
 from statemgr.flows.record_limits import check_inputs
 from statemgr.ids import CheckpointId, check_offsets
@@ -52,7 +52,7 @@ _Staged = dict[str, dict[tuple[str, str], StagedChanges]]
 
 
 def publish(
-    parts: Parts,
+    services: Services,
     publisher: Publisher,
     log: CheckpointLog,
     published: Published,
@@ -75,7 +75,7 @@ def publish(
     """
     if published.pending:
         raise OutcomeUnknownError("the outcome of the last publish is unknown", hint="settle it first")
-    attempt = partial(_publish, parts, publisher, log, published, commits, batch, inputs, outstanding or {})
+    attempt = partial(_publish, services, publisher, log, published, commits, batch, inputs, outstanding or {})
     for _ in range(_REPEATS):
         try:
             return attempt()
@@ -85,7 +85,7 @@ def publish(
 
 
 def _publish(
-    parts: Parts,
+    services: Services,
     publisher: Publisher,
     log: CheckpointLog,
     published: Published,
@@ -94,29 +94,29 @@ def _publish(
     inputs: Inputs | None,
     outstanding: Mapping[str, Sequence[OutstandingTtl]],
 ) -> None:
-    go_on(parts, publisher, log, published)  # 1
-    _check_whole(parts, published, commits, inputs)
-    _check_inputs(parts, commits, inputs)
+    go_on(services, publisher, log, published)  # 1
+    _check_whole(services, published, commits, inputs)
+    _check_inputs(services, commits, inputs)
     for commit in commits:
-        _check(parts, published, commit)
-        check_young(parts.config, parts.ids, commit, partial(_age_in_store, parts))
-    with explained(parts, log, published):
-        staged = {commit.task: _stage(parts, published, commit) for commit in commits}  # 2
-    checkpoint_id = parts.ids.checkpoint_id()
+        _check(services, published, commit)
+        check_young(services.config, services.ids, commit, partial(_age_in_store, services))
+    with explained(services, log, published):
+        staged = {commit.task: _stage(services, published, commit) for commit in commits}  # 2
+    checkpoint_id = services.ids.checkpoint_id()
     sequence = 1 + published.newest_sequence
     subject = ", ".join(commit.task for commit in commits)
     records: dict[str, CheckpointRecord] = {}
     check_topic = log.begin_check()
     try:
-        announce(Phase.BEGIN, subject, parts.config.job_key)
+        announce(Phase.BEGIN, subject, services.config.job_key)
         with publisher.transaction() as transaction:  # 3
-            announce(Phase.SEND_CHANGELOG, subject, parts.config.job_key)
+            announce(Phase.SEND_CHANGELOG, subject, services.config.job_key)
             _send_changes(transaction, commits, staged)  # 4
             delivered = transaction.flush()
-            announce(Phase.SEND_CHECKPOINT, subject, parts.config.job_key)
+            announce(Phase.SEND_CHECKPOINT, subject, services.config.job_key)
             for commit in commits:  # 5
                 ours = _checkpoint(
-                    parts,
+                    services,
                     published,
                     commit,
                     checkpoint_id,
@@ -128,57 +128,59 @@ def _publish(
                 ours = _with_changelog_markers(ours, staged[commit.task], delivered)
                 retired = retired_changelogs(published.checkpoint(commit.task), ours.state_checkpoint_markers)
                 ours = replace(ours, retired_changelogs=retired)
-                records[commit.task] = _record(parts, published, commit, ours)
-            send = partial(transaction.send, parts.config.checkpoint_topic, partition=0)
-            send_records(parts.config, send, published.layout, published.records, records, published.job_records)
+                records[commit.task] = _record(services, published, commit, ours)
+            send = partial(transaction.send, services.config.checkpoint_topic, partition=0)
+            send_records(services.config, send, published.layout, published.records, records, published.job_records)
             for permit in published.permits:
                 send(permit.key, None)
-            check_topic(transaction.flush()[parts.config.checkpoint_topic, 0].end)
+            check_topic(transaction.flush()[services.config.checkpoint_topic, 0].end)
             published.pending = records  # from here on the outcome may become unknown
-            announce(Phase.COMMIT_TRANSACTION, subject, parts.config.job_key)  # 6
+            announce(Phase.COMMIT_TRANSACTION, subject, services.config.job_key)  # 6
     except (RetryableError, FencedError):
         published.pending = {}
         raise
     except OutcomeUnknownError as error:
-        if not settle(parts, publisher, log, published):
+        if not settle(services, publisher, log, published):
             raise RetryableError(
                 f"the commit was not published: {error.message}",
                 hint="its changes are in the next one",
-                job=parts.config.job_name,
+                job=services.config.job_name,
             ) from None
         return
     published.acknowledge(records)
-    announce(Phase.ACKNOWLEDGED, subject, parts.config.job_key)
+    announce(Phase.ACKNOWLEDGED, subject, services.config.job_key)
 
 
-def _check_whole(parts: Parts, published: Published, commits: Sequence[PreparedCommit], inputs: Inputs | None) -> None:
+def _check_whole(
+    services: Services, published: Published, commits: Sequence[PreparedCommit], inputs: Inputs | None
+) -> None:
     """Check for one commit per task of the publisher, with every durable store. Raises: InvalidError."""
     tasks = [commit.task for commit in commits]
     if sorted(tasks) != sorted(published.records):
         raise InvalidError(
             f"one prepared commit per task is needed: {len(published.records)} tasks, got {', '.join(sorted(tasks))}",
             hint="of several attempts at one task, publish exactly one",
-            job=parts.config.job_name,
+            job=services.config.job_name,
         )
-    durable = {store for store, is_durable in parts.durable.items() if is_durable}
+    durable = {store for store, is_durable in services.durable.items() if is_durable}
     for commit in commits:
         if commit.input_offsets is None and inputs is None:
             raise InvalidError(
                 "the prepared commit has no input offsets",
                 hint="give those of the whole job to publish(input_offsets=...), or those of the task to prepare()",
-                job=parts.config.job_name,
+                job=services.config.job_name,
                 task=commit.task,
             )
         if set(commit.stores) != durable:
             raise InvalidError(
                 f"the prepared commit has the stores {sorted(commit.stores)}, the job {sorted(durable)}",
                 hint="executors and driver must use the same configuration",
-                job=parts.config.job_name,
+                job=services.config.job_name,
                 task=commit.task,
             )
 
 
-def _check_inputs(parts: Parts, commits: Sequence[PreparedCommit], inputs: Inputs | None) -> None:
+def _check_inputs(services: Services, commits: Sequence[PreparedCommit], inputs: Inputs | None) -> None:
     """Check input offsets. Tasks often share one mapping, which is checked once. Raises: InvalidError."""
     found: list[tuple[str | None, Mapping[str, int] | None]] = [(c.task, c.input_offsets) for c in commits]
     checked = set()
@@ -186,11 +188,11 @@ def _check_inputs(parts: Parts, commits: Sequence[PreparedCommit], inputs: Input
         if offsets is not None and id(offsets) not in checked:
             checked.add(id(offsets))
             check_offsets(offsets, **({"task": task} if task else {}))
-            check_inputs(parts.config, Inputs(offsets))
+            check_inputs(services.config, Inputs(offsets))
 
 
-def _check(parts: Parts, published: Published, commit: PreparedCommit) -> None:
-    config = parts.config
+def _check(services: Services, published: Published, commit: PreparedCommit) -> None:
+    config = services.config
     base = published.checkpoint(commit.task)
     problem = None
     if (commit.job_name, commit.job_id) != (config.job_name, config.job_id):
@@ -209,14 +211,14 @@ def _check(parts: Parts, published: Published, commit: PreparedCommit) -> None:
         raise InvalidError(f"prepared commit refused: {problem}", job=config.job_name, task=commit.task)
 
 
-def _stage(parts: Parts, published: Published, commit: PreparedCommit) -> dict[tuple[str, str], StagedChanges]:
+def _stage(services: Services, published: Published, commit: PreparedCommit) -> dict[tuple[str, str], StagedChanges]:
     base = published.checkpoint(commit.task)
     staged = {}
     for store, prepared in commit.stores.items():
         for factory, changes in prepared.changes.items():
             marker = base.marker(factory, store) if base else None
-            identity = parts.identity(commit.task, store)
-            staged[store, factory] = parts.backup_manager(factory).stage(identity, changes, marker)
+            identity = services.identity(commit.task, store)
+            staged[store, factory] = services.backup_manager(factory).stage(identity, changes, marker)
     return staged
 
 
@@ -229,7 +231,7 @@ def _send_changes(transaction: Transaction, commits: Sequence[PreparedCommit], s
 
 
 def _checkpoint(
-    parts: Parts,
+    services: Services,
     published: Published,
     commit: PreparedCommit,
     checkpoint_id: CheckpointId,
@@ -246,7 +248,7 @@ def _checkpoint(
     for store, prepared in commit.stores.items():
         for factory, marker in prepared.markers.items():
             markers.setdefault(factory, {})[store] = marker
-    stores = parts.config.stores
+    stores = services.config.stores
     return Checkpoint(
         checkpoint_id=checkpoint_id,
         sequence=sequence,
@@ -275,14 +277,16 @@ def _with_changelog_markers(
     return replace(checkpoint, state_checkpoint_markers=markers)
 
 
-def _record(parts: Parts, published: Published, commit: PreparedCommit, checkpoint: Checkpoint) -> CheckpointRecord:
+def _record(
+    services: Services, published: Published, commit: PreparedCommit, checkpoint: Checkpoint
+) -> CheckpointRecord:
     before = published.records[commit.task]
     if before is not None:
-        return replace(before.followed_by(checkpoint, parts.config.retained), layout=published.layout)
+        return replace(before.followed_by(checkpoint, services.config.retained), layout=published.layout)
     return CheckpointRecord(commit.job_name, commit.job_id, commit.task, published.layout, (checkpoint,))
 
 
-def _age_in_store(parts: Parts, blob_ids: Collection[str]) -> int:
-    blobs = parts.blobs()
+def _age_in_store(services: Services, blob_ids: Collection[str]) -> int:
+    blobs = services.blobs()
     oldest_ms = min(blobs.stat(blob_id).modified_ms for blob_id in blob_ids)
     return blobs.administration.time_ms() - oldest_ms

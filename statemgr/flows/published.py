@@ -15,13 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from statemgr.backends.services import Services
 from statemgr.errors import FencedError, MissingError, OutcomeUnknownError, PermissionNeeded, StatemgrError
 from statemgr.flows.checkpoint_records import sequences
-from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
 from statemgr.model.permissions import Permit
 from statemgr.phases import Phase, announce
 from statemgr.ports import CheckpointLog, Publisher
+
+
+def always() -> bool:
+    """Nobody takes the task away."""
+    return True
 
 
 @dataclass
@@ -41,7 +46,7 @@ class Published:
     epoch: int
     layout: Layout
     fence_others: Callable[[], None]
-    still_owned: Callable[[], bool] = lambda: True
+    still_owned: Callable[[], bool] = always
     serdes: dict[str, tuple[str, str]] = field(default_factory=dict)
     pending: dict[str, CheckpointRecord] = field(default_factory=dict)
     job_records: set[int] = field(default_factory=set)
@@ -70,7 +75,7 @@ class Published:
         return record.checkpoints[1:] if record else ()
 
 
-def go_on(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Published) -> None:
+def go_on(services: Services, publisher: Publisher, log: CheckpointLog, published: Published) -> None:
     """Before a publish: make sure that this owner has the ID, and that the topic says what it knows. Costs no request
     after a successful commit.
 
@@ -78,21 +83,21 @@ def go_on(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Pub
     """
     publisher.settle()
     if publisher.regained:
-        _regain(parts, publisher, log, published, published.records)
-        confirm(parts, log, published)
+        _regain(services, publisher, log, published, published.records)
+        confirm(services, log, published)
         publisher.confirmed()
 
 
-def confirm(parts: Parts, log: CheckpointLog, published: Published) -> None:
+def confirm(services: Services, log: CheckpointLog, published: Published) -> None:
     """Read the topic, and check that it says what this owner knows.
 
     Raises: FencedError if another owner has published; RetryableError if that cannot be found out yet.
     """
-    _outcome(parts, published, log.read(tuple(published.records)), published.records)
+    _outcome(services, published, log.read(tuple(published.records)), published.records)
 
 
 @contextmanager
-def explained(parts: Parts, log: CheckpointLog, published: Published) -> Iterator[None]:
+def explained(services: Services, log: CheckpointLog, published: Published) -> Iterator[None]:
     """A block that meets state: what it misses, or cannot explain, may be the work of an owner that came meanwhile.
 
     Raises: FencedError when that is why; else what the block raised.
@@ -100,11 +105,11 @@ def explained(parts: Parts, log: CheckpointLog, published: Published) -> Iterato
     try:
         yield
     except (MissingError, PermissionNeeded):
-        confirm(parts, log, published)
+        confirm(services, log, published)
         raise
 
 
-def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Published) -> bool:
+def settle(services: Services, publisher: Publisher, log: CheckpointLog, published: Published) -> bool:
     """Find out whether a publish succeeded whose acknowledgement was lost, and update ``published``.
 
     Returns: whether it succeeded; if not, the old checkpoint stays current.
@@ -118,8 +123,8 @@ def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Pu
     try:
         publisher.settle()
         if publisher.regained:
-            _regain(parts, publisher, log, published, pending)
-        was_published = _outcome(parts, published, log.read(tuple(pending)), pending)
+            _regain(services, publisher, log, published, pending)
+        was_published = _outcome(services, published, log.read(tuple(pending)), pending)
         publisher.confirmed()
     except FencedError:
         published.pending = {}
@@ -130,34 +135,34 @@ def settle(parts: Parts, publisher: Publisher, log: CheckpointLog, published: Pu
         raise OutcomeUnknownError(
             f"the outcome of a publish is unknown and could not be settled yet: {error.message}",
             hint="it is settled before the next commit",
-            job=parts.config.job_name,
+            job=services.config.job_name,
         ) from error
     published.pending = {}
     if was_published:
         published.acknowledge(pending)
-        announce(Phase.ACKNOWLEDGED, ", ".join(pending), parts.config.job_key)
+        announce(Phase.ACKNOWLEDGED, ", ".join(pending), services.config.job_key)
     return was_published
 
 
 def _regain(
-    parts: Parts,
+    services: Services,
     publisher: Publisher,
     log: CheckpointLog,
     published: Published,
     expected: Mapping[str, CheckpointRecord | None],
 ) -> None:
     """Steps 2 and 3. Raises: FencedError, before it fences anybody, if this owner has already lost."""
-    _outcome(parts, published, log.read(tuple(expected), only_settled=True), expected)
+    _outcome(services, published, log.read(tuple(expected), only_settled=True), expected)
     if not published.still_owned():
         raise FencedError(
-            "the task was taken away from this process", job=parts.config.job_name, tasks=_names(expected)
+            "the task was taken away from this process", job=services.config.job_name, tasks=_names(expected)
         )
     publisher.regain()
     published.fence_others()
 
 
 def _outcome(
-    parts: Parts,
+    services: Services,
     published: Published,
     found: Mapping[str, CheckpointRecord],
     expected: Mapping[str, CheckpointRecord | None],
@@ -173,14 +178,14 @@ def _outcome(
             raise FencedError(
                 f"another owner published checkpoint {now and now[0]} meanwhile",
                 hint="stop this one: what it did not publish is not lost",
-                job=parts.config.job_name,
+                job=services.config.job_name,
                 task=task,
             )
         outcomes.add(now == _mark(ours))
     if len(outcomes) > 1:
         raise FencedError(
             "another owner published checkpoints of some of the tasks meanwhile",
-            job=parts.config.job_name,
+            job=services.config.job_name,
             tasks=_names(expected),
         )
     return True in outcomes

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
+from statemgr.backends.services import Services
 from statemgr.errors import OpeningCancelled
 from statemgr.flows.commit import CommitBase, freeze, prepare
-from statemgr.flows.parts import Parts
 from statemgr.flows.restore import restore_task
 from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, CheckpointRecord, Marker
 from statemgr.model.commit import PreparedCommit, PreparedStore
@@ -37,14 +37,14 @@ def repeated_attachments(checkpoint: Checkpoint) -> tuple[Attachment, ...]:
     return (*checkpoint.attachments, Attachment(SEQUENCE, inline=str(checkpoint.sequence).encode()))
 
 
-def can_repair(parts: Parts, record: CheckpointRecord) -> bool:
+def can_repair(services: Services, record: CheckpointRecord) -> bool:
     """Whether the checkpoint lists exactly the job's stores; if not, the next commit makes the backups again."""
-    durable = {store for store, is_durable in parts.durable.items() if is_durable}
+    durable = {store for store, is_durable in services.durable.items() if is_durable}
     return set(record.current.stores) == durable
 
 
 def prepare_repair(
-    parts: Parts,
+    services: Services,
     record: CheckpointRecord,
     base: CommitBase,
     *,
@@ -61,11 +61,11 @@ def prepare_repair(
     Raises: MissingState, CorruptError if nothing can supply a store; RetryableError, AccessDenied, DiskFull.
     """
     checkpoint, task = record.current, record.task
-    carried, refill = _carried(parts, base, record)
+    carried, refill = _carried(services, base, record)
     damaged = {store for _, store in refill}
     with ExitStack() as closing:
         stores, restored = restore_task(  # 1
-            parts,
+            services,
             task,
             checkpoint,
             older=record.checkpoints[1:],
@@ -76,26 +76,26 @@ def prepare_repair(
             closing.callback(store.close)
         refill |= {(factory, one.store) for one in restored for factory in one.damaged}
         base = replace(base, refill=refill)
-        frozen = freeze(parts, stores, base, checkpoint.input_offsets)  # 2
-        prepared = prepare(parts, stores, frozen, portable=False, attachments=attachments, check=check)
+        frozen = freeze(services, stores, base, checkpoint.input_offsets)  # 2
+        prepared = prepare(services, stores, frozen, portable=False, attachments=attachments, check=check)
     kept = {name: found for name, found in carried.items() if name not in stores}
     stores_again = {**kept, **prepared.stores}
     return base, replace(prepared, stores=stores_again, input_topic_ids=checkpoint.input_topic_ids)  # 3
 
 
 def _carried(
-    parts: Parts, base: CommitBase, record: CheckpointRecord
+    services: Services, base: CommitBase, record: CheckpointRecord
 ) -> tuple[Mapping[str, PreparedStore], frozenset[tuple[str, str]]]:
     """All stores with their valid markers, and the pairs to fill, including those whose markers are no longer valid."""
     refill = set(base.refill)
     carried = {}
     for name, state_id in record.current.stores.items():
         markers: dict[str, Marker] = {}
-        for factory in parts.config.stores[name].backup_factories:
+        for factory in services.config.stores[name].backup_factories:
             marker = base.marker(factory, name)
             if marker is None:
                 continue
-            kept = parts.backup_manager(factory).carry(parts.identity(record.task, name), marker)
+            kept = services.backup_manager(factory).carry(services.identity(record.task, name), marker)
             if kept is None:
                 refill.add((factory, name))
             else:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from statemgr.backends.services import Services
 from statemgr.errors import (
     ANOTHER_COPY,
     CorruptError,
@@ -33,7 +33,6 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.flows.open_store import OpenStore
-from statemgr.flows.parts import Parts
 from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.model.permissions import NO_PERMISSIONS, Permissions
 from statemgr.model.plan import StorePlan, plan_stores
@@ -66,7 +65,7 @@ class StoreRestore:
 
 
 def restore_task(
-    parts: Parts,
+    services: Services,
     task: str,
     checkpoint: Checkpoint | None,
     *,
@@ -83,20 +82,20 @@ def restore_task(
 
     Raises: PermissionNeeded, MissingState, CorruptError, UnavailableError, DiskFull; then no store stays open.
     """
-    announce(Phase.PLAN, task, parts.config.job_key)
-    config = parts.config
+    announce(Phase.PLAN, task, services.config.job_key)
+    config = services.config
     plans = plan_stores(
         checkpoint,
         {name: store.restore_factories for name, store in config.stores.items()},
-        durable=parts.durable,
+        durable=services.durable,
         permissions=permissions,
         older=older,
         job=config.job_name,
         task=task,
     )
     plans = [plan for plan in plans if only is None or plan.store in only]
-    with ThreadPoolExecutor(_STORES_AT_ONCE, thread_name_prefix="statemgr-restore") as pool:
-        running = {plan.store: pool.submit(_restore_and_open, parts, task, plan, as_of, progress) for plan in plans}
+    with services.executors.pool("restore", _STORES_AT_ONCE) as pool:
+        running = {plan.store: pool.submit(_restore_and_open, services, task, plan, as_of, progress) for plan in plans}
     failed = [future for future in running.values() if future.exception() is not None]
     if failed:
         for future in running.values():
@@ -108,16 +107,16 @@ def restore_task(
 
 
 def _restore_and_open(
-    parts: Parts, task: str, plan: StorePlan, as_of: Moment | None, progress: Progress
+    services: Services, task: str, plan: StorePlan, as_of: Moment | None, progress: Progress
 ) -> tuple[OpenStore, StoreRestore]:
     """Restore one store on its own thread. If a local directory cannot be opened after all, restore again without
     it."""
-    directories, distrusted = parts.directories(task, plan.store), False
+    directories, distrusted = services.directories(task, plan.store), False
     while True:
-        committed, restored = restore_store(parts, task, plan, progress, as_of)
-        announce(Phase.OPEN, f"{task}/{plan.store}", parts.config.job_key)
+        committed, restored = restore_store(services, task, plan, progress, as_of)
+        announce(Phase.OPEN, f"{task}/{plan.store}", services.config.job_key)
         try:
-            opened = _open(parts, task, plan, committed, restored, as_of)
+            opened = _open(services, task, plan, committed, restored, as_of)
             break
         except (CorruptError, MissingError) as error:
             log.warning("task %s store %s: the local directory cannot be opened: %s", task, plan.store, error)
@@ -148,17 +147,17 @@ def _restore_and_open(
 
 
 def restore_store(
-    parts: Parts, task: str, plan: StorePlan, progress: Progress, as_of: Moment | None = None
+    services: Services, task: str, plan: StorePlan, progress: Progress, as_of: Moment | None = None
 ) -> tuple[CommittedDirectory | None, StoreRestore]:
     """Restore one store: from the local directory of exactly this state, else from the first factory that can.
 
     ``as_of``: as in :func:`restore_task`.
     """
-    started = parts.clock.monotonic()
+    started = services.clock.monotonic()
     if plan.empty:
         return None, StoreRestore(plan.store, "empty")
     assert plan.state_id is not None
-    directories = parts.directories(task, plan.store)
+    directories = services.directories(task, plan.store)
     here = directories.find(plan.state_id)
     if here is not None:
         reused = sum(size for size, _ in here.files.values())
@@ -166,7 +165,7 @@ def restore_store(
             plan.store,
             "local",
             bytes_reused=reused,
-            seconds=parts.clock.monotonic() - started,
+            seconds=services.clock.monotonic() - started,
             reasons=plan.skipped,
         )
     reasons = dict(plan.skipped)
@@ -175,11 +174,11 @@ def restore_store(
     for factory, marker in plan.candidates:
         try:
             try:
-                committed, restored = _from_factory(parts, task, plan, factory, marker, progress, as_of)
+                committed, restored = _from_factory(services, task, plan, factory, marker, progress, as_of)
             except (CorruptFile, MissingFile) as error:
                 log.warning("task %s store %s: local files are damaged or gone: %s", task, plan.store, error)
                 directories.distrust()
-                committed, restored = _from_factory(parts, task, plan, factory, marker, progress, as_of)
+                committed, restored = _from_factory(services, task, plan, factory, marker, progress, as_of)
         except OpeningCancelled:
             raise
         except (MissingError, CorruptError, RetryableError) as error:
@@ -202,16 +201,16 @@ def restore_store(
             restored.bytes_fetched,
             restored.bytes_reused,
             restored.records,
-            parts.clock.monotonic() - started,
+            services.clock.monotonic() - started,
             reasons,
             tuple(damaged),
             tuple(unreachable),
         )
-    raise _none_could(failure, reasons, unreachable, job=parts.config.job_name, task=task, store=plan.store)
+    raise _none_could(failure, reasons, unreachable, job=services.config.job_name, task=task, store=plan.store)
 
 
 def _from_factory(
-    parts: Parts,
+    services: Services,
     task: str,
     plan: StorePlan,
     factory: str,
@@ -221,12 +220,12 @@ def _from_factory(
 ) -> tuple[CommittedDirectory, Restored]:
     """Try one factory. A failure that may pass leaves the fetched files to the next try."""
     assert plan.state_id is not None
-    directories = parts.directories(task, plan.store)
+    directories = services.directories(task, plan.store)
     staging = directories.staging()
     try:
-        restored = parts.restore_manager(factory).restore(
+        restored = services.restore_manager(factory).restore(
             RestoreRequest(
-                parts.identity(task, plan.store),
+                services.identity(task, plan.store),
                 marker,
                 staging,
                 directories.reusable(),
@@ -237,7 +236,7 @@ def _from_factory(
                 plan.retained.get(factory, ()),
             )
         )
-        announce(Phase.SWAP, f"{task}/{plan.store}", parts.config.job_key)
+        announce(Phase.SWAP, f"{task}/{plan.store}", services.config.job_key)
         return directories.adopt(staging, plan.state_id, restored.files, as_of), restored
     except (RetryableError, OpeningCancelled):
         directories.abandon(staging)
@@ -252,18 +251,18 @@ def _without(plan: StorePlan, factory: str, why: StatemgrError) -> StorePlan:
 
 
 def _open(
-    parts: Parts,
+    services: Services,
     task: str,
     plan: StorePlan,
     committed: CommittedDirectory | None,
     restored: StoreRestore,
     as_of: Moment | None,
 ) -> OpenStore:
-    config = parts.config.stores[plan.store]
-    needing = [m for m in map(parts.backup_manager, config.backup_factories) if m.needs_changes]
+    config = services.config.stores[plan.store]
+    needing = [m for m in map(services.backup_manager, config.backup_factories) if m.needs_changes]
     return OpenStore(
-        parts,
-        parts.identity(task, plan.store),
+        services,
+        services.identity(task, plan.store),
         config,
         committed,
         plan.state_id if committed is not None else None,

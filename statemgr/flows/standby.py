@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from statemgr.backends.services import Services
 from statemgr.errors import ConfigError, MissingState, StatemgrError
 from statemgr.flows.empty_start import remember_published
-from statemgr.flows.parts import Parts
 from statemgr.flows.restore import StoreRestore, restore_store
 from statemgr.ids import CheckpointId, task_index
 from statemgr.local.clock import moment
@@ -56,8 +55,10 @@ class Followed:
 class Follower:
     """Follows the checkpoints of ``tasks``, or of all tasks with a checkpoint if it is empty. One thread at a time."""
 
-    def __init__(self, parts: Parts, checkpoint_log: CheckpointLog, tasks: Collection[str], progress: Progress) -> None:
-        self._parts = parts
+    def __init__(
+        self, services: Services, checkpoint_log: CheckpointLog, tasks: Collection[str], progress: Progress
+    ) -> None:
+        self._services = services
         self._log = checkpoint_log
         self._tasks = tuple(tasks)
         self._progress = progress
@@ -70,21 +71,23 @@ class Follower:
 
         Raises: ConfigError; the errors of reading the checkpoint topic.
         """
-        as_of = moment(self._parts.clock)
+        as_of = moment(self._services.clock)
         records = self._read()  # 1
         due = sorted((task for task, record in records.items() if self._due(task, record)), key=task_index)
         missing = [Followed(task, None, error=self._unknown(task)) for task in self._tasks if task not in records]
-        with ThreadPoolExecutor(_TASKS_AT_ONCE, thread_name_prefix="statemgr-standby") as pool:
+        with self._services.executors.pool("standby", _TASKS_AT_ONCE) as pool:
             followed = pool.map(lambda task: self._follow(task, records[task], as_of), due)
             return [*missing, *(found for found in followed if found is not None)]
 
     def _due(self, task: str, record: CheckpointRecord) -> bool:
         checkpoint_id, looked = self._here.get(task, (None, 0.0))
-        return record.current.checkpoint_id != checkpoint_id or self._parts.clock.monotonic() > looked + _LOOK_AGAIN_S
+        return (
+            record.current.checkpoint_id != checkpoint_id or self._services.clock.monotonic() > looked + _LOOK_AGAIN_S
+        )
 
     def _follow(self, task: str, record: CheckpointRecord, as_of: Moment) -> Followed | None:
         """Bring one task up to date; None if it already is. ``as_of``: a moment before the topic was read."""
-        started = self._parts.clock.monotonic()
+        started = self._services.clock.monotonic()
         failure: StatemgrError | None = None
         current = record.current
         for _chase in range(_CHASES):
@@ -101,23 +104,23 @@ class Follower:
                 log.info("task %s: checkpoint %s was cleaned up meanwhile", task, current.checkpoint_id)
                 continue
             before, _ = self._here.get(task, (None, 0.0))
-            self._here[task] = current.checkpoint_id, self._parts.clock.monotonic()
+            self._here[task] = current.checkpoint_id, self._services.clock.monotonic()
             if before == current.checkpoint_id and all(store.factory == "local" for store in stores):
                 return None
             self._tidy(task, current)  # 5
-            return Followed(task, current, tuple(stores), self._parts.clock.monotonic() - started)
-        return Followed(task, current, (), self._parts.clock.monotonic() - started, failure)
+            return Followed(task, current, tuple(stores), self._services.clock.monotonic() - started)
+        return Followed(task, current, (), self._services.clock.monotonic() - started, failure)
 
     def _bring(self, task: str, record: CheckpointRecord, as_of: Moment) -> list[StoreRestore]:
         """Steps 2 and 3. Skips stores that the checkpoint does not have."""
         checkpoint = record.current
         plans = plan_stores(
             checkpoint,
-            {name: store.restore_factories for name, store in self._parts.config.stores.items()},
-            durable=self._parts.durable,
+            {name: store.restore_factories for name, store in self._services.config.stores.items()},
+            durable=self._services.durable,
             permissions=Permissions(allow_new_stores=True, allow_removed_stores=True),
             older=record.checkpoints[1:],
-            job=self._parts.config.job_name,
+            job=self._services.config.job_name,
             task=task,
         )
         return [self._bring_store(task, checkpoint, plan, as_of) for plan in plans if not plan.empty]
@@ -130,23 +133,23 @@ class Follower:
 
         try:
             first = replace(plan, candidates=plan.candidates[:1])
-            return restore_store(self._parts, task, first, progress, as_of)[1]
+            return restore_store(self._services, task, first, progress, as_of)[1]
         except StatemgrError:
             newest = self._newest(task)
             superseded = newest is not None and newest.current.checkpoint_id != checkpoint.checkpoint_id
             if superseded or len(plan.candidates) == 1:
                 raise
-        return restore_store(self._parts, task, plan, progress, as_of)[1]
+        return restore_store(self._services, task, plan, progress, as_of)[1]
 
     def _tidy(self, task: str, here: Checkpoint) -> None:
         """Remove old directories, but not the newest, which an owner on this machine may need. Never fails the turn."""
         try:
-            remember_published(self._parts, task)
+            remember_published(self._services, task)
             newest = self._newest(task)
             states = [c.stores for c in (here, newest.current if newest else here)]
-            for store in here.stores.keys() & self._parts.config.stores.keys():
+            for store in here.stores.keys() & self._services.config.stores.keys():
                 kept = {of_checkpoint[store] for of_checkpoint in states if store in of_checkpoint}
-                self._parts.directories(task, store).keep_only(kept)
+                self._services.directories(task, store).keep_only(kept)
         except (StatemgrError, OSError) as error:
             log.warning("task %s: local directories are not tidied: %s", task, error)
 
@@ -165,7 +168,7 @@ class Follower:
         return MissingState(
             "the topic has no checkpoint of the task",
             hint="nobody has committed it yet; `statemgr checkpoints list` shows the others",
-            job=self._parts.config.job_name,
+            job=self._services.config.job_name,
             task=task,
-            topic=self._parts.config.checkpoint_topic,
+            topic=self._services.config.checkpoint_topic,
         )

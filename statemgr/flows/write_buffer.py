@@ -23,7 +23,7 @@ _RANGE_BATCH = 1000
 _ABSENT = object()
 
 
-class BufferedStore:
+class WriteBuffer:
     """A local store behind a write buffer. Used from one thread.
 
     Args:

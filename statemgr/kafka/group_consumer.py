@@ -28,10 +28,8 @@ _OWN = {
 class GroupConsumer(Consumer):
     """A ``confluent_kafka.Consumer``. ``errors`` has what the client reported by callback.
 
-    ``never_jumps``: an offset that the topic does not have is an error; the client does not go to another offset.
+    It never jumps: an offset that the topic does not have is an error, and never the way to another offset.
     """
-
-    never_jumps = True
 
     def __init__(self, settings: dict[str, Any], hide: Callable[[str], str] = str) -> None:
         self.errors = ClientErrors()

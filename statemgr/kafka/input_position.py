@@ -22,12 +22,12 @@ again with fewer records: then the topic's end is below what was processed.
 from __future__ import annotations
 
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from statemgr.errors import MissingState, UnavailableError
+from statemgr.ports import Clock
 
 #: Seconds between two questions for the log start of a partition while messages arrive.
 ASK_EVERY_S = 1.0
@@ -51,11 +51,12 @@ class InputPosition:
         never_jumps: the client always reports a missing offset as an error.
     """
 
-    def __init__(self, consumer: Consumer, place: TopicPartition, *, never_jumps: bool) -> None:
+    def __init__(self, consumer: Consumer, place: TopicPartition, clock: Clock, *, never_jumps: bool) -> None:
         self.place = TopicPartition(place.topic, place.partition)
         self.source = f"{place.topic}-{place.partition}"
         self.next: int | None = None
         self._consumer = consumer
+        self._clock = clock
         self._never_jumps = never_jumps
         self._asked = float("-inf")
         #: Of the gaps that are not proved yet: the lowest expected offset, and the offset that came instead.
@@ -125,9 +126,10 @@ class InputPosition:
             )
 
     def _may_ask(self) -> bool:
-        if monotonic() - self._asked < ASK_EVERY_S:
+        now_s = self._clock.monotonic()
+        if now_s - self._asked < ASK_EVERY_S:
             return False
-        self._asked = monotonic()
+        self._asked = now_s
         return True
 
     def _bounds(self, timeout_s: float = _ANSWER_S) -> tuple[int, int]:

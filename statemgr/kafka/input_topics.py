@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from time import monotonic
 
 from confluent_kafka import Consumer, KafkaException, TopicCollection
 from confluent_kafka.admin._metadata import TopicMetadata as ListedTopic
@@ -19,8 +18,10 @@ from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, ConfigError, MissingState, StatemgrError, UnavailableError
 from statemgr.ids import source_topic
 from statemgr.kafka.clients import ClientErrors, is_missing, translate
+from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.kafka.input_position import RECREATED
 from statemgr.kafka.metadata import TopicMetadata
+from statemgr.ports import Clock
 
 log = logging.getLogger(__name__)
 #: Seconds between two questions for the IDs of topics whose ID is unknown.
@@ -33,8 +34,9 @@ _SLICE_S = 3.0
 class InputTopics:
     """Asks the brokers about input topics. Safe to use from many threads; it connects when it is first asked."""
 
-    def __init__(self, config: JobConfig) -> None:
+    def __init__(self, config: JobConfig, clock: Clock) -> None:
         self._config = config
+        self.clock = clock
         self._lock = threading.Lock()
         self._metadata: TopicMetadata | None = None
 
@@ -71,19 +73,19 @@ class InputTopics:
         return [problem for problem in problems if problem is not None]
 
     def _listed(self, consumer: Consumer, topic: str) -> ListedTopic:
-        """The topic as the consumer sees it. Its reports by callback say whether its credentials were refused."""
-        deadline = monotonic() + _METADATA_S
+        """As the consumer sees it. What it reports beside the call says whether its credentials were refused."""
+        deadline = self.clock.monotonic() + _METADATA_S
         while True:
             try:
                 listed: ListedTopic = consumer.list_topics(topic, timeout=_SLICE_S).topics[topic]
                 return listed
             except KafkaException as error:
-                consumer.poll(0)  # runs the client's callbacks
-                reported = getattr(consumer, "errors", None) or ClientErrors()
+                consumer.poll(0)  # serves what the client reports
+                reported = consumer.errors if isinstance(consumer, GroupConsumer) else ClientErrors()
                 if reported.refused() is None:
                     with suppress(UnavailableError):
                         self._client().describe([topic])  # with the same credentials, unless the consumer has its own
-                if reported.refused() is not None or monotonic() > deadline:
+                if reported.refused() is not None or self.clock.monotonic() > deadline:
                     raise translate(
                         error.args[0], "asking for the input topic", reported=reported, topic=topic
                     ) from error
@@ -163,10 +165,11 @@ class TaskInputs:
         """
         topics = {topic for topic in map(source_topic, sources) if topic}
         wanted = topics
-        if monotonic() - self._looked < LOOK_EVERY_S:
+        now_s = self._topics.clock.monotonic()
+        if now_s - self._looked < LOOK_EVERY_S:
             wanted = topics & self._known.keys()
         else:
-            self._looked = monotonic()
+            self._looked = now_s
         answer = self._topics.asked(wanted)
 
         def checked() -> Mapping[str, str]:
@@ -178,15 +181,6 @@ class TaskInputs:
     def _take(self, found: Mapping[str, str]) -> None:
         refuse_recreated(self._known, found, task=self._task)
         self._known.update(found)
-
-
-def input_topic_ids(config: JobConfig, topics: Iterable[str]) -> Mapping[str, str]:
-    """Topic → its ID in Kafka, for an engine that reads its input itself. Raises: UnavailableError."""
-    asking = InputTopics(config)
-    try:
-        return asking.ids(topics)
-    finally:
-        asking.close()
 
 
 def refuse_recreated(known: Mapping[str, str], found: Mapping[str, str], **where: object) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from statemgr.local import durable
-from statemgr.model.commit import Change, size_of
+from statemgr.model.commit import Change, StoreSession, size_of
 from statemgr.model.segment import read_segment, write_segment
 from statemgr.os_errors import translated
 
@@ -102,23 +102,19 @@ class _Generation:
             yield from read_segment(file, os.fspath(self._path))
 
 
-class _Origin:
-    """Tells buffers apart: each buffer has its own object."""
-
-
 class FrozenChanges:
     """Implements ``NumberedChanges``: all changes that were not acknowledged at one moment, oldest first. Keys may
     repeat.
 
     Attributes:
-        origin: identifies the buffer that froze these changes.
-        moment: the number of the freeze.
-        first, end: the range of its sequence numbers, without ``end``.
+        session: what the sequence numbers belong to.
+        freeze: which of the session's freezes this is.
+        first, end: the sequence numbers that it has, without ``end``.
     """
 
-    def __init__(self, origin: object, moment: int, end: int, generations: tuple[_Generation, ...]) -> None:
-        self.origin = origin
-        self.moment = moment
+    def __init__(self, session: StoreSession, freeze: int, end: int, generations: tuple[_Generation, ...]) -> None:
+        self.session = session
+        self.freeze = freeze
         self.first = generations[0].first if generations else end
         self.end = end
         self._generations = generations
@@ -126,7 +122,7 @@ class FrozenChanges:
     def since(self, number: int) -> FrozenChanges:
         """The changes from ``number`` on, at which the buffer must have been frozen or sealed."""
         later = tuple(generation for generation in self._generations if generation.first >= number)
-        return FrozenChanges(self.origin, self.moment, self.end, later)
+        return FrozenChanges(self.session, self.freeze, self.end, later)
 
     @property
     def count(self) -> int:
@@ -147,7 +143,7 @@ class ChangeBuffer:
     """Collects changes. One thread may write while another one commits.
 
     Attributes:
-        origin: identifies this buffer; the sequence numbers of its changes belong to it.
+        session: what the sequence numbers of its changes belong to.
 
     Args:
         spill_directory: created when it is first needed, removed by :meth:`close`.
@@ -160,8 +156,7 @@ class ChangeBuffer:
         self._lock = threading.Lock()
         self._sealed: list[_Generation] = []
         self._growing = _Generation(0)
-        self.origin: object = _Origin()
-        self._moment = 0
+        self.session = StoreSession()
         self._files = 0
         #: The sequence number up to which it was frozen, and an upper bound of the bytes since.
         self._frozen_to = 0
@@ -182,10 +177,10 @@ class ChangeBuffer:
     def freeze(self) -> FrozenChanges:
         """All changes so far that are not acknowledged, without later ones. Copies nothing."""
         with self._lock:
-            self._moment += 1
+            self.session.freezes += 1
             self._unfrozen = 0
             self._frozen_to = self._seal()
-            return FrozenChanges(self.origin, self._moment, self._frozen_to, tuple(self._sealed))
+            return FrozenChanges(self.session, self.session.freezes, self._frozen_to, tuple(self._sealed))
 
     def has_unfrozen(self, size: int) -> bool:
         """Whether at least half of ``size`` bytes are not frozen yet. Counts them only when ``size`` bytes were added.
@@ -203,10 +198,9 @@ class ChangeBuffer:
         with self._lock:
             return self._seal()
 
-    def mark(self, end: int) -> FrozenChanges:
-        """An empty range that ends at ``end``, where the buffer was sealed: for a snapshot that has all changes below
-        it."""
-        return FrozenChanges(self.origin, self._moment, end, ())
+    def nothing_until(self, end: int) -> FrozenChanges:
+        """No changes, up to a number that it was sealed at, as of now: for a snapshot that has all below it."""
+        return FrozenChanges(self.session, self.session.freezes, end, ())
 
     def acknowledge(self, frozen: FrozenChanges) -> None:
         """Drop exactly the changes in ``frozen``, because they are published. Idempotent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 
@@ -42,6 +43,10 @@ class SystemClock:
         """Wait ``seconds``; returns at once if they are not positive."""
         if seconds > 0 and not self._given_up:
             time.sleep(seconds)
+
+    def wait(self, changed: threading.Condition, seconds: float) -> bool:
+        """Wait on a condition that is held."""
+        return changed.wait(0 if self._given_up else seconds)
 
 
 def moment(clock: Clock) -> Moment:

@@ -6,12 +6,13 @@ publishes it (the loop itself, Spark's driver). It is small: its large parts are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from statemgr.model.checkpoint import Attachment, BlobRef, Layout, Marker
 
+T = TypeVar("T")
 #: A put, or a delete when the value is None.
 Change = tuple[bytes, bytes | None]
 
@@ -35,15 +36,32 @@ class ChangeSet(Protocol):
     def __iter__(self) -> Iterator[Change]: ...
 
 
+class StoreSession:
+    """One opening of a store, until its close: the sequence numbers of its changes belong to it, and backends keep here
+    what they know of it beyond what is published.
+
+    Attributes:
+        freezes: how many times its changes were frozen.
+    """
+
+    def __init__(self) -> None:
+        self.freezes = 0
+        self._kept: dict[object, Any] = {}
+
+    def kept_by(self, backend: object, make: Callable[[], T]) -> T:
+        """What a backend keeps of this session. From any thread."""
+        kept: T = self._kept.setdefault(backend, make())
+        return kept
+
+
 class NumberedChanges(ChangeSet, Protocol):
     """The changes of one store since its last acknowledged commit, with consecutive sequence numbers.
 
-    They go from ``first`` to ``end``, without ``end``. ``origin`` is the same object for all that comes from one open
-    store: numbers of different origins have nothing to do with each other. ``moment`` counts the origin's commits.
+    They go from ``first`` to ``end``, without ``end``. Numbers of different sessions cannot be compared.
     """
 
     @property
-    def origin(self) -> object:
+    def session(self) -> StoreSession:
         """What the numbers belong to."""
 
     @property
@@ -55,8 +73,8 @@ class NumberedChanges(ChangeSet, Protocol):
         """The sequence number after the highest."""
 
     @property
-    def moment(self) -> int:
-        """Which of the origin's commits this is."""
+    def freeze(self) -> int:
+        """Which of the session's freezes this is."""
 
     def since(self, number: int) -> NumberedChanges:
         """Those with a sequence number of ``number`` or more, which a commit began or ended with."""

@@ -34,6 +34,7 @@ from statemgr.ports.blobs import (
     list_blobs,
 )
 from statemgr.ports.clock import Clock, Moment
+from statemgr.ports.executors import Executors
 from statemgr.ports.kafka import (
     Changelog,
     ChangelogBatch,
@@ -70,6 +71,7 @@ __all__ = [
     "CommittedDirectory",
     "Delivered",
     "DirectoryNeeded",
+    "Executors",
     "FileSlice",
     "FinishedDirectory",
     "GuardedBackupManager",

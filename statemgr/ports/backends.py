@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from statemgr.errors import RetryableError
 from statemgr.model.checkpoint import CheckpointRecord, Marker
-from statemgr.model.commit import ChangeSet, NumberedChanges, PreparedChanges
+from statemgr.model.commit import ChangeSet, NumberedChanges, PreparedChanges, StoreSession
 from statemgr.model.plan import Successor
 from statemgr.ports.kafka import Delivered, Transaction
 from statemgr.ports.local import CommittedDirectory, FinishedDirectory
@@ -116,6 +116,9 @@ class BackupManager(Protocol):
     needs_directory: bool
     #: True when a store's very first changes fill it as well as a directory would.
     fills_from_changes: bool
+    #: Seconds after which a commit makes a local directory although the backend needs none, so that a restart on this
+    #: machine is quick; None where the backend has another way to that.
+    local_copy_interval_s: float | None
 
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
         """Make a snapshot durable. ``base`` is the marker in the acknowledged checkpoint (None: fill from nothing).
@@ -143,10 +146,10 @@ class BackupManager(Protocol):
     def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
         """Names of the blobs that the commit of ``marker`` itself added (for REMOVE_TTL at open)."""
 
-    def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
-        """Names of all blobs that a restore from ``marker`` needs (for garbage collection: all others go).
+    def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str] | None:
+        """Names of all blobs that a restore from ``marker`` needs: garbage collection deletes all others.
 
-        A backend from outside that has no such method makes garbage collection refuse.
+        None: the backend does not know. Garbage collection refuses then.
         """
 
 
@@ -208,8 +211,8 @@ class SegmentBackupManager(BackupManager, Protocol):
         by a fresh read of the topic. Raises: UnavailableError and what ``read`` raises; then it is tried again.
         """
 
-    def backlog(self, identity: StoreIdentity, marker: Marker, origin: object | None = None) -> Backlog:
-        """What a restore from a marker would have to apply; ``origin`` is that of the open store's changes.
+    def backlog(self, identity: StoreIdentity, marker: Marker, session: StoreSession | None = None) -> Backlog:
+        """What a restore from a marker would have to apply; ``session`` is that of the open store.
 
         Without it, what waits is what :meth:`offer` has left. Raises: MissingBlob, CorruptBlob, UnavailableError.
         """
@@ -289,7 +292,7 @@ class RestoreManager(Protocol):
 class StateBackend(Protocol):
     """What a factory name stands for (entry point ``statemgr.state_backends``, or a dotted path).
 
-    A backend class is called with a ``statemgr.backends.services.BackendContext``.
+    A backend class is called with the :class:`statemgr.backends.services.Services` of the job.
     """
 
     def backup_manager(self) -> BackupManager: ...

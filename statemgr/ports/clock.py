@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import Condition
 from typing import Protocol
 
 #: The wall clock and the monotonic clock may differ by this much over the time between two moments, in seconds.
@@ -44,3 +45,9 @@ class Clock(Protocol):
         """Seconds, never going backwards."""
 
     def sleep(self, seconds: float) -> None: ...
+
+    def wait(self, changed: Condition, seconds: float) -> bool:
+        """Wait on a condition that is held, at most so many seconds. Returns: whether somebody told it."""
+
+    def give_up(self) -> None:
+        """End what is in progress: from now on every deadline has passed, and no wait lasts."""

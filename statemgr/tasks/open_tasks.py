@@ -11,16 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from statemgr.errors import InvalidError, OpeningCancelled
+from statemgr.flows.published import always
 from statemgr.kafka.publisher import TransactionalPublisher
-from statemgr.ports import Progress
+from statemgr.ports import Clock, Progress
 from statemgr.tasks.task import Task
 
 _LOOK_S = 0.05
-
-
-def always() -> bool:
-    """Nobody takes the task away."""
-    return True
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,8 @@ class _Entry:
 class OpenTasks:
     """The tasks of this process, and the transactional IDs that it took over for tasks that it is about to open."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._changed = threading.Condition()
         self._entries: dict[str, _Entry] = {}
         self._fenced: dict[str, TransactionalPublisher] = {}
@@ -76,7 +73,7 @@ class OpenTasks:
                         "the task is open in this process already", hint="close it first", task=assignment.task
                     )
                 assignment.check()
-                self._changed.wait(_LOOK_S)
+                self._clock.wait(self._changed, _LOOK_S)
             self._entries[assignment.task] = _Entry(assignment)
 
     def opened(self, name: str, task: Task) -> None:

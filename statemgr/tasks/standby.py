@@ -15,7 +15,7 @@ from statemgr.flows.standby import Followed, Follower
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.ports import Progress, no_progress
 from statemgr.tasks.metrics import Metrics
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 
 _MOST_BACKOFF_S = 60.0
 
@@ -39,13 +39,14 @@ class Standby:
     def __init__(self, config: JobConfig, tasks: Collection[str] = (), progress: Progress = no_progress) -> None:
         self._job = config.job_name
         self._shown = progress
-        self._stop = threading.Event()
+        self._stopped = False
+        self._changed = threading.Condition()
         with ExitStack() as undo:
-            self._runtime = Runtime(config)
-            undo.callback(self._runtime.close)
-            self._log = CheckpointTopic(config, self._runtime.clock)
+            self._services = open_services(config)
+            undo.callback(self._services.close)
+            self._log = CheckpointTopic(config, self._services.clock)
             undo.callback(self._log.close)
-            self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, self._runtime.clock)
+            self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, self._services.clock)
             undo.callback(self.metrics.close)
             self._closing = undo.pop_all()
         registry = self.metrics.registry
@@ -60,7 +61,7 @@ class Standby:
         self._failures = Counter(
             "statemgr_standby_failures", "Turns that failed, for a task or as a whole", ["job"], registry=registry
         ).labels(self._job)
-        self._follower = Follower(self._runtime.parts, self._log, tasks, self._progress)
+        self._follower = Follower(self._services, self._log, tasks, self._progress)
 
     def once(self) -> list[Followed]:
         """One turn. Raises: InvalidError, MissingState, CorruptRecord, UnavailableError for the topic as a whole."""
@@ -76,7 +77,7 @@ class Standby:
         committed yet is waited for. Raises: InvalidError (a wrong configuration).
         """
         delay = interval_s
-        while not self._stop.is_set():
+        while not self._stopped:
             failed = False
             for followed in self._turn():
                 if followed.task is not None and followed.checkpoint is None:
@@ -84,11 +85,15 @@ class Standby:
                 failed = failed or followed.error is not None
                 report(followed)
             delay = min(2 * delay, max(_MOST_BACKOFF_S, interval_s)) if failed else interval_s
-            self._stop.wait(delay)
+            with self._changed:
+                if not self._stopped:
+                    self._services.clock.wait(self._changed, delay)
 
     def stop(self, *_: Any) -> None:
         """End :meth:`run`, breaking off what it fetches. May be called from a signal handler."""
-        self._stop.set()
+        self._stopped = True
+        with self._changed:
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Let go of every connection. What is on the machine stays. Idempotent."""
@@ -121,6 +126,6 @@ class Standby:
                 self.metrics.restored(restored)
 
     def _progress(self, what: str, done: int, total: int) -> None:
-        if self._stop.is_set():
+        if self._stopped:
             raise Stopped
         self._shown(what, done, total)

@@ -14,10 +14,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from statemgr.ports import Clock
+from statemgr.local.executors import Threads
+from statemgr.ports import Clock, Executors
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -53,9 +53,10 @@ class Hedger:
         percentile: float = 0.93,
         least_samples: int = 20,
         least_delay: float = 0.05,
+        executors: Executors | None = None,
     ) -> None:
         self._clock = clock
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="statemgr-hedged")
+        self._pool = (executors or Threads()).pool("hedged", threads)
         self._budget = budget
         self._burst = burst
         self._percentile = percentile

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 from statemgr.errors import RetryableError
+from statemgr.local.executors import Threads
+from statemgr.ports import Executors
 
 #: Seconds between two reports of progress.
 _REPORT_INTERVAL_S = 0.2
@@ -73,8 +74,8 @@ class Pool:
         most_bytes: sum of the sizes of the jobs that run at a time; a larger one runs alone.
     """
 
-    def __init__(self, threads: int, most_bytes: int) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="statemgr-transfer")
+    def __init__(self, threads: int, most_bytes: int, executors: Executors | None = None) -> None:
+        self._executor = (executors or Threads()).pool("transfer", threads)
         self._room = Room(most_bytes)
         self._turns: deque[Batch] = deque()
         #: guards this and all batches; told whenever a job ends

@@ -20,7 +20,7 @@ from statemgr.local.transfer_files import NewFile, SourceFile, write_new
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher, read_buffer
 from statemgr.model.snapshot import FileIndex
-from statemgr.ports import BlobReader, BlobStore, Body, Clock, FileSlice, Progress, no_progress
+from statemgr.ports import BlobReader, BlobStore, Body, Clock, Executors, FileSlice, Progress, no_progress
 from statemgr.transfer.compression import DamagedFrame, FrameReader, compressed
 from statemgr.transfer.destinations import IntoFile, IntoMemory, Sink
 from statemgr.transfer.hedging import Hedger
@@ -51,6 +51,7 @@ class Transfer:
         compress_in: makes a directory for parts of files that are compressed before they are sent; None sends them as
             they are.
         patience_s: seconds that a hedged upload waits for others to arrive.
+        executors: where the threads come from, if not from this machine.
     """
 
     def __init__(
@@ -64,15 +65,16 @@ class Transfer:
         hedge_by: Clock | None = None,
         compress_in: Callable[[], Path] | None = None,
         patience_s: float | None = None,
+        executors: Executors | None = None,
     ) -> None:
         self._blobs = blobs
         self.part_size = part_size
         self._ttl_days = ttl_days
         self._compress_in = compress_in
-        self._pool = Pool(parallelism, most_bytes)
+        self._pool = Pool(parallelism, most_bytes, executors)
         self._local = threading.local()
-        self.hedged_gets = Hedger(hedge_by, threads=2 * parallelism) if hedge_by else None
-        self.hedged_puts = Hedger(hedge_by, threads=_HEDGED_PUTS) if hedge_by else None
+        self.hedged_gets = Hedger(hedge_by, threads=2 * parallelism, executors=executors) if hedge_by else None
+        self.hedged_puts = Hedger(hedge_by, threads=_HEDGED_PUTS, executors=executors) if hedge_by else None
         self.hedged_bytes = Room(_HEDGED_BYTES, patience_s)
 
     def batch(self) -> Batch:

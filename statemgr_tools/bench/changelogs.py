@@ -11,7 +11,7 @@ from statemgr.config import JobConfig
 from statemgr.ids import CheckpointId
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 from statemgr_tools.bench import records
 from statemgr_tools.bench.jobs import publish
 from statemgr_tools.bench.kafka_operations import fill
@@ -55,12 +55,12 @@ def _fill(session: Session, count: int) -> FilledChangelog:
     with TopicAdmin(config) as admin:
         admin.create_missing(changelog_topic_specs(config))
     fill(config, topic, records.batches(count))
-    runtime = Runtime(config)
+    services = open_services(config)
     try:
-        topic_id = runtime.changelog().describe(topic).topic_id
-        _, end = runtime.changelog().bounds(topic, 0)
+        topic_id = services.changelog().describe(topic).topic_id
+        _, end = services.changelog().bounds(topic, 0)
     finally:
-        runtime.close()
+        services.close()
     publish(config, _checkpoint(ChangelogMarker(topic, topic_id, 0, end)))
     return FilledChangelog(config=config, topic=topic, count=count, app=app, source=source)
 

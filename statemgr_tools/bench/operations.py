@@ -16,13 +16,14 @@ from typing import Any
 
 from statemgr.config import JobConfig
 from statemgr.engine import Attempt, Epoch, PreparedCommit, checkpoint_from_bytes, checkpoint_to_bytes, open_attempt
+from statemgr.engine.host import attempt_host
 from statemgr.errors import MissingError
 from statemgr.flows.open_store import NO_CHANGES
 from statemgr.ids import CheckpointId
 from statemgr.local.durable import hash_file
 from statemgr.model.checkpoint import BlobMarker, Checkpoint, Layout
 from statemgr.ports import FinishedDirectory, RestoreRequest, StoreSnapshot
-from statemgr.wiring import Runtime, shared_runtime
+from statemgr.wiring import open_services
 from statemgr_tools.bench import records
 from statemgr_tools.bench.memory import let_go
 from statemgr_tools.bench.seed import STORE, TASK
@@ -89,10 +90,10 @@ def restore(config: dict[str, Any], checkpoint: str, held: str | None = None) ->
 
 def _connect(config: JobConfig) -> None:
     """Make the process's client first, as plain code does: importing modules is the process's start."""
-    runtime = shared_runtime(config)
-    runtime.parts.restore_manager("blob-store")
+    services = attempt_host(config).services
+    services.restore_manager("blob-store")
     with suppress(MissingError):
-        runtime.blobs().stat("no-such-blob")
+        services.blobs().stat("no-such-blob")
 
 
 def copy(paths: list[str], target: str, held: str) -> dict[str, Any]:
@@ -135,16 +136,16 @@ def commit(config: dict[str, Any], checkpoint: str, of: int, count: int) -> dict
 
 def backup_file(config: dict[str, Any], path: str) -> dict[str, Any]:
     """Back up a directory that holds one file, of any size."""
-    runtime = Runtime(JobConfig.from_mapping(config))
+    services = open_services(JobConfig.from_mapping(config))
     file = Path(path)
     snapshot = StoreSnapshot(
-        runtime.parts.identity(TASK, STORE), "one-file", runtime.ids.attempt_id(),
+        services.identity(TASK, STORE), "one-file", services.ids.attempt_id(),
         FinishedDirectory(file.parent, {file.name: (file.stat().st_size, None)}), NO_CHANGES, None,
     )  # fmt: skip
     start = time.perf_counter()
-    prepared = runtime.parts.backup_manager("blob-store").prepare(snapshot, None, portable=False)
+    prepared = services.backup_manager("blob-store").prepare(snapshot, None, portable=False)
     took = time.perf_counter() - start
-    runtime.close()
+    services.close()
     assert isinstance(prepared.marker, BlobMarker)
     assert prepared.marker.inline is not None
     return {"seconds": took, "marker": prepared.marker.inline.hex()}
@@ -152,11 +153,11 @@ def backup_file(config: dict[str, Any], path: str) -> dict[str, Any]:
 
 def restore_file(config: dict[str, Any], marker: str, target: str) -> dict[str, Any]:
     """Restore what :func:`backup_file` has backed up."""
-    runtime = Runtime(JobConfig.from_mapping(config))
-    identity, named = runtime.parts.identity(TASK, STORE), BlobMarker(inline=bytes.fromhex(marker))
+    services = open_services(JobConfig.from_mapping(config))
+    identity, named = services.identity(TASK, STORE), BlobMarker(inline=bytes.fromhex(marker))
     request = RestoreRequest(identity, named, Path(target), (), lambda what, done, total: None)
     start = time.perf_counter()
-    restored = runtime.parts.restore_manager("blob-store").restore(request)
+    restored = services.restore_manager("blob-store").restore(request)
     took = time.perf_counter() - start
-    runtime.close()
+    services.close()
     return {"seconds": took, "bytes_fetched": restored.bytes_fetched}

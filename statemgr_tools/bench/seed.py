@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from statemgr.backends.services import BackendContext
+from statemgr.backends.services import Services
 from statemgr.errors import InvalidError
 from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import Checkpoint, Marker, OpaqueMarker
@@ -64,7 +64,7 @@ def read_hashes(directory: Path) -> Files:
 class SeedBackend:
     """Implements :class:`statemgr.ports.StateBackend`; for restoring only."""
 
-    def __init__(self, context: BackendContext) -> None:
+    def __init__(self, services: Services) -> None:
         """It needs nothing."""
 
     def backup_manager(self) -> BackupManager:
@@ -83,6 +83,7 @@ class _NoBackup:
     needs_changes = False
     needs_directory = True
     fills_from_changes = False
+    local_copy_interval_s: float | None = None
 
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
         raise InvalidError("a seed is for restoring only", task=snapshot.identity.task)

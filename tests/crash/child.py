@@ -12,8 +12,8 @@ import signal
 import sys
 
 from statemgr import JobConfig, StateManager
+from statemgr.flows import persist_ahead
 from statemgr.phases import Phase, add_observer
-from statemgr.tasks import task
 from tests.crash.model import STORES, changes
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     if order.get("phase"):
         die_at(Phase(order["phase"]), order["occurrence"])
     if order.get("ahead"):
-        task.AHEAD_BYTES = order["ahead"]
+        persist_ahead.AHEAD_BYTES = order["ahead"]
     run(JobConfig.from_mapping(order["config"]), order["commits"])
 
 

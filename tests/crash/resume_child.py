@@ -16,19 +16,19 @@ from statemgr.flows.restore import StoreRestore, restore_store
 from statemgr.model.checkpoint import BlobMarker
 from statemgr.model.plan import StorePlan
 from statemgr.ports import BlobReader, CommittedDirectory
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 
 TASK, STORE = "Partition 0", "totals"
 
 
 def restore(config: JobConfig, marker: BlobMarker) -> tuple[CommittedDirectory | None, StoreRestore]:
     """The flow for one store."""
-    runtime = Runtime(config)
+    services = open_services(config)
     try:
         plan = StorePlan(STORE, "state-0", (("blob-store", marker),), {})
-        return restore_store(runtime.parts, TASK, plan, lambda what, done, total: None)
+        return restore_store(services, TASK, plan, lambda what, done, total: None)
     finally:
-        runtime.close()
+        services.close()
 
 
 def die_at(number: int) -> None:

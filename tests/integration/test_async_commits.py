@@ -71,10 +71,10 @@ def test_the_work_of_a_commit_is_on_the_threads_meant_for_it(kafka: KafkaServer,
             task.produce(out, b"k", b"v")
             assert dict(task.store("totals").range()) == {b"a": b"1", b"b": b"1"}
             assert not future.done()
-            assert task.in_flight_seconds is not None
+            assert task.pending_commit_seconds is not None
             closed.open.set()
             assert future.result(30).input_offsets == {"orders-0": 1}
-        assert task.in_flight_seconds is None
+        assert task.pending_commit_seconds is None
         here = {threading.current_thread().name}
         assert closed.threads[Phase.FLUSH] == closed.threads[Phase.CHECKPOINT_DIR] == here
         for phase in (Phase.DIFF, Phase.UPLOAD, Phase.PUT_INDEX, Phase.BEGIN, Phase.ACKNOWLEDGED, Phase.CLEANED_UP):

@@ -12,10 +12,10 @@ import pytest
 
 from statemgr import Checkpoint, JobConfig, StateManager
 from statemgr.engine import Attempt, Epoch, open_attempt
+from statemgr.engine.host import attempt_host
 from statemgr.flows import compaction
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.commit import PreparedCommit
-from statemgr.wiring import shared_runtime
 from tests.commits import TASK, attempt
 from tests.jobs import DUAL, SEGMENTS, elsewhere, job_mapping
 from tests.kafka_jobs import wait_until
@@ -77,7 +77,7 @@ def test_stores_are_compacted_between_attempts(
         for _ in range(40):
             prepared, _ = here.attempt(checkpoint, model)
             checkpoint = published(driver, prepared)
-            shared_runtime(here.config).compactions.wait()
+            attempt_host(here.config).compactions.worker.wait()
     assert max(here.files) <= compaction._LIMIT
     assert len([1 for before, after in zip(here.files, here.files[1:], strict=False) if after < before]) >= 2
 
@@ -113,7 +113,7 @@ def test_a_compaction_that_ends_some_batches_later(
             assert opened.restored[0].factory == "local"
             checkpoint = published(driver, prepared)
         go_on.set()
-        shared_runtime(here.config).compactions.wait()
+        attempt_host(here.config).compactions.worker.wait()
         prepared, opened = here.attempt(checkpoint, model)
         published(driver, prepared)
 
@@ -131,9 +131,9 @@ def test_a_sweep_bounds_the_disk_of_an_executor(kafka: KafkaServer, tmp_path: Pa
         epoch = driver.acquire()
         for task in tasks:
             attempt(here, epoch, task, {b"key": b"value"}, 1)
-        runtime = shared_runtime(here)
-        roots = [runtime.parts.task_directory(task) / "totals" for task in tasks]
-        stamp = runtime.sweep._stamp
+        host = attempt_host(here)
+        roots = [host.services.task_directory(task) / "totals" for task in tasks]
+        stamp = host.sweep._stamp
         wait_until(lambda: stamp.is_file() and stamp.stat().st_size > 0)  # the first attempt has begun one
         stamp.write_bytes(b"")
         (roots[1] / "live" / f"1-{0:016x}.{1:016x}").mkdir()  # its owner is dead
@@ -142,7 +142,7 @@ def test_a_sweep_bounds_the_disk_of_an_executor(kafka: KafkaServer, tmp_path: Pa
             os.utime(root / "committed", (long_ago, long_ago))
         with open_attempt(here, tasks[2], None, epoch.for_executor()):
             os.utime(roots[2] / "committed", (long_ago, long_ago))
-            runtime.sweep.run()
+            host.sweep.run()
             assert os.listdir(roots[2] / "live")
 
     assert len(os.listdir(roots[0] / "committed")) == 2

@@ -19,7 +19,7 @@ from statemgr.phases import Phase, observed
 from statemgr.ports import SegmentBackupManager
 from statemgr.reader import JobReader
 from statemgr.tasks.task import Task
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 from tests.commits import TASK, blob_files, commit, failing, referenced
 from tests.jobs import elsewhere, job_mapping, with_changes
 from tests.servers import KafkaServer
@@ -47,13 +47,13 @@ def published(
 
 def chain_of(config: JobConfig, checkpoint: Checkpoint, store: str = "totals") -> SegmentChain:
     """The segment chain of a checkpoint."""
-    runtime = Runtime(config)
+    services = open_services(config)
     try:
-        manager = runtime.parts.backup_manager(FACTORY)
+        manager = services.backup_manager(FACTORY)
         marker = checkpoint.marker(FACTORY, store)
-        return manager._catalogue.chain(runtime.parts.identity(TASK, store), marker)  # type: ignore
+        return manager._catalogue.chain(services.identity(TASK, store), marker)  # type: ignore
     finally:
-        runtime.close()
+        services.close()
 
 
 def ranges(chain: SegmentChain) -> list[tuple[int, int]]:
@@ -64,10 +64,10 @@ def ranges(chain: SegmentChain) -> list[tuple[int, int]]:
 def snapshot_now(task: Task, store: str = "totals") -> None:
     """Materialise a store, as the background does."""
     assert task.last_checkpoint is not None
-    manager, marker = task._parts.backup_manager(FACTORY), task.last_checkpoint.marker(FACTORY, store)
+    manager, marker = task._services.backup_manager(FACTORY), task.last_checkpoint.marker(FACTORY, store)
     assert isinstance(manager, SegmentBackupManager)
     assert marker is not None
-    materialize(task._parts, task._stores[store], manager, marker, nullcontext(), lambda: None)
+    materialize(task._services, task._stores[store], manager, marker, nullcontext(), lambda: None)
 
 
 def change(task: Task, chance: random.Random, state: dict[bytes, bytes], store: str = "totals") -> None:
@@ -305,7 +305,7 @@ def test_snapshots_that_fail_are_tolerated_up_to_a_limit(kafka: KafkaServer, tmp
                 task.store("totals").put(b"%d" % number, BIG)
                 task.commit({"orders-0": number})
                 assert failed.acquire(timeout=30)
-                task._materializer._running.result(30)  # type: ignore[union-attr]
+                task._coordinator.snapshots.worker.wait(30)
             with pytest.raises(RetryableError, match="3 snapshots in a row"):
                 task.commit({"orders-0": 3})
             task.commit({"orders-0": 3})
@@ -450,7 +450,7 @@ def test_tasks_of_a_process_share_a_blob_until_none_needs_it(
         for task in tasks:
             task.commit({})
         before = blob_files(tmp_path)
-        batches = manager._parts.backup_manager(FACTORY)._batches()  # type: ignore[attr-defined]
+        batches = manager._services.backup_manager(FACTORY)._batches()  # type: ignore[attr-defined]
         monkeypatch.setattr(segment_batch, "LINGER_S", 30)
         for task in tasks:
             task.store("totals").put(b"k", BIG)

@@ -17,7 +17,7 @@ from statemgr.backends.blobs.backup import BlobBackup
 from statemgr.backends.blobs.writer_state import SegmentLog
 from statemgr.engine import open_attempt
 from statemgr.errors import DiskFull, RetryableError, StatemgrError
-from statemgr.flows.attempt_snapshots import SnapshotOffers
+from statemgr.flows.attempt_snapshots import AttemptSnapshots
 from statemgr.local import hash_file
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
 from statemgr.local.rocksdb.store import RocksDbStore
@@ -210,9 +210,7 @@ def test_no_store_starves(kafka: KafkaServer, tmp_path: Path) -> None:
                 for name in stores:
                     task.store(name).put(b"%d" % number, BIG)
                 checkpoint = task.commit({"orders-0": number})
-                running = task._materializer._running
-                if running is not None:
-                    running.result(30)
+                task._coordinator.snapshots.worker.wait(30)
         longest = max(len(chain_of(config, checkpoint, name).segments) for name in stores)
     assert min(seen.values()) > 0
     assert longest < 20
@@ -296,9 +294,7 @@ def test_an_unexpected_error_of_a_snapshot_is_not_swallowed(kafka: KafkaServer, 
                 task.commit({"orders-0": number})
             except StatemgrError:
                 raised += 1
-            running = task._materializer._running
-            if running is not None:
-                running.exception(30)
+            task._coordinator.snapshots.worker.wait(30)
     assert raised
 
 
@@ -319,7 +315,7 @@ def test_bytes_of_a_fill_are_counted(kafka: KafkaServer, tmp_path: Path) -> None
 def test_attempts_in_one_process(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt that opens does not take away what another one of the process uploads from."""
     monkeypatch.setattr("statemgr.flows.attempt_snapshots._OVERDUE", 1)
-    monkeypatch.setattr(SnapshotOffers, "start", lambda *_: None)  # so that the attempt itself has to
+    monkeypatch.setattr(AttemptSnapshots, "start", lambda *_: None)  # so that the attempt itself has to
     config = config_of(kafka, tmp_path, task__commit__snapshot__interval=["1 B"])
     with StateManager(config) as manager:
         epoch = manager.acquire()
@@ -404,7 +400,7 @@ def test_old_blobs_of_a_long_materialisation(kafka: KafkaServer, tmp_path: Path)
         task.commit({})
         task.store("totals").put(b"a", BIG)
         task.commit({"orders-0": 1})
-        backup: BlobBackup = task._parts.backup_manager(FACTORY)  # type: ignore[assignment]
+        backup: BlobBackup = task._services.backup_manager(FACTORY)  # type: ignore[assignment]
         now, late = backup._now, [0]
 
         def later() -> Moment:
@@ -589,8 +585,6 @@ def test_failures_are_counted_by_store(kafka: KafkaServer, tmp_path: Path) -> No
                 task.commit({"orders-0": number})
             except RetryableError:
                 raised += 1
-            running = task._materializer._running
-            if running is not None:
-                running.exception(30)
+            task._coordinator.snapshots.worker.wait(30)
     assert raised
     assert seen

@@ -123,7 +123,7 @@ def test_every_checkpoint_is_exact_whatever_happens(
                         except StatemgrError as error:
                             if "planned" not in str(error) and "lost" not in str(error) and "not " not in str(error):
                                 notes.append(repr(error)[:300])
-                        task._in_flight.forgive()
+                        task._pending.forgive()
                         plan.clear()
                 finally:
                     stop.set()

@@ -83,7 +83,7 @@ def test_much_that_was_written_is_stored_before_its_commit(
 ) -> None:
     """C7: beyond a size, changes are stored while the task goes on, and their commit takes them as they are; where that
     fails, and for what is never committed, nothing is different."""
-    monkeypatch.setattr("statemgr.tasks.task.AHEAD_BYTES", 50_000)
+    monkeypatch.setattr("statemgr.flows.persist_ahead.AHEAD_BYTES", 50_000)
     config = config_of(kafka, tmp_path, stores__totals__write__batch__size=4)
     chance = random.Random(0)
     items = {b"%d" % n: chance.randbytes(5000) for n in range(30)}

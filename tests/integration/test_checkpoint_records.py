@@ -17,7 +17,7 @@ from statemgr.model.checkpoint import BlobMarker, BlobRef, CheckpointRecord, Lay
 from statemgr.model.checkpoint_parts import Inputs
 from statemgr.model.codecs import decode_key
 from statemgr.model.commit import PreparedCommit, PreparedStore
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 from tests.commits import TASK, commit, current, publish_by_hand
 from tests.jobs import job_mapping, with_changes
 from tests.kafka_jobs import make_topics
@@ -67,7 +67,7 @@ class Job:
         )
         self.config = JobConfig.from_mapping(mapping)  # type: ignore[arg-type]
         make_topics(self.config)
-        self.runtime = Runtime(self.config)
+        self.services = open_services(self.config)
         self.log = CheckpointTopic(self.config, SystemClock())
         self.publisher = TransactionalPublisher(self.config, self.config.job_name, SystemClock())
         self.publisher.fence()
@@ -85,10 +85,10 @@ class Job:
         """One micro-batch that changes every task."""
         commits = [self._commit(task, record, offsets) for task, record in self.published.records.items()]
         inputs = Inputs(PARTITIONS, IDS)
-        publish(self.runtime.parts, self.publisher, self.log, self.published, commits, batch=BATCH, inputs=inputs)
+        publish(self.services, self.publisher, self.log, self.published, commits, batch=BATCH, inputs=inputs)
 
     def _commit(self, task: str, record: CheckpointRecord | None, offsets: Mapping[str, int] | None) -> PreparedCommit:
-        config, attempt = self.config, self.runtime.ids.attempt_id()
+        config, attempt = self.config, self.services.ids.attempt_id()
         blob = BlobRef(f"{config.job_name}/1/{task.replace(' ', '_')}/totals/{attempt}/index", 12_345, bytes(16))
         return PreparedCommit(
             job_name=config.job_name,
@@ -105,7 +105,7 @@ class Job:
     def close(self) -> None:
         """Let go of the clients."""
         self.publisher.close()
-        self.runtime.close()
+        self.services.close()
 
 
 def test_a_publish_writes_what_it_adds_once(kafka: KafkaServer, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_exactly_what_retention_drops_is_deleted(kafka: KafkaServer, tmp_path: P
             assert _keys(sent, deletes=True) == []
             assert _keys(sent, deletes=False) == [("", number), *((task, number) for task in tasks)]
         assert _keys(job.publish(), deletes=True) == [(tasks[0], 1), (tasks[1], 1), ("", 1)]
-        job.runtime.parts.config.values["task.checkpoint.retained"] = 1  # type: ignore[index]
+        job.services.config.values["task.checkpoint.retained"] = 1  # type: ignore[index]
         sent = job.publish(PARTITIONS | {"orders-0": 5})
         assert _keys(sent, deletes=True) == [(t, n) for t in tasks for n in (4, 3, 2)] + [("", 2), ("", 3), ("", 4)]
         found = CheckpointTopic(job.config, SystemClock()).read()
@@ -194,7 +194,7 @@ def test_a_job_record_lives_as_long_as_a_task_needs_it(kafka: KafkaServer, tmp_p
     again.__dict__ |= job.__dict__ | {
         "published": alone,
         "publisher": TransactionalPublisher(config, "alone", SystemClock()),
-        "runtime": Runtime(config),
+        "services": open_services(config),
     }
     again.publisher.fence()
     sent = again.publish({"orders-0": 7})

@@ -27,7 +27,7 @@ from statemgr.ids import IdSource
 from statemgr.phases import Phase, observed
 from statemgr.ports import list_blobs
 from statemgr.reader import JobReader
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 from tests.commits import TASK, blob_files, commit, published, referenced, totals, write
 from tests.crash.model import STORES, state
 from tests.jobs import SEGMENTS, SNAPSHOTS, job_mapping, with_changes
@@ -68,11 +68,11 @@ def time_passes(monkeypatch: pytest.MonkeyPatch, milliseconds: int = 2 * DAY_MS)
 
 def names(config: JobConfig) -> set[str]:
     """Every blob of the job."""
-    runtime = Runtime(config)
+    services = open_services(config)
     try:
-        return {info.blob_id for info in list_blobs(runtime.blobs(), "")}
+        return {info.blob_id for info in list_blobs(services.blobs(), "")}
     finally:
-        runtime.close()
+        services.close()
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_what_stops_a_collection(mapping: Mapping, run: Run, monkeypatch: pytest
     """FAULTS 13, 17, 38: a lost blob, a job that the topic does not know, too short a grace period: nothing goes."""
     config = JobConfig.from_mapping(mapping(backup=("blob-store",)))
     commit(config, {b"a": random.Random(1).randbytes(100_000)}, 1)
-    runtime = Runtime(config)
-    runtime.blobs().put(f"{config.job_name}/1/Partition_0/totals/killed/index", b"x", ttl_days=30)
+    services = open_services(config)
+    services.blobs().put(f"{config.job_name}/1/Partition_0/totals/killed/index", b"x", ttl_days=30)
     time_passes(monkeypatch)
     before = names(config)
 
@@ -150,18 +150,18 @@ def test_what_stops_a_collection(mapping: Mapping, run: Run, monkeypatch: pytest
     part = next(name for name in sorted(referenced(config)) if ".sst" in name)
     with JobReader(config) as reader:
         index = reader.index(TASK, "totals")
-    runtime.blobs().delete(part)
+    services.blobs().delete(part)
     missing = run(config, "--json")
     assert (missing.exit_code, json.loads(missing.stdout)["missing"]) == (4, [part])
     assert part in run(config).stderr
     assert names(config) == before - {part}
     index_blob = f"{config.job_name}/1/Partition_0/totals/{index.attempt}/index"
-    runtime.blobs().delete(index_blob)
+    services.blobs().delete(index_blob)
     lost = run(config)
     assert lost.exit_code == 4
     assert index_blob in lost.stderr
     assert names(config) == before - {part, index_blob}
-    runtime.close()
+    services.close()
 
 
 def test_published_blobs_with_a_ttl_are_mended(mapping: Mapping, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,9 +179,9 @@ def test_published_blobs_with_a_ttl_are_mended(mapping: Mapping, run: Run, monke
     mended = run(config, "--mend", "--json")
     assert (mended.exit_code, set(json.loads(mended.stdout)["mended"])) == (0, needed)
     assert json.loads(run(config, "--dry-run", "--json").stdout)["expiring"] == []
-    runtime = Runtime(config)
-    assert all(runtime.blobs().stat(name).expires_ms is None for name in needed)
-    runtime.close()
+    services = open_services(config)
+    assert all(services.blobs().stat(name).expires_ms is None for name in needed)
+    services.close()
 
 
 def test_unfinished_multipart_uploads_are_aborted(

@@ -17,6 +17,7 @@ from confluent_kafka import Consumer
 from statemgr import JobConfig, StateManager
 from statemgr.backends.blobs.local_notes import Offers
 from statemgr.engine import MicroBatch, open_attempt, read_attachment
+from statemgr.engine.host import _host, attempt_host
 from statemgr.errors import (
     FencedError,
     InvalidError,
@@ -33,10 +34,10 @@ from statemgr.model.checkpoint import BlobRef, Checkpoint, Layout, Marker
 from statemgr.model.permissions import NO_PERMISSIONS
 from statemgr.phases import Phase, observed
 from statemgr.ports import SegmentBackupManager
-from statemgr.wiring import Runtime, _shared, shared_runtime
+from statemgr.wiring import open_services
 from tests.commits import TASK, attempt, blob_files, commit, current, failing, published, referenced, totals
 from tests.jobs import DUAL, SEGMENTS, elsewhere, job_mapping, with_changes
-from tests.kafka_jobs import committed, state_of, wait_until
+from tests.kafka_jobs import committed, state_of
 from tests.servers import KafkaServer
 
 TASKS = ("Partition 0", "Partition 1")
@@ -185,9 +186,7 @@ def test_a_snapshot_is_made_beside_the_attempts(kafka: KafkaServer, tmp_path: Pa
             marker = checkpoints[TASK].marker(FACTORY, "totals")
             assert marker is not None
             backlogs.append(backlog(config, marker))
-            offers = shared_runtime(there).offers
-            if offers._running is not None:
-                offers._running.join()
+            attempt_host(there).snapshots.worker.wait()
     assert seen.count("materialize.done statemgr-snapshot") >= 2
     assert [step for step in seen[1:] if "MainThread" in step] == [], "no attempt has stored a snapshot but the first"
     assert backlogs[0] == 0
@@ -200,18 +199,17 @@ def test_an_offer_that_has_lost_a_blob_is_not_taken(kafka: KafkaServer, tmp_path
     another process makes one, nobody else does."""
     config = job(kafka, tmp_path, backup=(FACTORY,), tasks=1, task__commit__snapshot__interval=["2 commits"])
     there, model = elsewhere(config, tmp_path / "executor", FACTORY), dict[bytes, bytes]()
-    offers, identity = shared_runtime(there).offers, shared_runtime(there).parts.identity(TASK, "totals")
+    snapshots, identity = attempt_host(there).snapshots, attempt_host(there).services.identity(TASK, "totals")
     offered = tmp_path / "executor" / config.job_name / config.job_id / "Partition_0" / "totals" / "snapshot.offer"
     with StateManager(config) as driver:
         epoch = driver.acquire()
         checkpoints = epoch.checkpoints
         for batch in range(6):
             items = {b"%d" % batch: random.Random(batch).randbytes(30_000)}
-            making = contextlib.nullcontext() if batch != 2 else Offers(shared_runtime(there)._context).making(identity)
+            making = contextlib.nullcontext() if batch != 2 else Offers(attempt_host(there).services).making(identity)
             with making:
                 prepared = attempt(there, epoch, TASK, items, batch, checkpoints=checkpoints)
-                if offers._running is not None:
-                    offers._running.join()
+                snapshots.worker.wait()
             checkpoints = driver.publish([prepared])
             model |= items
             assert totals(config, FACTORY) == {TASK: model}
@@ -239,10 +237,8 @@ def test_a_snapshot_whose_index_is_lost_is_made_anew(kafka: KafkaServer, tmp_pat
                 for name in blob_files(tmp_path):
                     if name.endswith("/index"):
                         (tmp_path / "blobs" / name).unlink()
-                _shared.cache_clear()  # another process remembers nothing of it
-            running = shared_runtime(there).offers._running
-            if running is not None:
-                running.join()
+                _host.cache_clear()  # another process remembers nothing of it
+            attempt_host(there).snapshots.worker.wait()
     assert totals(config, FACTORY) == {TASK: model}
 
 
@@ -282,7 +278,7 @@ def test_much_is_stored_ahead_of_an_attempts_commit(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an attempt writes is on its way before it prepares; one that fails leaves it to its time to live."""
-    monkeypatch.setattr("statemgr.engine.attempts.AHEAD_BYTES", 20_000)
+    monkeypatch.setattr("statemgr.flows.persist_ahead.AHEAD_BYTES", 20_000)
     config = job(kafka, tmp_path, backup=(FACTORY,), kind=SEGMENTS, tasks=1, stores__totals__write__batch__size=1)
     there, chance = elsewhere(config, tmp_path / "executor", FACTORY), random.Random(0)
     with StateManager(config) as driver:
@@ -294,7 +290,7 @@ def test_much_is_stored_ahead_of_an_attempts_commit(
             with open_attempt(there, TASK, checkpoints[TASK], epoch.for_executor()) as opened:
                 for key, value in items.items():
                     opened.store("totals").put(key, value)
-                    wait_until(lambda: opened._ahead._running is None or opened._ahead._running.done())
+                    opened._ahead._worker.wait()
                 ahead = blob_files(tmp_path) - before
                 assert sum((tmp_path / "blobs" / name).stat().st_size for name in ahead) > 60_000
                 assert blob_files(tmp_path, expiring=True) >= ahead
@@ -312,13 +308,13 @@ def test_much_is_stored_ahead_of_an_attempts_commit(
 
 def backlog(config: JobConfig, marker: Marker) -> int:
     """How many segments a marker's chain has."""
-    runtime = Runtime(config)
+    services = open_services(config)
     try:
-        manager = runtime.parts.backup_manager(FACTORY)
+        manager = services.backup_manager(FACTORY)
         assert isinstance(manager, SegmentBackupManager)
-        return manager.backlog(runtime.parts.identity(TASK, "totals"), marker).segments
+        return manager.backlog(services.identity(TASK, "totals"), marker).segments
     finally:
-        runtime.close()
+        services.close()
 
 
 def test_an_attempt_of_an_older_epoch_is_refused(driver: StateManager, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from statemgr import JobConfig, StateManager, Task
+from statemgr.backends.services import Services
 from statemgr.errors import InvalidError, OpeningCancelled
 from statemgr.flows import open_job
-from statemgr.flows.parts import Parts
 from statemgr.ids import task_name
 from statemgr.phases import Phase, observed
 from tests.commits import TASK, commit, totals, write
@@ -104,10 +104,10 @@ def test_another_process_publishes_first_beside_a_first_start(
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=2))
     refuse, other = open_job.refuse_lost_job, elsewhere(config, tmp_path / "other", "blob-store")
 
-    def overtaken(parts: Parts) -> None:
+    def overtaken(services: Services) -> None:
         monkeypatch.undo()
         commit(other, {b"a": b"1"}, 1)
-        refuse(parts)
+        refuse(services)
 
     if topic_is == "there":
         make_topics(config)

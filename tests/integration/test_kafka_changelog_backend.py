@@ -13,16 +13,15 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from statemgr.backends.changelog.backend import KafkaChangelogBackend
-from statemgr.backends.services import BackendContext
+from statemgr.backends.services import Services
 from statemgr.blobs import open_blob_store
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptBlob, MissingBlob, MissingState, StatemgrError
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_id
 from statemgr.local import open_store
-from statemgr.local.clock import SystemClock, moment, system_ids
+from statemgr.local.clock import SystemClock, moment
 from statemgr.local.directories import StoreDirectories
-from statemgr.local.scratch import Scratch
 from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, Marker
 from statemgr.model.commit import Change, PreparedChanges
 from statemgr.phases import Phase, observed
@@ -37,6 +36,7 @@ from statemgr.ports import (
     StoreSnapshot,
 )
 from statemgr.transfer.transfer import Transfer
+from statemgr.wiring import open_services
 from tests.change_lists import ChangeList
 from tests.kafka_jobs import (
     EAGER,
@@ -58,30 +58,30 @@ _Result = tuple[dict[bytes, bytes], Restored]
 
 @dataclass
 class _Job:
-    """One task's side of the backend: a context, an owner, and what its store would hold."""
+    """One task's side of the backend: its services, an owner, and what its store would hold."""
 
-    context: BackendContext
+    services: Services
     publisher: TransactionalPublisher
     identity: StoreIdentity
     directory: Path
 
     @property
     def config(self) -> JobConfig:
-        return self.context.config
+        return self.services.config
 
     @property
     def topic(self) -> str:
         return self.config.stores["totals"].changelog_topic
 
-    def backend(self, context: BackendContext | None = None) -> KafkaChangelogBackend:
-        return KafkaChangelogBackend(context or self.context)
+    def backend(self, services: Services | None = None) -> KafkaChangelogBackend:
+        return KafkaChangelogBackend(services or self.services)
 
     def snapshot(self, changes: tuple[Change, ...], whole: Mapping[bytes, bytes]) -> StoreSnapshot:
         directory = FinishedDirectory(self.directory, {})
         return StoreSnapshot(
             self.identity,
             "state",
-            self.context.ids.attempt_id(),
+            self.services.ids.attempt_id(),
             directory,
             ChangeList(changes),
             ChangeList(tuple(whole.items())),
@@ -113,7 +113,7 @@ class _Job:
         return self.publish(self.prepare(base, changes, whole=whole).changes, base)
 
     def restore(self, marker: Marker, older: Sequence[_Local] = (), clock: Clock | None = None) -> _Result:
-        staging = self.directory / f"staging-{self.context.ids.token()}"
+        staging = self.directory / f"staging-{self.services.ids.token()}"
         request = RestoreRequest(
             self.identity,
             marker,
@@ -122,8 +122,8 @@ class _Job:
             lambda what, done, total: None,
             {local.directory.state_id: local.marker for local in older},
         )
-        context = replace(self.context, clock=clock) if clock else self.context
-        restored = self.backend(context).restore_manager().restore(request)
+        services = replace(self.services, clock=clock) if clock else self.services
+        restored = self.backend(services).restore_manager().restore(request)
         config = self.config.stores["totals"]
         store = open_store(config.type, staging, config.rocksdb)
         try:
@@ -133,12 +133,12 @@ class _Job:
 
     def keep(self, marker: Marker) -> _Local:
         """Restore a marker, which is the newest, into a local directory."""
-        as_of = moment(self.context.clock)
-        directories = StoreDirectories(self.directory / "local", self.context.clock, self.context.ids)
+        as_of = moment(self.services.clock)
+        directories = StoreDirectories(self.directory / "local", self.services.clock, self.services.ids)
         staging = directories.staging()
         request = RestoreRequest(self.identity, marker, staging, (), lambda what, done, total: None)
         restored = self.backend().restore_manager().restore(request)
-        committed = directories.adopt(staging, f"state-{self.context.ids.token()}", restored.files, as_of)
+        committed = directories.adopt(staging, f"state-{self.services.ids.token()}", restored.files, as_of)
         return _Local(committed, marker)
 
 
@@ -166,20 +166,13 @@ class _Jumping(SystemClock):
         return super().monotonic() + (2 * _DAY_MS / 1000 if self._jumps and self._looks > 0 else 0)
 
 
-def _context(config: JobConfig, directory: Path) -> Iterator[BackendContext]:
+def _services(config: JobConfig) -> Iterator[Services]:
     clock, changelog = SystemClock(), ChangelogTopics(config, SystemClock(), stall_s=20)
     blobs = open_blob_store(config, clock)
     transfer = Transfer(blobs, parallelism=2, part_size=config.part_size, ttl_days=config.ttl_days)
-    yield BackendContext(
-        config=config,
-        clock=clock,
-        ids=system_ids(),
-        scratch=Scratch(directory / "scratch", clock, system_ids()),
-        blobs=lambda: blobs,
-        transfer=lambda: transfer,
-        task_directory=lambda task: directory / task,
-        changelog=lambda: changelog,
-    )
+    services = open_services(config)
+    yield replace(services, blobs=lambda: blobs, transfer=lambda: transfer, changelog=lambda: changelog)
+    services.close()
     transfer.close()
     blobs.close()
 
@@ -187,21 +180,22 @@ def _context(config: JobConfig, directory: Path) -> Iterator[BackendContext]:
 @pytest.fixture
 def make_job(kafka: KafkaServer, tmp_path: Path) -> Iterator[Callable[..., _Job]]:
     """Jobs with an open owner; ``make_job(topics=False)`` leaves the topics to the test."""
-    contexts: list[Iterator[BackendContext]] = []
+    opened: list[Iterator[Services]] = []
 
     def make(*, topics: bool = True, **more: object) -> _Job:
-        config = job(kafka, blob__store__uri=(tmp_path / "blobs").as_uri(), **more)
+        more = {"blob__store__uri": (tmp_path / "blobs").as_uri(), "state__dir": str(tmp_path / "state")} | more
+        config = job(kafka, **more)
         if topics:
             make_topics(config)
-        contexts.append(_context(config, tmp_path))
+        opened.append(_services(config))
         publisher = TransactionalPublisher(config, task_transactional_id(config, "Partition 0"), SystemClock())
         publisher.fence()
         identity = StoreIdentity(config.job_name, config.job_id, "Partition 0", "totals")
-        return _Job(next(contexts[-1]), publisher, identity, tmp_path)
+        return _Job(next(opened[-1]), publisher, identity, tmp_path)
 
     yield make
-    for context in contexts:
-        assert next(context, None) is None
+    for services in opened:
+        assert next(services, None) is None
 
 
 def _marker(marker: Marker) -> ChangelogMarker:
@@ -237,7 +231,7 @@ def test_a_commit_without_changes_keeps_its_marker(make_job: Callable[..., _Job]
     here = make_job()
     marker = here.commit(None, whole={b"a": b"1"})
     assert here.commit(marker) == marker
-    silent = replace(here.context, changelog=_no_kafka)
+    silent = replace(here.services, changelog=_no_kafka)
     assert here.backend(silent).backup_manager().carry(here.identity, marker) == marker
 
 
@@ -287,9 +281,9 @@ def test_a_portable_commit_needs_no_broker_where_it_is_made(
     """Made without Kafka, small inside and large in a blob; published elsewhere; nothing is left in scratch."""
     here = make_job()
     base = here.commit(None, whole={b"a": b"1"})
-    executor = here.backend(replace(here.context, changelog=_no_kafka)).backup_manager()
+    executor = here.backend(replace(here.services, changelog=_no_kafka)).backup_manager()
     value = bytes(range(256)) * (size // 256 + 1)
-    noise = tuple((b"k%d" % n, here.context.ids.token().encode() * 20 + value) for n in range(size // 1000))
+    noise = tuple((b"k%d" % n, here.services.ids.token().encode() * 20 + value) for n in range(size // 1000))
     snapshot = here.snapshot(((b"a", b"2"), (b"gone", None), *noise), {})
     prepared = executor.prepare(snapshot, base, portable=True)
     assert prepared.changes is not None
@@ -300,7 +294,7 @@ def test_a_portable_commit_needs_no_broker_where_it_is_made(
     )
     marker = here.publish(prepared.changes, base)
     assert here.restore(marker)[0] == {b"a": b"2", **dict(noise)}
-    assert [p.name for p in here.context.scratch().glob("*")] == []
+    assert [p.name for p in here.services.scratch().glob("*")] == []
     filled = executor.prepare(here.snapshot((), {b"only": b"1"}), None, portable=True)
     assert here.restore(here.publish(filled.changes, None))[0] == {b"only": b"1"}
 
@@ -311,7 +305,7 @@ def test_a_spoilt_segment_is_refused_before_anything_is_sent(
 ) -> None:
     """A blob that is altered or missing: a typed error out of stage, the topic untouched."""
     here = make_job()
-    noise = {here.context.ids.token().encode(): here.context.ids.token().encode() * 9 for _ in range(500)}
+    noise = {here.services.ids.token().encode(): here.services.ids.token().encode() * 9 for _ in range(500)}
     prepared = here.prepare(None, whole=noise, portable=True)
     assert prepared.changes is not None
     assert prepared.changes.blob is not None
@@ -408,7 +402,7 @@ def test_an_old_tail_cannot_be_rewound_exactly(make_job: Callable[..., _Job]) ->
     """A tail older than the compaction lag (fault 20): it says so, and offers the blob."""
     here = make_job(stores__totals__changelog__min__compaction__lag__ms=3_600_000)
     marker = here.commit(None, whole={b"a": b"1"})
-    now_ms = here.context.clock.time_ns() // 1_000_000
+    now_ms = here.services.clock.time_ns() // 1_000_000
     send(here.config, here.topic, [(b"a", b"tail")], timestamp_ms=now_ms - 3_600_000)
     with pytest.raises(MissingState, match="exact rewind is impossible") as refused:
         here.restore(marker)

@@ -14,9 +14,9 @@ import pytest
 
 from statemgr import JobConfig, StateManager, Task
 from statemgr.engine import open_attempt
+from statemgr.engine.host import attempt_host
 from statemgr.errors import LocalStateLost, RetryableError
 from statemgr.phases import Phase, observed
-from statemgr.wiring import shared_runtime
 from tests.commits import TASK, attempt, blob_files, commit, published, referenced, totals, write
 from tests.jobs import ALL, job_mapping
 from tests.servers import KafkaServer
@@ -213,7 +213,7 @@ def test_state_dir_deleted_between_the_attempts_of_a_worker(
     attempt restores, as does the one that follows an attempt under which everything vanished."""
     config = job(kafka, tmp_path / "driver", factory, kind=kind)
     worker = JobConfig.from_mapping({**config.to_mapping(), "state.dir": str(tmp_path / "worker")})
-    runtime = shared_runtime(worker)
+    host = attempt_host(worker)
     with StateManager(config) as manager:
         epoch = manager.acquire()
         checkpoints = epoch.checkpoints
@@ -232,7 +232,7 @@ def test_state_dir_deleted_between_the_attempts_of_a_worker(
             with suppress(LocalStateLost):
                 opened.prepare({"orders-0": 5})
         manager.publish([attempt(worker, epoch, TASK, {b"n": b"5"}, 5, None, checkpoints)])
-    assert shared_runtime(worker) is runtime
+    assert attempt_host(worker) is host
     assert published(config, factory)[TASK]["totals"] == MODEL | {b"n": b"5", b"2": b"1", b"3": b"1", b"4": b"1"}
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from statemgr import JobConfig, StateManager
+from statemgr.engine.host import _host
 from statemgr.errors import StatemgrError
-from statemgr.wiring import _shared
 from tests.commits import TASK, attempt, commit, totals, write
 from tests.jobs import SEGMENTS, elsewhere, job_mapping
 from tests.servers import KafkaServer
@@ -57,7 +57,7 @@ def job(kafka: KafkaServer, directory: Path) -> JobConfig:
 
 def use(config: JobConfig, number: int) -> bool:
     """Open, write, commit and close, as a task and as an attempt. Returns whether all of it succeeded."""
-    _shared.cache_clear()
+    _host.cache_clear()
     try:
         with StateManager(config) as manager:
             with manager.open_task(TASK) as task:
@@ -71,7 +71,7 @@ def use(config: JobConfig, number: int) -> bool:
             raise
         return False
     finally:
-        _shared.cache_clear()
+        _host.cache_clear()
     return True
 
 

@@ -207,12 +207,12 @@ def test_a_fenced_owner_repairs_nothing(
 
     def held(*args: object) -> object:
         result = find_damage(*args)  # type: ignore[arg-type]
-        if threading.current_thread().name.startswith("statemgr-care") and not found.is_set():
+        if threading.current_thread().name.startswith("statemgr-repair") and not found.is_set():
             found.set()
             assert go_on.wait(60)
         return result
 
-    monkeypatch.setattr("statemgr.tasks.task.find_damage", held)
+    monkeypatch.setattr("statemgr.tasks.coordinator.find_damage", held)
     with StateManager(config) as zombies, zombies.open_task(TASK) as zombie:
         assert found.wait(30)
         with StateManager(with_changes(config, state__dir=str(tmp_path / "other"))) as manager:
@@ -232,8 +232,8 @@ def test_a_store_that_stays_broken_is_not_tried_for_ever(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """FAULT 45: a limited number of tries, each later than the one before, and an error that says what to do."""
-    monkeypatch.setattr("statemgr.tasks.caretaker.FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr("statemgr.tasks.caretaker.TRIES", 5)
+    monkeypatch.setattr("statemgr.flows.worker.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("statemgr.flows.worker.TRIES", 5)
     config = dual(kafka, tmp_path, SNAPSHOTS, blob__store__retry__policy__max__retries=0)
     commit(config, STATE, 1)
     delete(config, tmp_path, "index")

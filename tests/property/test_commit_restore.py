@@ -102,7 +102,7 @@ def test_what_was_committed_is_restored(
         stores__totals__write__batch__size=3,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("statemgr.tasks.task.AHEAD_BYTES", 100)  # much is stored ahead of its commit
+        patch.setattr("statemgr.flows.persist_ahead.AHEAD_BYTES", 100)  # much is stored ahead of its commit
         job = Job(JobConfig.from_mapping(mapping), directory)
         try:
             for step in steps:

@@ -13,7 +13,7 @@ from statemgr.backends.blobs.names import segments_prefix, store_prefix
 from statemgr.errors import ConfigError
 from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
 from statemgr.ports import StoreIdentity
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 
 #: Few characters, so that names which differ only in where they are cut come up.
 _NAMES = st.from_regex(r"[a1_][a1._-]{0,6}", fullmatch=True)
@@ -53,7 +53,7 @@ def _of_stores(config: JobConfig) -> list[str]:
     for task in (f"Partition {index}" for index in range(config.tasks)):
         for store in config.stores:
             identity = StoreIdentity(config.job_name, config.job_id, task, store)
-            directory = Runtime(config).parts.task_directory(task) / store
+            directory = open_services(config).task_directory(task) / store
             found += [f"blobs {store_prefix(identity)}", f"files {directory.as_posix()}/"]
         found.append(f"blobs {segments_prefix(identity)}")
     return found

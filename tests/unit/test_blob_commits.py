@@ -8,54 +8,55 @@ from pathlib import Path
 
 import pytest
 
+from statemgr.backends.services import Services
 from statemgr.flows.open_store import OpenStore
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import Checkpoint
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 from tests.segment_tasks import FACTORY, STORE, SegmentTask, config_of
 
 KEYS = [random.Random(number).randbytes(500) for number in range(4000)]
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> Iterator[Runtime]:
+def services(tmp_path: Path) -> Iterator[Services]:
     """The parts of a job with one store."""
-    made = Runtime(config_of(tmp_path))
+    made = open_services(config_of(tmp_path))
     yield made
     made.close()
 
 
-def chain_of(runtime: Runtime, task: SegmentTask, checkpoint: Checkpoint) -> SegmentChain:
+def chain_of(services: Services, task: SegmentTask, checkpoint: Checkpoint) -> SegmentChain:
     """What a checkpoint's marker names."""
-    identity, marker = runtime.parts.identity(task.name, STORE), checkpoint.marker(FACTORY, STORE)
-    return runtime.parts.backup_manager(FACTORY)._catalogue.chain(identity, marker)  # type: ignore[attr-defined]
+    identity, marker = services.identity(task.name, STORE), checkpoint.marker(FACTORY, STORE)
+    return services.backup_manager(FACTORY)._catalogue.chain(identity, marker)  # type: ignore[attr-defined]
 
 
 def test_more_changes_than_new_files_are_stored_as_a_snapshot(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+    services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B1: everything is deleted, which takes a segment of all keys or a snapshot of nothing; the latter is stored."""
     monkeypatch.setattr("statemgr.flows.open_store.MUCH", 1024 * 1024)
-    task = SegmentTask(runtime, 0)
-    first = chain_of(runtime, task, task.commit(dict.fromkeys(KEYS, b"")))
+    task = SegmentTask(services, 0)
+    first = chain_of(services, task, task.commit(dict.fromkeys(KEYS, b"")))
     # as many bytes as the new file has, or more than that: a segment
-    few = chain_of(runtime, task, task.commit(dict.fromkeys(KEYS[:10], b"few")))
-    many = chain_of(runtime, task, task.commit({key[::-1]: b"" for key in KEYS}))
+    few = chain_of(services, task, task.commit(dict.fromkeys(KEYS[:10], b"few")))
+    many = chain_of(services, task, task.commit({key[::-1]: b"" for key in KEYS}))
     assert [len(chain.segments) for chain in (first, few, many)] == [0, 1, 2]
-    emptied = chain_of(runtime, task, task.commit(dict.fromkeys([*KEYS, *(key[::-1] for key in KEYS)])))
+    emptied = chain_of(services, task, task.commit(dict.fromkeys([*KEYS, *(key[::-1] for key in KEYS)])))
     assert emptied.segments == ()
     assert (emptied.lineage, emptied.end) == (first.lineage, 4000 + 10 + 4000 + 8000)
     # and segments go on from there
-    last = chain_of(runtime, task, task.commit())
+    last = chain_of(services, task, task.commit())
     assert (last.snapshot, len(last.segments)) == (emptied.snapshot, 1)
     task.close()
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_changes_before_the_first_commit_are_recorded_where_they_are_needed(runtime: Runtime, first: bool) -> None:
+def test_changes_before_the_first_commit_are_recorded_where_they_are_needed(services: Services, first: bool) -> None:
     """A backend that is filled from a directory has no use for them; the changes after it are all there."""
-    identity, config = runtime.parts.identity("Partition 0", STORE), runtime.config.stores[STORE]
-    store = OpenStore(runtime.parts, identity, config, None, None, track_changes=True, track_first=first)
+    identity, config = services.identity("Partition 0", STORE), services.config.stores[STORE]
+    store = OpenStore(services, identity, config, None, None, track_changes=True, track_first=first)
     assert store.changes_are_whole == first
     store.content.write([(b"a", b"1"), (b"b", b"1")])
     frozen = store.freeze("first", snapshot=False)

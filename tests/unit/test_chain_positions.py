@@ -10,7 +10,7 @@ import pytest
 
 from statemgr.backends.blobs.local_notes import ChainPositions
 from statemgr.model.chain import ChainSegment, SegmentChain
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 from tests.segment_tasks import config_of
 from tests.unit.test_snapshot_offers import CHAIN, IDENTITY, MADE, SEGMENTS
 
@@ -20,7 +20,7 @@ OLDER = replace(CHAIN, state_id="older", segments=SEGMENTS[:2])
 @pytest.fixture
 def positions(tmp_path: Path) -> ChainPositions:
     """Of a store whose directory is there."""
-    positions = ChainPositions(Runtime(config_of(tmp_path))._context, IDENTITY)
+    positions = ChainPositions(open_services(config_of(tmp_path)), IDENTITY)
     positions._path.parent.mkdir(parents=True)
     return positions
 

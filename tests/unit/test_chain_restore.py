@@ -12,7 +12,7 @@ from statemgr.errors import CorruptBlob
 from statemgr.local import open_store
 from statemgr.model.checkpoint import BlobMarker
 from statemgr.ports import RestoreRequest, no_progress
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 from tests.jobs import with_changes
 from tests.segment_tasks import FACTORY, STORE, SegmentTask, config_of
 
@@ -24,8 +24,8 @@ BIG = random.Random(0).randbytes(2500)
 def test_a_blob_of_segments_that_is_damaged_anywhere_is_refused(tmp_path: Path, damage: str) -> None:
     """B9, FAULT 12: cut or altered at any place, in the segment or in the chain: an error with the blob's name."""
     config = config_of(tmp_path, blob__store__retry__policy__max__retries=0)
-    runtime = Runtime(config)
-    task = SegmentTask(runtime, 0)
+    services = open_services(config)
+    task = SegmentTask(services, 0)
     task.commit({b"before": b"1"})
     marker = task.commit({b"big": BIG, b"before": None}).marker(FACTORY, STORE)
     task.close()
@@ -41,16 +41,16 @@ def test_a_blob_of_segments_that_is_damaged_anywhere_is_refused(tmp_path: Path, 
     for at in places:
         path.write_bytes(damages[damage](at))
         here = tmp_path / f"{at}"
-        other = Runtime(with_changes(config, state__dir=str(here)))
-        request = RestoreRequest(other.parts.identity(task.name, STORE), marker, here / "staging", (), no_progress)
+        other = open_services(with_changes(config, state__dir=str(here)))
+        request = RestoreRequest(other.identity(task.name, STORE), marker, here / "staging", (), no_progress)
         with pytest.raises(CorruptBlob) as caught:
-            other.parts.restore_manager(FACTORY).restore(request)
+            other.restore_manager(FACTORY).restore(request)
         assert caught.value.where["blob"] == marker.blob.blob_id
         other.close()
     path.write_bytes(data)
-    request = RestoreRequest(runtime.parts.identity(task.name, STORE), marker, tmp_path / "staging", (), no_progress)
-    runtime.parts.restore_manager(FACTORY).restore(request)
+    request = RestoreRequest(services.identity(task.name, STORE), marker, tmp_path / "staging", (), no_progress)
+    services.restore_manager(FACTORY).restore(request)
     opened = open_store("memory", tmp_path / "staging", {})
     assert dict(opened.scan(None, None)) == {b"big": BIG}
     opened.close()
-    runtime.close()
+    services.close()

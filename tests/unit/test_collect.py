@@ -40,7 +40,7 @@ from statemgr.model.checkpoint import (
 )
 from statemgr.model.commit import PreparedCommit
 from statemgr.ports import StoreIdentity, list_blobs, no_progress
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 from tests.blob_faults import ManualClock
 from tests.blob_snapshots import IDENTITY, Snapshots, Tree, index_of
 
@@ -96,7 +96,7 @@ class Job:
                 "state.dir": str(tmp_path / "state"),
             }
         )
-        self.runtime = Runtime(self.config, self.clock)
+        self.services = open_services(self.config, self.clock)
         self.blobs = MemoryBlobStore(self.clock, name)
         self.topic = Topic()
         self._tmp_path = tmp_path
@@ -137,7 +137,7 @@ class Job:
 
     def collect(self, request: Request = DELETE) -> Found:
         """One collection."""
-        return collect(self.runtime.parts, self.topic, request, no_progress)
+        return collect(self.services, self.topic, request, no_progress)
 
     def names(self) -> set[str]:
         """Every blob in the store."""
@@ -150,7 +150,7 @@ class Job:
 
     def close(self) -> None:
         """Stop the threads."""
-        self.runtime.close()
+        self.services.close()
         for snapshots in self._stores.values():
             snapshots.transfer.close()
 
@@ -316,14 +316,15 @@ def test_a_backend_that_does_not_say_what_it_needs(job: Job) -> None:
     """A backend from outside may keep blobs below the job's prefix: without its word none is garbage."""
 
     class Outside:
-        needs_changes = False
+        def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> None:
+            """It does not know."""
 
-    parts = replace(job.runtime.parts, backup_manager=lambda factory: Outside())  # type: ignore[arg-type, return-value]
+    services = replace(job.services, backup_manager=lambda factory: Outside())  # type: ignore[arg-type, return-value]
     job.publish(job.checkpoint({"some.where:Backend": {"totals": OpaqueMarker(b"x")}}))
     job.store().prepare(tree(1))
     job.later()
     with pytest.raises(InvalidError, match="does not say"):
-        collect(parts, job.topic, DELETE, no_progress)
+        collect(services, job.topic, DELETE, no_progress)
     assert len(job.names()) == 3
 
 
@@ -525,14 +526,14 @@ def test_many_blobs_are_deleted_in_small_numbers(job: Job, monkeypatch: pytest.M
         job.blobs.put(f"orders/1/Partition_0/totals/a/{number}", b"x", ttl_days=30)
     job.later()
     sizes: list[int] = []
-    delete_all = job.runtime.transfer().delete_all
+    delete_all = job.services.transfer().delete_all
 
     def note(names: Iterator[str]) -> object:
         held = list(names)
         sizes.append(len(held))
         return delete_all(held)
 
-    monkeypatch.setattr(job.runtime.transfer(), "delete_all", note)
+    monkeypatch.setattr(job.services.transfer(), "delete_all", note)
     assert job.collect().deleted.blobs == 2_500
     assert sizes == [1000, 1000, 500]
 
@@ -541,18 +542,18 @@ def test_temporaries_of_dead_writers_go(job: Job, tmp_path: Path) -> None:
     """FAULT 2: in a directory of blobs, what a killed writer left under a temporary name goes when it is old."""
     directory = tmp_path / "blobs"
     mapping = {**job.config.to_mapping(), "blob.store.uri": directory.as_uri()}
-    runtime = Runtime(JobConfig.from_mapping(mapping))
+    services = open_services(JobConfig.from_mapping(mapping))
     job.publish(job.checkpoint({}))
-    runtime.blobs().put("orders/1/Partition_0/totals/a/0", b"x", ttl_days=30)
+    services.blobs().put("orders/1/Partition_0/totals/a/0", b"x", ttl_days=30)
     place = directory / "orders/1/Partition_0/totals/a"
     old, young = place / ".0123.tmp", place / ".4567.tmp"
     for path in (old, young):
         path.write_bytes(b"half")
     os.utime(old, (1_000_000_000, 1_000_000_000))
     try:
-        found = collect(runtime.parts, job.topic, DELETE, no_progress)
+        found = collect(services, job.topic, DELETE, no_progress)
         assert (found.unfinished, found.abandoned) == (1, 1)
         assert (old.exists(), young.exists()) == (False, True)
         assert blobs_of(found) == {"young": 1}
     finally:
-        runtime.close()
+        services.close()

@@ -9,6 +9,7 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.engine import hand_out, handed_out, withdraw
+from statemgr.engine.host import attempt_host
 from statemgr.errors import CorruptBlob, MissingBlob
 from statemgr.ids import CheckpointId, task_name
 from statemgr.model.checkpoint import Attachment, BlobMarker, Checkpoint, MicroBatch
@@ -59,6 +60,7 @@ def test_each_worker_gets_its_own_checkpoint(tmp_path: Path, tasks: int) -> None
     assert [handed_out(job, found, task) for task in range(tasks)] == [None if t == 1 else own(t) for t in range(tasks)]
     withdraw(job, found)
     withdraw(job, found)
+    attempt_host(job).background.shutdown()
     if found.blob:
         with pytest.raises(MissingBlob):
             handed_out(job, found, 0)

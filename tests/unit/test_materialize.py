@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from statemgr.backends.services import Services
 from statemgr.phases import Phase, observed
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 from tests.blob_faults import ManualClock
 from tests.commits import failing
 from tests.segment_tasks import SegmentTask, Told, config_of
@@ -27,18 +28,18 @@ def clock() -> ManualClock:
 def open_tasks(tmp_path: Path, clock: ManualClock) -> Iterator[Open]:
     """Opens the tasks of a job, with a snapshot interval."""
     opened: list[SegmentTask] = []
-    runtimes: list[Runtime] = []
+    opened_services: list[Services] = []
 
     def make(tasks: int, interval: str) -> Sequence[SegmentTask]:
-        runtimes.append(Runtime(config_of(tmp_path, task__commit__snapshot__interval=[interval]), clock))
-        opened.extend(SegmentTask(runtimes[0], number) for number in range(tasks))
+        opened_services.append(open_services(config_of(tmp_path, task__commit__snapshot__interval=[interval]), clock))
+        opened.extend(SegmentTask(opened_services[0], number) for number in range(tasks))
         return opened
 
     yield make
     for task in opened:
         task.close()
-    for runtime in runtimes:
-        runtime.close()
+    for services in opened_services:
+        services.close()
 
 
 @pytest.mark.parametrize("interval", ["16 commits", "8 min"])

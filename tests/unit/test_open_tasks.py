@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from statemgr.errors import InvalidError, OpeningCancelled
+from statemgr.local.clock import SystemClock
 from statemgr.tasks.open_tasks import Assignment, OpenTasks
 from tests.commits import TASK
 
@@ -15,7 +16,7 @@ from tests.commits import TASK
 def test_what_gives_way_is_waited_for_until_it_has() -> None:
     """FAULT 40: the opening of a partition that was lost takes as long as it takes: a process may have been suspended
     meanwhile. The next opening ends sooner only if its partition is lost, too."""
-    tasks, lost = OpenTasks(), threading.Event()
+    tasks, lost = OpenTasks(SystemClock()), threading.Event()
     tasks.claim(Assignment(TASK, still_owned=lambda: False))
     with ThreadPoolExecutor(2) as pool:
         cancelled = pool.submit(tasks.claim, Assignment(TASK, still_owned=lambda: not lost.is_set()))

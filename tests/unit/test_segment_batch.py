@@ -5,23 +5,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from statemgr.backends.blobs import segment_batch
 from statemgr.backends.blobs.segment_batch import SegmentBatches, Stored
-from statemgr.backends.services import BackendContext
+from statemgr.backends.services import Services
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.config import JobConfig
 from statemgr.errors import RetryableError, UnavailableError
-from statemgr.local.clock import SystemClock, system_ids
-from statemgr.local.scratch import Scratch
+from statemgr.local.clock import SystemClock
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.ports import Body, StoreIdentity
 from statemgr.transfer import packs
 from statemgr.transfer.transfer import Transfer
+from statemgr.wiring import open_services
 
 
 class SlowStore(MemoryBlobStore):
@@ -53,30 +54,17 @@ def batches(store: SlowStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Batches that wait for what is known to be coming, however long."""
     monkeypatch.setattr(segment_batch, "LINGER_S", 30)
     transfer = Transfer(store, parallelism=1, part_size=1000, ttl_days=30, hedge_by=SystemClock())
-    batches = SegmentBatches(context(transfer, tmp_path))
+    batches = SegmentBatches(services_of(transfer, tmp_path))
     yield batches
     store.open.set()
     batches.close()
     transfer.close()
 
 
-def context(transfer: Transfer, directory: Path) -> BackendContext:
-    """What a backend gets."""
-
-    def nothing() -> object:
-        raise AssertionError("not needed")
-
-    clock = SystemClock()
-    return BackendContext(
-        config=JobConfig.from_mapping({"job.name": "j", "task.commit.timeout.ms": 20_000}),
-        clock=clock,
-        ids=system_ids(),
-        scratch=Scratch(directory / "scratch", clock, system_ids()),
-        blobs=nothing,  # type: ignore[arg-type]
-        transfer=lambda: transfer,
-        task_directory=lambda task: directory / task,
-        changelog=nothing,  # type: ignore[arg-type]
-    )
+def services_of(transfer: Transfer, directory: Path) -> Services:
+    """A job's services over a transfer engine."""
+    settings = {"job.name": "j", "state.dir": str(directory / "state"), "task.commit.timeout.ms": 20_000}
+    return replace(open_services(JobConfig.from_mapping(settings)), transfer=lambda: transfer)
 
 
 def owner(task: int) -> StoreIdentity:

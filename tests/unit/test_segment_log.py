@@ -78,8 +78,8 @@ def test_a_snapshot_is_taken_up_by_a_later_commit_alone(tmp_path: Path) -> None:
     log, buffer = SegmentLog(), ChangeBuffer(tmp_path, 1000)
     base, before = chain(40, (40, 50)), frozen(buffer, b"a")
     log.continue_from(base, before, NOW)
-    mark = buffer.mark(buffer.seal())
-    log.waiting = Materialized(NEWER, "new", mark.end, mark.moment, INDEX, ("x",), NOW)
+    mark = buffer.nothing_until(buffer.seal())
+    log.waiting = Materialized(NEWER, "new", mark.end, mark.freeze, INDEX, ("x",), NOW)
     assert log.snapshot_for(before, NOW) is None
     after = frozen(buffer, b"b")
     assert log.snapshot_for(after, NOW) == (ChainSnapshot(NEWER, "new", 51), ("x",))

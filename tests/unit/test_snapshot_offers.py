@@ -14,7 +14,7 @@ from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, hist
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.ports import Moment, StoreIdentity
-from statemgr.wiring import Runtime
+from statemgr.wiring import open_services
 
 
 def at(seconds: float) -> Moment:
@@ -79,7 +79,7 @@ def test_offers_are_found_by_every_process_and_damaged_ones_by_none(tmp_path: Pa
         "kafka.bootstrap.servers": "none:1",
         "stores.s.type": "memory",
     }
-    offers, others = (Offers(Runtime(JobConfig.from_mapping(config))._context) for _ in range(2))
+    offers, others = (Offers(open_services(JobConfig.from_mapping(config))) for _ in range(2))
     assert others.find(IDENTITY, CHAIN, at(1000)) is None
     with offers.making(IDENTITY) as is_free, others.making(IDENTITY) as is_free_too:
         assert (is_free, is_free_too) == (True, False)

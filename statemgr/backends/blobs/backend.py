@@ -14,25 +14,25 @@ from statemgr.backends.blobs.backup import BlobBackup
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.restore import BlobRestore
 from statemgr.backends.blobs.segment_batch import SegmentBatches
-from statemgr.backends.services import BackendContext
+from statemgr.backends.services import Services
 
 
 class BlobStoreBackend:
     """Backup and restore managers that share the chains and indexes they have read."""
 
-    def __init__(self, context: BackendContext) -> None:
-        self._context = context
-        self._catalogue = Catalogue(context.transfer)
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._catalogue = Catalogue(services.transfer)
         self._lock = threading.Lock()
         self._batches: SegmentBatches | None = None
 
     def backup_manager(self) -> BlobBackup:
         """For commits, background snapshots and clean-up."""
-        return BlobBackup(self._context, self._catalogue, self._segment_batches)
+        return BlobBackup(self._services, self._catalogue, self._segment_batches)
 
     def restore_manager(self) -> BlobRestore:
         """For restores."""
-        return BlobRestore(self._context, self._catalogue)
+        return BlobRestore(self._services, self._catalogue)
 
     def close(self) -> None:
         """Wait for uploads that run."""
@@ -42,5 +42,5 @@ class BlobStoreBackend:
     def _segment_batches(self) -> SegmentBatches:
         with self._lock:
             if self._batches is None:
-                self._batches = SegmentBatches(self._context)
+                self._batches = SegmentBatches(self._services)
             return self._batches

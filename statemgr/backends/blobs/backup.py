@@ -14,11 +14,9 @@ A snapshot that was made meanwhile in the background takes the place of the segm
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
 from statemgr.backends.blobs.catalogue import Catalogue, validate_for
 from statemgr.backends.blobs.clean_up import Cleaner
@@ -29,13 +27,13 @@ from statemgr.backends.blobs.segment_cache import SegmentCache
 from statemgr.backends.blobs.shared_segments import Read, SharedSegments
 from statemgr.backends.blobs.snapshots import Snapshots, StoredSnapshot
 from statemgr.backends.blobs.writer_state import Materialized, SegmentLog
-from statemgr.backends.services import BackendContext
+from statemgr.backends.services import Services
 from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
 from statemgr.local.clock import moment
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, history_of
 from statemgr.model.checkpoint import BlobMarker, Marker
 from statemgr.model.codecs import encode_chain
-from statemgr.model.commit import NumberedChanges, PreparedChanges
+from statemgr.model.commit import NumberedChanges, PreparedChanges, StoreSession
 from statemgr.model.record_size import inline_chain_limit
 from statemgr.model.segment import encode_segment, write_segment
 from statemgr.phases import Phase, announce
@@ -78,23 +76,21 @@ class BlobBackup:
     """Implements :class:`statemgr.ports.SegmentBackupManager`."""
 
     fills_from_changes = False
+    local_copy_interval_s: float | None = None
 
-    def __init__(self, context: BackendContext, catalogue: Catalogue, batches: Callable[[], SegmentBatches]) -> None:
+    def __init__(self, services: Services, catalogue: Catalogue, batches: Callable[[], SegmentBatches]) -> None:
         #: changes are recorded only where one of their segments may be chosen
-        self.needs_directory = context.config.snapshot_interval.is_every_commit
+        self.needs_directory = services.config.snapshot_interval.is_every_commit
         self.needs_changes = not self.needs_directory
-        self._context = context
-        self._snapshots = Snapshots(context.transfer, context.clock, catalogue)
-        self._cleaner = Cleaner(context.transfer, catalogue)
+        self._services = services
+        self._snapshots = Snapshots(services.transfer, services.clock, catalogue)
+        self._cleaner = Cleaner(services.transfer, catalogue)
         self._catalogue = catalogue
         self._batches = batches
-        self._shared = SharedSegments(context.clock.monotonic)
-        self._offers = Offers(context)
+        self._shared = SharedSegments(services.clock.monotonic)
+        self._offers = Offers(services)
         #: task → blobs of segments that it does not need and that could not be deleted yet
         self._undeleted: dict[StoreIdentity, set[str]] = {}
-        self._lock = threading.Lock()
-        #: origin of changes (an open store) → what is known of its chain
-        self._logs: WeakKeyDictionary[object, SegmentLog] = WeakKeyDictionary()
 
     # --- a commit -------------------------------------------------------------------------------------------------
 
@@ -130,15 +126,15 @@ class BlobBackup:
         for (snapshot, _), backup in zip(snapshots, done, strict=True):
             assert backup.marker is not None
             chain = self._catalogue.chain(snapshot.identity, backup.marker)
-            ChainPositions(self._context, snapshot.identity).note(chain)
+            ChainPositions(self._services, snapshot.identity).note(chain)
 
     def note_compacted(self, identity: StoreIdentity, state_id: str) -> None:
         """As the port says."""
-        ChainPositions(self._context, identity).mark_compacted(state_id, compacted=True)
+        ChainPositions(self._services, identity).mark_compacted(state_id, compacted=True)
 
     def compacted(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
         """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
-        positions = ChainPositions(self._context, identity)
+        positions = ChainPositions(self._services, identity)
         if not positions.compacted():
             return ()
         chain = self._catalogue.chain(identity, marker)
@@ -148,7 +144,7 @@ class BlobBackup:
         """The new segments on this machine, for a restart here; those that the chain has no more go."""
         for draft, made in written.items():
             assert made is not None
-            cache = SegmentCache(self._context, draft.snapshot.identity)
+            cache = SegmentCache(self._services, draft.snapshot.identity)
             for segment in made[0].segments:
                 if segment.blob is not None and not segment.blob.blob_id:
                     at = segment.blob.offset or 0
@@ -162,7 +158,7 @@ class BlobBackup:
         if not self.needs_changes:
             # without numbered changes no other chain leads to this state: a lineage of its own
             return self._filled(snapshot, SegmentLog(), published, snapshot.attempt, 0)
-        segments = self._log(changes.origin)
+        segments = self._log(changes.session)
         if published is None:
             segments.start_anew()
             return self._filled(snapshot, segments, None, snapshot.attempt, changes.end)
@@ -187,7 +183,7 @@ class BlobBackup:
         offer = self._offers.find(identity, published, self._now())
         if offer is None:
             return
-        for blob, error in self._context.transfer().absent(offer.blobs).items():
+        for blob, error in self._services.transfer().absent(offer.blobs).items():
             if not isinstance(error, MissingBlob):
                 raise error
             log.warning("%s/%s: an offered snapshot has lost %s", identity.task, identity.store, blob)
@@ -202,7 +198,7 @@ class BlobBackup:
         new = self._snapshots.new_bytes(snapshot, base.snapshot.index)
         if new is None or changes.size <= new:
             return False
-        segment = PackedBlob(self._context.scratch() / f"segments-{self._context.ids.token()}")
+        segment = PackedBlob(self._services.scratch() / f"segments-{self._services.ids.token()}")
         with closing(segment):
             return segment.section(lambda sink: write_segment(changes, sink), changes.size).size > new
 
@@ -278,7 +274,7 @@ class BlobBackup:
 
     def _inline_limit(self, together: bool) -> int:
         """``together``: all tasks of the job are published at once."""
-        config = self._context.config
+        config = self._services.config
         return inline_chain_limit(len(config.stores), config.tasks if together else 1)
 
     def _published(self, identity: StoreIdentity, base: Marker | None) -> SegmentChain | None:
@@ -295,14 +291,14 @@ class BlobBackup:
 
     # --- materialisation ------------------------------------------------------------------------------------------
 
-    def backlog(self, identity: StoreIdentity, marker: Marker, origin: object | None = None) -> Backlog:
+    def backlog(self, identity: StoreIdentity, marker: Marker, session: StoreSession | None = None) -> Backlog:
         """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
         chain = self._catalogue.chain(identity, marker)
         now = self._now()
-        if origin is None:
+        if session is None:
             found: object = self._offers.find(identity, chain, now)
         else:
-            found = self._log(origin).usable(chain, now)
+            found = self._log(session).usable(chain, now)
         return Backlog(len(chain.segments), sum(segment.size for segment in chain.segments), found is not None)
 
     def snapshot_made_ms(self, identity: StoreIdentity, marker: Marker) -> int:
@@ -315,8 +311,8 @@ class BlobBackup:
         changes, published = snapshot.changes, self._catalogue.chain(snapshot.identity, base)
         began = self._now()
         stored = self._store_snapshot(snapshot, published)
-        self._log(changes.origin).waiting = Materialized(
-            stored.index, snapshot.state_id, changes.end, changes.moment, published.snapshot.index, stored.blobs, began
+        self._log(changes.session).waiting = Materialized(
+            stored.index, snapshot.state_id, changes.end, changes.freeze, published.snapshot.index, stored.blobs, began
         )
 
     def offer(self, snapshot: StoreSnapshot, marker: Marker) -> None:
@@ -364,7 +360,7 @@ class BlobBackup:
 
     def release_shared(self, read: Read) -> None:
         """As the port says. Raises: UnavailableError, AccessDenied, CorruptRecord, MissingError."""
-        self._shared.release(read, self._catalogue, self._context.transfer())
+        self._shared.release(read, self._catalogue, self._services.transfer())
 
     def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
         """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
@@ -385,15 +381,14 @@ class BlobBackup:
         found |= dict.fromkeys(blob.blob_id for blob in self._catalogue.index(identity, chain.snapshot.index).blobs())
         return found
 
-    def _log(self, origin: object) -> SegmentLog:
-        with self._lock:
-            return self._logs.setdefault(origin, SegmentLog())
+    def _log(self, session: StoreSession) -> SegmentLog:
+        return session.kept_by(self, SegmentLog)
 
     def _now(self) -> Moment:
-        return moment(self._context.clock)
+        return moment(self._services.clock)
 
     def _now_ms(self) -> int:
-        return self._context.clock.time_ns() // 1_000_000
+        return self._services.clock.time_ns() // 1_000_000
 
 
 def _moved(segment: ChainSegment, blob: PackedBlob) -> ChainSegment:

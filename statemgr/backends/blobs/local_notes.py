@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from statemgr.backends.blobs.writer_state import is_young
-from statemgr.backends.services import BackendContext
+from statemgr.backends.services import Services
 from statemgr.errors import InvalidError
 from statemgr.local import durable, levels
 from statemgr.local.owners import exclusive_if_free
@@ -68,8 +68,8 @@ def _place(ref: BlobRef) -> str:
 class ChainPositions:
     """The positions of the local directories of one store of one task."""
 
-    def __init__(self, context: BackendContext, identity: StoreIdentity) -> None:
-        self._path: Path = context.task_directory(identity.task) / identity.store / _POSITIONS
+    def __init__(self, services: Services, identity: StoreIdentity) -> None:
+        self._path: Path = services.task_directory(identity.task) / identity.store / _POSITIONS
 
     def note(self, chain: SegmentChain) -> None:
         """The directory of the chain's own state is at its end. Failing is no error."""
@@ -139,15 +139,15 @@ class Offer:
 class Offers:
     """The offers on this machine."""
 
-    def __init__(self, context: BackendContext) -> None:
-        self._context = context
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     @contextmanager
     def making(self, identity: StoreIdentity) -> Iterator[bool]:
         """While an offer of a store is made: whether no other process here is at it. Raises: DiskFull."""
         path = self._path(identity)
         with disk_errors(path):
-            levels.make(self._context.task_directory(identity.task), identity.store)
+            levels.make(self._services.task_directory(identity.task), identity.store)
         with disk_errors(path), exclusive_if_free(path.with_name(f"{path.name}.lock")) as is_free:
             yield is_free
 
@@ -161,7 +161,7 @@ class Offers:
     def find(self, identity: StoreIdentity, chain: SegmentChain, now: Moment) -> Offer | None:
         """The offer that fits a published chain."""
         try:
-            levels.check(self._context.task_directory(identity.task), identity.store)
+            levels.check(self._services.task_directory(identity.task), identity.store)
             offer = _from_json(durable.read_note(self._path(identity), _OFFER_SIZE))
         except (OSError, InvalidError, ValueError, KeyError, TypeError):
             return None
@@ -173,7 +173,7 @@ class Offers:
             self._path(identity).unlink()
 
     def _path(self, identity: StoreIdentity) -> Path:
-        return self._context.task_directory(identity.task) / identity.store / _OFFER
+        return self._services.task_directory(identity.task) / identity.store / _OFFER
 
 
 def _to_json(offer: Offer) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
 from statemgr.backends.blobs.local_notes import ChainPositions, Position
 from statemgr.backends.blobs.segment_cache import LocalSegment, SegmentCache
-from statemgr.backends.services import BackendContext
+from statemgr.backends.services import Services
 from statemgr.errors import CorruptError, CorruptFile, MissingError, MissingFile
 from statemgr.local import cloned, open_store, unshare
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, Way, another_way, own_way
@@ -41,8 +41,8 @@ _BATCH = 10_000
 class BlobRestore:
     """Implements :class:`statemgr.ports.RestoreManager`."""
 
-    def __init__(self, context: BackendContext, catalogue: Catalogue) -> None:
-        self._context = context
+    def __init__(self, services: Services, catalogue: Catalogue) -> None:
+        self._services = services
         self._catalogue = catalogue
 
     def restore(self, request: RestoreRequest) -> Restored:
@@ -74,7 +74,7 @@ class BlobRestore:
     def _by(self, way: Way, chain: SegmentChain, request: RestoreRequest, broken: _Broken) -> Restored:
         """Steps 2 to 5, by one way."""
         identity = request.identity
-        positions = ChainPositions(self._context, identity)
+        positions = ChainPositions(self._services, identity)
         try:
             began, start = self._beginning(request, chain, way.snapshot, positions)  # 2
         except (MissingError, CorruptError):
@@ -86,13 +86,13 @@ class BlobRestore:
                 positions.note(chain)
             return began
         announce(Phase.APPLY_SEGMENTS, f"{identity.task}/{identity.store}", identity.job_key)
-        config = self._context.config.stores[identity.store]
+        config = self._services.config.stores[identity.store]
         unshare(request.staging)
         store = open_store(config.type, request.staging, config.rocksdb)
         records = fetched = 0
         reached = start
         try:
-            cache = SegmentCache(self._context, identity)
+            cache = SegmentCache(self._services, identity)
             for local in cache.bring(segments):  # 3
                 records += _apply(store, local, reached)  # 4
                 reached = local.segment.end
@@ -127,7 +127,7 @@ class BlobRestore:
                 reused = sum(size for size, _ in directory.files.values())
                 return Restored(directory.files, bytes_reused=reused), known[directory.state_id].end
         index = self._catalogue.index(request.identity, snapshot.index)
-        return fetch_snapshot(self._context.transfer(), index, snapshot.index, request), snapshot.end
+        return fetch_snapshot(self._services.transfer(), index, snapshot.index, request), snapshot.end
 
     def _older(self, request: RestoreRequest) -> list[SegmentChain]:
         """The chains of older retained checkpoints that can be read."""
@@ -148,7 +148,7 @@ class BlobRestore:
             if segment.blob is None or segment.blob.blob_id != error.where.get("blob"):
                 continue
             try:
-                self._context.transfer().get_bytes(segment.blob, segment.blob.size)
+                self._services.transfer().get_bytes(segment.blob, segment.blob.size)
             except (MissingError, CorruptError):
                 found.append(segment)
         return found

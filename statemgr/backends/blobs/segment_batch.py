@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 from statemgr.backends.blobs.names import segments_blob, shared_segments_blob
-from statemgr.backends.services import BackendContext
+from statemgr.backends.services import Services
 from statemgr.errors import RetryableError
 from statemgr.ports import Body, StoreIdentity
 from statemgr.transfer.packs import PackedBlob
@@ -55,9 +55,9 @@ class _Batch:
 class SegmentBatches:
     """Safe to use from many threads."""
 
-    def __init__(self, context: BackendContext) -> None:
-        self._context = context
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="statemgr-batch")
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._pool = services.executors.pool("batch", _THREADS)
         self._changed = threading.Condition()
         self._coming = 0
         self._open: _Batch | None = None
@@ -89,7 +89,7 @@ class SegmentBatches:
     def wait(self, stored: Future[Stored]) -> Stored:
         """What became of a batch. Raises: what its upload raised; RetryableError when it takes too long."""
         try:
-            return stored.result(self._context.config.commit_timeout_ms / 1000)
+            return stored.result(self._services.config.commit_timeout_ms / 1000)
         except TimeoutError as error:
             if stored.done():
                 raise
@@ -105,7 +105,7 @@ class SegmentBatches:
         with self._changed:
             batch = self._open
             if batch is None or batch.blob.size + expected > _FULL:
-                path = self._context.scratch() / f"segments-{self._context.ids.token()}"
+                path = self._services.scratch() / f"segments-{self._services.ids.token()}"
                 batch = self._open = _Batch(PackedBlob(path), owner, attempt)
                 self._pool.submit(self._run, batch)
             batch.tasks.add(owner.task)
@@ -134,5 +134,5 @@ class SegmentBatches:
         shared = len(batch.tasks) > 1
         name = segments_blob(batch.owner, batch.attempt)
         if shared:
-            name = shared_segments_blob(batch.owner, self._context.ids.attempt_id())
-        return Stored(self._context.transfer().put_hedged(name, body), body, shared)
+            name = shared_segments_blob(batch.owner, self._services.ids.attempt_id())
+        return Stored(self._services.transfer().put_hedged(name, body), body, shared)

@@ -12,13 +12,12 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from statemgr.backends.services import BackendContext
+from statemgr.backends.services import Services
 from statemgr.errors import InvalidError
 from statemgr.local import durable, hash_file, levels
 from statemgr.local.transfer_files import disk_errors
@@ -48,9 +47,9 @@ class LocalSegment:
 class SegmentCache:
     """The segments of one store of one task."""
 
-    def __init__(self, context: BackendContext, identity: StoreIdentity) -> None:
-        self._context = context
-        self._levels = (context.task_directory(identity.task), identity.store, "segments")
+    def __init__(self, services: Services, identity: StoreIdentity) -> None:
+        self._services = services
+        self._levels = (services.task_directory(identity.task), identity.store, "segments")
         self._directory = Path(*self._levels)
 
     def keep(self, segment: ChainSegment, data: bytes | memoryview) -> None:
@@ -77,11 +76,11 @@ class SegmentCache:
         Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied, DiskFull.
         """
         groups = list(_grouped(segments))
-        scratch = self._context.scratch() / f"segments-{self._context.ids.token()}"
+        scratch = self._services.scratch() / f"segments-{self._services.ids.token()}"
         with disk_errors(scratch):
             scratch.mkdir(0o700)
         try:
-            with ThreadPoolExecutor(1, thread_name_prefix="statemgr-segments") as pool:
+            with self._services.executors.pool("segments", 1) as pool:
                 coming = [pool.submit(self._fetch, group, scratch) for group in groups[:1]]
                 for number in range(len(groups)):
                     here = coming.pop().result()
@@ -105,7 +104,7 @@ class SegmentCache:
             if not is_here:
                 fetches.append(Fetch(FileIndex(path.name, ref.size, ref.hash, parts=(ref,)), path))
             found.append(LocalSegment(segment, path.name, 0 if is_here else ref.size, _from_file(path)))
-        self._context.transfer().fetch_files(fetches)
+        self._services.transfer().fetch_files(fetches)
         return found
 
     def _linked(self, segment: ChainSegment, target: Path) -> bool:

@@ -27,7 +27,7 @@ class Materialized:
     """A snapshot that no published chain has yet.
 
     It has every change below ``end`` (a number of the open store's) and perhaps some that were made while it was taken:
-    only a commit that was frozen after that may begin with it, one of a later ``moment``.
+    only a commit that was frozen after that may begin with it, of a later ``freeze``.
 
     ``base``: the index that it was diffed against, whose blobs it shares. ``blobs`` were added for it, from
     ``stored`` on.
@@ -36,7 +36,7 @@ class Materialized:
     index: BlobRef
     state_id: str
     end: int
-    moment: int
+    freeze: int
     base: BlobRef
     blobs: tuple[str, ...]
     stored: Moment
@@ -107,7 +107,7 @@ class SegmentLog:
         """The snapshot that a commit of these changes takes up, and its blobs; None when the published one stays."""
         assert self.chain is not None
         waiting = self.usable(self.chain, now)
-        if waiting is None or waiting.moment >= changes.moment:
+        if waiting is None or waiting.freeze >= changes.freeze:
             return None
         return ChainSnapshot(waiting.index, waiting.state_id, self.number_of(waiting.end)), waiting.blobs
 

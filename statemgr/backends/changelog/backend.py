@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from statemgr.backends.changelog.backup import ChangelogBackup
 from statemgr.backends.changelog.restore import ChangelogRestore
-from statemgr.backends.services import BackendContext
+from statemgr.backends.services import Services
 from statemgr.ports import BackupManager, RestoreManager
 
 
 class KafkaChangelogBackend:
     """Implements :class:`statemgr.ports.StateBackend`."""
 
-    def __init__(self, context: BackendContext) -> None:
-        self._context = context
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     def backup_manager(self) -> BackupManager:
         """The manager that sends changes in the publishing transaction."""
-        return ChangelogBackup(self._context)
+        return ChangelogBackup(self._services)
 
     def restore_manager(self) -> RestoreManager:
         """The manager that replays the changelog up to the marker."""
-        return ChangelogRestore(self._context)
+        return ChangelogRestore(self._services)
 
     def close(self) -> None:
-        """Does nothing: the Kafka clients belong to the context."""
+        """Does nothing: the Kafka clients belong to the services."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from statemgr.backends.changelog.guard import FillGuard, OwnRecords, continues
 from statemgr.backends.changelog.spill import SpilledChanges
-from statemgr.backends.services import BackendContext
+from statemgr.backends.services import Services
 from statemgr.errors import InvalidError, MissingState
 from statemgr.ids import task_index, task_path
 from statemgr.local.transfer_files import disk_errors
@@ -49,13 +49,13 @@ class ChangelogBackup:
     fills_from_changes = True
     #: Seconds between local copies. Without a copy, a restart on the same machine replays the changelog. With a copy at
     #: every commit, frequent commits of many changes would wait for the disk.
-    local_copy_interval_s = 10.0
+    local_copy_interval_s: float | None = 10.0
 
-    def __init__(self, context: BackendContext) -> None:
-        self._context = context
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self._described: dict[str, tuple[float, TopicInfo]] = {}
-        self._guard = FillGuard(context.changelog)
-        self._own = OwnRecords(context.changelog)
+        self._guard = FillGuard(services.changelog)
+        self._own = OwnRecords(services.changelog)
 
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
         """Fills the changelog with the whole state if it does not continue ``base``.
@@ -94,9 +94,9 @@ class ChangelogBackup:
         )
         if not changes.fill:
             return _Staged(identity, self._own, target, (self._brought(changes),))
-        start, end = self._context.changelog().bounds(topic, partition)
+        start, end = self._services.changelog().bounds(topic, partition)
         self._guard.check(identity, info, partition, base, start, end)
-        tombstones = SpilledChanges.write(self._context.scratch(), self._tombstones(topic, partition, start, end))
+        tombstones = SpilledChanges.write(self._services.scratch(), self._tombstones(topic, partition, start, end))
         self._own.end(info, partition, end)
         target = ChangelogMarker(topic, info.topic_id, partition, end)
         return _Staged(identity, self._own, target, (tombstones, self._brought(changes)))
@@ -111,7 +111,7 @@ class ChangelogBackup:
         self._described.pop(topic, None)
         if not isinstance(marker, ChangelogMarker) or not self._continues(identity, marker, ask=True):
             return True
-        changelog = self._context.changelog()
+        changelog = self._services.changelog()
         _, end = changelog.bounds(topic, partition)
         if marker.offset > end or any(changelog.read(topic, partition, marker.offset, end)):
             return True
@@ -139,17 +139,17 @@ class ChangelogBackup:
     # --- parts ----------------------------------------------------------------------------------------
 
     def _target(self, identity: StoreIdentity) -> tuple[str, int]:
-        return self._context.config.stores[identity.store].changelog_topic, task_index(identity.task)
+        return self._services.config.stores[identity.store].changelog_topic, task_index(identity.task)
 
     def _continues(self, identity: StoreIdentity, base: Marker, *, ask: bool) -> bool:
         topic, partition = self._target(identity)
         return continues(base, topic, partition, self._describe(topic).topic_id if ask else None)
 
     def _describe(self, topic: str) -> TopicInfo:
-        now = self._context.clock.monotonic()
+        now = self._services.clock.monotonic()
         asked, info = self._described.get(topic, (0.0, None))
         if info is None or now - asked > _DESCRIBED_FOR_S:
-            info = self._context.changelog().describe(topic)
+            info = self._services.changelog().describe(topic)
             self._described[topic] = (now, info)
         return info
 
@@ -171,7 +171,7 @@ class ChangelogBackup:
                 f"{identity.job_name}/{identity.job_id}/{task_path(identity.task)}/_commit/"
                 f"{snapshot.attempt}/changes-{identity.store}-{FACTORY}"
             )
-            return PreparedChanges(fill, blob=self._context.transfer().put(blob_id, FileSlice(path, 0, size)))
+            return PreparedChanges(fill, blob=self._services.transfer().put(blob_id, FileSlice(path, 0, size)))
         finally:
             path.unlink(missing_ok=True)
 
@@ -185,19 +185,19 @@ class ChangelogBackup:
         assert changes.blob is not None
         path = self._scratch_file("staged")
         try:
-            self._context.transfer().fetch_blob(changes.blob, path)
+            self._services.transfer().fetch_blob(changes.blob, path)
             return SpilledChanges.take(path)
         finally:
             path.unlink(missing_ok=True)
 
     def _scratch_file(self, kind: str) -> Path:
-        return self._context.scratch() / f"{kind}-{self._context.ids.token()}"
+        return self._services.scratch() / f"{kind}-{self._services.ids.token()}"
 
     def _tombstones(self, topic: str, partition: int, start: int, end: int) -> Iterator[Change]:
         """A delete for every key on the topic. If there are very many, keys may repeat."""
         seen: set[bytes] = set()
         size = 0
-        for batch in self._context.changelog().read(topic, partition, start, end):
+        for batch in self._services.changelog().read(topic, partition, start, end):
             for record in batch:
                 if record.key in seen:
                     continue

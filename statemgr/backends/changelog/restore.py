@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from statemgr.backends.changelog.older_state import certain_ms, newest_base
-from statemgr.backends.services import BackendContext
+from statemgr.backends.services import Services
 from statemgr.config import StoreConfig
 from statemgr.errors import AccessDenied, CorruptError, InvalidError, MissingError, MissingState
 from statemgr.ids import task_index
@@ -39,12 +39,12 @@ _LAG = "min.compaction.lag.ms"
 class ChangelogRestore:
     """Implements :class:`statemgr.ports.RestoreManager`."""
 
-    def __init__(self, context: BackendContext) -> None:
-        self._context = context
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     def restore(self, request: RestoreRequest) -> Restored:
         marker = request.marker
-        store = self._context.config.stores[request.identity.store]
+        store = self._services.config.stores[request.identity.store]
         if not isinstance(marker, ChangelogMarker) or marker.partition != task_index(request.identity.task):
             raise MissingState("the marker names no changelog partition of this task", hint=_BLOB_INSTEAD)
         info = self._checked(marker)
@@ -61,7 +61,7 @@ class ChangelogRestore:
 
     def _checked(self, marker: ChangelogMarker, topic_id: str | None = None) -> TopicInfo:
         """The topic, if it is the marker's (and has the ID ``topic_id`` that was read before). Raises: MissingState."""
-        info = self._context.changelog().describe(marker.topic)
+        info = self._services.changelog().describe(marker.topic)
         expected = marker.topic_id or topic_id or info.topic_id
         if info.topic_id != expected:
             _lost(marker, "it was deleted and made anew since the checkpoint")
@@ -70,7 +70,7 @@ class ChangelogRestore:
         return info
 
     def _checked_bounds(self, marker: ChangelogMarker) -> tuple[int, int]:
-        start, end = self._context.changelog().bounds(marker.topic, marker.partition)
+        start, end = self._services.changelog().bounds(marker.topic, marker.partition)
         if marker.offset > end:
             _lost(marker, f"it ends at {end}: records of the checkpoint are gone")
         if start > 0:
@@ -86,7 +86,7 @@ class ChangelogRestore:
         self, request: RestoreRequest, store: StoreConfig, marker: ChangelogMarker, info: TopicInfo
     ) -> Restored | None:
         """Replay onto a copy of the newest local directory that can be continued; None if there is none."""
-        base = newest_base(marker, request.reusable, request.older, info.config, moment(self._context.clock))
+        base = newest_base(marker, request.reusable, request.older, info.config, moment(self._services.clock))
         if base is None or not cloned(base.directory, request.staging):
             return None
         try:
@@ -99,7 +99,7 @@ class ChangelogRestore:
         except (MissingError, CorruptError) as error:
             log.warning("the local directory of state %s is not continued: %s", base.directory.state_id, error)
         else:
-            if base.is_usable(moment(self._context.clock)):
+            if base.is_usable(moment(self._services.clock)):
                 reused = sum(size for size, _ in base.directory.files.values())
                 return replace(restored, bytes_reused=reused)
             log.warning("the replay took so long that deletes may have been compacted away meanwhile: it starts again")
@@ -110,7 +110,7 @@ class ChangelogRestore:
     def _apply(self, request: RestoreRequest, marker: ChangelogMarker, start: int, writer: ChangeWriter) -> Restored:
         records = size = 0
         what = f"replay {request.identity.store}"
-        for batch in self._context.changelog().changes(marker.topic, marker.partition, start, marker.offset):
+        for batch in self._services.changelog().changes(marker.topic, marker.partition, start, marker.offset):
             writer.write(batch.changes)
             records += len(batch.changes)
             size += batch.size
@@ -120,7 +120,7 @@ class ChangelogRestore:
     def _broker_ms(self) -> int:
         """The broker's time. Raises: MissingState if the broker does not tell it; UnavailableError."""
         try:
-            return self._context.changelog().time_ms()
+            return self._services.changelog().time_ms()
         except (AccessDenied, InvalidError) as error:
             raise MissingState(
                 f"what the changelog has beyond the checkpoint cannot be judged without the broker's time: {error}",
@@ -131,7 +131,7 @@ class ChangelogRestore:
     def _oldest_of_tail(self, marker: ChangelogMarker, end: int) -> int | None:
         """The time (epoch milliseconds) of the oldest committed record beyond the marker; None without a tail."""
         oldest_ms: int | None = None
-        for batch in self._context.changelog().read(marker.topic, marker.partition, marker.offset, end):
+        for batch in self._services.changelog().read(marker.topic, marker.partition, marker.offset, end):
             in_batch = min(record.timestamp_ms for record in batch)
             oldest_ms = in_batch if oldest_ms is None else min(oldest_ms, in_batch)
         return oldest_ms

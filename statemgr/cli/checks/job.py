@@ -69,6 +69,7 @@ def layout_findings(config: JobConfig, records: Mapping[str, CheckpointRecord]) 
 def _inputs(config: JobConfig, records: Mapping[str, CheckpointRecord]) -> list[Finding]:
     """Each input topic exists and has one partition per task. A job that spreads keys itself may have any number."""
     from statemgr.kafka.input_topics import InputTopics
+    from statemgr.local.clock import SystemClock
 
     findings: list[Finding] = []
     partitioners = {record.layout.partitioner for record in records.values() if record.layout.tasks}
@@ -77,7 +78,7 @@ def _inputs(config: JobConfig, records: Mapping[str, CheckpointRecord]) -> list[
     if not config.inputs:
         note = "task.inputs is not set: the input topics of a consumer loop are not checked"
         return [Finding(check="inputs", status=Status.NOTE, detail=note)]
-    inputs = InputTopics(config)
+    inputs = InputTopics(config, SystemClock())
     with guarded("inputs", findings):
         consumer = config.consumer(f"statemgr-doctor-{config.job_name}")
         try:

@@ -7,18 +7,18 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from time import monotonic
 
 from statemgr.errors import LocalStateLost, OutcomeUnknownError, RetryableError, UnavailableError
 from statemgr.kafka.input_position import InputPosition
 from statemgr.model.checkpoint import Checkpoint
+from statemgr.ports import Clock
 from statemgr.tasks.task import Task
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class OwnedTask:
+class AssignedTask:
     """Task ``index`` of this member. Used on the loop's thread alone.
 
     ``reopened``: it was opened again since its last commit, because its local files were damaged or gone.
@@ -30,6 +30,7 @@ class OwnedTask:
 
     index: int
     opening: Future[Task]
+    clock: Clock
     max_delay_s: float
     commit_timeout_s: float
     inputs: list[InputPosition] = field(default_factory=list)
@@ -68,7 +69,7 @@ class OwnedTask:
             self.task.metrics.skipped()
             return
         if self.dirty:
-            self._commit_started = monotonic()
+            self._commit_started = self.clock.monotonic()
             try:
                 self._prove()
                 self._commit = self.task.commit_async(self.offsets)
@@ -108,7 +109,7 @@ class OwnedTask:
         """
         if self.task is None:
             return False
-        age = self.task.in_flight_seconds or 0.0
+        age = self.task.pending_commit_seconds or 0.0
         if age > self.commit_timeout_s:
             raise UnavailableError(
                 f"a commit has not ended within task.commit.timeout.ms = {self.commit_timeout_s * 1000:.0f}",
@@ -140,7 +141,7 @@ class OwnedTask:
 
     def _failed(self, task: Task, error: BaseException) -> None:
         self._failing_since = self._failing_since or self._commit_started
-        too_long = monotonic() - self._failing_since > self.commit_timeout_s
+        too_long = self.clock.monotonic() - self._failing_since > self.commit_timeout_s
         may_pass = isinstance(error, RetryableError | OutcomeUnknownError) and not isinstance(error, LocalStateLost)
         if too_long or not may_pass:
             raise error

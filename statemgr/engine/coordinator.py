@@ -1,52 +1,86 @@
-"""The owner of a whole job: publishes the prepared commits of all its tasks, cleans up after them, and makes damaged
-backups again."""
+"""The coordinator of a job whose tasks an engine runs: publishes their prepared commits, cleans up after them, and
+repairs damaged backups."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
+from statemgr.backends.services import Services
+from statemgr.engine.attempts import Epoch
 from statemgr.errors import FencedError
 from statemgr.flows.clean_up import CleanUp
 from statemgr.flows.commit import CommitBase, Refill
 from statemgr.flows.damage import Damage, find_damage
 from statemgr.flows.empty_start import remember_published
-from statemgr.flows.parts import Parts
+from statemgr.flows.open_job import JobTopics, fence_ids, read_published, take_over
 from statemgr.flows.publish import publish
 from statemgr.flows.published import Published, confirm, settle
 from statemgr.flows.repair import can_repair, prepare_repair, repeated_attachments
-from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, MicroBatch
+from statemgr.flows.worker import Worker
+from statemgr.ids import task_name
+from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout, MicroBatch
 from statemgr.model.checkpoint_parts import Inputs
 from statemgr.model.commit import PreparedCommit
+from statemgr.model.permissions import Permissions
 from statemgr.ports import CheckpointLog, Publisher
 
 log = logging.getLogger(__name__)
 _PARALLELISM = 8
 
 
-class WholeJob:
-    """The job's publisher, and what is published of all its tasks. One thread at a time.
+class JobCoordinator:
+    """The job's publisher, and what is published of all its tasks. Used by one thread at a time.
 
-    After a publish, all tasks are cleaned up after on threads of its own: the next publish waits for that.
+    After a publish it cleans up after all tasks on threads of its own: the next publish waits for that.
     """
 
-    def __init__(self, parts: Parts, checkpoint_log: CheckpointLog, publisher: Publisher, published: Published) -> None:
+    def __init__(
+        self, services: Services, checkpoint_log: CheckpointLog, publisher: Publisher, published: Published
+    ) -> None:
         self.publisher = publisher
         self.published = published
-        self._parts = parts
+        self._services = services
         self._log = checkpoint_log
-        self.name = parts.config.job_name
-        self.closed = False
-        #: Asked to have what is damaged repaired, on the caretaker's thread. Returns whether it was done.
-        self.when_damaged: Callable[[], bool] | None = None
+        self.name = services.config.job_name
+        self._when_damaged: Callable[[], bool] | None = None
         self._fenced: FencedError | None = None
         self._unsettled: tuple[Sequence[PreparedCommit], Mapping[str, CheckpointRecord | None]] | None = None
-        self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="statemgr-clean-up")
-        self._cleaning: Future[None] | None = None
-        self._clean_ups = {task: CleanUp(parts, task, checkpoint_log) for task in published.records}
-        with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-open") as pool:
+        subject = f"job {services.config.job_name}"
+        self._cleaner: Worker[None] = Worker(services, "clean-up", subject)
+        self._repairs: Worker[None] = Worker(services, "repair", subject, background=True)
+        self._clean_ups = {task: CleanUp(services, task, checkpoint_log) for task in published.records}
+        with services.executors.pool("open", _PARALLELISM) as pool:
             list(pool.map(lambda item: self._clean_ups[item[0]].at_open(item[1]), published.records.items()))
+        for clean_up in self._clean_ups.values():
+            clean_up.damage.watch(self._look_for_damage)
+
+    @classmethod
+    def acquire(
+        cls, services: Services, checkpoint_log: CheckpointLog, layout: Layout, topics: JobTopics, given: Permissions
+    ) -> tuple[JobCoordinator, Epoch]:
+        """Take the whole job over, by the steps of :mod:`statemgr.flows.open_job`.
+
+        Raises: as :meth:`statemgr.StateManager.acquire`.
+        """
+        config = services.config
+        topics.prepare(allow_empty_start=given.allow_empty_start)  # 1
+        names = [task_name(index) for index in range(config.tasks)]
+        others = [task_transactional_id(config, name) for name in names]
+        publisher = take_over(services, job_transactional_id(config), config.job_name)  # 2
+        try:
+            fence_ids(services, others)
+            found = read_published(services, checkpoint_log, layout, names, given, others=others)  # 3 to 5
+            published = found.published
+            published.job_records = set(checkpoint_log.job_records())
+            acquired = cls(services, checkpoint_log, publisher, published)
+        except BaseException:
+            publisher.close()
+            raise
+        refill = {task: pairs | acquired.damaged[task] for task, pairs in found.refill.items()}
+        checkpoints = {name: published.checkpoint(name) for name in names}
+        return acquired, Epoch(published.epoch, published.layout, checkpoints, refill, found.permitted)
 
     # --- damage --------------------------------------------------------------------------------------------------
 
@@ -55,28 +89,28 @@ class WholeJob:
         """Task → backends and stores whose published backups are known to be damaged."""
         return {task: clean_up.damage.pairs for task, clean_up in self._clean_ups.items()}
 
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Call this whenever :meth:`check_up` has something to do, from whichever thread."""
-        for clean_up in self._clean_ups.values():
-            clean_up.damage.watch(changed)
+    def when_damaged(self, repair: Callable[[], bool]) -> None:
+        """See :meth:`statemgr.StateManager.when_damaged`."""
+        self._when_damaged = repair
+        self._look_for_damage()  # there may have been damage before
 
-    def check_up(self) -> bool:
-        """Look for damage in the current checkpoints, on another thread than the owner's; ask the owner to repair it.
+    def _look_for_damage(self) -> None:
+        self._repairs.wake("checking and repairing the backups", self._check_up)
 
-        Returns: whether nothing is left to do. Raises: StatemgrError; then it is worth another try.
-        """
+    def _check_up(self) -> bool:
+        """Look for damage in the current checkpoints; ask the owner to repair it. Returns: whether nothing is left."""
         done = True
         for task, clean_up in self._clean_ups.items():
             record, suspicion = self.published.records[task], clean_up.damage.suspicion
             if record is None or suspicion is None:
                 continue
-            found = find_damage(self._parts, task, record.current)
+            found = find_damage(self._services, task, record.current)
             if self.published.records[task] is record:
                 clean_up.damage.checked(suspicion, found)
             else:
                 done = False  # it was evicted meanwhile, perhaps, and its blobs deleted
-        if any(self.damaged.values()) and self.when_damaged is not None:
-            done = self.when_damaged() and done
+        if any(self.damaged.values()) and self._when_damaged is not None:
+            done = self._when_damaged() and done
         return done
 
     def repair(self) -> Mapping[str, Checkpoint]:
@@ -89,10 +123,10 @@ class WholeJob:
         """
         if self._fenced is not None:
             raise self._fenced
-        self._cleaned_up()
+        self._cleaner.take()
         self._settled(())
         damaged, records = self.damaged, [record for record in self.published.records.values() if record is not None]
-        possible = len(records) == len(self.published.records) and all(can_repair(self._parts, r) for r in records)
+        possible = len(records) == len(self.published.records) and all(can_repair(self._services, r) for r in records)
         if not possible or not any(damaged.values()):
             return self._checkpoints()
         batches = {record.current.batch for record in records}
@@ -101,9 +135,9 @@ class WholeJob:
         def again(record: CheckpointRecord) -> PreparedCommit:
             current, published = record.current, self.published
             base = CommitBase(record.task, published.layout, published.epoch, current, damaged[record.task])
-            return prepare_repair(self._parts, record, base, attachments=repeated_attachments(current))[1]
+            return prepare_repair(self._services, record, base, attachments=repeated_attachments(current))[1]
 
-        with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-repair") as pool:
+        with self._services.executors.pool("repair", _PARALLELISM) as pool:
             commits = list(pool.map(again, records))
         return self.publish(commits, batch, wait=False)
 
@@ -120,11 +154,11 @@ class WholeJob:
         """Publish one commit per task, then clean up. See :meth:`statemgr.StateManager.publish`."""
         if self._fenced is not None:
             raise self._fenced
-        self._cleaned_up()
+        self._cleaner.take()
         try:
             published = self._publish(commits, batch, inputs)
             if wait:
-                self._cleaned_up()
+                self._cleaner.take()
             return published
         except FencedError as error:
             if all(commit.epoch == self.published.epoch for commit in commits):  # else they are stale, not the owner
@@ -142,7 +176,7 @@ class WholeJob:
         outstanding = {task: clean_up.outstanding for task, clean_up in self._clean_ups.items()}
         try:
             publish(
-                self._parts,
+                self._services,
                 self.publisher,
                 self._log,
                 self.published,
@@ -163,7 +197,7 @@ class WholeJob:
         if self._fenced is not None:
             raise self._fenced
         try:
-            confirm(self._parts, self._log, self.published)
+            confirm(self._services, self._log, self.published)
         except FencedError as error:
             self._fenced = error
             raise
@@ -172,11 +206,11 @@ class WholeJob:
         """Whether these very commits were published by an earlier call whose acknowledgement was lost."""
         if self._unsettled is None:
             return False
-        was_published = settle(self._parts, self.publisher, self._log, self.published)
+        was_published = settle(self._services, self.publisher, self._log, self.published)
         (sent, before), self._unsettled = self._unsettled, None
         if was_published:
             self._after(sent, before)
-            self._cleaned_up()
+            self._cleaner.take()
         return was_published and {c.attempt for c in sent} == {c.attempt for c in commits}
 
     def _after(self, commits: Sequence[PreparedCommit], before: Mapping[str, CheckpointRecord | None]) -> None:
@@ -189,15 +223,15 @@ class WholeJob:
             self._look_again(self._clean_ups[commit.task].damage)
             self._clean_ups[commit.task].after_publish(before[commit.task], record, commit)
             try:
-                remember_published(self._parts, commit.task)
+                remember_published(self._services, commit.task)
             except OSError as error:
                 log.warning("task %s: cannot note its publish on this machine: %s", commit.task, error)
 
         def clean_up_all() -> None:
-            with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="statemgr-clean-up") as pool:
+            with self._services.executors.pool("clean-up", _PARALLELISM) as pool:
                 list(pool.map(clean_up, commits))
 
-        self._cleaning = self._cleaner.submit(clean_up_all)
+        self._cleaner.start(clean_up_all)
 
     @staticmethod
     def _look_again(damage: Damage) -> None:
@@ -206,16 +240,10 @@ class WholeJob:
             damage.repaired(pairs)
             damage.suspect()
 
-    def _cleaned_up(self) -> None:
-        """Return when the last publish has been cleaned up after."""
-        cleaning, self._cleaning = self._cleaning, None
-        if cleaning is not None:
-            cleaning.result()
-
     def close(self) -> None:
         """Finish the clean-up, and let the publisher go."""
-        self.closed = True
-        self._cleaner.shutdown()
+        self._repairs.close()
+        self._cleaner.close()
         self.publisher.close()
 
     def _checkpoints(self) -> Mapping[str, Checkpoint]:

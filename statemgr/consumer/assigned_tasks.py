@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
 from confluent_kafka import Consumer, TopicPartition
 
-from statemgr.config import JobConfig
+from statemgr.backends.services import Services
+from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.consumer.group_offsets import GroupOffsets
-from statemgr.consumer.owned_task import OwnedTask
 from statemgr.errors import OpeningCancelled
 from statemgr.ids import task_name
+from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.kafka.input_position import InputPosition
 from statemgr.tasks.task import Task
 
@@ -35,7 +36,7 @@ class Opener(Protocol):
     def open_task(self) -> Callable[..., Task]: ...
 
 
-class OwnedTasks:
+class AssignedTasks:
     """Used on the loop's thread alone. Tasks are opened on threads of its own.
 
     Args:
@@ -45,29 +46,28 @@ class OwnedTasks:
 
     def __init__(
         self,
-        config: JobConfig,
+        services: Services,
         opener: Opener,
         consumer: Consumer,
         topics: Sequence[str],
         permissions: Mapping[str, Any],
     ) -> None:
-        self._config = config
+        self._services = services
         self._opener = opener
         self._consumer = consumer
         self._topics = list(topics)
         self._permissions = dict(permissions)
-        self._never_jumps = bool(getattr(consumer, "never_jumps", False))
         self._group = GroupOffsets(consumer)
         self._opened: set[str] = set()
-        self._owned: dict[int, OwnedTask] = {}
+        self._owned: dict[int, AssignedTask] = {}
         #: (topic, partition) → its task and position
-        self._by_place: dict[tuple[str, int], tuple[OwnedTask, InputPosition]] = {}
-        self._openers = ThreadPoolExecutor(_OPENERS, thread_name_prefix="statemgr-restore")
+        self._by_place: dict[tuple[str, int], tuple[AssignedTask, InputPosition]] = {}
+        self._openers = services.executors.pool("restore", _OPENERS)
 
-    def __iter__(self) -> Iterator[OwnedTask]:
+    def __iter__(self) -> Iterator[AssignedTask]:
         return iter(self._owned.values())
 
-    def find(self, topic: str | None, partition: int | None) -> tuple[OwnedTask, InputPosition] | None:
+    def find(self, topic: str | None, partition: int | None) -> tuple[AssignedTask, InputPosition] | None:
         """The task of a source partition, and its position in it; None when it is not owned."""
         return self._by_place.get((topic, partition))  # type: ignore[arg-type]
 
@@ -77,31 +77,32 @@ class OwnedTasks:
         opening = [index for index in lost if index not in self._owned]
         fencing = self._openers.submit(self._fence, {task_name(index): lost[index] for index in opening})
         for index in opening:
-            self._owned[index] = OwnedTask(
+            self._owned[index] = AssignedTask(
                 index,
                 self._openers.submit(self._open, index, fencing, lost[index]),
-                self._config.commit_max_delay_ms / 1000,
-                self._config.commit_timeout_ms / 1000,
+                self._services.clock,
+                self._services.config.commit_max_delay_ms / 1000,
+                self._services.config.commit_timeout_ms / 1000,
                 lost=lost[index],
                 skip=self._first(index).get(_SKIP, False),
             )
         for partition in partitions:
             owned = self._owned[partition.partition]
-            position = InputPosition(self._consumer, partition, never_jumps=self._never_jumps)
+            position = self._position(partition)
             owned.inputs.append(position)
             self._by_place[partition.topic, partition.partition] = owned, position
 
-    def open_again(self, owned: OwnedTask) -> None:
+    def open_again(self, owned: AssignedTask) -> None:
         """Open a task again whose local files are damaged or gone: it is restored from a backend."""
         assert owned.task is not None
         owned.task.close()
         fencing = self._openers.submit(self._fence, {task_name(owned.index): owned.lost})
-        inputs = [InputPosition(self._consumer, p.place, never_jumps=self._never_jumps) for p in owned.inputs]
+        inputs = [self._position(position.place) for position in owned.inputs]
         owned.open_again(self._openers.submit(self._open, owned.index, fencing, owned.lost), inputs)
         for position in inputs:
             self._by_place[position.place.topic, position.place.partition] = owned, position
 
-    def told(self, owned: OwnedTask, published: Mapping[str, int]) -> None:
+    def told(self, owned: AssignedTask, published: Mapping[str, int]) -> None:
         """Tell the group of a published checkpoint."""
         self._group.tell([position.place for position in owned.inputs], published)
 
@@ -113,7 +114,7 @@ class OwnedTasks:
         leaving = [self._owned[index] for index in sorted(self._owned.keys() & set(tasks))]
         if not leaving:
             return
-        with ThreadPoolExecutor(_LAST_COMMITS, thread_name_prefix="statemgr-last-commit") as pool:
+        with self._services.executors.pool("last-commit", _LAST_COMMITS) as pool:
             commits = [pool.submit(owned.commit_and_wait, lambda: not stopping()) for owned in leaving]
             while wait(commits, 0.1).not_done:
                 stopping()
@@ -153,6 +154,10 @@ class OwnedTasks:
             self.close()
         finally:
             self._openers.shutdown(wait=True, cancel_futures=True)
+
+    def _position(self, place: TopicPartition) -> InputPosition:
+        never_jumps = isinstance(self._consumer, GroupConsumer)
+        return InputPosition(self._consumer, place, self._services.clock, never_jumps=never_jumps)
 
     def _first(self, index: int) -> Mapping[str, Any]:
         """Permissions are for the first opening of a task alone."""

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from statemgr.consumer.owned_task import OwnedTask
+from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.errors import DiskFull, OutcomeUnknownError, StatemgrError
+from statemgr.local.clock import SystemClock
 
 
 class FailingTask:
@@ -28,12 +29,12 @@ class FailingTask:
         raise self.error
 
 
-def owned(error: StatemgrError, timeout_s: float) -> tuple[OwnedTask, FailingTask]:
+def owned(error: StatemgrError, timeout_s: float) -> tuple[AssignedTask, FailingTask]:
     """A restored task with something to commit."""
     task = FailingTask(error)
     opening: Future[Any] = Future()
     opening.set_result(task)
-    found = OwnedTask(0, opening, 1.0, timeout_s)
+    found = AssignedTask(0, opening, SystemClock(), 1.0, timeout_s)
     assert found.restored()
     found.dirty = True
     return found, task

@@ -1,0 +1,50 @@
+"""What the attempts of one process have in common: the job's services, and what goes on between the attempts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from statemgr.backends.services import Services
+from statemgr.config import JobConfig, StoreConfig
+from statemgr.flows.attempt_snapshots import AttemptSnapshots
+from statemgr.flows.compaction import Compactions
+from statemgr.flows.sweep import Sweep
+from statemgr.local import levels, open_store
+from statemgr.ports import LocalStore
+from statemgr.wiring import open_services
+
+
+class AttemptHost:
+    """One per process and configuration: many short attempts share it.
+
+    Attributes:
+        services: the job's services; a store that they open is meant to be open for a moment only.
+        attempts: IDs of the attempts that are open.
+        background: for what nobody waits for.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self.services = replace(services, open_store=_open_briefly)
+        self.attempts: set[str] = set()
+        self.background = services.executors.worker("host", background=True)
+        job = levels.check(services.config.state_dir, services.config.job_name, services.config.job_id)
+        self.snapshots = AttemptSnapshots(services)
+        self.compactions = Compactions(services, job / "compaction.lock")
+        self.sweep = Sweep(services, job / "swept")
+
+
+def attempt_host(config: JobConfig) -> AttemptHost:
+    """The host of this process's attempts at tasks of a job."""
+    return _host(json.dumps(config.to_mapping(), sort_keys=True))
+
+
+@lru_cache(maxsize=8)
+def _host(mapping: str) -> AttemptHost:
+    return AttemptHost(open_services(JobConfig.from_mapping(json.loads(mapping))))
+
+
+def _open_briefly(store: StoreConfig, directory: Path, read_first: bool) -> LocalStore:
+    return open_store(store.type, directory, store.rocksdb, read_first=read_first, briefly=True)
