@@ -19,7 +19,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench test test-containers lint format dev-up dev-down clean
+.PHONY: help install demo bench test test-long test-all test-containers lint format dev-up dev-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' Makefile
@@ -35,7 +35,13 @@ demo: $(STAMP) ## Run the demo (BLOB=s3, INPUT=file.csv.gz KEY=column SUM="colum
 bench: $(STAMP) ## Measure beside the references (PEERS=directory of harnesses, ARGS="--case NAME --size small")
 	@$(BIN)/statemgr bench $(if $(PEERS),--peers $(call quoted,$(PEERS))) $(ARGS)
 
-test: $(STAMP) ## Run the whole test suite on local servers (PYTEST_ARGS=...)
+test: $(STAMP) ## Run the tests on local servers, but for the long ones (PYTEST_ARGS=...)
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not long' $(PYTEST_ARGS)
+
+test-long: $(STAMP) ## Run the long tests: full crash matrices, several brokers, long properties
+	@$(BIN)/python -m pytest $(PARALLEL) -m long $(PYTEST_ARGS)
+
+test-all: $(STAMP) ## Run every test
 	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 test-containers: $(STAMP) ## Run the integration tests on containers (needs Docker)

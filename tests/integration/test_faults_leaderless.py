@@ -20,6 +20,7 @@ from statemgr_tools.dev.kafka import KafkaBroker
 from tests.kafka_jobs import committed, job, wait_until
 from tests.second_broker import SecondBroker
 
+pytestmark = pytest.mark.long
 _TOPIC = "elsewhere"
 
 
