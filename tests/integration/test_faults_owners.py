@@ -13,7 +13,7 @@ import pytest
 
 from statemgr import JobConfig, StateManager, Task
 from statemgr.errors import FencedError, MissingState
-from statemgr.flows.open_job import guard_targets
+from statemgr.flows import open_job
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
 from statemgr.local.clock import SystemClock
@@ -149,13 +149,13 @@ def test_the_very_first_publish_fences_the_other_owner(
     to delete them: they are the first one's."""
     config = job(forgetful, tmp_path)
     with StateManager(config) as older, StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as newer:
-        driver = Driver(older)
+        driver, guard = Driver(older), open_job._guard_targets
 
         def overtaken(*args: Any) -> Any:
             monkeypatch.undo()
             forgotten(forgetful, *ids(config))
             driver.commit(1)
-            return guard_targets(*args)
+            return guard(*args)
 
         if when == "a task commits":
             owner = newer.open_task(TASK)
@@ -164,7 +164,7 @@ def test_the_very_first_publish_fences_the_other_owner(
             driver.commit(1)
         else:
             act = partial(newer.open_task, TASK) if when == "a task opens" else newer.acquire
-            monkeypatch.setattr("statemgr.manager.guard_targets", overtaken)
+            monkeypatch.setattr(open_job, "_guard_targets", overtaken)
         with pytest.raises(FencedError, match="another owner published"):
             act()
         driver.commit(2)

@@ -8,7 +8,7 @@ import pytest
 
 from statemgr.errors import CorruptError, MissingError, RetryableError
 from tests.commits import TASK, commit, current, totals
-from tests.integration.test_repair import BLOBS, STATE, delete, dual
+from tests.integration.test_repair import FACTORY, KINDS, STATE, delete, dual
 from tests.kafka_jobs import wait_until
 from tests.loop_members import make_topic, member, produce
 from tests.servers import KafkaServer
@@ -17,19 +17,19 @@ MESSAGES = 400
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-@pytest.mark.parametrize("factory", BLOBS)
-def test_a_loop_repairs_what_its_opening_finds(kafka: KafkaServer, tmp_path: Path, factory: str, busy: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_repairs_what_its_opening_finds(kafka: KafkaServer, tmp_path: Path, kind: str, busy: bool) -> None:
     """FAULT 45: the snapshot's index is gone and nobody reads it: it is made again while input arrives and while none
     does; every message is counted once."""
     topic = kafka.fresh_name("in")
     make_topic(kafka, topic, 1)
-    config = dual(kafka, tmp_path, factory, task__commit__ms=100)
+    config = dual(kafka, tmp_path, kind, task__commit__ms=100)
     commit(config, STATE, {f"{topic}-0": 0})
     delete(config, tmp_path, "index")
 
     def restored() -> dict[bytes, bytes]:
         try:
-            return totals(config, factory)[TASK]
+            return totals(config, FACTORY)[TASK]
         except (MissingError, CorruptError, RetryableError):
             return {}
 

@@ -11,7 +11,7 @@ import pytest
 from statemgr import JobConfig, StateManager
 from statemgr.engine import MicroBatch, read_attachment
 from tests.commits import TASK, attempt, blob_files, current, totals
-from tests.integration.test_repair import BLOBS, delete, is_whole, record_of, wait_until
+from tests.integration.test_repair import FACTORY, KINDS, delete, is_whole, record_of, wait_until
 from tests.jobs import job_mapping, with_changes
 from tests.servers import KafkaServer
 
@@ -21,16 +21,18 @@ ROWS = {"output": random.Random(0).randbytes(20_000)}
 ITEMS = {b"key": random.Random(1).randbytes(80_000)}
 
 
-def job(kafka: KafkaServer, directory: Path, factory: str) -> JobConfig:
+def job(kafka: KafkaServer, directory: Path, kind: str) -> JobConfig:
     """A job of two tasks in dual commit."""
-    mapping = job_mapping(kafka, directory, backup=("kafka-changelog", factory), restore=("kafka-changelog",), tasks=2)
-    return JobConfig.from_mapping(mapping | {"task.checkpoint.retained": 2})
+    mapping = job_mapping(kafka, directory, backup=("kafka-changelog", FACTORY), restore=("kafka-changelog",), tasks=2)
+    return JobConfig.from_mapping(
+        mapping | {"task.checkpoint.retained": 2, "task.commit.snapshot.interval": KINDS[kind]}
+    )
 
 
-@pytest.mark.parametrize("factory", BLOBS)
-def test_damage_is_repaired_between_the_batches(kafka: KafkaServer, tmp_path: Path, factory: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_is_repaired_between_the_batches(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
     """FAULT 45, invariant 12: no micro-batch comes; the repair keeps the batch, its output and its sequence number."""
-    config = job(kafka, tmp_path, factory)
+    config = job(kafka, tmp_path, kind)
     with StateManager(config) as manager:
         epoch = manager.acquire()
         prepared = [attempt(config, epoch, task, ITEMS, 7, ROWS) for task in (TASK, OTHER)]
@@ -50,8 +52,8 @@ def test_damage_is_repaired_between_the_batches(kafka: KafkaServer, tmp_path: Pa
         manager.when_damaged(repair)
         assert repaired.wait(60)
         after = record_of(config).current
-        assert is_whole(config, factory, ITEMS)
-        assert totals(config, factory)[OTHER] == ITEMS
+        assert is_whole(config, ITEMS)
+        assert totals(config, FACTORY)[OTHER] == ITEMS
         assert (after.batch, after.input_offsets, after.stores) == (BATCH, {"orders-0": 7}, before.current.stores)
         assert after.sequence == before.current.sequence + 1
         assert after.output_sequence == before.current.sequence
@@ -67,13 +69,13 @@ def test_damage_is_repaired_between_the_batches(kafka: KafkaServer, tmp_path: Pa
         ]
         manager.publish(prepared, BATCH)
         assert record_of(config).current.output_sequence == after.sequence + 1
-    assert totals(config, factory) == {TASK: ITEMS | {b"next": b"1"}, OTHER: ITEMS | {b"next": b"1"}}
+    assert totals(config, FACTORY) == {TASK: ITEMS | {b"next": b"1"}, OTHER: ITEMS | {b"next": b"1"}}
 
 
-@pytest.mark.parametrize("factory", BLOBS)
-def test_what_an_attempt_fell_back_from_is_in_its_commit(kafka: KafkaServer, tmp_path: Path, factory: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_an_attempt_fell_back_from_is_in_its_commit(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
     """FAULT 45: an executor restores from the changelog, since blobs are damaged, and its commit makes them again."""
-    config = with_changes(job(kafka, tmp_path, factory), task__restore__factories=[factory, "kafka-changelog"])
+    config = with_changes(job(kafka, tmp_path, kind), task__restore__factories=[FACTORY, "kafka-changelog"])
     with StateManager(config) as manager:
         epoch = manager.acquire()
         manager.publish([attempt(config, epoch, task, ITEMS, 7) for task in (TASK, OTHER)], BATCH)
@@ -86,4 +88,4 @@ def test_what_an_attempt_fell_back_from_is_in_its_commit(kafka: KafkaServer, tmp
     with StateManager(moved) as manager:
         epoch = manager.acquire()
         manager.publish([attempt(moved, epoch, task, {b"b": b"2"}, 8) for task in (TASK, OTHER)], BATCH)
-    assert totals(config, factory)[TASK] == ITEMS | {b"b": b"2"}
+    assert totals(config, FACTORY)[TASK] == ITEMS | {b"b": b"2"}
