@@ -104,7 +104,6 @@ class BytesReader:
         return None
 
     def readinto(self, buffer: memoryview) -> int:
-        """As the port says."""
         size = min(len(buffer), len(self._data))
         buffer[:size] = self._data[:size]
         self._data = self._data[size:]

@@ -1,14 +1,14 @@
-"""Snapshots of stores that are opened for one attempt at a time: made in the background, from what is published.
+"""Background snapshots of stores that are opened for one attempt at a time, made from the published state.
 
-Steps, beside the attempts of a process, for one store at a time:
+Steps, next to the attempts of a process, for one store at a time:
 
-1. when an attempt opens at a published checkpoint: is a snapshot due, and is none offered yet
+1. when an attempt opens at a published checkpoint, check whether a snapshot is due and no offer of one exists
 2. link the local copy of that state into a directory of its own
-3. upload what the last snapshot lacks, and leave an offer on this machine
-4. the next attempt that prepares a commit here begins with it, and leaves out the segments that it covers
+3. upload the files that the last snapshot lacks, and leave an offer on this machine
+4. the next attempt that prepares a commit here begins with the snapshot, and leaves out the segments that it covers
 
-Nothing here changes what is current. What fails is tried again by a later attempt; an attempt that finds twice as
-much as makes a snapshot due makes it itself (:func:`overdue_stores`).
+Nothing here changes which state is current. A later attempt retries a failure. An attempt that finds twice as much as
+makes a snapshot due makes the snapshot itself (:func:`overdue_stores`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from statemgr.phases import Phase, announce
 from statemgr.ports import Backlog, SegmentBackupManager, StoreSnapshot
 
 log = logging.getLogger(__name__)
-#: How many intervals an attempt lets pass before it makes the snapshot itself.
+#: Intervals after which an attempt makes the snapshot itself.
 _OVERDUE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    """A store that was opened at a published state: that state's ID, a backend, and what it has published of it."""
+    """A store that was opened at a published state: the state ID, a backend, and its published chain."""
 
     store: OpenStore
     state_id: str
@@ -44,12 +44,12 @@ class _Published:
     interval: SnapshotInterval
 
     def is_over(self, intervals: int) -> bool:
-        """Whether so many intervals lie behind the last snapshot, by commits or bytes."""
+        """Whether the last snapshot is more than so many intervals old, by commits or bytes."""
         commits, size = self.backlog.segments // intervals, self.backlog.size // intervals
         return self.interval.is_over(commits, size, share=share_of_interval(self.store.identity))
 
     def is_due(self, services: Services) -> bool:
-        """Whether one interval does, by commits, bytes or time. A snapshot that is lost is as old as can be."""
+        """Whether it is more than one interval old, by commits, bytes or time. A lost snapshot is always due."""
         if self.is_over(1):
             return True
         if self.interval.seconds is None:
@@ -72,7 +72,7 @@ class AttemptSnapshots:
         self.worker: Worker[None] = Worker(services, "snapshot", services.config.job_name, background=True)
 
     def start(self, stores: Mapping[str, OpenStore], checkpoint: Checkpoint) -> None:
-        """Step 1, with stores that were just opened at a checkpoint; the rest has a thread of its own."""
+        """Step 1, for stores that were just opened at a checkpoint. The other steps run on another thread."""
         if self.worker.busy:
             return
         try:
@@ -81,7 +81,7 @@ class AttemptSnapshots:
             overdue = {one.store.identity.store for one in found if one.is_over(_OVERDUE)}
             due = (one for one in found if one.store.identity.store not in overdue and one.is_due(self._services))
             first = next(due, None)
-        except Exception as error:  # no attempt fails by it
+        except Exception as error:  # an attempt must not fail because of it
             log.warning("no snapshot is made next to this attempt: %s", error)
             return
         if first is not None:
@@ -95,7 +95,7 @@ class AttemptSnapshots:
         announce(Phase.MATERIALIZE, subject, identity.job_key)
         copy = directories.find(found.state_id)
         if copy is None:
-            return  # a later attempt has tidied it away
+            return  # a later attempt has removed it
         own = directories.clone(copy)
         try:
             made, attempt = found.store.finished(own), self._services.ids.attempt_id()
@@ -108,8 +108,11 @@ class AttemptSnapshots:
 
 
 def overdue_stores(services: Services, stores: Mapping[str, OpenStore], checkpoint: Checkpoint | None) -> list[str]:
-    """The stores that an attempt had better store as snapshots than as segments, since nobody else has: by commits and
-    bytes, so that a job that seldom commits still has its snapshots made in the background.
+    """The stores that an attempt should store as snapshots instead of segments, because nobody has made their
+    snapshots.
+
+    Counts commits and bytes, but not time, so that a job that seldom commits still has its snapshots made in the
+    background.
 
     Raises: UnavailableError, AccessDenied.
     """
@@ -119,7 +122,7 @@ def overdue_stores(services: Services, stores: Mapping[str, OpenStore], checkpoi
 
 
 def _published(services: Services, stores: Mapping[str, OpenStore], checkpoint: Checkpoint) -> Iterator[_Published]:
-    """What is published on top of a snapshot, where no newer one is offered."""
+    """The published chains of stores that have no offer of a newer snapshot."""
     for name, store in stores.items():
         for factory, manager in services.segment_backends(store.config):
             marker = checkpoint.marker(factory, name)
@@ -128,7 +131,7 @@ def _published(services: Services, stores: Mapping[str, OpenStore], checkpoint: 
             try:
                 backlog = manager.backlog(store.identity, marker)
             except (MissingError, CorruptError):
-                continue  # the commit finds that, too, and fills the backend anew
+                continue  # the commit notices that too, and fills the backend again
             if backlog.segments and not backlog.waiting:
                 interval = services.config.snapshot_interval
                 yield _Published(store, checkpoint.stores[name], manager, marker, backlog, interval)

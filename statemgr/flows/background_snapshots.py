@@ -1,13 +1,15 @@
-"""Materialisation: snapshots of stores whose commits are segments of changes, made in the background.
+"""Background snapshots (materialisation) of stores whose commits are segments of changes.
 
-Steps, for one store at a time, while its task goes on:
+Steps, for one store at a time, while its task continues:
 
-1. decide whether one is due: by commits, bytes or time since the last, spread over the tasks of a job
+1. decide whether a snapshot is due, by commits, bytes or time since the last one, at different times for different
+   tasks
 2. make a checkpoint directory
-3. upload what the last snapshot lacks, and keep the directory as the local copy that a restart here begins with
-4. the next commit begins with it and leaves out the segments that it covers
+3. upload the files that the last snapshot lacks, and keep the directory as the local copy for a restart on this machine
+4. the next commit begins with the snapshot, and leaves out the segments that it covers
 
-Nothing here changes what is current. Failures are tolerated up to a limit: the segments keep everything meanwhile.
+Nothing here changes which state is current. Failures are tolerated up to a limit, because the segments keep everything
+meanwhile.
 """
 
 from __future__ import annotations
@@ -32,19 +34,19 @@ log = logging.getLogger(__name__)
 
 
 class SnapshotMetrics(Protocol):
-    """What is told of the snapshots of one task's stores."""
+    """Receives numbers about the snapshots of one task's stores."""
 
     def backlog(self, store: str, segments: int, size: int) -> None:
-        """The published chain of a store has so many segments, of so many bytes."""
+        """Set the number and the bytes of the segments in a store's published chain."""
         ...
 
     def materialized(self, store: str, seconds: float | None) -> None:
-        """A snapshot was made in so many seconds; None for one that failed."""
+        """Count a snapshot that took ``seconds``; None if it failed."""
         ...
 
 
 class BackgroundSnapshots:
-    """The background snapshots of one task's stores. ``suspect`` is called when what is published looks damaged."""
+    """The background snapshots of one task's stores. ``suspect`` is called if a published chain looks damaged."""
 
     def __init__(
         self,
@@ -60,17 +62,17 @@ class BackgroundSnapshots:
         self._stores = stores
         self._metrics = metrics
         now, interval = services.clock.monotonic(), services.config.snapshot_interval.seconds or 0
-        #: store → when its last snapshot was begun; the first interval is cut short
+        #: store → start of its last snapshot; the first interval is shorter
         self._last = {name: now - interval * (1 - share_of_interval(store.identity)) for name, store in stores.items()}
         self.worker: Worker[None] = Worker(services, f"snapshot-{task}", f"task {task}")
-        #: Held while the database is used.
+        #: Held while a snapshot uses the database.
         self._at_database = threading.Lock()
-        #: store → snapshots in a row that have failed, and the last one's error until a commit has raised it
+        #: store → number of snapshots that failed in a row, and the last error until a commit has raised it
         self._failures: dict[str, int] = {}
         self._failed: dict[str, Exception] = {}
 
     def after_commit(self, checkpoint: Checkpoint) -> None:
-        """Start what is due, one store at a time. What fails in finding out is tried after the next commit."""
+        """Start a due snapshot, one store at a time. If the check fails, the next commit checks again."""
         if self.worker.closing:
             return
         for name, store in sorted(self._stores.items(), key=lambda item: self._last[item[0]]):
@@ -85,10 +87,10 @@ class BackgroundSnapshots:
                 self._last[name] = self._services.clock.monotonic()
 
     def check(self) -> None:
-        """Before a commit. Raises: RetryableError when snapshots have failed more often than is tolerated."""
+        """Before a commit. Raises: RetryableError if more snapshots in a row have failed than are tolerated."""
         for store, error in tuple(self._failed.items()):
             if self._failures[store] > self._services.config.tolerated_snapshot_failures:
-                del self._failed[store]  # the next commit may go on, and a snapshot is tried again
+                del self._failed[store]  # let the next commit continue and try a snapshot again
                 raise RetryableError(
                     f"{self._failures[store]} snapshots in a row have failed: {error}",
                     hint="segments have everything, but a restore takes longer with each commit; mend what it says",
@@ -98,7 +100,7 @@ class BackgroundSnapshots:
                 ) from error
 
     def close(self) -> None:
-        """Give up what is being uploaded: it expires. Waits only until the database is not used any more."""
+        """Stop uploading; the uploaded blobs expire. Waits only until the database is no longer in use."""
         self.worker.close(wait=False)
         with self._at_database:
             pass
@@ -106,7 +108,7 @@ class BackgroundSnapshots:
     # --- step 1 ---------------------------------------------------------------------------------------------------
 
     def _due(self, store: OpenStore, checkpoint: Checkpoint) -> tuple[SegmentBackupManager, Marker] | None:
-        """The backend that a snapshot of the store is due in, and the marker that it has published."""
+        """The backend in which a snapshot of the store is due, and its published marker."""
         name = store.identity.store
         for factory, manager in self._services.segment_backends(store.config):
             marker = checkpoint.marker(factory, name)
@@ -132,7 +134,7 @@ class BackgroundSnapshots:
             self._metrics.materialized(name, self._services.clock.monotonic() - begun)
             self._failures.pop(name, None)
             self._failed.pop(name, None)
-        except Exception as error:  # whatever it is: nobody waits for this thread
+        except Exception as error:  # any exception: nobody waits for this thread
             if self.worker.closing:
                 return
             self._failures[name] = self._failures.get(name, 0) + 1
@@ -153,9 +155,9 @@ def materialize(
 
     Args:
         manager: the backend that gets it.
-        marker: what the backend has published of the store.
-        at_database: held while the store's database is used.
-        go_on: asked now and then; what it raises gives the snapshot up.
+        marker: the backend's published marker of the store.
+        at_database: a lock to hold while using the store's database.
+        go_on: called now and then; an exception from it ends the snapshot.
 
     Raises: RetryableError, AccessDenied, DiskFull, CorruptError, ClosedError.
     """
@@ -177,6 +179,6 @@ def materialize(
 
 
 def share_of_interval(identity: StoreIdentity) -> float:
-    """From 1/2 to 1, spread evenly over tasks and stores: those that begin together do not go on together."""
+    """From 1/2 to 1, spread evenly over tasks and stores, so that their snapshots are due at different times."""
     digest = content_hash(f"{identity.job_name}/{identity.job_id}/{identity.task}/{identity.store}".encode())
     return 0.5 + int.from_bytes(digest[:4], "big") / 2**33

@@ -1,16 +1,18 @@
-"""Compaction of stores that are opened for one attempt at a time: next to the attempts, in a copy of their local state.
+"""Compacts stores that are opened for one attempt at a time, next to the attempts, in a copy of their local state.
 
 A store that is closed after every micro-batch is closed before RocksDB's own compaction ends. Steps, for one store at a
 time on a machine:
 
-1. when an attempt has kept its local copy: are more files waiting than the task's share of the limit
-2. link the copy into a directory of its own, and let RocksDB compact that
-3. put the result in the place of the copy, whose content it has
-4. the next attempt on this machine begins with it: at the same state, or, where the backend keeps segments, at a later
-   one, by applying the segments between (:meth:`statemgr.ports.SegmentBackupManager.note_compacted`)
+1. when an attempt has kept its local copy, check whether more files wait for compaction than the task's share of the
+   limit
+2. link the copy into a directory of its own, and let RocksDB compact that directory
+3. replace the copy by the result, which has the same content
+4. the next attempt on this machine begins with it: at the same state, or, if the backend keeps segments, at a later
+   state by applying the segments in between (:meth:`statemgr.ports.SegmentBackupManager.note_compacted`)
 
-Tasks begin at different numbers of files, so they are not due together. Nothing waits for a compaction, but an attempt
-that finds very many files (:func:`most_files`), because none has ended in time, lets its own store compact.
+Tasks begin at different numbers of files, so that they are not due together. Nothing waits for a compaction. But an
+attempt that finds very many files (:func:`most_files`), because no compaction has ended in time, compacts its own
+store.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ from statemgr.local.owners import exclusive_if_free
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import SegmentBackupManager
 
-#: Files of level 0 from which on a store is compacted next to the attempts: half of it to all of it, by task.
+#: Files in level 0 from which a store is compacted next to the attempts: half to all of this number, by task.
 _LIMIT = 10
-#: And from which on an attempt does it itself: below RocksDB's limit of 20, where writes become slow.
+#: Files from which an attempt compacts itself: below 20, where RocksDB slows writes down.
 _MOST = 18
 _LEVEL0 = "rocksdb.num-files-at-level0"
 
 
 def most_files(store: OpenStore) -> int:
-    """How many files of level 0 an attempt leaves to others."""
+    """Number of files in level 0 from which an attempt compacts its own store."""
     return _MOST - int(_LIMIT * (1 - share_of_interval(store.identity)))
 
 
@@ -44,7 +46,7 @@ class Compactions:
     """The compactions of one process. Safe to use from many threads.
 
     Args:
-        lock: a file by which the processes of a machine take turns.
+        lock: a lock file, so that the processes of a machine take turns.
     """
 
     def __init__(self, services: Services, lock: Path) -> None:
@@ -53,7 +55,7 @@ class Compactions:
         self.worker: Worker[None] = Worker(services, "compaction", services.config.job_name, background=True)
 
     def start(self, stores: Mapping[OpenStore, str]) -> None:
-        """Step 1, with stores and the states of which an attempt has kept copies; the rest has a thread of its own."""
+        """Step 1, for stores and the state IDs of their local copies. The other steps run on another thread."""
         due = next((store for store in stores if _files(store) >= _limit(store)), None)
         if due is not None:
             what = f"the compaction of {due.identity.task}/{due.identity.store}"
@@ -89,7 +91,7 @@ class Compactions:
 
 
 def restores_first(services: Services, config: StoreConfig) -> Iterator[tuple[str, SegmentBackupManager]]:
-    """The backend that a store is restored from by preference, if it keeps segments: factory and manager."""
+    """The preferred restore backend of a store, if it keeps segments: factory and manager."""
     return (
         (name, manager)
         for name, manager in services.segment_backends(config)
@@ -98,10 +100,10 @@ def restores_first(services: Services, config: StoreConfig) -> Iterator[tuple[st
 
 
 def make_way(services: Services, task: str, checkpoint: Checkpoint) -> dict[str, set[str]]:
-    """Before an attempt opens its stores: where a compacted directory of an earlier state is here, and the segments
-    between are known, the copy of the checkpoint's own state is removed, so that the restore begins with the former.
+    """Before an attempt opens its stores: make the restore begin with a compacted directory of an earlier state, if
+    there is one and the segments in between are known. Removes the copy of the checkpoint's own state for that.
 
-    Returns: store → the states of compacted directories, which are kept until they are used.
+    Returns: store → the state IDs of compacted directories, which are kept until they are used.
     """
     kept: dict[str, set[str]] = {}
     for name, config in services.config.stores.items():
@@ -112,7 +114,7 @@ def make_way(services: Services, task: str, checkpoint: Checkpoint) -> dict[str,
             try:
                 kept[name] = set(manager.compacted(services.identity(task, name), marker))
             except StatemgrError:
-                continue  # the restore finds that, too
+                continue  # the restore notices that too
             directories = services.directories(task, name)
             own = checkpoint.stores[name]
             if own not in kept[name] and any(directories.find(state_id) for state_id in kept[name]):

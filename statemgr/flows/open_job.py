@@ -1,13 +1,13 @@
-"""Opening, the part that a task and a whole job share: topics, fencing, reading, and what has to be filled again.
+"""Opening: the part that a task and a whole job share.
 
 Steps (fence first, then read):
 
-1. verify the topics, creating those that may be created
-2. fence: the own transactional ID first, then every ID of the other kind that covers the same tasks
-3. read the checkpoint topic to the end captured after the fencing
+1. verify the topics, and create missing ones if that is allowed
+2. fence: initialise the own transactional ID first, then every ID of the other kind of owner that covers the same tasks
+3. read the checkpoint topic to the end that it had after the fencing
 4. check the layout, that nothing starts empty silently, and that no change of the configuration loses state
-5. look at the changelogs: refuse those that hold what no checkpoint of the job explains; one with a tail after the
-   job's own marker is filled by the next commit
+5. check the changelogs: refuse one with records that no checkpoint of the job explains; let the next commit fill one
+   that has a tail after the job's own marker
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class JobTopics:
     def prepare(self, *, allow_empty_start: bool) -> None:
         """Step 1, once per process.
 
-        Raises: ConfigError when the records cannot fit; TopicMisconfigured with the command that corrects the topic;
-        PermissionNeeded when the checkpoint topic is gone while state exists.
+        Raises: ConfigError if the records cannot fit; TopicMisconfigured with the command that fixes the topic;
+        PermissionNeeded if the checkpoint topic is gone while state exists.
         """
         with self._lock:
             if not self._ready:
@@ -67,13 +67,13 @@ class JobTopics:
                     refuse_lost_job(self._services)
                 except PermissionNeeded:
                     if not admin.exists(config.checkpoint_topic):
-                        raise  # else another process has made it meanwhile, and published
+                        raise  # otherwise another process has created the topic meanwhile, and published
             admin.create_missing(specs)
             admin.verify(specs)
 
 
 def take_over(services: Services, transactional_id: str, subject: str) -> TransactionalPublisher:
-    """Step 2, with the own transactional ID of ``subject``. Raises: FencedError, UnavailableError, AccessDenied."""
+    """Step 2, for the own transactional ID of ``subject``. Raises: FencedError, UnavailableError, AccessDenied."""
     publisher = TransactionalPublisher(services.config, transactional_id, services.clock)
     announce(Phase.FENCE, subject, services.config.job_key)
     try:
@@ -85,7 +85,7 @@ def take_over(services: Services, transactional_id: str, subject: str) -> Transa
 
 
 def fence_ids(services: Services, transactional_ids: Sequence[str]) -> None:
-    """Step 2, with other owners' transactional IDs: take them over and let them go."""
+    """Step 2, for other owners' transactional IDs: initialise them and release them."""
 
     def fence_one(transactional_id: str) -> None:
         other = TransactionalPublisher(services.config, transactional_id, services.clock)
@@ -98,17 +98,17 @@ def fence_ids(services: Services, transactional_ids: Sequence[str]) -> None:
 
 
 def in_parallel(services: Services, fence_one: Callable[[str], None], names: Sequence[str]) -> None:
-    """Fence several owners at once. Raises: the first error, when all have ended."""
+    """Fence several owners in parallel. Raises: the first error, after all have ended."""
     with services.executors.pool("fence", _FENCE_PARALLELISM) as pool:
         list(pool.map(fence_one, names))
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What an opening has found on the topic.
+    """What an opening has read from the topic.
 
     ``as_of``: a moment before the topic was read. ``refill``: task → backends and stores that the next commit fills.
-    ``permissions``: task → what its opening may do, with what waits on the topic for it.
+    ``permissions``: task → permissions of its opening, including those that wait for it on the topic.
     """
 
     published: Published
@@ -118,7 +118,7 @@ class Opening:
 
     @property
     def permitted(self) -> Permissions:
-        """What the opening of any of the tasks may do."""
+        """The permissions of all tasks together."""
         return reduce(operator.or_, self.permissions.values(), NO_PERMISSIONS)
 
 
@@ -133,13 +133,14 @@ def read_published(
     still_owned: Callable[[], bool] = always,
     serdes_follow: bool = False,
 ) -> Opening:
-    """Steps 3 to 5. The epoch is a fencing token: above every published one, and unlike any other owner's.
+    """Steps 3 to 5. The new epoch is a fencing token: higher than all published ones, and different from any other
+    owner's.
 
     Args:
-        given: what the caller permits; what waits on the topic for a task is added.
-        others: transactional IDs of the other kind of owner, which were fenced.
+        given: permissions from the caller; those that wait on the topic for a task are added.
+        others: the fenced transactional IDs of the other kind of owner.
         still_owned: whether the caller still has the tasks.
-        serdes_follow: whether the application may choose other serdes than the configured ones later.
+        serdes_follow: whether the application may later choose other serdes than the configured ones.
 
     Raises: LayoutMismatch, PermissionNeeded, CorruptRecord, MissingState, UnavailableError.
     """
@@ -149,7 +150,7 @@ def read_published(
     try:
         permissions = _checked(services, log, found, layout, tasks, given)  # 4
     except PermissionNeeded:
-        # what says that there was state may be newer than the read: the first publish of another process
+        # the signs of state may be newer than the read: another process's first publish
         before, found = found, log.read()
         if found.keys() == before.keys():
             raise
@@ -174,9 +175,9 @@ def _checked(
     tasks: Collection[str],
     given: Permissions,
 ) -> dict[str, Permissions]:
-    """Step 4, but for the configuration. The layout of every task is checked, not only of those that are opened.
+    """Step 4, without the configuration. Checks the layout of every task, not only of those that are opened.
 
-    Returns: what the opening of each task may do.
+    Returns: task → the permissions of its opening.
     """
     for published in found.values():
         check_layout(services, published, layout)
@@ -196,7 +197,7 @@ def _permits(log: CheckpointLog, tasks: Collection[str]) -> tuple[Permit, ...]:
 
 
 def check_layout(services: Services, record: CheckpointRecord, layout: Layout) -> None:
-    """Raises: LayoutMismatch when the checkpoint was made with another number of tasks or partitioner."""
+    """Raises: LayoutMismatch if the checkpoint has another number of tasks or another partitioner."""
     was = record.layout
     if was.tasks == 0:
         return  # older software (version 1) did not record it
@@ -214,11 +215,11 @@ def check_layout(services: Services, record: CheckpointRecord, layout: Layout) -
 def _guard_targets(
     services: Services, records: Mapping[str, CheckpointRecord | None], permissions: Mapping[str, Permissions]
 ) -> dict[str, Refill]:
-    """Step 5: task → backends and stores that hold committed changes beyond the checkpoint.
+    """Step 5. Returns: task → (backend, store) pairs with committed changes beyond the checkpoint.
 
-    They are left out of the restored state and overwritten by the fill, tombstones included.
+    The restored state leaves these changes out, and the fill overwrites them, tombstones included.
 
-    Raises: PermissionNeeded when a fill would delete what no checkpoint of the job explains.
+    Raises: PermissionNeeded if a fill would delete records that no checkpoint of the job explains.
     """
     found: dict[str, Refill] = {}
     for task, record in records.items():
@@ -238,7 +239,7 @@ def _guard_targets(
 def _guard_fill(
     services: Services, identity: StoreIdentity, factory: str, record: CheckpointRecord | None, permissions: Permissions
 ) -> None:
-    """The backend is filled by the next commit. Raises: PermissionNeeded."""
+    """Let the next commit fill the backend. Raises: PermissionNeeded."""
     manager = services.backup_manager(factory)
     if not isinstance(manager, GuardedBackupManager):
         return
@@ -251,7 +252,7 @@ def _guard_fill(
             overwrite=permissions.overwrite_changelog,
         )
     except MissingError:
-        return  # there is nothing yet
+        return  # the changelog has no topic yet
 
 
 def _has_tail(services: Services, task: str, store: str, factory: str, marker: Marker) -> bool:

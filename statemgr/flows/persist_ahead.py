@@ -1,13 +1,13 @@
-"""Persist ahead: much that was written since the last commit is stored before the next one begins.
+"""Persist ahead: stores large amounts of changes before the next commit begins.
 
-Steps, for one store at a time, while its task goes on:
+Steps, for one store at a time, while its task continues:
 
 1. freeze the changes so far
-2. store them as segments, as a commit would that is then not published
-3. the next commit takes these segments as they are, and stores only what came later
+2. store them as segments, like a commit, without publishing
+3. the next commit takes these segments as they are, and stores only later changes
 
-Nothing here changes what is current; what fails is left to the commit. Blobs that no commit takes up expire.
-Source: the pre-emptive persist of Flink's changelog state backend (FLIP-158).
+Nothing here changes which state is current. If it fails, the commit stores the changes. Blobs that no commit uses
+expire. Source: the pre-emptive persist of Flink's changelog state backend (FLIP-158).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from statemgr.flows.worker import Worker
 from statemgr.local.change_buffer import FrozenChanges
 from statemgr.ports import StoreSnapshot
 
-#: Bytes of changes since the last commit, or since the last ones that were stored ahead of it.
+#: Bytes of changes that trigger it, since the last commit or since those that were stored ahead.
 AHEAD_BYTES = 8 * 1024 * 1024
 
 
 class PersistAhead:
-    """The segments that are stored ahead of one task's commits. Started on the task's thread; the work has its own.
+    """Stores segments ahead of one task's commits. The task's thread starts the work, which runs on another one.
 
     Args:
-        portable: the commits are published by another process.
+        portable: another process publishes the commits.
     """
 
     def __init__(self, services: Services, task: str, *, portable: bool) -> None:
@@ -43,15 +43,15 @@ class PersistAhead:
         self._held = False
 
     def watch(self, store: OpenStore, base: Callable[[], CommitBase | None]) -> None:
-        """Start whenever much was written to a store, if one of its backends has segments.
+        """Start whenever a store has many changes, if one of its backends has segments.
 
-        ``base``: what the next commit continues; None when nothing is to be stored now.
+        ``base``: returns the base of the next commit, or None if nothing may be stored now.
         """
         if any(self._services.segment_backends(store.config)):
             store.content.watch(AHEAD_BYTES, lambda: self._start(store, base))
 
     def _start(self, store: OpenStore, base: Callable[[], CommitBase | None]) -> None:
-        """Steps 1 and 2, unless they are in progress or held."""
+        """Steps 1 and 2, unless they are in progress or held back."""
         if self._held or self._worker.busy or (continued := base()) is None:
             return
         work = partial(persist, self._services, store, store.freeze_changes(), continued, portable=self._portable)
@@ -59,7 +59,7 @@ class PersistAhead:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While a commit is frozen: nothing is started."""
+        """Start nothing inside the block, while a commit is frozen."""
         self._held = True
         try:
             yield
@@ -67,7 +67,7 @@ class PersistAhead:
             self._held = False
 
     def wait(self) -> None:
-        """Before a commit is prepared: for what is in progress. Raises: RetryableError when that takes too long."""
+        """Before a commit is prepared: wait for work in progress. Raises: RetryableError if that takes too long."""
         if not self._worker.wait(self._services.config.commit_timeout_ms / 1000):
             raise RetryableError(
                 "segments that are stored ahead of the commit have not arrived within task.commit.timeout.ms",
@@ -76,12 +76,12 @@ class PersistAhead:
             )
 
     def close(self) -> None:
-        """Wait for what is in progress."""
+        """Wait for work in progress."""
         self._worker.close()
 
 
 def persist(services: Services, store: OpenStore, changes: FrozenChanges, base: CommitBase, *, portable: bool) -> None:
-    """Store changes in every backend of segments that has the store already. Raises: as its ``prepare``."""
+    """Store changes in every segment backend that already has the store. Raises: as its ``prepare``."""
     identity, attempt = store.identity, services.ids.attempt_id()
     for factory, manager in services.segment_backends(store.config):
         marker = base.marker(factory, identity.store)

@@ -1,11 +1,11 @@
-"""One sweep per machine bounds what attempts leave on its disk: tasks move between executors, and may never come back.
+"""Sweep: limits the disk space of local copies on a machine. Tasks move between executors, and may never come back.
 
 Steps, in the background of an attempt, at most every ten minutes on a machine:
 
-1. of which tasks has no attempt left a local copy here for an hour
-2. remove their local copies, and what dead processes left half made
+1. find the tasks for which no attempt has left a local copy here for an hour
+2. remove their local copies, and unfinished directories of dead processes
 
-Everything that is removed is a cache. What a living process has open, or made a few minutes ago, stays.
+Everything that it removes is a cache. Directories that a living process has open, or made a few minutes ago, stay.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNUSED_S = 3600
 
 
 class Sweep:
-    """The sweeps of one process. ``stamp`` is a file that all processes of the machine share."""
+    """The sweeps of one process. ``stamp``: a file that all processes of the machine share."""
 
     def __init__(self, services: Services, stamp: Path) -> None:
         self._services = services
@@ -33,7 +33,7 @@ class Sweep:
         self._worker: Worker[None] = Worker(services, "sweep", services.config.job_name, background=True)
 
     def start(self) -> None:
-        """Begin a sweep on a thread of its own if one is due; nothing waits for it."""
+        """If a sweep is due, start it on another thread. Nothing waits for it."""
         now = self._services.clock.monotonic()
         if now < self._next_s:
             return
@@ -41,7 +41,7 @@ class Sweep:
         self._worker.attempt("removing local copies that nobody uses", self.run)
 
     def run(self) -> None:
-        """Sweep now, unless another process here does, or has done so lately. Raises: OSError, StatemgrError."""
+        """Sweep now, unless another process does or has done so recently. Raises: OSError, StatemgrError."""
         with exclusive_if_free(self._stamp) as is_free:
             now_s = self._services.clock.time_ns() / 1e9
             found = os.stat(self._stamp)
@@ -54,7 +54,7 @@ class Sweep:
 
     def _sweep(self, task: str, store: str, now_s: float) -> None:
         try:
-            # every attempt adds a directory to it and removes another
+            # every attempt adds a directory here and removes another one
             used_s = os.lstat(self._services.task_directory(task) / store / "committed").st_mtime
         except FileNotFoundError:
             return

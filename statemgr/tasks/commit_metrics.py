@@ -1,5 +1,5 @@
-"""Prometheus metrics of a consumer loop's commits: by task what the last one cost, and how often it held one up; by
-store what its segments have grown to and how long its last snapshot took."""
+"""Prometheus metrics of a consumer loop's commits: for each task the cost of the last one, and how often it blocked the
+task; for each store the size of its segments, and the duration of its last snapshot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CommitMetrics:
 
     Of each task's last commit: ``statemgr_commit_changes``, ``statemgr_commit_uploaded_bytes`` and
     ``statemgr_commit_seconds{phase}``. Of all together: ``statemgr_commits_total{outcome}``,
-    ``statemgr_commits_skipped_total`` (periodic ones that fell due while one was on its way),
+    ``statemgr_commits_skipped_total`` (periodic ones that fell due while one was in progress),
     ``statemgr_commits_blocked_total`` and ``statemgr_commit_blocked_seconds_total`` (back-pressure).
 
     Of each store that is committed as segments: ``statemgr_segments`` and ``statemgr_segments_bytes`` (those after its
@@ -50,12 +50,12 @@ class CommitMetrics:
         self.blocked_seconds = counter("commit_blocked_seconds", "Seconds of those waits").labels(job)
 
     def of(self, task: str) -> TaskCommits:
-        """The metrics of one task, until they are closed."""
+        """The metrics of one task; close them with the task."""
         return TaskCommits(self, task)
 
 
 class TaskCommits:
-    """What one task counts."""
+    """The metrics of one task."""
 
     def __init__(self, metrics: CommitMetrics, task: str) -> None:
         self._metrics = metrics
@@ -78,7 +78,7 @@ class TaskCommits:
 
     @contextmanager
     def commit(self) -> Iterator[None]:
-        """Count one commit, as failed when the block raises."""
+        """Count one commit; as failed if the block raises."""
         outcome = "failed"
         try:
             yield
@@ -87,21 +87,21 @@ class TaskCommits:
             self._metrics.commits.labels(self._metrics.job, outcome).inc()
 
     def carried(self, changes: int) -> None:
-        """How many changes the commit carries."""
+        """Set the number of changes in the commit."""
         self._metrics.changes.labels(*self._labels).set(changes)
 
     def uploaded(self, size: int) -> None:
-        """How many bytes of blobs the commit uploaded."""
+        """Set the bytes that the commit uploaded."""
         self._metrics.uploaded.labels(*self._labels).set(size)
 
     def backlog(self, store: str, segments: int, size: int) -> None:
-        """The published chain of a store has so many segments, of so many bytes."""
+        """Set the number and the bytes of the segments in a store's published chain."""
         self._segments.add(store)
         self._metrics.segments.labels(*self._labels, store).set(segments)
         self._metrics.segments_bytes.labels(*self._labels, store).set(size)
 
     def materialized(self, store: str, seconds: float | None) -> None:
-        """A snapshot was made in so many seconds; None for one that failed."""
+        """Count a snapshot that took ``seconds``; None if it failed."""
         outcome = "failed" if seconds is None else "made"
         self._metrics.materializations.labels(self._metrics.job, outcome).inc()
         if seconds is not None and not self._closed:  # a task does not wait for a snapshot when it closes
@@ -109,7 +109,7 @@ class TaskCommits:
             self._metrics.materialization.labels(*self._labels, store).set(seconds)
 
     def skipped(self) -> None:
-        """A periodic commit was left out, since one was on its way."""
+        """Count a periodic commit that was skipped because one was in progress."""
         self._metrics.skipped.inc()
 
     @contextmanager
@@ -122,7 +122,7 @@ class TaskCommits:
             self.hold(False)
 
     def hold(self, held: bool) -> None:
-        """The task is held back, still or not any more: seconds are counted from call to call."""
+        """Note whether the task is held back. Counts seconds from call to call."""
         now = self._metrics.clock.monotonic()
         if self._blocked_at is not None:
             self._metrics.blocked_seconds.inc(now - self._blocked_at)

@@ -21,15 +21,16 @@ _MOST_BACKOFF_S = 60.0
 
 
 class Stopped(Exception):
-    """Breaks off a restore that is under way when the standby is asked to stop. Not for callers."""
+    """Ends a restore in progress when the standby is asked to stop. Callers never see it."""
 
 
 class Standby:
     """Keeps the state of tasks on this machine (below ``state.dir``), at most one checkpoint behind.
 
     Reads the checkpoint topic and fetches what is missing; fences nobody, and writes nothing to Kafka or to blobs.
-    Metrics beside those of restores, of the checkpoint that is here: ``statemgr_standby_sequence{task}`` (its sequence
-    number), ``statemgr_standby_checkpoint_seconds{task}`` (when it was taken); ``statemgr_standby_failures_total``.
+    Metrics, in addition to those of restores: ``statemgr_standby_sequence{task}`` and
+    ``statemgr_standby_checkpoint_seconds{task}`` (sequence number and time of the checkpoint that is here), and
+    ``statemgr_standby_failures_total``.
 
     Args:
         tasks: ``Partition <i>``; all that have a checkpoint, if none is named.
@@ -73,8 +74,8 @@ class Standby:
     def run(self, report: Callable[[Followed], None], interval_s: float = 1.0) -> None:
         """Follow until :meth:`stop`; look for new checkpoints every ``interval_s`` seconds.
 
-        What fails is reported and tried again, after growing waits of up to a minute. A task that nobody has
-        committed yet is waited for. Raises: InvalidError (a wrong configuration).
+        Reports failures and tries again, after growing waits of up to a minute. Waits for tasks that nobody has
+        committed yet. Raises: InvalidError (a wrong configuration).
         """
         delay = interval_s
         while not self._stopped:
@@ -90,13 +91,13 @@ class Standby:
                     self._services.clock.wait(self._changed, delay)
 
     def stop(self, *_: Any) -> None:
-        """End :meth:`run`, breaking off what it fetches. May be called from a signal handler."""
+        """End :meth:`run` and what it fetches. May be called from a signal handler."""
         self._stopped = True
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let go of every connection. What is on the machine stays. Idempotent."""
+        """Close every connection. Local directories stay. Idempotent."""
         self._closing.close()
 
     def __enter__(self) -> Standby:

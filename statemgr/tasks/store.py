@@ -12,10 +12,10 @@ from statemgr.serdes import SERDES, Serde
 
 
 class Items(Iterator[tuple[Any, Any]]):
-    """Items of a store in the order of their keys' bytes, read one by one, as of the call that gave them.
+    """Items of a store in the order of their keys' bytes, read one by one, as of the call that returned them.
 
-    Leaving a ``with`` block (or :meth:`close`) lets go of the moment that it holds; so does its end, and the
-    store's close. Raises: ClosedError for a step after that, LocalStateLost.
+    Leaving a ``with`` block, :meth:`close`, the end of the items, and the store's close release the view.
+    Raises: ClosedError for a step after that, LocalStateLost.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Items(Iterator[tuple[Any, Any]]):
         return self._key_of(key), self._value_of(value)
 
     def close(self) -> None:
-        """End it before its end. Repeating it is no error."""
+        """Release the view before the end. Idempotent."""
         self._scan.close()
 
     def __enter__(self) -> Items:
@@ -51,10 +51,10 @@ class Items(Iterator[tuple[Any, Any]]):
 class Store:
     """Keyed state of one task. Bytes in and out, unless serdes are configured.
 
-    Reads see the store's own writes at once. What is written becomes part of the next commit. Writes are gathered
-    (``stores.<name>.write.batch.size``), so an error of the disk may be raised by a later call than the one that
-    wrote. Nothing that was written is lost then: repeat the raising call when there is space. LocalStateLost is
-    different: the local files are damaged or gone, and what was not committed is lost with them. Open the task again.
+    Reads see the store's own writes at once, and the next commit includes them. The store gathers writes
+    (``stores.<name>.write.batch.size``), so a later call than the one that wrote may raise an error of the disk.
+    Nothing is lost then: repeat the call when there is space. LocalStateLost is different: the local files are damaged
+    or gone, and uncommitted changes are lost with them. Open the task again.
     """
 
     def __init__(self, opened: OpenStore, key_serde: Serde, value_serde: Serde) -> None:
@@ -75,13 +75,13 @@ class Store:
         return None if found is None else self._value.deserialize(found)
 
     def get_many(self, keys: Sequence[Any]) -> list[Any | None]:
-        """The values of many keys, in their order; None where a key is absent."""
+        """The values of many keys, in their order; None for an absent key."""
         serialize, deserialize = self._key.serialize, self._value.deserialize
         found = self._content.get_many([serialize(key) for key in keys])
         return [None if value is None else deserialize(value) for value in found]
 
     def put(self, key: Any, value: Any) -> None:
-        """Set a key's value. None as value is refused: use :meth:`delete`. Raises: DiskFull, ClosedError."""
+        """Set a key's value. Refuses None: use :meth:`delete`. Raises: DiskFull, ClosedError."""
         if value is None:
             raise TypeError("None is not a value; use delete()")
         self._content.put(self._key.serialize(key), self._value.serialize(value))

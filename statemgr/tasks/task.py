@@ -36,9 +36,9 @@ class Task:
 
     Attributes:
         name: ``Partition <i>``.
-        restored: how each store came back.
-        metrics: what its commits cost and held up.
-        damage: what is wrong with the backups of the current checkpoint.
+        restored: how each store was restored.
+        metrics: the cost of its commits, and how long they blocked it.
+        damage: known damage of the current checkpoint's backups.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Task:
         partition: int | None = None,
         headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> None:
-        """Output in the same transaction as the next commit. Raises: RetryableError when too much waits for it."""
+        """Send output in the transaction of the next commit. Raises: RetryableError if too much waits for it."""
         self._coordinator.output.add(ProducedRecord(topic, key, value, partition, tuple(headers)))
 
     @property
@@ -128,8 +128,8 @@ class Task:
 
     @property
     def start_offsets(self) -> Mapping[str, int]:
-        """Source partition → where its input goes on: the checkpoint's offsets, but those of topics that were deleted
-        and created again and that ``allow_skipped_input`` was given for."""
+        """Source partition → next offset to read, from the checkpoint. Leaves out topics that were deleted and created
+        again and for which ``allow_skipped_input`` was given."""
         checkpoint = self.last_checkpoint
         offsets = checkpoint.input_offsets if checkpoint else {}
         return {source: at for source, at in offsets.items() if source_topic(source) not in self._inputs.recreated}
@@ -147,13 +147,13 @@ class Task:
         """Commit all stores, the output and ``input_offsets``, and wait for it.
 
         Args:
-            input_offsets: source partition (``orders-0``) → offset of the next message, a whole number.
-            materialize: store whole states where segments of changes would do: a restore then has none to apply.
+            input_offsets: source partition (``orders-0``) → offset of the next message, a whole number. materialize:
+                store snapshots even if segments of changes would be enough, so that a restore has none to apply.
 
         Raises: InvalidError for offsets that are none; MissingState when an input topic was deleted and created again
         since its offsets began; FencedError, RetryableError, OutcomeUnknownError, DiskFull, ClosedError; the error of
         an earlier asynchronous commit if nobody has seen it. After an error the next commit carries the same changes.
-        LocalStateLost: no commit of this task succeeds any more; open it again and go on from its last checkpoint.
+        LocalStateLost: no later commit of this task succeeds; open it again and continue from its last checkpoint.
         """
         self.commit_async(input_offsets, materialize=materialize)
         checkpoint = self._pending.end()  # its error is raised here, not by the next commit
@@ -161,11 +161,11 @@ class Task:
         return checkpoint
 
     def commit_async(self, input_offsets: Mapping[str, int], *, materialize: bool = False) -> Future[Checkpoint]:
-        """Start a commit: flush and checkpoint directories now; upload, publish and clean-up while the task goes on.
+        """Start a commit: flush and checkpoint directories now; upload, publish and clean-up while the task continues.
 
         At most one commit is in progress. A second waits for the first (counted as blocked once that is older than
         ``task.commit.max.delay.ms``) and raises its error, whether or not its future was asked; RetryableError when
-        the first has not ended within ``task.commit.timeout.ms``. To leave a commit out instead, look at
+        the first has not ended within ``task.commit.timeout.ms``. To skip a commit instead, check
         :attr:`pending_commit_seconds` first. An error that no later commit has raised is logged by :meth:`close`.
         """
         check_offsets(input_offsets, task=self.name)
@@ -185,7 +185,7 @@ class Task:
 
     @property
     def pending_commit_seconds(self) -> float | None:
-        """How long ago the commit in progress was begun; None when there is none."""
+        """Age of the commit in progress; None if there is none."""
         return self._pending.seconds
 
     def forgive(self) -> None:
@@ -193,7 +193,7 @@ class Task:
         self._pending.forgive()
 
     def _base_ahead(self) -> CommitBase | None:
-        """What the next commit continues; None while it is not known, or a commit is in progress."""
+        """The base of the next commit; None while it is not known, or a commit is in progress."""
         is_known = self._pending.seconds is None and self._coordinator.settled
         return self._coordinator.base() if is_known else None
 
@@ -221,13 +221,13 @@ class Task:
     # --- repair --------------------------------------------------------------------------------------------------
 
     def watch_backups(self) -> None:
-        """From now on look for damage whenever there is reason to, and repair it, in the background."""
+        """Look for damage and repair it in the background from now on."""
         self.damage.watch(lambda: self._repairs.wake("checking and repairing the backups", self.check_up))
 
     def check_up(self) -> bool:
         """Look for damage in the backups of the current checkpoint and repair it, on another thread than the task's.
 
-        Returns: whether nothing is left to do. Raises: StatemgrError; then it is worth another try.
+        Returns: whether nothing is left to do. Raises: StatemgrError; then try again.
         """
         if self._closed or not (has_damage := self._coordinator.has_damage()):
             return self._closed or has_damage is False
@@ -244,7 +244,7 @@ class Task:
     # --- end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close without committing: what was not committed is processed again by the next owner. Idempotent."""
+        """Close without committing: the next owner processes uncommitted input again. Idempotent."""
         if self._closed:
             return
         self._closed = True

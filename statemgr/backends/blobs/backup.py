@@ -101,7 +101,7 @@ class BlobBackup:
     def prepare_all(
         self, snapshots: Sequence[tuple[StoreSnapshot, Marker | None]], *, portable: bool
     ) -> Sequence[PreparedBackup]:
-        """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError, DirectoryNeeded."""
+        """Raises: UnavailableError, AccessDenied, DiskFull, CorruptError, DirectoryNeeded."""
         batches, of_task = self._batches(), snapshots[0][0]
         with batches.coming():
             drafts = [self._draft(snapshot, base) for snapshot, base in snapshots]  # 1
@@ -129,11 +129,10 @@ class BlobBackup:
             ChainPositions(self._services, snapshot.identity).note(chain)
 
     def note_compacted(self, identity: StoreIdentity, state_id: str) -> None:
-        """As the port says."""
         ChainPositions(self._services, identity).mark_compacted(state_id, compacted=True)
 
     def compacted(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
-        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        """Raises: MissingBlob, CorruptBlob, UnavailableError."""
         positions = ChainPositions(self._services, identity)
         if not positions.compacted():
             return ()
@@ -292,7 +291,7 @@ class BlobBackup:
     # --- materialisation ------------------------------------------------------------------------------------------
 
     def backlog(self, identity: StoreIdentity, marker: Marker, session: StoreSession | None = None) -> Backlog:
-        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        """Raises: MissingBlob, CorruptBlob, UnavailableError."""
         chain = self._catalogue.chain(identity, marker)
         now = self._now()
         if session is None:
@@ -302,12 +301,12 @@ class BlobBackup:
         return Backlog(len(chain.segments), sum(segment.size for segment in chain.segments), found is not None)
 
     def snapshot_made_ms(self, identity: StoreIdentity, marker: Marker) -> int:
-        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        """Raises: MissingBlob, CorruptBlob, UnavailableError."""
         chain = self._catalogue.chain(identity, marker)
         return self._catalogue.index(identity, chain.snapshot.index).created_ms
 
     def materialize(self, snapshot: StoreSnapshot, base: Marker) -> None:
-        """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
+        """Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
         changes, published = snapshot.changes, self._catalogue.chain(snapshot.identity, base)
         began = self._now()
         stored = self._store_snapshot(snapshot, published)
@@ -316,7 +315,7 @@ class BlobBackup:
         )
 
     def offer(self, snapshot: StoreSnapshot, marker: Marker) -> None:
-        """As the port says. Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
+        """Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
         identity, began = snapshot.identity, self._now()
         published = self._catalogue.chain(identity, marker)
         with self._offers.making(identity) as is_free:
@@ -359,11 +358,11 @@ class BlobBackup:
         self._shared.let_go(self._cleaner.clean_up(task, evicted, retained, undeleted))
 
     def release_shared(self, read: Read) -> None:
-        """As the port says. Raises: UnavailableError, AccessDenied, CorruptRecord, MissingError."""
+        """Raises: UnavailableError, AccessDenied, CorruptRecord, MissingError."""
         self._shared.release(read, self._catalogue, self._services.transfer())
 
     def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
-        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        """Raises: MissingBlob, CorruptBlob, UnavailableError."""
         chain = self._catalogue.chain(identity, marker)
         added = [marker.blob.blob_id] if isinstance(marker, BlobMarker) and marker.blob else []
         for blob_id in chain.added:
@@ -373,7 +372,7 @@ class BlobBackup:
         return list(dict.fromkeys(added))
 
     def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
-        """As the port says. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+        """Raises: MissingBlob, CorruptBlob, UnavailableError."""
         chain = self._catalogue.chain(identity, marker)
         found = dict.fromkeys(blob.blob_id for blob in chain.blobs())
         if isinstance(marker, BlobMarker) and marker.blob:

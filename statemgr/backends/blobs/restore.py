@@ -46,7 +46,6 @@ class BlobRestore:
         self._catalogue = catalogue
 
     def restore(self, request: RestoreRequest) -> Restored:
-        """As the port says."""
         identity = request.identity
         announce(Phase.GET_INDEX, f"{identity.task}/{identity.store}", identity.job_key)
         chain = self._catalogue.chain(identity, request.marker)  # 1
