@@ -237,7 +237,7 @@ def _from_factory(
             )
         )
         announce(Phase.SWAP, f"{task}/{plan.store}", services.config.job_key)
-        return directories.adopt(staging, plan.state_id, restored.files, as_of), restored
+        return directories.adopt(staging, plan.state_id, restored.files, as_of, restored.tables), restored
     except (RetryableError, OpeningCancelled):
         directories.abandon(staging)
         raise

@@ -118,12 +118,13 @@ class StoreDirectories:
         state_id: str,
         files: Mapping[str, tuple[int, bytes | None]] | None,
         as_of: Moment | None = None,
+        tables: Mapping[str, tuple[int, bytes]] | None = None,
     ) -> CommittedDirectory:
         """If this state already has a directory that verifies, keeps that one instead.
 
         Raises: CorruptError if the directory does not have exactly ``files``; DiskFull, MissingState.
         """
-        return self._adopt(staging, state_id, files, as_of, instead=False)
+        return self._adopt(staging, state_id, files, as_of, tables or {}, instead=False)
 
     def replace(
         self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes | None]]
@@ -131,7 +132,7 @@ class StoreDirectories:
         """Raises: as :meth:`adopt`."""
         before = self._manifest(state_id)
         as_of = before.as_of if isinstance(before, Manifest) else None
-        return self._adopt(staging, state_id, files, as_of, instead=True)
+        return self._adopt(staging, state_id, files, as_of, {}, instead=True)
 
     def _adopt(
         self,
@@ -139,6 +140,7 @@ class StoreDirectories:
         state_id: str,
         files: Mapping[str, tuple[int, bytes | None]] | None,
         as_of: Moment | None,
+        tables: Mapping[str, tuple[int, bytes]],
         *,
         instead: bool,
     ) -> CommittedDirectory:
@@ -149,7 +151,7 @@ class StoreDirectories:
             tree = trees.only_state(staging)
             held = self._held()
             if files is None:
-                files = _known(staging, tree, held)
+                files = _known(staging, tree, held) | trees.still_there(tree, tables)
             trees.check_files(staging, tree, files)
             hashed = {p: (size, known or durable.hash_file(staging / p)[1]) for p, (size, known) in files.items()}
             if not boot:

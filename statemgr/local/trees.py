@@ -138,6 +138,15 @@ def cloned(directory: CommittedDirectory, target: Path) -> bool:
     return True
 
 
+def still_there(tree: Tree, tables: Mapping[str, tuple[int, bytes]]) -> dict[str, tuple[int, bytes | None]]:
+    """Which immutable files of a tree are the ones in ``tables``: a database never uses the name of a table again."""
+    return {
+        path: known
+        for path, known in tables.items()
+        if path.endswith(_IMMUTABLE) and path in tree.files and tree.files[path].st_size == known[0]
+    }
+
+
 def unshare(directory: Path) -> None:
     """Give every file that an open store may write to an inode of its own. Raises: DiskFull."""
     with translated("cannot open a local directory", directory):

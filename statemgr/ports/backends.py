@@ -271,7 +271,8 @@ class Restored:
     """What a restore manager did: hashes of the files (None: to be read), bytes fetched, bytes reused, records.
 
     Bytes are those of the content: what is compressed in the blob store counts as what it is here. ``damage``: what was
-    missing or corrupt and could be replaced; the backup has to be made again all the same.
+    missing or corrupt and could be replaced; the backup has to be made again all the same. ``tables``: hashes of the
+    files that were there before a database wrote to them.
     """
 
     files: Mapping[str, tuple[int, bytes]] | None
@@ -279,6 +280,7 @@ class Restored:
     bytes_reused: int = 0
     records: int = 0
     damage: str | None = None
+    tables: Mapping[str, tuple[int, bytes]] | None = None
 
 
 class RestoreManager(Protocol):

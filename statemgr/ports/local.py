@@ -117,9 +117,12 @@ class LocalDirectories(Protocol):
         state_id: str,
         files: Mapping[str, tuple[int, bytes | None]] | None,
         as_of: Moment | None = None,
+        tables: Mapping[str, tuple[int, bytes]] | None = None,
     ) -> CommittedDirectory:
-        """Make a finished directory the one for ``state_id``: record what it holds, swap it in by rename. Files
-        without a hash are read; ``files`` None: all of them. ``as_of``: as in :class:`CommittedDirectory`."""
+        """Make a finished directory the one for ``state_id``: record what it holds, swap it in by rename.
+
+        Files without a hash are read; ``files`` None: all of them, except for those of ``tables`` that are still there
+        after a database has written to the directory. ``as_of``: as in :class:`CommittedDirectory`."""
 
     def replace(
         self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes | None]]

@@ -109,6 +109,7 @@ class BlobRestore:
             bytes_fetched=began.bytes_fetched + fetched,
             bytes_reused=began.bytes_reused,
             records=records,
+            tables=began.files,
         )
 
     def _beginning(
