@@ -139,7 +139,7 @@ def check_continues(batch: BatchInput, checkpoint: Offsets | None) -> None:
         if batch.batch_id:
             raise BatchMismatch(
                 f"the checkpoint location is at batch {batch.batch_id}, but the checkpoint topic has nothing",
-                hint="was the topic deleted, or job.name changed? To begin anew, take a new location",
+                hint="check the topic and job.name; to start again, use a new location",
                 batch=batch.batch_id,
             )
         return

@@ -16,7 +16,7 @@
     │   ├── MissingBlob
     │   └── MissingState
     │       └── MissingFile     a local file or directory: the local copy is a cache, and is restored
-    ├── InvalidError            the request cannot be right: mend it and call again
+    ├── InvalidError            the request cannot be right: correct it and call again
     │   ├── ConfigError
     │   ├── LayoutMismatch
     │   ├── TopicMisconfigured
@@ -36,10 +36,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-#: Hint where one copy of a state is no use.
+#: Hint where one copy of a state cannot be used.
 ANOTHER_COPY = (
-    "name another factory in task.restore.factories; "
-    "`statemgr restore --checkpoint ID --into DIR` reads an older checkpoint"
+    "put another factory first in task.restore.factories, or restore an older checkpoint with "
+    "`statemgr restore --checkpoint ID --into DIR`"
 )
 
 

@@ -38,7 +38,9 @@ class CheckpointId:
         """Raises: InvalidError when ``text`` is not a checkpoint ID."""
         match = _CHECKPOINT_ID.match(text)
         if not match:
-            raise InvalidError(f"{text!r} is not a checkpoint ID", hint="it looks like 1700000000000-123456")
+            raise InvalidError(
+                f"{text!r} is not a checkpoint ID", hint="a checkpoint ID looks like 1700000000000-123456"
+            )
         return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
@@ -57,7 +59,9 @@ def task_index(task: str) -> int:
     """The number in a task's name. Raises: InvalidError when it is not a task's name."""
     match = _TASK.match(task)
     if not match:
-        raise InvalidError(f"{task!r} is not a task", hint="tasks are called 'Partition 0', 'Partition 1', …")
+        raise InvalidError(
+            f"{task!r} is not the name of a task", hint="tasks are called 'Partition 0', 'Partition 1', …"
+        )
     return int(match[1])
 
 
@@ -79,17 +83,19 @@ def check_offsets(input_offsets: Mapping[str, int], **where: object) -> None:
     """
     if not isinstance(input_offsets, Mapping):
         raise InvalidError(
-            f"input offsets are a mapping, not {type(input_offsets).__name__}", hint='like {"orders-0": 1234}', **where
+            f"input offsets must be a mapping, not {type(input_offsets).__name__}",
+            hint='for example {"orders-0": 1234}',
+            **where,
         )
     for source, offset in input_offsets.items():
         if not isinstance(source, str) or not _SOURCE.match(source):
             raise InvalidError(
-                f"{source!r} is not a source partition", hint='name it <topic>-<partition>, like "orders-0"', **where
+                f"{source!r} is not a source partition", hint='write <topic>-<partition>, such as "orders-0"', **where
             )
         if type(offset) is not int or not 0 <= offset <= _MOST_OFFSET:
             raise InvalidError(
-                f"the input offset of {source} is {offset!r}: it must be a whole number from 0 on",
-                hint="it is the offset of the next message to process",
+                f"the input offset of {source} is {offset!r}: it must be a whole number that is not negative",
+                hint="give the offset of the next message to process",
                 source=source,
                 **where,
             )

@@ -61,10 +61,10 @@ _KINDS: Mapping[Fault, type[StatemgrError]] = {
     Fault.ALTERED: CorruptFile,
     Fault.FAILED: RetryableError,
 }
-LIMIT_HINT = "raise the process's limit (ulimit -n), or lower stores.<name>.rocksdb.max.open.files"
+LIMIT_HINT = "raise the limit of the process (ulimit -n), or lower stores.<name>.rocksdb.max.open.files"
 _HINTS = {
-    Fault.FULL: "free space there, or move it; nothing committed is lost",
-    Fault.REFUSED: "the user of this process needs read and write rights there",
+    Fault.FULL: "free space there, or use another disk; nothing that is committed is lost",
+    Fault.REFUSED: "give the user of this process read and write rights there",
     Fault.LIMIT: LIMIT_HINT,
     Fault.GONE: "another process deleted it",
     Fault.EXISTS: "remove or rename it: statemgr never writes to what exists",

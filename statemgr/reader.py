@@ -12,7 +12,7 @@ from typing import Any
 
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.config import JobConfig
-from statemgr.config.contradictions import BLOB_STORE
+from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import ConfigError, InvalidError, MissingState
 from statemgr.flows.restore import StoreRestore, restore_store
 from statemgr.ids import task_index
@@ -67,11 +67,11 @@ class JobReader:
         where = {"job": self.config.job_name, "topic": self.config.checkpoint_topic}
         if records:
             retained = {str(c.checkpoint_id) for record in records.values() for c in record.checkpoints}
-            hint = f"retained are: {', '.join(sorted(retained))}"
-            raise MissingState(f"no task retains checkpoint {checkpoint_id}", hint=hint, **where)
+            hint = f"choose one of the retained checkpoints: {', '.join(sorted(retained))}"
+            raise MissingState(f"checkpoint {checkpoint_id} is not retained for any task", hint=hint, **where)
         raise MissingState(
             "the job has no checkpoint",
-            hint="it has not committed yet, or job.name, job.id or task.checkpoint.topic is not its own",
+            hint="check job.name, job.id and task.checkpoint.topic, or wait for its first commit",
             **where,
         )
 
@@ -86,13 +86,13 @@ class JobReader:
                 job=self.config.job_name,
                 task=task,
                 topic=self.config.checkpoint_topic,
-                hint="`statemgr checkpoints list` shows what there is",
+                hint="run `statemgr checkpoints list` to see the checkpoints that exist",
             )
         found = _find(record, checkpoint_id)
         if found is not None:
             return found
         retained = ", ".join(str(c.checkpoint_id) for c in record.checkpoints)
-        raise MissingState(f"checkpoint {checkpoint_id} is not retained", task=task, hint=f"retained are: {retained}")
+        raise MissingState(f"checkpoint {checkpoint_id} is not retained", task=task, hint=f"choose one of: {retained}")
 
     def index(self, task: str, store: str, checkpoint_id: str | None = None) -> SnapshotIndex:
         """The index of the newest snapshot of a store, which its segments continue, if it has any.
@@ -138,7 +138,9 @@ class JobReader:
             if store not in config:
                 raise ConfigError(f"the job has no store {store!r}", hint=f"it has {', '.join(config)}", store=store)
             if (into / store).exists():
-                raise InvalidError(f"{into / store} exists", hint="give a directory that does not hold the store yet")
+                raise InvalidError(
+                    f"{into / store} exists", hint="choose a directory that does not contain the store yet"
+                )
         plans = plan_stores(
             checkpoint,
             {name: tuple(factories or s.restore_factories) for name, s in config.items() if name in chosen},

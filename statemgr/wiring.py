@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
 from statemgr.backends.services import Services
 from statemgr.blobs import open_blob_store
 from statemgr.config import JobConfig, StoreConfig
+from statemgr.config.factories import BUILT_IN, backend_classes
 from statemgr.errors import ConfigError
 from statemgr.ids import IdSource, task_path
 from statemgr.kafka.changelog_topic import ChangelogTopics
@@ -24,10 +24,6 @@ from statemgr.ports import BlobStore, Changelog, Clock, Executors, LocalDirector
 from statemgr.transfer.transfer import Transfer
 
 T = TypeVar("T")
-_BUILT_IN = {
-    "kafka-changelog": "statemgr.backends.changelog.backend:KafkaChangelogBackend",
-    "blob-store": "statemgr.backends.blobs.backend:BlobStoreBackend",
-}
 
 
 def open_services(
@@ -144,17 +140,14 @@ def _open_store(store: StoreConfig, directory: Path, read_first: bool) -> LocalS
 
 
 def _load(factory: str) -> Callable[[Services], StateBackend]:
-    found: dict[str, str] = {}
-    target = _BUILT_IN.get(factory)
-    if target is None:  # else no need to read every installed package's metadata
-        found = {entry.name: entry.value for entry in entry_points(group="statemgr.state_backends")}
-        target = found.get(factory, factory)
+    # no need to read every installed package's metadata for what is built in
+    target = BUILT_IN.get(factory) or backend_classes().get(factory, factory)
     module, _, attribute = target.replace(":", ".").rpartition(".")
     try:
         loaded: Callable[[Services], StateBackend] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"no state backend is called {factory!r}",
-            hint=f"one of {', '.join(sorted({*found, *_BUILT_IN}))}, or a dotted path to a class",
+            hint=f"choose one of {', '.join(sorted(backend_classes()))}, or a dotted path to a class",
         ) from error
     return loaded

@@ -29,7 +29,7 @@ def open_raw_blob_store(config: JobConfig, clock: Clock) -> BlobStore:
     uri = config.blob_uri
     if uri is None:
         raise ConfigError(
-            "blob.store.uri is not set", key="blob.store.uri", hint="file:///directory or s3://bucket/prefix"
+            "blob.store.uri is not set", key="blob.store.uri", hint="set it to file:///directory or s3://bucket/prefix"
         )
     entry = blob_store_of(uri)
     try:

@@ -90,7 +90,7 @@ class SliceStream(io.RawIOBase):
         super().close()
 
     def _too_short(self) -> CorruptError:
-        return CorruptFile("a file changed while it was uploaded: it is shorter than it was", path=self._piece.path)
+        return CorruptFile("a file became shorter while it was uploaded", path=self._piece.path)
 
 
 class BytesReader:

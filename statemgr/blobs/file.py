@@ -20,8 +20,9 @@ from urllib.parse import unquote, urlsplit
 from statemgr.blobs import file_tree
 from statemgr.blobs.body import BytesReader, open_body
 from statemgr.blobs.file_tree import TEMPORARY, Tree, translated
-from statemgr.blobs.names import DAY_MS, check_blob_id, page_of
+from statemgr.blobs.names import check_blob_id, page_of
 from statemgr.config import JobConfig
+from statemgr.config.units import DAY_MS
 from statemgr.errors import InvalidError, StatemgrError
 from statemgr.ports import BlobAdministration, BlobInfo, BlobPage, BlobReader, Body, Clock, UnfinishedUpload
 

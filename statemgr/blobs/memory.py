@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from statemgr.blobs.body import BytesReader, open_body
-from statemgr.blobs.names import DAY_MS, BlobExists, check_blob_id, delete_each, page_of
+from statemgr.blobs.names import BlobExists, check_blob_id, delete_each, page_of
 from statemgr.config import JobConfig
+from statemgr.config.units import DAY_MS
 from statemgr.errors import MissingBlob, StatemgrError
 from statemgr.ports import BlobAdministration, BlobInfo, BlobPage, BlobReader, Body, Clock, UnfinishedUpload
 

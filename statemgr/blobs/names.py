@@ -16,7 +16,6 @@ from statemgr.ports import BlobInfo, BlobPage
 MAX_BLOB_ID = 900
 #: Bytes of UTF-8 of one part: a file name has 255, and the records next to a blob need some of them.
 MAX_PART = 200
-DAY_MS = 24 * 3600 * 1000
 #: Blobs of one page of a listing, as S3 has it.
 _PAGE = 1000
 

@@ -31,9 +31,9 @@ class VerifyingBlobStore(BlobStoreDecorator):
                     raise
             except MissingBlob:
                 raise InvalidError(
-                    "the blob store refuses a new blob because it exists, and says that it does not exist",
+                    "the blob store refuses a new blob because it exists, and then reports that it does not exist",
                     blob=blob_id,
-                    hint="the server, or a proxy in front of it, answers If-None-Match wrongly (412)",
+                    hint="check the server and the proxies in front of it: one answers If-None-Match wrongly (412)",
                 ) from exists
             return
         if self.inner.checks_uploads or self._holds(blob_id, body):

@@ -32,8 +32,8 @@ def command() -> None:
 @with_config
 @json_option
 @tasks_option
-@click.option("--current", is_flag=True, help="Only the checkpoint in force of each task.")
-@click.option("--history", is_flag=True, help="Every record that compaction has left on the topic, oldest first.")
+@click.option("--current", is_flag=True, help="Show only the current checkpoint of each task.")
+@click.option("--history", is_flag=True, help="Show every record that is still on the topic, oldest first.")
 def list_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], current: bool, history: bool) -> None:
     """List the checkpoints that each task retains, newest first."""
     from statemgr.reader import JobReader
@@ -53,7 +53,7 @@ def list_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], curre
         print_json([to_json_dict(record, checkpoint) for record, checkpoint in pairs])
         return
     print_table(
-        ("task", "checkpoint (* in force)", "taken", "seq", "offset", "input offsets", "stores", "backends"),
+        ("task", "checkpoint (* current)", "taken", "seq", "offset", "input offsets", "stores", "backends"),
         [_row(record, checkpoint) for record, checkpoint in pairs],
         empty="no checkpoints yet",
     )
@@ -65,7 +65,7 @@ def list_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], curre
 @tasks_option
 @checkpoint_option
 def show_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], checkpoint_id: str | None) -> None:
-    """Show checkpoints whole: offsets, markers of every backend and store, factories, batch."""
+    """Show checkpoints in full: offsets, the markers of every backend and store, factories, batch."""
     from statemgr.reader import JobReader
 
     with JobReader(config) as reader:
@@ -85,7 +85,8 @@ def _chosen(records: Iterable[CheckpointRecord], tasks: tuple[str, ...]) -> list
     if missing:
         names = ", ".join(sorted(missing))
         raise MissingState(
-            f"the topic has no checkpoint of {names}", hint="`statemgr checkpoints list` shows what there is"
+            f"the topic has no checkpoint of {names}",
+            hint="run `statemgr checkpoints list` to see the checkpoints that exist",
         )
     return [record for record in found if not tasks or record.task in tasks]
 

@@ -1,4 +1,4 @@
-"""``statemgr config``: what is set, what it means, whether it holds together. Contacts nothing."""
+"""``statemgr config``: shows and checks the configuration. Contacts nothing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def command() -> None:
 @command.command("show")
 @with_config
 @json_option
-@click.option("--all", "everything", is_flag=True, help="Also the keys that are not set, with their defaults.")
+@click.option("--all", "everything", is_flag=True, help="Include keys that are not set, with their defaults.")
 def show_command(config: JobConfig, as_json: bool, everything: bool) -> None:
-    """Show the configuration in force; secrets are masked."""
+    """Show the configuration, with secrets masked."""
     given = config.masked()
     shown = {**(_defaults(config) if everything else {}), **given}
     if as_json:
@@ -36,7 +36,7 @@ def show_command(config: JobConfig, as_json: bool, everything: bool) -> None:
 @with_config
 @json_option
 def check_command(config: JobConfig, as_json: bool) -> None:
-    """Check the configuration and that its references can be resolved; exit status 2 if not."""
+    """Check the configuration and resolve its references; exit status 2 if something is wrong."""
     if "kafka.bootstrap.servers" not in config.values:
         raise ConfigError(
             "kafka.bootstrap.servers is not set",
@@ -59,15 +59,15 @@ def check_command(config: JobConfig, as_json: bool) -> None:
 
 def _notes(config: JobConfig) -> list[str]:
     """What is allowed, but perhaps not meant."""
-    notes = [] if config.stores else ["no store is declared: a line such as [stores.totals] declares one"]
+    notes = [] if config.stores else ["the job has no store; declare one with a line such as [stores.totals]"]
     for store in config.stores.values():
         if not store.durable:
-            notes.append(f"store {store.name} is not backed up: its state is lost with the machine")
+            notes.append(f"store {store.name} is not backed up: it is empty again when the machine is lost")
         for factory in store.restore_factories:
             if factory not in store.backup_factories:
                 notes.append(
-                    f"store {store.name} may be restored from {factory}, which it is not backed up to: "
-                    "right only while migrating"
+                    f"store {store.name} may be restored from {factory}, but is not backed up there: "
+                    "keep this only during a migration"
                 )
     return notes
 
@@ -82,7 +82,7 @@ def _defaults(config: JobConfig) -> dict[str, object]:
     """Every key that can be named, with what is in force for it."""
     shown: dict[str, object] = {}
     for entry in KEYS:
-        if entry.alias_of or entry.pattern.endswith("*"):
+        if entry.pattern.endswith("*"):
             continue
         names = list(config.stores) if "<name>" in entry.pattern else [""]
         for name in names:

@@ -1,4 +1,4 @@
-"""``statemgr doctor``: tries everything that the job needs, and says how to mend what fails."""
+"""``statemgr doctor``: tries everything that the job needs, and says how to fix what fails."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _STYLES = {Status.OK: "green", Status.NOTE: "yellow", Status.PROBLEM: "bold red"
 @with_config
 @json_option
 @click.option(
-    "--group", "groups", multiple=True, help="Check the rights on this consumer group, too. Repeatable.", metavar="NAME"
+    "--group", "groups", multiple=True, help="Also check the rights on this consumer group. Repeatable.", metavar="NAME"
 )
-@click.option("--fix", is_flag=True, help="Install the lifecycle rule that expires what failed commits leave behind.")
+@click.option("--fix", is_flag=True, help="Install the lifecycle rule that deletes what failed commits leave behind.")
 def command(config: JobConfig, as_json: bool, groups: tuple[str, ...], fix: bool) -> None:
-    """Check everything that the job needs; exit status 1 if something is wrong. Disturbs no running job."""
+    """Check everything that the job needs; exit status 1 if something is wrong. Running jobs are not disturbed."""
     findings: list[Finding] = []
     checks: list[Callable[[], list[Finding]]] = [
         check_java,

@@ -9,16 +9,17 @@ import click
 from statemgr.cli.options import json_option, with_config
 from statemgr.cli.output import messages, print_json, print_table, progress_bars, size
 from statemgr.config import JobConfig
+from statemgr.config.units import DAY_MS, HOUR_MS
 from statemgr.errors import MissingError, RetryableError
 from statemgr.flows.gc_fates import Collection, Fate, Request
 
-_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 24 * 3_600_000}
+_UNITS_MS = {"s": 1000, "m": 60_000, "h": HOUR_MS, "d": DAY_MS}
 _MEANINGS = {
-    Fate.KEPT: "a retained checkpoint needs them",
-    Fate.YOUNG: "unneeded, younger than the grace period",
-    Fate.ORPHAN: "unneeded and old: garbage",
-    Fate.UNKNOWN: "of tasks whose checkpoint is not known: left alone",
-    Fate.FOREIGN: "names that statemgr never gives: left alone",
+    Fate.KEPT: "needed by a retained checkpoint",
+    Fate.YOUNG: "not needed, but younger than the grace period",
+    Fate.ORPHAN: "not needed, and old: garbage",
+    Fate.UNKNOWN: "of tasks without a known checkpoint: kept",
+    Fate.FOREIGN: "with names that statemgr does not use: kept",
 }
 
 
@@ -28,44 +29,44 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str | None) -> 
         return None
     found = re.fullmatch(r"(\d{1,9})([smhd])", value.strip())
     if not found:
-        raise click.BadParameter("a number with s, m, h or d is wanted, like 36h", ctx, param)
+        raise click.BadParameter("give a number with s, m, h or d, such as 36h", ctx, param)
     return int(found[1]) * _UNITS_MS[found[2]]
 
 
 @click.command("gc")
 @with_config
 @json_option
-@click.option("--dry-run", is_flag=True, help="Only report.")
+@click.option("--dry-run", is_flag=True, help="Report what would be deleted, and delete nothing.")
 @click.option(
     "--grace",
     "grace_ms",
     callback=_duration,
     metavar="TIME",
-    help="Age below which nothing is garbage, like 36h or 2d; default and least: one day, "
-    "or twice task.commit.timeout.ms if that is more.",
+    help="Keep everything younger than this, such as 36h or 2d. Default and minimum: one day, "
+    "or twice task.commit.timeout.ms if that is longer.",
 )
-@click.option("--mend", is_flag=True, help="Remove the TTL of published blobs that would expire.")
+@click.option("--fix", is_flag=True, help="Remove the TTL of blobs that a checkpoint needs and that would expire.")
 @click.option(
     "--allow-no-checkpoints",
     is_flag=True,
-    help="Also collect what belongs to a job or a task that has no checkpoint: it is given up.",
+    help="Also delete the blobs of a job or a task that has no checkpoint.",
 )
 def command(
-    config: JobConfig, as_json: bool, dry_run: bool, grace_ms: int | None, mend: bool, allow_no_checkpoints: bool
+    config: JobConfig, as_json: bool, dry_run: bool, grace_ms: int | None, fix: bool, allow_no_checkpoints: bool
 ) -> None:
-    """Delete the blobs that no retained checkpoint needs and that are old. The job may be running.
+    """Delete old blobs that no retained checkpoint needs. The job may be running.
 
     \b
-    Exit status: 1 published blobs would expire (see --mend) · 3 something could not be deleted
+    Exit status: 1 needed blobs would expire (see --fix) · 3 something could not be deleted
                  4 a blob that a retained checkpoint needs is missing or corrupt: nothing is deleted
     """
     from statemgr.flows.gc import collect
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.wiring import open_services
 
-    if mend and dry_run:
-        raise click.UsageError("--mend changes something, --dry-run nothing: leave one out")
-    request = Request(grace_ms=grace_ms, delete=not dry_run, mend=mend, allow_no_checkpoints=allow_no_checkpoints)
+    if fix and dry_run:
+        raise click.UsageError("--fix and --dry-run cannot be used together")
+    request = Request(grace_ms=grace_ms, delete=not dry_run, fix=fix, allow_no_checkpoints=allow_no_checkpoints)
     services = open_services(config)
     try:
         log = CheckpointTopic(config, services.clock)
@@ -90,7 +91,7 @@ def _status(found: Collection) -> int:
         return MissingError.exit_status
     if found.failed:
         return RetryableError.exit_status
-    return 1 if len(found.mended) < len(found.expiring) else 0
+    return 1 if len(found.fixed) < len(found.expiring) else 0
 
 
 def _as_json(found: Collection, *, dry_run: bool) -> dict[str, object]:
@@ -101,7 +102,7 @@ def _as_json(found: Collection, *, dry_run: bool) -> dict[str, object]:
         "orphan_examples": found.examples,
         "deleted": {"blobs": found.deleted.blobs, "bytes": found.deleted.size},
         "expiring": found.expiring,
-        "mended": found.mended,
+        "fixed": found.fixed,
         "missing": found.missing,
         "unfinished": found.unfinished,
         "abandoned": found.abandoned,
@@ -117,9 +118,9 @@ def _print(found: Collection, *, dry_run: bool) -> None:
         if pile.blobs or fate in (Fate.KEPT, Fate.ORPHAN)
     ]
     if found.expiring:
-        rows.append(("expiring", len(found.expiring), "", "needed and published, but still with a TTL"))
+        rows.append(("expiring", len(found.expiring), "", "needed, but still with a TTL"))
     if found.unfinished:
-        rows.append(("unfinished", found.unfinished, "", "uploads begun before the grace period"))
+        rows.append(("unfinished", found.unfinished, "", "uploads that began before the grace period and never ended"))
     if not dry_run:
         rows.append(("deleted", found.deleted.blobs, size(found.deleted.size), f"{found.abandoned} unfinished uploads"))
     print_table(("", "blobs", "size", "what they are"), rows, empty="")
@@ -128,11 +129,14 @@ def _print(found: Collection, *, dry_run: bool) -> None:
         say.print(f"note: {note}", markup=False)
     for blob_id in found.missing:
         say.print(f"missing: {blob_id}", markup=False, style="red")
-    for blob_id in sorted(set(found.expiring) - set(found.mended)):
-        say.print(f"would expire: {blob_id} (--mend removes its TTL)", markup=False)
+    for blob_id in sorted(set(found.expiring) - set(found.fixed)):
+        say.print(f"would expire: {blob_id} (--fix removes its TTL)", markup=False)
     for blob_id, error in sorted(found.failed.items()):
-        say.print(f"not done: {blob_id}: {error.message}", markup=False, style="red")
+        say.print(f"failed: {blob_id}: {error.message}", markup=False, style="red")
     if found.missing:
-        say.print("nothing is deleted while a blob is missing: `statemgr snapshots list`", markup=False)
+        say.print(
+            "nothing was deleted, because a blob is missing: `statemgr snapshots list` shows which state needs it",
+            markup=False,
+        )
     elif dry_run and (found.piles[Fate.ORPHAN].blobs or found.unfinished):
-        say.print("nothing was deleted: this was a dry run", markup=False)
+        say.print("this was a dry run: nothing was deleted", markup=False)

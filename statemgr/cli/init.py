@@ -13,34 +13,34 @@ from statemgr.config import JobConfig
 from statemgr.errors import InvalidError
 
 TEMPLATE = """\
-# Configuration of a statemgr job. Every key: docs/configuration.md, or `statemgr config show --all`.
-# Keys may be written in tables, as here, or with dots: "task.commit.ms" = 60000.
+# Configuration of a statemgr job. `statemgr config show --all` lists every key; docs/configuration.md explains them.
+# Write keys in tables, as here, or with dots: "task.commit.ms" = 60000.
 
 [job]
 name = "{name}"
-# id = "1"                        # tells runs of one job apart
-tasks = 4                         # state partitions; changing it later is a rescale
+# id = "1"                        # distinguishes several runs of one job
+tasks = 4                         # partitions of the state; cannot change once the job has checkpoints
 
 [task]
 inputs = ["{name}"]               # input topics of a consumer loop
 backup.factories = ["kafka-changelog", "blob-store"]     # both: dual commit
-restore.factories = ["blob-store", "kafka-changelog"]    # in order of preference
+restore.factories = ["blob-store", "kafka-changelog"]    # most preferred first
 commit.ms = 60000
-# commit.max.delay.ms = 60000           # age of a commit on its way from which its task waits for it
-# commit.snapshot.interval = ["50 commits", "256 MiB", "10 min"]     # of blob-store; "1 commit": no changes are kept
+# commit.max.delay.ms = 60000           # pause input when a commit takes longer than this
+# commit.snapshot.interval = ["50 commits", "256 MiB", "10 min"]     # of blob-store; "1 commit" records no changes
 # commit.timeout.ms = 300000
 # checkpoint.topic = "{checkpoint_topic}"
-# checkpoint.replication.factor = 3     # of the topics that statemgr creates; -1 is the broker's default
-# checkpoint.retained = 2               # checkpoints kept per task
+# checkpoint.replication.factor = 3     # of topics that statemgr creates; -1: the broker's default
+# checkpoint.retained = 2               # checkpoints to keep per task
 # checkpoint.read.versions = [1, 2]
-# checkpoint.write.versions = [2]       # [1, 2] while older software may have to take over
+# checkpoint.write.versions = [2]       # [1, 2] while older software may take the job over
 
-# One table a store.
+# One table for each store.
 [stores.totals]
 type = "rocksdb"                  # or "memory"
 # key.serde = "string"                  # bytes (the default), string, integer, json or msgpack
-# value.serde = "json"                  # these, or avro with its schemas
-# write.batch.size = 5000               # changes gathered for one batch; reads see them at once
+# value.serde = "json"                  # any of these, or avro with its schemas
+# write.batch.size = 5000               # changes per batch; reads see them immediately
 # backup.factories = ["blob-store"]     # for this store alone
 # restore.factories = ["blob-store"]
 # changelog.topic = "{changelog_topic}"
@@ -58,20 +58,20 @@ uri = "{blob_uri}"
 # s3.endpoint = "https://s3.example.com"
 # s3.region = "eu-central-1"
 # s3.path.style = true
-# s3.access.key = "${{env:S3_ACCESS_KEY}}"          # without keys, the SDK looks for credentials as usual
-# s3.secret.key = "${{file:/run/secrets/s3}}"       # secrets stay out of this file
+# s3.access.key = "${{env:S3_ACCESS_KEY}}"          # without keys, the SDK finds credentials in its usual places
+# s3.secret.key = "${{file:/run/secrets/s3}}"       # keep secrets out of this file
 
 [kafka]
 bootstrap.servers = "localhost:9092"
-# Everything else here goes to librdkafka under its own names; [kafka.producer], [kafka.consumer] and
-# [kafka.admin] are for one kind of client.
+# All other keys are passed to librdkafka under its own names. [kafka.producer], [kafka.consumer] and [kafka.admin]
+# are for one kind of client.
 # security.protocol = "SASL_SSL"
 # sasl.mechanism = "SCRAM-SHA-512"
 # sasl.username = "${{env:KAFKA_USER}}"
 # sasl.password = "${{env:KAFKA_PASSWORD}}"
 
 [state]
-dir = "./.statemgr/state"         # a cache: it may vanish at any time
+dir = "./.statemgr/state"         # a cache: what is lost is restored
 
 # [metrics]
 # port = 9400                     # Prometheus
@@ -102,9 +102,9 @@ def command(as_json: bool, path: Path, name: str, force: bool) -> None:
         # Only its owner may read it: people do put passwords here.
         descriptor = os.open(path, flags, 0o600)
     except FileExistsError:
-        raise InvalidError(f"{path} exists", hint="--force overwrites it") from None
+        raise InvalidError(f"{path} exists", hint="use --force to overwrite it") from None
     except FileNotFoundError:
-        raise InvalidError(f"the directory of {path} does not exist", hint="make it first") from None
+        raise InvalidError(f"the directory of {path} does not exist", hint="create it first") from None
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     if as_json:

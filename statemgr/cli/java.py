@@ -52,7 +52,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     version = _version_of(program)
     if version < MINIMUM_VERSION:
         raise PrerequisiteMissing(
-            f"Java {version} is too old, {MINIMUM_VERSION} or newer is needed",
+            f"Java {version} is too old: version {MINIMUM_VERSION} or newer is needed",
             hint=_HINT,
             program=str(program),
         )

@@ -26,27 +26,46 @@ from statemgr.errors import PrerequisiteMissing, StatemgrError
 
 #: Name → (where it is, what it does). The text is here so that `--help` need not load every command.
 _BUILT_IN = {
-    "bench": ("statemgr_tools.commands.bench:command", "Measure commits, restores and calls beside named references."),
+    "bench": (
+        "statemgr_tools.commands.bench:command",
+        "Measure commits, restores and calls, and compare them with references.",
+    ),
     "checkpoints": ("statemgr.cli.checkpoints:command", "List and show checkpoints on the checkpoint topic."),
     "config": ("statemgr.cli.config:command", "Show or check the configuration."),
     "demo": (
         "statemgr_tools.commands.demo:demo",
         "Run a real PySpark pipeline, kill it, restore it, recount it.",
     ),
-    "dev": ("statemgr_tools.commands.dev:command", "A local Kafka and S3 server, without Docker."),
-    "doctor": ("statemgr.cli.doctor:command", "Check everything that the job needs, and say how to mend it."),
+    "dev": (
+        "statemgr_tools.commands.dev:command",
+        "Start and stop a local Kafka broker and S3 server, without Docker.",
+    ),
+    "doctor": ("statemgr.cli.doctor:command", "Check everything that the job needs, and say how to fix it."),
     "gc": ("statemgr.cli.gc:command", "Delete the blobs that no checkpoint needs."),
     "init": ("statemgr.cli.init:command", "Write a commented configuration file."),
-    "permit": ("statemgr.cli.permit:command", "Permit the next opening what could lose state."),
-    "restore": ("statemgr.cli.restore:command", "Restore published state into a directory."),
+    "permit": (
+        "statemgr.cli.permit:command",
+        "Give the next opening a permission for something that could lose state.",
+    ),
+    "restore": ("statemgr.cli.restore:command", "Restore committed state into a directory."),
     "snapshots": ("statemgr.cli.snapshots:command", "List and show snapshots in the blob store."),
-    "standby": ("statemgr.cli.standby:command", "Keep a copy of tasks' state on this machine, up to date."),
-    "store": ("statemgr.cli.store:command", "Read keys of a published store."),
-    "topics": ("statemgr.cli.topics:command", "Create or check the job's topics."),
+    "standby": ("statemgr.cli.standby:command", "Keep an up-to-date copy of the state of tasks on this machine."),
+    "store": ("statemgr.cli.store:command", "Read keys from the committed state of a store."),
+    "topics": ("statemgr.cli.topics:command", "Create, check or repair the topics of the job."),
 }
 #: Extras that a command needs, where it is not `spark`.
 _EXTRAS = {"demo": "demo"}
 _INTERRUPTED = 130
+
+
+class _Notices(logging.Handler):
+    """Shows what the loading of the configuration has to say, one line each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"note: {record.getMessage()}", err=True)
+
+
+_NOTICES = _Notices()
 
 
 class CommandLine(click.Group):
@@ -161,7 +180,8 @@ def _not_installed(name: str, module: str) -> click.Command:
 
     def refuse(**_: object) -> None:
         raise PrerequisiteMissing(
-            f"statemgr {name} needs {module}, which is not installed", hint=f"pip install 'statemgr[{extra}]'"
+            f"statemgr {name} needs {module}, which is not installed",
+            hint=f"install it: pip install 'statemgr[{extra}]'",
         )
 
     return click.Command(
@@ -178,7 +198,7 @@ def _not_installed(name: str, module: str) -> click.Command:
 @click.version_option(__version__, prog_name="statemgr")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
-    """Keyed state of stream jobs, restored from a blob store in bulk, with Kafka as the source of truth.
+    """Keyed state of stream jobs, restored in bulk from a blob store. Kafka says which state is current.
 
     \b
     Exit status: 0 done · 1 a check found something wrong · 2 wrong use or configuration
@@ -187,8 +207,9 @@ def cli(debug: bool) -> None:
     if debug:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     else:
-        # The client libraries' own chatter would bury the one line that says what is wrong.
+        # Messages of the client libraries would bury the one line that says what is wrong.
         logging.getLogger("statemgr").addHandler(logging.NullHandler())
+        logging.getLogger("statemgr.config").addHandler(_NOTICES)
 
 
 def main() -> None:

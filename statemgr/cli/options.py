@@ -44,9 +44,9 @@ def with_config(function: F) -> F:
         default=DEFAULT_FILE,
         show_default=True,
         type=click.Path(),
-        help="The job's configuration.",
+        help="Configuration file of the job.",
     )
-    @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set one key. Repeatable.")
+    @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a key for this run. Repeatable.")
     @functools.wraps(function)
     def wrapper(*args: Any, config_file: str, settings: tuple[str, ...], **kwargs: Any) -> Any:
         return function(*args, config=load(config_file, settings), **kwargs)
@@ -66,25 +66,25 @@ def overrides(settings: tuple[str, ...]) -> dict[str, object]:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():
             # The text itself is not repeated: it may hold a secret.
-            raise click.UsageError("--set wants KEY=VALUE")
+            raise click.UsageError("--set needs KEY=VALUE")
         found[key.strip()] = value
     return found
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-task_option = click.option("--task", callback=_task, metavar="TASK", help="'Partition N', or N for short.")
+task_option = click.option("--task", callback=_task, metavar="TASK", help="'Partition N', or just N.")
 tasks_option = click.option(
     "--task",
     "tasks",
     callback=_task,
     metavar="TASK",
     multiple=True,
-    help="'Partition N', or N for short. Repeatable; default: all.",
+    help="'Partition N', or just N. Repeatable; default: all tasks.",
 )
 checkpoint_option = click.option(
     "--checkpoint",
     "checkpoint_id",
     callback=_checkpoint_id,
     metavar="ID",
-    help="A retained checkpoint; default: the current one.",
+    help="A retained checkpoint. Default: the current one.",
 )

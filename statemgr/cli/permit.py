@@ -14,12 +14,12 @@ from statemgr.ids import task_name
 from statemgr.model.permissions import PERMISSIONS, Permissions, Permit
 
 _HELP = {
-    "allow_empty_start": "Start empty although something says that there was state.",
-    "allow_new_stores": "Start stores empty that the checkpoint does not list.",
-    "allow_removed_stores": "Drop stores that the checkpoint lists.",
-    "allow_skipped_input": "Go on although input is gone or its topic was created again.",
-    "allow_serde_change": "Go on with other serdes than the checkpoint's.",
-    "overwrite_changelog": "Delete what a changelog holds that no checkpoint of the job explains.",
+    "allow_empty_start": "Start empty, although there are signs of earlier state.",
+    "allow_new_stores": "Start stores that the checkpoint does not list, empty.",
+    "allow_removed_stores": "Remove stores that the checkpoint lists.",
+    "allow_skipped_input": "Continue, although input was lost or its topic was created again.",
+    "allow_serde_change": "Continue with serdes other than the checkpoint's.",
+    "overwrite_changelog": "Delete the records of a changelog that this job did not write.",
 }
 
 
@@ -33,19 +33,19 @@ def _flags(function: Callable[..., None]) -> Callable[..., None]:
 @with_config
 @json_option
 @tasks_option
-@click.option("--list", "only_list", is_flag=True, help="Only show the permissions that are waiting.")
-@click.option("--revoke", is_flag=True, help="Take back the permissions that are waiting.")
+@click.option("--list", "only_list", is_flag=True, help="Show the permissions that are waiting, and give none.")
+@click.option("--revoke", is_flag=True, help="Revoke the permissions that are waiting.")
 @_flags
 def command(
     config: JobConfig, as_json: bool, tasks: tuple[str, ...], only_list: bool, revoke: bool, **flags: bool
 ) -> None:
-    """Give the next opening of tasks a permission that it uses up; a running owner is not disturbed."""
+    """Give the next opening of tasks a permission that it uses up. A running owner is not disturbed."""
     from statemgr.kafka.permits import PermitTopic
     from statemgr.local.clock import SystemClock, system_ids
 
     given = Permissions(**flags)
     if bool(given.names) + only_list + revoke != 1:
-        raise click.UsageError("name the permissions to give, or one of --list and --revoke")
+        raise click.UsageError("name the permissions to give, or use --list or --revoke")
     names = tasks or tuple(task_name(index) for index in range(config.tasks))
     topic = PermitTopic(config, SystemClock(), system_ids())
     try:

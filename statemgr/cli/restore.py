@@ -22,10 +22,12 @@ from statemgr.ids import task_path
     "--into",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="Directory to restore into, as <task>/<store>.",
+    help="Directory to restore to, as <task>/<store>.",
 )
-@click.option("--store", "stores", multiple=True, help="Only this store. Repeatable; default: all.")
-@click.option("--factory", "factories", multiple=True, help="Restore from this backend. Repeatable, in order.")
+@click.option("--store", "stores", multiple=True, help="Restore only this store. Repeatable; default: all stores.")
+@click.option(
+    "--factory", "factories", multiple=True, help="Restore from this backend. Repeatable, most preferred first."
+)
 def command(
     config: JobConfig,
     as_json: bool,
@@ -35,7 +37,7 @@ def command(
     stores: tuple[str, ...],
     factories: tuple[str, ...],
 ) -> None:
-    """Restore published state into a directory; a running job is not disturbed."""
+    """Restore committed state into a directory. A running job is not disturbed."""
     from statemgr.reader import JobReader
 
     rows = []
@@ -68,4 +70,4 @@ def command(
     )
     for row in rows:
         for factory, reason in row["reasons"].items():
-            messages().print(f"note: {row['task']} / {row['store']}: not from {factory}: {reason}", markup=False)
+            messages().print(f"note: {row['task']} / {row['store']}: {factory} was not used: {reason}", markup=False)

@@ -11,7 +11,7 @@ from statemgr.cli.options import checkpoint_option, json_option, task_option, ta
 from statemgr.cli.output import messages, moment, print_json, print_table, size
 from statemgr.cli.render import index_to_json_dict
 from statemgr.config import JobConfig
-from statemgr.config.contradictions import BLOB_STORE
+from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import CorruptError, MissingError
 from statemgr.ids import task_index, task_name
 from statemgr.model.checkpoint import BlobRef, CheckpointRecord, Marker
@@ -30,7 +30,7 @@ def command() -> None:
 @json_option
 @tasks_option
 def list_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...]) -> None:
-    """List the snapshot of every store in every retained checkpoint; exit status 4 if one is lost."""
+    """List the snapshot of every store in every retained checkpoint; exit status 4 if one is missing."""
     from statemgr.reader import JobReader
 
     found: list[dict[str, object]] = []

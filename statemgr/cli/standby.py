@@ -18,20 +18,20 @@ from statemgr.flows.standby import Followed
 @with_config
 @json_option
 @tasks_option
-@click.option("--once", is_flag=True, help="Fetch what is current now, and end.")
+@click.option("--once", is_flag=True, help="Fetch the current state once, and exit.")
 @click.option(
     "--interval",
     default=1.0,
     show_default=True,
     type=click.FloatRange(0.01, 3600),
     metavar="SECONDS",
-    help="Time between two looks for new checkpoints.",
+    help="Time between checks for new checkpoints.",
 )
 def command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], once: bool, interval: float) -> None:
-    """Keep a copy of tasks' state below state.dir, at most one checkpoint behind; the job is not disturbed.
+    """Keep a copy of the state of tasks in state.dir, at most one checkpoint behind. The job is not disturbed.
 
-    Opening a task on this machine then fetches nothing. Runs until SIGTERM or SIGINT. With --json, one line per
-    checkpoint that was brought or could not be.
+    A task that opens on this machine then fetches nothing. Runs until SIGTERM or SIGINT. With --json, prints one line
+    for each checkpoint that was fetched or could not be.
     """
     from statemgr.tasks.standby import Standby
 
@@ -43,7 +43,7 @@ def command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], once: bool
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, standby.stop)
         if not as_json:
-            messages().print("following; stop with Ctrl-C", markup=False)
+            messages().print("following the job; press Ctrl-C to stop", markup=False)
         standby.run(report, interval)
 
 
@@ -87,6 +87,6 @@ def _print(followed: Followed) -> None:
     reused = sum(store.bytes_reused for store in followed.stores)
     sources = ", ".join(sorted({store.factory for store in followed.stores})) or "no stores"
     click.echo(
-        f"{followed.task}  {followed.checkpoint.checkpoint_id}  {size(fetched)} fetched, {size(reused)} here already, "
+        f"{followed.task}  {followed.checkpoint.checkpoint_id}  {size(fetched)} fetched, {size(reused)} reused, "
         f"{followed.seconds:.2f} s ({sources})"
     )

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from statemgr.serdes import Serde
 
 _SERDES = click.Choice(["bytes", "hex", "string", "integer", "json", "msgpack"])
-_key_serde = click.option("--key-serde", type=_SERDES, help="Default: the store's.")
-_value_serde = click.option("--value-serde", type=_SERDES, help="Default: the store's.")
+_key_serde = click.option("--key-serde", type=_SERDES, help="Default: the serde of the store.")
+_value_serde = click.option("--value-serde", type=_SERDES, help="Default: the serde of the store.")
 
 
 @click.group("store")
 def command() -> None:
-    """Read keys of a published store. Bytes that are no text are shown as 0x…."""
+    """Read keys from the committed state of a store. Bytes that are not text are shown as 0x…."""
 
 
 @command.command("get")
@@ -47,7 +47,7 @@ def get_command(
     store: str,
     key: str,
 ) -> None:
-    """Print the value of KEY, looking in every task unless one is given; exit status 1 if there is none."""
+    """Print the value of KEY, from any task unless --task names one; exit status 1 if there is none."""
     wanted = parse(key, key_serde or _configured(config, store).key_serde)
     show = _value_serde_of(_configured(config, store), value_serde)
     for task, opened in _stores(config, store, tasks, checkpoint_id, quiet=as_json):
@@ -59,7 +59,7 @@ def get_command(
         else:
             click.echo(text(render(value, show)))
         return
-    show_error(f"store {store} has no such key", "keys are found only with the serde that they were written with")
+    show_error(f"store {store} has no such key", "a key is found only with the serde that wrote it")
     raise SystemExit(1)
 
 
@@ -71,9 +71,11 @@ def get_command(
 @_key_serde
 @_value_serde
 @click.option("--from", "start", help="First key.")
-@click.option("--to", "end", help="Key after the last.")
-@click.option("--prefix", help="Only keys that start with this.")
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(min=0), help="0: no limit.")
+@click.option("--to", "end", help="First key that is not shown.")
+@click.option("--prefix", help="Show only keys that start with this.")
+@click.option(
+    "--limit", default=100, show_default=True, type=click.IntRange(min=0), help="Number of keys to show; 0 shows all."
+)
 @click.argument("store")
 def scan_command(
     config: JobConfig,
@@ -113,7 +115,7 @@ def scan_command(
     if as_json:
         click.echo("]" if shown else "[]")
     elif more:
-        messages().print(f"note: stopped after {limit} keys; --limit 0 shows all", markup=False)
+        messages().print(f"note: stopped after {limit} keys; use --limit 0 to show all", markup=False)
 
 
 @command.command("count")
@@ -150,7 +152,9 @@ def parse(given: str, serde_name: str) -> bytes:
         readers: dict[str, Callable[[str], Any]] = {"integer": int, "json": json.loads, "msgpack": json.loads}
         return serde(serde_name).serialize(readers.get(serde_name, str)(given))
     except (ValueError, OverflowError, RecursionError, InvalidError):
-        raise InvalidError(f"{given!r} is no key of serde {serde_name}", hint="--key-serde names another") from None
+        raise InvalidError(
+            f"{given!r} is not a key of the serde {serde_name}", hint="choose another with --key-serde"
+        ) from None
 
 
 def render(data: bytes, serde_name: str | Serde) -> Any:
@@ -168,8 +172,8 @@ def render(data: bytes, serde_name: str | Serde) -> Any:
         if serde_name == "bytes":
             return f"0x{data.hex()}"
         raise InvalidError(
-            f"0x{data[:40].hex()} is nothing of serde {serde_name if isinstance(serde_name, str) else 'avro'}",
-            hint="--key-serde and --value-serde name others",
+            f"the serde does not read 0x{data[:40].hex()}: {serde_name if isinstance(serde_name, str) else 'avro'}",
+            hint="choose others with --key-serde and --value-serde",
         ) from None
 
 
@@ -199,7 +203,7 @@ def _bounds(
     if prefix is None:
         return None if start is None else to_bytes(start), None if end is None else to_bytes(end)
     if start is not None or end is not None:
-        raise click.UsageError("--prefix goes without --from and --to")
+        raise click.UsageError("--prefix cannot be used with --from or --to")
     first = to_bytes(prefix)
     return first, after_prefix(first)
 

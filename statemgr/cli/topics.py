@@ -11,7 +11,7 @@ from statemgr.config import JobConfig
 
 @click.group("topics")
 def command() -> None:
-    """Create or check the job's topics."""
+    """Create, check or repair the topics of the job."""
 
 
 @command.command("create")
@@ -20,7 +20,7 @@ def command() -> None:
 @click.option(
     "--allow-empty-start",
     is_flag=True,
-    help="Create the checkpoint topic although the job had state: knowingly start empty.",
+    help="Create the checkpoint topic and start empty, although the job had state.",
 )
 def create_command(config: JobConfig, as_json: bool, allow_empty_start: bool) -> None:
     """Create the topics that are missing, and check the others."""
@@ -43,7 +43,7 @@ def create_command(config: JobConfig, as_json: bool, allow_empty_start: bool) ->
         return
     print_table(
         ("topic", "partitions", ""),
-        [(s.name, s.partitions, "created" if s.name in created else "was there") for s in specs],
+        [(s.name, s.partitions, "created" if s.name in created else "existed") for s in specs],
         empty="no topics",
     )
 
@@ -52,7 +52,7 @@ def create_command(config: JobConfig, as_json: bool, allow_empty_start: bool) ->
 @with_config
 @json_option
 def check_command(config: JobConfig, as_json: bool) -> None:
-    """Check that every topic is there with the right settings; exit status 1 if not."""
+    """Check that every topic exists and has the right settings; exit status 1 if not."""
     from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
 
     specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
@@ -72,11 +72,11 @@ def check_command(config: JobConfig, as_json: bool) -> None:
 @with_config
 @json_option
 @click.option("--to", "target", metavar="TOPIC", help="The new topic.  [default: <checkpoint topic>-repaired]")
-@click.option("--dry-run", is_flag=True, help="Only list what would be left out.")
+@click.option("--dry-run", is_flag=True, help="List what would be left out, and copy nothing.")
 def repair_command(config: JobConfig, as_json: bool, target: str | None, dry_run: bool) -> None:
     """Copy the valid records of the checkpoint topic to a new topic, and list what is left out.
 
-    Run it with --dry-run first. Every owner of the job is fenced before the copy; afterwards set task.checkpoint.topic.
+    Run it with --dry-run first. The copy fences every owner of the job. Afterwards, set task.checkpoint.topic.
     """
     from statemgr.flows.open_job import fence_ids
     from statemgr.ids import task_name
@@ -105,6 +105,6 @@ def repair_command(config: JobConfig, as_json: bool, target: str | None, dry_run
         empty="every record is valid",
     )
     if dry_run:
-        click.echo(f"{result.copied} records are valid; nothing was changed")
+        click.echo(f"{result.copied} valid records; nothing was changed")
     else:
-        click.echo(f"{result.copied} records were copied; now set task.checkpoint.topic = {target}")
+        click.echo(f"{result.copied} records copied; now set task.checkpoint.topic = {target}")

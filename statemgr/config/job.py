@@ -1,27 +1,27 @@
 """The configuration of a job: validated once, frozen, secrets masked. Reads files only through ``loading``.
 
 References (``${env:…}``, ``${file:…}``) are resolved by :meth:`JobConfig.kafka_client`,
-:attr:`JobConfig.blob_uri`, :attr:`JobConfig.blob_s3` and :attr:`JobConfig.state_dir`,
-each time they are asked for.
+:attr:`JobConfig.blob_uri`, :attr:`JobConfig.blob_s3` and :attr:`JobConfig.state_dir`, each time they are called.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from statemgr.config import contradictions
-from statemgr.config.interval import SnapshotInterval
-from statemgr.config.keys import lookup
+from statemgr.config.contradictions import check_job
 from statemgr.config.loading import load_values, parse_resolved, read_toml
-from statemgr.config.retry import RetryPolicy
+from statemgr.config.policies import RetryPolicy, SnapshotInterval
+from statemgr.config.samza import our_key
 from statemgr.config.secrets import has_reference, hidden_texts, masked, resolve, without
 from statemgr.config.store import StoreConfig, store_from_values
+from statemgr.config.table import lookup
 from statemgr.config.values import Value
 from statemgr.errors import ConfigError
 from statemgr.ids import topic_name
@@ -29,9 +29,18 @@ from statemgr.ids import topic_name
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
+T = TypeVar("T")
 ClientKind = Literal["producer", "consumer", "admin"]
-_CLIENT_KINDS = ("producer", "consumer", "admin")
+CLIENT_KINDS: tuple[ClientKind, ...] = ("producer", "consumer", "admin")
 _S3 = "blob.store.s3."
+log = logging.getLogger(__name__)
+
+
+def _setting(key: str, of: Callable[[Any], T]) -> cached_property[T]:
+    """An attribute with the value of one key, or its default. Its documentation is the key's."""
+    attribute = cached_property[T](lambda config: of(config.get(key)))
+    attribute.__doc__ = lookup(key).doc
+    return attribute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,33 +53,20 @@ class JobConfig:
     values: Mapping[str, Value]
 
     def __post_init__(self) -> None:
-        if "job.name" not in self.values:
-            raise ConfigError("job.name is not set", hint='for example job.name = "orders"', key="job.name")
-        for key, value in self.values.items():
-            if key.endswith(".factories"):
-                contradictions.check_factories(key, cast("list[str]", value))
-        contradictions.check_client_settings(self.values)
-        contradictions.check_encryption(self.values)
-        contradictions.check_versions(self.read_versions, self.write_versions)
-        for store in self.stores.values():
-            contradictions.check_store(
-                store, has_blob_uri="blob.store.uri" in self.values, write_versions=self.write_versions
-            )
-            contradictions.check_serde(store)
-            contradictions.check_memory(store, self.memory_bytes)
-        topics = [("task.checkpoint.topic", self.checkpoint_topic)]
-        topics += [(f"stores.{s.name}.changelog.topic", s.changelog_topic) for s in self.stores.values()]
-        contradictions.check_topics([*topics, *(("task.inputs", topic) for topic in self.inputs)])
+        check_job(self)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], overrides: Mapping[str, object] | None = None) -> JobConfig:
         """Load a TOML file. ``overrides`` are dotted keys that win over the file. Raises: ConfigError."""
-        return cls(values=load_values(read_toml(path), overrides or {}))
+        return cls.from_mapping(read_toml(path), overrides)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, object], overrides: Mapping[str, object] | None = None) -> JobConfig:
         """Load a mapping, nested or dotted; every value may be a string. Raises: ConfigError."""
-        return cls(values=load_values(mapping, overrides or {}))
+        values, notices = load_values(mapping, overrides or {})
+        for notice in notices:
+            log.warning("%s", notice)
+        return cls(values=values)
 
     def to_mapping(self) -> dict[str, Value]:
         """What :meth:`from_mapping` makes an equal object from; safe for JSON, references unresolved.
@@ -80,11 +76,11 @@ class JobConfig:
         return {key: list(value) if isinstance(value, list) else value for key, value in self.values.items()}  # type: ignore[misc]
 
     def masked(self) -> dict[str, object]:
-        """The given keys as they may be shown to anyone."""
+        """The given keys, with secrets masked, for anyone to see."""
         return {key: masked(key, value) for key, value in self.values.items()}
 
     def hider(self) -> Callable[[str], str]:
-        """What puts a mask in place of secrets, and of what references stand for now, in a text of other software."""
+        """A function that masks, in a text of other software, secrets and what references resolve to now."""
         return partial(without, hidden_texts(self.values))
 
     def __repr__(self) -> str:
@@ -95,42 +91,31 @@ class JobConfig:
 
         Raises: ConfigError for an unknown key.
         """
+        key = our_key(key)
         if key in self.values:
             return self.values[key]
-        computed = self._computed(key)
-        if computed is not None:
-            return computed
-        return lookup(key).default
-
-    def _computed(self, key: str) -> Value | None:
-        """Defaults that are worked out from other keys."""
         if key == "task.checkpoint.topic":
             return self.checkpoint_topic
         if key == "task.restore.factories":
             return list(self.get("task.backup.factories"))
-        parts = key.split(".", 2)
-        if parts[0] == "stores" and len(parts) == 3 and parts[1] in self.stores:
-            store = self.stores[parts[1]]
-            computed: dict[str, Value] = {
-                "backup.factories": list(store.backup_factories),
-                "restore.factories": list(store.restore_factories),
-                "changelog.topic": store.changelog_topic,
-                "changelog": store.changelog_topic,
-            }
-            return computed.get(parts[2])
-        return None
+        first, _, rest = key.partition(".")
+        name, _, setting = rest.partition(".")
+        if first == "stores" and name in self.stores:
+            store = self.stores[name]
+            if setting == "backup.factories":
+                return list(store.backup_factories)
+            if setting == "restore.factories":
+                return list(store.restore_factories)
+            if setting == "changelog.topic":
+                return store.changelog_topic
+        return lookup(key).default
 
     # --- the job --------------------------------------------------------------------------------------------
 
-    @property
-    def job_name(self) -> str:
-        """The job's name; a part of every topic and blob name."""
-        return str(self.values["job.name"])
-
-    @property
-    def job_id(self) -> str:
-        """Tells runs of one job apart."""
-        return str(self.get("job.id"))
+    job_name = _setting("job.name", str)
+    job_id = _setting("job.id", str)
+    tasks = _setting("job.tasks", int)
+    memory_bytes = _setting("state.memory.bytes", int)
 
     @property
     def job_key(self) -> str:
@@ -138,9 +123,9 @@ class JobConfig:
         return f"{self.job_name}/{self.job_id}"
 
     @property
-    def tasks(self) -> int:
-        """Number of tasks (state partitions)."""
-        return int(self.get("job.tasks"))
+    def metrics_port(self) -> int | None:
+        """Port of the metrics; 0 is any free one, None is off."""
+        return cast("int | None", self.get("metrics.port"))
 
     @property
     def inputs(self) -> list[str]:
@@ -152,68 +137,23 @@ class JobConfig:
         """Local directory of the stores, resolved; relative to the working directory."""
         return Path(str(self._resolved("state.dir")))
 
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of all RocksDB stores of a process together, in bytes."""
-        return int(self.get("state.memory.bytes"))
-
-    @property
-    def metrics_port(self) -> int | None:
-        """Port of the metrics; 0 is any free one, None is off."""
-        return cast("int | None", self.values.get("metrics.port"))
-
     # --- checkpoints and commits ----------------------------------------------------------------------------
+
+    checkpoint_replication_factor = _setting("task.checkpoint.replication.factor", int)
+    read_versions = _setting("task.checkpoint.read.versions", tuple[int, ...])
+    write_versions = _setting("task.checkpoint.write.versions", tuple[int, ...])
+    retained = _setting("task.checkpoint.retained", int)
+    commit_ms = _setting("task.commit.ms", int)
+    commit_max_delay_ms = _setting("task.commit.max.delay.ms", int)
+    commit_timeout_ms = _setting("task.commit.timeout.ms", int)
+    snapshot_interval = _setting("task.commit.snapshot.interval", SnapshotInterval.parse)
+    tolerated_snapshot_failures = _setting("task.commit.snapshot.tolerated.failures", int)
 
     @property
     def checkpoint_topic(self) -> str:
         """The checkpoint topic's name."""
         given = self.values.get("task.checkpoint.topic")
         return str(given or f"__statemgr_checkpoints_{topic_name(self.job_name, self.job_id)}")
-
-    @property
-    def checkpoint_replication_factor(self) -> int:
-        """Replicas of a checkpoint topic that is created; -1 is the broker's default."""
-        return int(self.get("task.checkpoint.replication.factor"))
-
-    @property
-    def read_versions(self) -> tuple[int, ...]:
-        """Record versions that are read, ascending."""
-        return tuple(cast("list[int]", self.values.get("task.checkpoint.read.versions", [1, 2])))
-
-    @property
-    def write_versions(self) -> tuple[int, ...]:
-        """Record versions that are written, ascending."""
-        return tuple(cast("list[int]", self.values.get("task.checkpoint.write.versions", [2])))
-
-    @property
-    def retained(self) -> int:
-        """Checkpoints kept per task."""
-        return int(self.get("task.checkpoint.retained"))
-
-    @property
-    def commit_ms(self) -> int:
-        """Milliseconds between commits of a consumer loop."""
-        return int(self.get("task.commit.ms"))
-
-    @property
-    def commit_max_delay_ms(self) -> int:
-        """Age of a commit on its way, in milliseconds, from which its task waits for it."""
-        return int(self.get("task.commit.max.delay.ms"))
-
-    @cached_property
-    def snapshot_interval(self) -> SnapshotInterval:
-        """What may gather on top of a snapshot before the next one is made."""
-        return SnapshotInterval.parse(self.get("task.commit.snapshot.interval"))
-
-    @property
-    def tolerated_snapshot_failures(self) -> int:
-        """Snapshots in a row that may fail before commits do."""
-        return int(self.get("task.commit.snapshot.tolerated.failures"))
-
-    @property
-    def commit_timeout_ms(self) -> int:
-        """Longest time of a commit, and the transaction's timeout, in milliseconds."""
-        return int(self.get("task.commit.timeout.ms"))
 
     # --- stores ---------------------------------------------------------------------------------------------
 
@@ -224,6 +164,12 @@ class JobConfig:
         return {name: store_from_values(name, self.values, (self.job_name, self.job_id)) for name in names}
 
     # --- blobs ----------------------------------------------------------------------------------------------
+
+    ttl_days = _setting("blob.store.ttl.days", int)
+    part_size = _setting("blob.store.part.size", int)
+    compresses = _setting("blob.store.compression", "zstd".__eq__)
+    parallelism = _setting("blob.store.parallelism", int)
+    inflight_bytes = _setting("blob.store.inflight.bytes", int)
 
     @property
     def blob_uri(self) -> str | None:
@@ -237,35 +183,8 @@ class JobConfig:
 
         Only what was given, and ``path.style``. Raises: ConfigError for a reference that names nothing.
         """
-        keys = [key for key in self.values if key.startswith(_S3)]
-        result = {key.removeprefix(_S3): cast("str | bool", self._resolved(key)) for key in keys}
-        result.setdefault("path.style", False)
-        return result
-
-    @property
-    def ttl_days(self) -> int:
-        """Time to live of blobs that no checkpoint refers to yet, in days."""
-        return int(self.get("blob.store.ttl.days"))
-
-    @property
-    def part_size(self) -> int:
-        """Bytes of one part of a file."""
-        return int(self.get("blob.store.part.size"))
-
-    @property
-    def compresses(self) -> bool:
-        """Whether parts of files are compressed where that makes them smaller."""
-        return bool(self.get("blob.store.compression") == "zstd")
-
-    @property
-    def parallelism(self) -> int:
-        """Parts of files in flight at a time."""
-        return int(self.get("blob.store.parallelism"))
-
-    @property
-    def inflight_bytes(self) -> int:
-        """``blob.store.inflight.bytes``."""
-        return int(self.get("blob.store.inflight.bytes"))
+        keys = [_S3 + "path.style", *(key for key in self.values if key.startswith(_S3))]
+        return {key.removeprefix(_S3): cast("str | bool", self._resolved(key)) for key in keys}
 
     @property
     def retry(self) -> RetryPolicy:
@@ -302,11 +221,10 @@ class JobConfig:
                 continue
             name = key.removeprefix("kafka.")
             family, _, rest = name.partition(".")
-            if family in _CLIENT_KINDS:
-                if family == kind:
-                    own[rest] = cast("str | int | float | bool", self._resolved(key))
-            else:
+            if family not in CLIENT_KINDS:
                 shared[name] = cast("str | int | float | bool", self._resolved(key))
+            elif family == kind:
+                own[rest] = cast("str | int | float | bool", self._resolved(key))
         return shared | own
 
     def consumer(self, group: str) -> Consumer:
@@ -324,5 +242,5 @@ class JobConfig:
         value = cast("Value | None", self.get(key))
         if not has_reference(value):
             return value
-        # Checked again: what stands behind a reference is known only now.
+        # Checked again: what a reference stands for is known only now.
         return parse_resolved(key, resolve(key, str(value)))

@@ -35,7 +35,7 @@ def check_references(key: str, value: object) -> None:
     if isinstance(value, str) and _LOOKS_LIKE_ONE.search(_REFERENCE.sub("", value)):
         raise ConfigError(
             f"{key} holds a reference of an unknown kind",
-            hint="references are ${env:NAME} and ${file:PATH}",
+            hint="write ${env:NAME} or ${file:PATH}",
             key=key,
         )
 
@@ -52,7 +52,7 @@ def resolve(key: str, text: str) -> str:
             if "\0" in name or name not in os.environ:
                 raise ConfigError(
                     f"{key} refers to the environment variable {name}, which is not set",
-                    hint=f"export {name}, also for the workers of a cluster",
+                    hint=f"export {name} on every machine of the job",
                     key=key,
                 )
             return os.environ[name]
@@ -61,7 +61,7 @@ def resolve(key: str, text: str) -> str:
         except (OSError, ValueError) as error:  # no UTF-8, or NUL in its name
             raise ConfigError(
                 f"{key} refers to the file {name}, which cannot be read ({type(error).__name__})",
-                hint="the file must exist and be readable on every machine of the job",
+                hint="make it readable on every machine of the job",
                 key=key,
             ) from None
 

@@ -1,14 +1,18 @@
-"""The table of configuration keys: pattern, kind, default, meaning. Pure.
+"""The table of configuration keys: the one place that says what a key accepts, its default and its meaning. Pure.
 
-The one source of truth: loading, ``JobConfig.get`` and the table in the documentation all come from it.
-In a pattern, ``<name>`` is a store's name and a trailing ``*`` is the rest of the key.
+Loading, :meth:`JobConfig.get`, ``statemgr config show --all`` and the page of documentation all come from it.
 """
 
 from __future__ import annotations
 
-from statemgr.config.entry import Key
-from statemgr.config.table_stores import STORE_KEYS
+import difflib
+import re
+from typing import NamedTuple
+
+from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.config.units import DAY_MS, GIBIBYTE, HOUR_MS, MEBIBYTE
 from statemgr.config.values import (
+    AVRO_SCHEMAS,
     BLOB_URI,
     BOOLEAN,
     CLIENT_VALUE,
@@ -19,282 +23,227 @@ from statemgr.config.values import (
     TEXT,
     TOPIC,
     TOPICS,
+    Kind,
+    Value,
     choice,
     integer,
     number,
     numbers,
 )
+from statemgr.errors import ConfigError
 
-_DAY_MS = 24 * 3600 * 1000
-_GIBIBYTE = 1024**3
+#: Serdes that give equal values equal bytes whatever their version, so that keys can be found by them.
+KEY_SERDES = ("bytes", "string", "integer", "json", "msgpack")
+VALUE_SERDES = (*KEY_SERDES, "avro")
+#: A store's name in a key has no dots, so that a mistyped key is never taken for another store.
+_STORE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
+_CLIENT_SETTING = re.compile(r"(kafka\.(?:(?:producer|consumer|admin)\.)?)[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_ROCKSDB = "stores.<name>.rocksdb."
+#: Characters of an unknown key that are shown, and compared with known ones.
+_LONGEST = 200
 
-_JOB = (
-    Key(pattern="job.name", kind=NAME_KIND, default_text="required", doc="Name of the job."),
-    Key(pattern="job.id", kind=NAME_KIND, default="1", doc="Tells runs of one job apart."),
-    Key(
-        pattern="job.tasks",
-        kind=integer(1, 100_000),
-        default=1,
-        doc="Number of tasks (state partitions). Changing it later is a rescale.",
-    ),
-    Key(pattern="task.inputs", kind=TOPICS, default=[], doc="Input topics of a consumer loop."),
-    Key(
-        pattern="state.dir",
-        kind=TEXT,
-        default="./.statemgr/state",
-        deferred=True,
-        doc="Local directory of the stores. A cache: it may vanish at any time.",
-    ),
-    Key(
-        pattern="state.memory.bytes",
-        kind=integer(8 * 1024 * 1024, 1024 * _GIBIBYTE, "bytes"),
-        default=128 * 1024 * 1024,
-        doc="Memory of all RocksDB stores of a process together: their block cache, with the memtables (up to half of "
-        "it), indexes and filters. Of several jobs in one process the largest counts.",
-    ),
-    Key(
-        pattern="metrics.port",
-        kind=integer(0, 65535),
-        default_text="off",
-        doc="Port of the Prometheus metrics; 0 takes a free one.",
-    ),
-)
-_BACKENDS = (
-    Key(
-        pattern="task.backup.factories",
-        kind=FACTORIES,
-        default=["kafka-changelog"],
-        doc="Where state is backed up: `kafka-changelog`, `blob-store` (snapshots and the changes after them) or both. "
-        "Empty: nowhere.",
-    ),
-    Key(
-        pattern="task.restore.factories",
-        kind=FACTORIES,
-        default_text="the backup factories",
-        doc="Where state is restored from, in order of preference.",
-    ),
-)
-_CHECKPOINTS = (
-    Key(
-        pattern="task.checkpoint.topic",
-        kind=TOPIC,
-        default_text="`__statemgr_checkpoints_<job.name>-<job.id>`",
-        doc="The checkpoint topic.",
-    ),
-    Key(
-        pattern="task.checkpoint.replication.factor",
-        kind=integer(-1, 32767),
-        default=-1,
-        doc="Replicas of the topics that statemgr creates; -1 is the broker's default.",
-    ),
-    Key(
-        pattern="task.checkpoint.read.versions",
-        kind=numbers((1, 2), "a list of 1 and 2"),
-        default=[1, 2],
-        doc="Versions of checkpoint records that are read.",
-    ),
-    Key(
-        pattern="task.checkpoint.write.versions",
-        kind=numbers((1, 2), "a list of 1 and 2"),
-        default=[2],
-        doc="Versions of checkpoint records that are written; 1 too, while older software may take over.",
-    ),
-    Key(
-        pattern="task.checkpoint.retained",
-        kind=integer(1, 100),
-        default=2,
-        doc="Checkpoints kept per task.",
-    ),
-    Key(
-        pattern="task.commit.ms",
-        kind=integer(1, _DAY_MS, "milliseconds"),
-        default=60_000,
-        doc="Time between commits of a consumer loop.",
-    ),
-    Key(
-        pattern="task.commit.max.delay.ms",
-        kind=integer(0, _DAY_MS, "milliseconds"),
-        default=60_000,
-        doc="Age of a commit on its way from which its task waits for it: a consumer loop pauses the task's input.",
-    ),
-    Key(
-        pattern="task.commit.timeout.ms",
-        kind=integer(1000, 900_000, "milliseconds"),
-        default=300_000,
-        doc="Longest time that a commit may take; also the transaction's timeout (brokers allow 900000).",
-    ),
-)
-_SNAPSHOTS = (
-    Key(
-        pattern="task.commit.snapshot.interval",
-        kind=INTERVAL,
-        default=["50 commits", "256 MiB", "10 min"],
-        doc="With `blob-store`: how many commits, bytes or minutes of changes may follow a snapshot before the next is "
-        "made in the background; the first limit reached counts, a little earlier for some tasks than for others. "
-        "`1 commit`: every commit stores a snapshot, and changes are not recorded.",
-    ),
-    Key(
-        pattern="task.commit.snapshot.tolerated.failures",
-        kind=integer(0, 1_000_000),
-        default=3,
-        doc="With `blob-store`: how many background snapshots in a row may fail before commits fail.",
-    ),
-)
-_BLOBS = (
-    Key(
-        pattern="blob.store.uri",
-        kind=BLOB_URI,
-        default_text="none",
-        deferred=True,
-        doc="Where blobs are: `file:///directory` or `s3://bucket/prefix`.",
-    ),
-    Key(
-        pattern="blob.store.s3.endpoint",
-        kind=ENDPOINT,
-        default_text="AWS",
-        deferred=True,
-        doc="Server's URL.",
-    ),
-    Key(pattern="blob.store.s3.region", kind=TEXT, default_text="the SDK's", deferred=True, doc="Region."),
-    Key(
-        pattern="blob.store.s3.access.key",
-        kind=TEXT,
-        default_text="the SDK's",
-        deferred=True,
-        doc="Access key ID. Without keys, the SDK looks for credentials as usual.",
-    ),
-    Key(
-        pattern="blob.store.s3.secret.key",
-        kind=TEXT,
-        default_text="the SDK's",
-        deferred=True,
-        doc="Secret access key: `${env:NAME}` or `${file:PATH}`.",
-    ),
-    Key(
-        pattern="blob.store.s3.session.token",
-        kind=TEXT,
-        default_text="the SDK's",
-        deferred=True,
-        doc="Session token: `${env:NAME}` or `${file:PATH}`.",
-    ),
-    Key(
-        pattern="blob.store.s3.path.style",
-        kind=BOOLEAN,
-        default=False,
-        doc="Bucket in the path rather than in the host name; most other S3 servers need it.",
-    ),
-    Key(
-        pattern="blob.store.s3.sse.algorithm",
-        kind=choice("AES256", "aws:kms", "aws:kms:dsse"),
-        default_text="the bucket's",
-        doc="Server-side encryption that every upload asks for.",
-    ),
-    Key(
-        pattern="blob.store.s3.sse.kms.key.id",
-        kind=TEXT,
-        default_text="AWS's own",
-        deferred=True,
-        doc="The KMS key (ID or ARN) for `aws:kms` and `aws:kms:dsse`.",
-    ),
-    Key(
-        pattern="blob.store.ttl.days",
-        kind=integer(1, 3650, "days"),
-        default=30,
-        doc="Time to live of blobs that no checkpoint refers to yet.",
-    ),
-    Key(
-        pattern="blob.store.part.size",
-        kind=integer(1024, 5 * _GIBIBYTE, "bytes"),
-        default=64 * 1024 * 1024,
-        doc="Bytes of one part of a file; each part is a blob.",
-    ),
-    Key(
-        pattern="blob.store.compression",
-        kind=choice("none", "zstd"),
-        default="none",
-        doc="`zstd` compresses each part of a file that gets at least a tenth smaller.",
-    ),
-    Key(pattern="blob.store.parallelism", kind=integer(1, 256), default=8, doc="Parts in flight at a time."),
-    Key(
-        pattern="blob.store.inflight.bytes",
-        kind=integer(1, 1 << 44, "bytes"),
-        default=1 << 30,
-        doc="Bytes of the parts in flight at a time; a larger one goes alone.",
-    ),
-    Key(
-        pattern="blob.store.retry.policy.max.retries",
-        kind=integer(-1, 1_000_000),
-        default=10,
-        doc="Retries of one request; -1 leaves the limit to the duration.",
-    ),
-    Key(
-        pattern="blob.store.retry.policy.max.retry.duration.millis",
-        kind=integer(0, _DAY_MS, "milliseconds"),
-        default=120_000,
-        doc="Time after which a request is not tried again.",
-    ),
-    Key(
-        pattern="blob.store.retry.policy.backoff.delay.millis",
-        kind=integer(0, _DAY_MS, "milliseconds"),
-        default=100,
-        doc="Wait before the first retry.",
-    ),
-    Key(
-        pattern="blob.store.retry.policy.backoff.max.delay.millis",
-        kind=integer(0, _DAY_MS, "milliseconds"),
-        default=10_000,
-        doc="Longest wait between retries.",
-    ),
-    Key(
-        pattern="blob.store.retry.policy.backoff.delay.factor",
-        kind=number(1, 100),
-        default=2.0,
-        doc="Each wait is this many times the one before.",
-    ),
-    Key(
-        pattern="blob.store.retry.policy.jitter.factor",
-        kind=number(0, 1),
-        default=0.5,
-        doc="Share of each wait that is random.",
-    ),
-)
-_KAFKA = (
-    Key(
-        pattern="kafka.bootstrap.servers",
-        kind=CLIENT_VALUE,
-        default_text="required to connect",
-        deferred=True,
-        doc="Brokers: `host:port,…`.",
-    ),
-    Key(
-        pattern="kafka.producer.*",
-        kind=CLIENT_VALUE,
-        default_text="librdkafka's",
-        deferred=True,
-        doc="Passed to producers alone.",
-    ),
-    Key(
-        pattern="kafka.consumer.*",
-        kind=CLIENT_VALUE,
-        default_text="librdkafka's",
-        deferred=True,
-        doc="Passed to consumers alone.",
-    ),
-    Key(
-        pattern="kafka.admin.*",
-        kind=CLIENT_VALUE,
-        default_text="librdkafka's",
-        deferred=True,
-        doc="Passed to admin clients alone.",
-    ),
-    Key(
-        pattern="kafka.*",
-        kind=CLIENT_VALUE,
-        default_text="librdkafka's",
-        deferred=True,
-        doc="Passed to every client under librdkafka's names: SASL and TLS work as they do there.",
-    ),
-)
 
-#: Every key, in the order of the documentation. Of two that match, the first counts.
-KEYS: tuple[Key, ...] = (*_JOB, *_BACKENDS, *_CHECKPOINTS, *_SNAPSHOTS, *STORE_KEYS, *_BLOBS, *_KAFKA)
+class Key(NamedTuple):
+    """One key, or all that share a pattern: ``<name>`` is a store's name, a trailing ``*`` is the rest of the key.
+
+    ``default`` None means that there is none, or that other keys give it: ``default_text`` says which.
+    """
+
+    pattern: str
+    kind: Kind
+    default: Value | None
+    doc: str
+    default_text: str = ""
+
+
+_MS, _BYTES = "milliseconds", "bytes"
+_VERSIONS = numbers((1, 2), "a list of 1 and 2")
+
+# fmt: off
+#: Every key, in the order of the documentation.
+KEYS: tuple[Key, ...] = (
+    Key("job.name", NAME_KIND, None,
+        "Name of the job.", "required"),
+    Key("job.id", NAME_KIND, "1",
+        "Distinguishes several runs of one job."),
+    Key("job.tasks", integer(1, 100_000), 1,
+        "Number of tasks (partitions of the state). A job that has checkpoints keeps its number of tasks."),
+    Key("task.inputs", TOPICS, [],
+        "Input topics of a consumer loop."),
+    Key("state.dir", TEXT, "./.statemgr/state",
+        "Local directory of the stores. It is a cache: you may delete it while no task is open."),
+    Key("state.memory.bytes", integer(8 * MEBIBYTE, 1024 * GIBIBYTE, _BYTES), 128 * MEBIBYTE,
+        "Memory that all RocksDB stores of a process share for blocks, indexes, filters and memtables (memtables take "
+        "up to half). If a process runs several jobs, the largest value applies."),
+    Key("metrics.port", integer(0, 65535), None,
+        "Port of the Prometheus metrics; 0 picks a free one.", "off"),
+    Key("task.backup.factories", FACTORIES, [KAFKA_CHANGELOG],
+        "Where commits store state: `kafka-changelog`, `blob-store` (snapshots, and the changes after them) or both. "
+        "An empty list backs nothing up."),
+    Key("task.restore.factories", FACTORIES, None,
+        "Where state is restored from, most preferred first.", "the backup factories"),
+    Key("task.checkpoint.topic", TOPIC, None,
+        "The checkpoint topic.", "`__statemgr_checkpoints_<job.name>-<job.id>`"),
+    Key("task.checkpoint.replication.factor", integer(-1, 32767), -1,
+        "Number of replicas of the topics that statemgr creates; -1 takes the broker's default."),
+    Key("task.checkpoint.read.versions", _VERSIONS, [1, 2],
+        "Versions of checkpoint records that statemgr reads."),
+    Key("task.checkpoint.write.versions", _VERSIONS, [2],
+        "Versions of checkpoint records that statemgr writes. Add 1 while older software may take the job over."),
+    Key("task.checkpoint.retained", integer(1, 100), 2,
+        "Number of checkpoints to keep per task."),
+    Key("task.commit.ms", integer(1, DAY_MS, _MS), 60_000,
+        "Time between the commits of a consumer loop."),
+    Key("task.commit.max.delay.ms", integer(0, DAY_MS, _MS), 60_000,
+        "Pause input when a commit takes longer than this."),
+    Key("task.commit.timeout.ms", integer(1000, 900_000, _MS), 300_000,
+        "Longest time that a commit may take. It is also the timeout of the transaction, and brokers allow at most "
+        "900000 by default."),
+    Key("task.commit.snapshot.interval", INTERVAL, ["50 commits", "256 MiB", "10 min"],
+        "With `blob-store`: make a new snapshot in the background after this many commits, this many bytes of changes "
+        "or this much time, whichever comes first (some tasks a little earlier than others). With `1 commit`, every "
+        "commit stores a snapshot, and changes are not recorded."),
+    Key("task.commit.snapshot.tolerated.failures", integer(0, 1_000_000), 3,
+        "With `blob-store`: fail commits after more than this many failed background snapshots in a row."),
+    Key("stores.<name>.type", choice("rocksdb", "memory"), "rocksdb",
+        "Type of the store."),
+    Key("stores.<name>.backup.factories", FACTORIES, None,
+        "Backup factories of this store.", "`task.backup.factories`"),
+    Key("stores.<name>.restore.factories", FACTORIES, None,
+        "Restore factories of this store.", "`task.restore.factories`"),
+    Key("stores.<name>.changelog.topic", TOPIC, None,
+        "Changelog topic of this store.", "`<job.name>-<job.id>-<name>-changelog`"),
+    Key("stores.<name>.changelog.min.compaction.lag.ms", integer(0, 365 * DAY_MS, _MS), 4 * HOUR_MS,
+        "Records of the changelog that are younger than this are not compacted."),
+    Key("stores.<name>.key.serde", choice(*KEY_SERDES), "bytes",
+        "Serde of the keys. `integer` writes 8 bytes that sort like the numbers."),
+    Key("stores.<name>.value.serde", choice(*VALUE_SERDES), "bytes",
+        "Serde of the values."),
+    Key("stores.<name>.value.avro.schemas", AVRO_SCHEMAS, None,
+        "For the serde `avro`: every version of the schema of the values, oldest first. New values are written with "
+        "the last one. `${file:PATH}` reads the JSON array from a file.", "none"),
+    Key("stores.<name>.write.batch.size", integer(1, 1_000_000), 5000,
+        "Number of changes (at most 4 MiB) that are collected in memory and written as one batch. Reads see them "
+        "immediately."),
+    Key(_ROCKSDB + "compression", choice("none", "snappy", "lz4", "zstd"), "lz4",
+        "Compression of table files."),
+    Key(_ROCKSDB + "compaction.style", choice("level", "universal"), "level",
+        "How RocksDB merges table files."),
+    Key(_ROCKSDB + "write.buffer.size.bytes", integer(64 * 1024, 4 * GIBIBYTE, _BYTES), 16 * MEBIBYTE,
+        "Size of one memtable; at most half of `state.memory.bytes`."),
+    Key(_ROCKSDB + "num.write.buffers", integer(1, 64), 3,
+        "Number of memtables that may fill up before writes wait."),
+    Key(_ROCKSDB + "block.size.bytes", integer(1024, 16 * MEBIBYTE, _BYTES), 4096,
+        "Size of a block in a table file."),
+    Key(_ROCKSDB + "block.cache.size.bytes", integer(-1, 1024 * GIBIBYTE, _BYTES), -1,
+        "Size of a block cache that belongs to this store alone, per task, in addition to `state.memory.bytes`. "
+        "-1 uses the shared cache, 0 no cache."),
+    Key(_ROCKSDB + "bloom.filter.bits", integer(0, 64), 10,
+        "Bits per key in the Bloom filter; 0 turns it off."),
+    Key(_ROCKSDB + "target.file.size.bytes", integer(64 * 1024, 4 * GIBIBYTE, _BYTES), 64 * MEBIBYTE,
+        "Size at which RocksDB starts a new table file."),
+    Key(_ROCKSDB + "level0.compaction.trigger", integer(1, 1000), 4,
+        "Number of files in level 0 that starts a compaction."),
+    Key(_ROCKSDB + "max.open.files", integer(-1, 1_000_000), 512,
+        "Number of table files that stay open; -1 keeps all open."),
+    Key(_ROCKSDB + "max.background.jobs", integer(1, 64), 2,
+        "Number of threads that flush and compact, per store and task."),
+    Key(_ROCKSDB + "optimize.filters.for.hits", BOOLEAN, False,
+        "Leave the Bloom filter out of the last level: smaller files, where most reads find their key."),
+    Key(_ROCKSDB + "statistics", BOOLEAN, False,
+        "Add RocksDB's own counters and latencies to `Store.statistics()`. Counting makes the store a little slower."),
+    Key("blob.store.uri", BLOB_URI, None,
+        "Where the blobs are: `file:///directory` or `s3://bucket/prefix`.", "none"),
+    Key("blob.store.s3.endpoint", ENDPOINT, None,
+        "URL of the S3 server.", "AWS"),
+    Key("blob.store.s3.region", TEXT, None,
+        "Region of the bucket.", "the SDK's"),
+    Key("blob.store.s3.access.key", TEXT, None,
+        "Access key ID. Without keys, the SDK finds credentials in its usual places.", "the SDK's"),
+    Key("blob.store.s3.secret.key", TEXT, None,
+        "Secret access key, as `${env:NAME}` or `${file:PATH}`.", "the SDK's"),
+    Key("blob.store.s3.session.token", TEXT, None,
+        "Session token, as `${env:NAME}` or `${file:PATH}`.", "the SDK's"),
+    Key("blob.store.s3.path.style", BOOLEAN, False,
+        "Put the bucket in the path instead of the host name. Most servers other than AWS need this."),
+    Key("blob.store.s3.sse.algorithm", choice("AES256", "aws:kms", "aws:kms:dsse"), None,
+        "Server-side encryption that every upload requests.", "the bucket's"),
+    Key("blob.store.s3.sse.kms.key.id", TEXT, None,
+        "KMS key (ID or ARN) for `aws:kms` and `aws:kms:dsse`.", "AWS's own"),
+    Key("blob.store.ttl.days", integer(1, 3650, "days"), 30,
+        "Time to live of blobs that no checkpoint refers to yet."),
+    Key("blob.store.part.size", integer(1024, 5 * GIBIBYTE, _BYTES), 64 * MEBIBYTE,
+        "Size of the parts that files are split into. Each part is one blob."),
+    Key("blob.store.compression", choice("none", "zstd"), "none",
+        "`zstd` compresses the parts that it makes at least a tenth smaller."),
+    Key("blob.store.parallelism", integer(1, 256), 8,
+        "Number of parts that are transferred at the same time."),
+    Key("blob.store.inflight.bytes", integer(1, 1 << 44, _BYTES), GIBIBYTE,
+        "Total size of the parts that are transferred at the same time. A part that is larger is transferred alone."),
+    Key("blob.store.retry.policy.max.retries", integer(-1, 1_000_000), 10,
+        "How often a request is repeated; -1 sets no limit other than the duration."),
+    Key("blob.store.retry.policy.max.retry.duration.millis", integer(0, DAY_MS, _MS), 120_000,
+        "How long a request is repeated."),
+    Key("blob.store.retry.policy.backoff.delay.millis", integer(0, DAY_MS, _MS), 100,
+        "Wait before the first repetition."),
+    Key("blob.store.retry.policy.backoff.max.delay.millis", integer(0, DAY_MS, _MS), 10_000,
+        "Longest wait between two repetitions."),
+    Key("blob.store.retry.policy.backoff.delay.factor", number(1, 100), 2.0,
+        "Each wait is this many times as long as the one before."),
+    Key("blob.store.retry.policy.jitter.factor", number(0, 1), 0.5,
+        "Part of each wait that is random."),
+    Key("kafka.bootstrap.servers", CLIENT_VALUE, None,
+        "Addresses of the brokers: `host:port,…`.", "required to connect"),
+    Key("kafka.producer.*", CLIENT_VALUE, None,
+        "Passed to producers only.", "librdkafka's"),
+    Key("kafka.consumer.*", CLIENT_VALUE, None,
+        "Passed to consumers only.", "librdkafka's"),
+    Key("kafka.admin.*", CLIENT_VALUE, None,
+        "Passed to admin clients only.", "librdkafka's"),
+    Key("kafka.*", CLIENT_VALUE, None,
+        "Passed to every client under librdkafka's names. SASL and TLS work as they do in librdkafka.",
+        "librdkafka's"),
+)
+# fmt: on
+_BY_PATTERN = {entry.pattern: entry for entry in KEYS}
+
+
+def rocksdb_defaults() -> dict[str, Value]:
+    """The default of every RocksDB option that a store may set, by its name after ``rocksdb.``.
+
+    The list is closed: anything else could change what a checkpoint holds (first-in-first-out compaction, for one,
+    drops keys).
+    """
+    options = (entry for entry in KEYS if entry.pattern.startswith(_ROCKSDB))
+    return {entry.pattern.removeprefix(_ROCKSDB): entry.default for entry in options if entry.default is not None}
+
+
+def find(key: str) -> Key | None:
+    """The entry for a key, or None when it is unknown."""
+    first, _, rest = key.partition(".")
+    if first == "stores":
+        name, _, setting = rest.partition(".")
+        return _BY_PATTERN.get(f"stores.<name>.{setting}") if _STORE_NAME.fullmatch(name) else None
+    client = _CLIENT_SETTING.fullmatch(key)
+    if client and key not in _BY_PATTERN:
+        return _BY_PATTERN[client[1] + "*"]
+    return None if "*" in key else _BY_PATTERN.get(key)
+
+
+def lookup(key: str) -> Key:
+    """The entry for a key. Raises: ConfigError that names the nearest known key."""
+    entry = find(key)
+    if entry is None:
+        raise unknown(key)
+    return entry
+
+
+def unknown(key: str) -> ConfigError:
+    """The error for an unknown key, with the nearest known one as its hint."""
+    parts = key.split(".")
+    name = parts[1] if len(parts) > 1 else "<name>"
+    candidates = [pattern.replace("<name>", name) for pattern in _BY_PATTERN]
+    near = difflib.get_close_matches(key[:_LONGEST], candidates, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else "`statemgr config show --all` lists every key"
+    shown = key if len(key) <= _LONGEST and key.isprintable() else repr(key[:_LONGEST])
+    return ConfigError(f"unknown configuration key {shown}", hint=hint, key=shown)

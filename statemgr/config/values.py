@@ -1,7 +1,7 @@
-"""Kinds of configuration values: what is accepted, and what it becomes. Pure.
+"""Kinds of configuration values: what each accepts, and what the value becomes. Pure.
 
-Every kind accepts a value of TOML's own type and a string. A kind's ``parse`` raises ValueError, which says
-nothing of the value: the caller knows the key, and whether the value may be shown.
+Every kind accepts a value of TOML's own type and a string. ``parse`` raises a ValueError that does not repeat the
+value: only the caller knows the key, and whether its value may be shown.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import math
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from fastavro.schema import parse_schema
 
 from statemgr.config.blob_stores import blob_store_of
-from statemgr.config.interval import SnapshotInterval
+from statemgr.config.policies import SnapshotInterval
 from statemgr.ids import NAME
 
 #: What a key may hold after parsing; safe for JSON.
@@ -29,13 +29,16 @@ _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 _DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*|\.[A-Za-z_]\w*)\Z")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """A kind of value: its name and what is expected, both for people, and the parser."""
+class Kind(NamedTuple):
+    """A kind of value.
 
-    name: str
+    ``expected`` completes the sentence "the key must be". ``deferred``: the value may hold references
+    (``${env:…}``), and is checked again when they are resolved.
+    """
+
     expected: str
     parse: Callable[[object], Value]
+    deferred: bool = False
 
 
 def _string(value: object) -> str:
@@ -54,7 +57,7 @@ def _clean(text: str) -> str:
     return text
 
 
-def matching(name: str, pattern: re.Pattern[str], expected: str) -> Kind:
+def matching(pattern: re.Pattern[str], expected: str) -> Kind:
     """Text that a pattern matches as a whole."""
 
     def parse(value: object) -> str:
@@ -63,7 +66,7 @@ def matching(name: str, pattern: re.Pattern[str], expected: str) -> Kind:
             raise ValueError
         return text
 
-    return Kind(name=name, expected=expected, parse=parse)
+    return Kind(expected, parse)
 
 
 def integer(minimum: int, maximum: int, unit: str = "") -> Kind:
@@ -77,7 +80,7 @@ def integer(minimum: int, maximum: int, unit: str = "") -> Kind:
         return value
 
     suffix = f" ({unit})" if unit else ""
-    return Kind(name="integer", expected=f"a whole number from {minimum} to {maximum}{suffix}", parse=parse)
+    return Kind(f"a whole number from {minimum} to {maximum}{suffix}", parse)
 
 
 def number(minimum: float, maximum: float) -> Kind:
@@ -91,7 +94,7 @@ def number(minimum: float, maximum: float) -> Kind:
             raise ValueError
         return result
 
-    return Kind(name="number", expected=f"a number from {minimum:g} to {maximum:g}", parse=parse)
+    return Kind(f"a number from {minimum:g} to {maximum:g}", parse)
 
 
 def _boolean(value: object) -> bool:
@@ -111,7 +114,7 @@ def choice(*names: str) -> Kind:
             raise ValueError
         return text
 
-    return Kind(name="word", expected="one of " + ", ".join(names), parse=parse)
+    return Kind("one of " + ", ".join(names), parse)
 
 
 def _items(value: object) -> list[object]:
@@ -132,7 +135,7 @@ def texts(item: Kind, expected: str) -> Kind:
             raise ValueError
         return result
 
-    return Kind(name="list", expected=expected, parse=parse)
+    return Kind(expected, parse)
 
 
 def numbers(allowed: tuple[int, ...], expected: str) -> Kind:
@@ -146,7 +149,7 @@ def numbers(allowed: tuple[int, ...], expected: str) -> Kind:
             raise ValueError
         return result
 
-    return Kind(name="list", expected=expected, parse=parse)
+    return Kind(expected, parse)
 
 
 def _blob_uri(value: object) -> str:
@@ -218,16 +221,14 @@ def _interval(value: object) -> list[str]:
     return limits
 
 
-TEXT = Kind(name="text", expected="a text that is not empty", parse=_string)
-BOOLEAN = Kind(name="boolean", expected="true or false", parse=_boolean)
-CLIENT_VALUE = Kind(name="librdkafka's", expected="a text, a number, true or false", parse=_client_value)
-NAME_KIND = matching("name", NAME, "a name of letters, digits, '.', '_' and '-' (at most 128)")
-TOPIC = matching("topic", _TOPIC, "a topic's name: letters, digits, '.', '_' and '-' (at most 249)")
+TEXT = Kind("a text that is not empty", _string, deferred=True)
+BOOLEAN = Kind("true or false", _boolean)
+CLIENT_VALUE = Kind("a text, a number, true or false", _client_value, deferred=True)
+NAME_KIND = matching(NAME, "a name of letters, digits, '.', '_' and '-' (at most 128)")
+TOPIC = matching(_TOPIC, "a topic's name: letters, digits, '.', '_' and '-' (at most 249)")
 TOPICS = texts(TOPIC, "a list of different topics, or a text with commas")
 FACTORIES = texts(TEXT, "a list of different factory names, or a text with commas")
-BLOB_URI = Kind(name="URI", expected="file:///directory or s3://bucket/prefix, without credentials", parse=_blob_uri)
-AVRO_SCHEMAS = Kind(
-    name="Avro schemas", expected="a list of Avro schemas as JSON texts, or one JSON array of them", parse=_schemas
-)
-INTERVAL = Kind(name="interval", expected="limits of a kind each, like 50 commits, 256 MiB, 10 min", parse=_interval)
-ENDPOINT = Kind(name="URL", expected="http://… or https://…, without credentials", parse=_endpoint)
+BLOB_URI = Kind("file:///directory or s3://bucket/prefix, without credentials", _blob_uri, deferred=True)
+AVRO_SCHEMAS = Kind("a list of Avro schemas as JSON texts, or one JSON array of them", _schemas, deferred=True)
+INTERVAL = Kind("one limit of each kind, such as 50 commits, 256 MiB, 10 min", _interval)
+ENDPOINT = Kind("http://… or https://…, without credentials", _endpoint, deferred=True)

@@ -112,7 +112,7 @@ class AssignedTask:
         age = self.task.pending_commit_seconds or 0.0
         if age > self.commit_timeout_s:
             raise UnavailableError(
-                f"a commit has not ended within task.commit.timeout.ms = {self.commit_timeout_s * 1000:.0f}",
+                f"a commit did not end within task.commit.timeout.ms = {self.commit_timeout_s * 1000:.0f}",
                 task=self.task.name,
             )
         held = age > self.max_delay_s

@@ -188,6 +188,6 @@ def _close_opened(opening: Future[Task]) -> None:
     if error is None:
         opening.result().close()
     elif isinstance(error, OpeningCancelled):
-        log.info("the opening of a task that was given back has ended: %s", error)
+        log.info("the opening of a task that was revoked has ended: %s", error)
     else:
-        log.warning("a task was given back before it was restored: %s", error)
+        log.warning("a task was revoked before it was restored: %s", error)

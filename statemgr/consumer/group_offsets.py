@@ -34,4 +34,4 @@ class GroupOffsets:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except (KafkaException, RuntimeError) as error:
             level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True
-            log.log(level, "offsets are not committed to the group, which lag tools look at: %s", error)
+            log.log(level, "offsets were not committed to the consumer group, so lag tools show old ones: %s", error)

@@ -89,7 +89,7 @@ class ConsumerLoop:
     ) -> None:
         if not topics:
             raise ConfigError(
-                "there is nothing to consume", hint="set task.inputs, or pass topics=[…]", key="task.inputs"
+                "the job has no input topics", hint="set task.inputs, or pass topics=[…]", key="task.inputs"
             )
         self._services = services
         self._config = services.config
@@ -179,12 +179,12 @@ class ConsumerLoop:
         owned.dirty = True
 
     def _consumer_error(self, error: KafkaError, message: Message) -> None:
-        """What the client mends by itself is logged; the rest ends the loop."""
+        """Errors that the client recovers from are logged; all others end the loop."""
         where: dict[str, Any] = {"topic": message.topic(), "partition": message.partition()}
         if error.code() in _GONE:
             found = self._tasks.find(message.topic(), message.partition())
             raise MissingState(
-                f"the input that follows is gone: {error.str()}",
+                f"the next records of the input are gone: {error.str()}",
                 hint=GONE,
                 offset=found[1].next if found else None,
                 **where,
@@ -232,8 +232,8 @@ class ConsumerLoop:
             missing = set(self._topics) - {position.place.topic for position in owned.inputs}
             if missing:
                 raise ConfigError(
-                    f"{task_name(owned.index)} was given without its partition of {', '.join(sorted(missing))}",
-                    hint="set the consumer's partition.assignment.strategy to range",
+                    f"{task_name(owned.index)} was assigned without its partition of {', '.join(sorted(missing))}",
+                    hint="set partition.assignment.strategy of the consumer to range",
                 )
 
     def _start_restored(self) -> None:
@@ -267,7 +267,7 @@ class ConsumerLoop:
         except MissingState:
             raise  # input was skipped, and the next owner would not know
         except StatemgrError as error:
-            log.warning("what was not committed is processed again by the next owner: %s", error)
+            log.warning("the next owner processes again what was not committed: %s", error)
         finally:
             self._let_go(leaving)
 
@@ -313,7 +313,7 @@ class ConsumerLoop:
             owned.held = held
             started = [position.place for position in owned.inputs if position.next is not None]
             (self._consumer.pause if held else self._consumer.resume)(started)
-            log.info("%s is %s", task_name(owned.index), "held back by its commit" if held else "going on")
+            log.info("%s is %s", task_name(owned.index), "paused by its commit" if held else "continuing")
 
     def _commit_and_wait(self, tasks: set[int]) -> None:
         self._tasks.commit_and_wait(tasks, self._stopping_asked)

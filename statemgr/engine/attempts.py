@@ -111,12 +111,12 @@ class Attempt:
         Raises: InvalidError for a name that is taken or more than 256 MiB; RetryableError, AccessDenied.
         """
         if not NAME.match(name) or name == SEQUENCE or any(name == attached.name for attached in self._attachments):
-            raise InvalidError(f"{name!r} cannot be attached: a plain name is needed, once", task=self.task)
+            raise InvalidError(f"{name!r} cannot be attached: use a plain name, and each name once", task=self.task)
         size = len(data) if isinstance(data, bytes) else data.stat().st_size
         if size > ATTACHMENT_LIMIT:
             raise InvalidError(
-                f"{name!r} has {size} bytes, an attachment at most {ATTACHMENT_LIMIT}",
-                hint="make batches smaller: maxOffsetsPerTrigger of Spark's Kafka source",
+                f"the attachment {name!r} has {size} bytes; the limit is {ATTACHMENT_LIMIT}",
+                hint="make batches smaller, for example with maxOffsetsPerTrigger of Spark's Kafka source",
                 task=self.task,
             )
         inline_before = sum(len(attached.inline or b"") for attached in self._attachments)
@@ -141,7 +141,7 @@ class Attempt:
         if input_offsets is not None:
             check_offsets(input_offsets, task=self.task)
         if self._closed or self._prepared:
-            raise ClosedError("the attempt is closed or prepared already", task=self.task)
+            raise ClosedError("the attempt is already closed or prepared", task=self.task)
         self._prepared = True
         for opened in self._open.values():
             opened.local.compact_if_needed(most_files(opened))

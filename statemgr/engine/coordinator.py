@@ -225,7 +225,9 @@ class JobCoordinator:
             try:
                 remember_published(self._services, commit.task)
             except OSError as error:
-                log.warning("task %s: cannot note its publish on this machine: %s", commit.task, error)
+                log.warning(
+                    "task %s: this machine could not record that it has published state: %s", commit.task, error
+                )
 
         def clean_up_all() -> None:
             with self._services.executors.pool("clean-up", _PARALLELISM) as pool:

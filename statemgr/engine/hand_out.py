@@ -76,7 +76,7 @@ def _delete(services: Services, blob: str) -> None:
     try:
         services.blobs().delete(blob)
     except StatemgrError as error:
-        log.warning("the checkpoints that were handed out are left to expire: %s", error)
+        log.warning("the checkpoints that were passed to workers were not deleted; they expire: %s", error)
 
 
 def _own(checkpoint: Checkpoint) -> Checkpoint:
@@ -100,7 +100,7 @@ def _read(config: JobConfig, found: HandOut, task: int) -> bytes:
         if len(cell) == found.cell_size and (not length or content_hash(content) == cell[_LENGTH:][:_HASH]):
             return content
     raise CorruptBlob(
-        "a checkpoint that was handed out to a worker is damaged", hint="run the batch again", blob=found.blob
+        "a checkpoint that was passed to a worker is damaged", hint="run the batch again", blob=found.blob
     )
 
 

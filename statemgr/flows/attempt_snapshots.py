@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from statemgr.backends.services import Services
-from statemgr.config.interval import SnapshotInterval
+from statemgr.config.policies import SnapshotInterval
 from statemgr.errors import CorruptError, MissingError
 from statemgr.flows.background_snapshots import share_of_interval
 from statemgr.flows.open_store import NO_CHANGES, OpenStore

@@ -79,7 +79,7 @@ class BackgroundSnapshots:
             try:
                 due = self._due(store, checkpoint)
             except StatemgrError as error:
-                log.warning("task %s: %s is not materialised now: %s", self._task, name, error)
+                log.warning("task %s: no snapshot of %s is made now: %s", self._task, name, error)
                 if isinstance(error, MissingError | CorruptError):
                     self._suspect()
                 continue
@@ -93,7 +93,7 @@ class BackgroundSnapshots:
                 del self._failed[store]  # let the next commit continue and try a snapshot again
                 raise RetryableError(
                     f"{self._failures[store]} snapshots in a row have failed: {error}",
-                    hint="segments have everything, but a restore takes longer with each commit; mend what it says",
+                    hint="fix the reason: nothing is lost, but a restore takes longer with each commit",
                     job=self._services.config.job_name,
                     task=self._task,
                     store=store,
@@ -140,7 +140,7 @@ class BackgroundSnapshots:
             self._failures[name] = self._failures.get(name, 0) + 1
             self._failed[name] = error
             self._metrics.materialized(name, None)
-            log.warning("task %s: a snapshot of %s failed, it is tried again: %s", self._task, name, error)
+            log.warning("task %s: a snapshot of %s failed and will be tried again: %s", self._task, name, error)
 
 
 def materialize(

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from statemgr.backends.services import Services
+from statemgr.config.units import DAY_MS
 from statemgr.errors import ConfigError, CorruptError, MissingBlob, MissingError, RetryableError, StatemgrError
 from statemgr.flows.damage import Damage
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker, OutstandingTtl
@@ -25,7 +26,6 @@ from statemgr.phases import Phase, announce
 from statemgr.ports import CheckpointLog, SegmentBackupManager
 
 log = logging.getLogger(__name__)
-_DAY_MS = 24 * 3600 * 1000
 
 
 class CleanUp:
@@ -66,7 +66,7 @@ class CleanUp:
             self._read_added()
             self._remove_ttls(())
         except StatemgrError as error:
-            log.warning("task %s: REMOVE_TTL waits for the next commit: %s", self._task, error)
+            log.warning("task %s: the next commit removes the TTL: %s", self._task, error)
         self._delete_evicted((), record)
         announce(Phase.CLEANED_UP, self._task, self._services.config.job_key)
 
@@ -78,7 +78,7 @@ class CleanUp:
         except StatemgrError as error:
             now = self._now_ms()
             self._outstanding |= {blob: now for blob in _referenced(commit) if blob not in self._outstanding}
-            log.warning("task %s: REMOVE_TTL failed, it is retried: %s", self._task, error)
+            log.warning("task %s: the TTL could not be removed; the next commit tries again: %s", self._task, error)
         announce(Phase.DELETE_BLOBS, self._task, self._services.config.job_key)
         self._delete([*_transport(commit), *_evicted_attachments(before, record)])
         self._delete_evicted(_evicted(before, record), record)
@@ -96,10 +96,10 @@ class CleanUp:
             return
         blob, since = min(self._outstanding.items(), key=lambda item: item[1])
         age_ms = self._now_ms() - since
-        if age_ms > self._services.config.ttl_days * _DAY_MS // 3 or len(self._outstanding) >= MOST_OUTSTANDING:
+        if age_ms > self._services.config.ttl_days * DAY_MS // 3 or len(self._outstanding) >= MOST_OUTSTANDING:
             raise RetryableError(
                 f"the TTL of {len(self._outstanding)} published blobs could not be removed for {age_ms // 1000} s",
-                hint="allow deleting object tags (s3:DeleteObjectTagging); the blobs expire otherwise",
+                hint="allow this user to delete object tags (s3:DeleteObjectTagging); otherwise the blobs expire",
                 job=self._services.config.job_name,
                 task=self._task,
                 blob=blob,
@@ -111,7 +111,12 @@ class CleanUp:
             raise error
         if factory not in self._left:
             self._left.add(factory)
-            log.warning("task %s: the job has left %s behind, and what it holds: %s", self._task, factory, error)
+            log.warning(
+                "task %s: the job no longer uses %s, and its state there was not deleted: %s",
+                self._task,
+                factory,
+                error,
+            )
 
     # --- step 1 --------------------------------------------------------------------------------------------------
 
@@ -136,7 +141,9 @@ class CleanUp:
         if config is not None and factory in config.backup_factories:
             self.damage.found(factory, store, why)
         else:
-            log.warning("task %s: what %s has left of %s is damaged: %s", self._task, factory, store, why)
+            log.warning(
+                "task %s: the state in %s that store %s no longer uses is damaged: %s", self._task, factory, store, why
+            )
 
     def _remove_ttls(self, added: Iterable[str]) -> set[str]:
         """Remove TTLs. Returns: the blobs that do not exist."""
@@ -148,12 +155,14 @@ class CleanUp:
         kept, gone = {}, set()
         for blob, error in failed.items():
             if isinstance(error, MissingBlob):
-                log.warning("task %s: %s is gone before its TTL was removed", self._task, blob)
+                log.warning("task %s: %s disappeared before its TTL was removed", self._task, blob)
                 gone.add(blob)
                 self.damage.suspect()
                 continue
             kept[blob] = self._outstanding.get(blob, now)
-            log.warning("task %s: REMOVE_TTL of %s failed, it is retried: %s", self._task, blob, error)
+            log.warning(
+                "task %s: the TTL of %s could not be removed; the next commit tries again: %s", self._task, blob, error
+            )
         self._outstanding = kept
         return gone
 
@@ -198,7 +207,7 @@ class CleanUp:
         except ConfigError as error:
             self._leave(factory, error)
         except (MissingError, CorruptError) as error:
-            log.warning("task %s: a clean-up in %s deletes nothing: %s", self._task, factory, error)
+            log.warning("task %s: a clean-up in %s deleted nothing: %s", self._task, factory, error)
             self.damage.suspect()
         except StatemgrError as error:
             log.warning("task %s: a clean-up in %s failed: %s", self._task, factory, error)

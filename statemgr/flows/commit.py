@@ -289,8 +289,8 @@ def _finished(store: OpenStore, part: FrozenStore) -> FinishedDirectory:
         if here is None:
             store.state_id, store.directory_needed = None, True
             raise RetryableError(
-                "a backend has to be filled, but the local copy of the unchanged store is gone",
-                hint="the next commit takes a new snapshot",
+                "a backend needs the whole state, but the local copy of the unchanged store is gone",
+                hint="commit again: the next commit makes a new copy",
                 task=store.identity.task,
                 store=store.identity.store,
             )

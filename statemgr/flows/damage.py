@@ -65,7 +65,13 @@ class Damage:
             if (factory, store) in self._pairs:
                 return
             self._pairs[factory, store] = None
-        log.error("task %s: the backup of %s in %s is damaged and is made again: %s", self._task, store, factory, why)
+        log.error(
+            "task %s: the backup of %s in %s is damaged; the next commit makes it again: %s",
+            self._task,
+            store,
+            factory,
+            why,
+        )
         self._changed()
 
     def checked(self, suspicion: int, found: Mapping[tuple[str, str], str]) -> None:

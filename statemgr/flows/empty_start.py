@@ -14,17 +14,17 @@ import os
 
 from statemgr.backends.changelog.guard import count_records
 from statemgr.backends.services import Services
+from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import MissingBlob, MissingState, PermissionNeeded
 from statemgr.ids import task_index, task_name, task_path
 from statemgr.local import durable, levels
 from statemgr.ports import CheckpointLog, list_blobs
 
 _PERMISSION = (
-    "to start empty on purpose, open the job once with allow_empty_start=True; "
-    "`statemgr topics create --allow-empty-start` makes a lost checkpoint topic"
+    "to start empty instead, open the job once with allow_empty_start=True; if the checkpoint topic itself is lost, "
+    "create it with `statemgr topics create --allow-empty-start`"
 )
 _PUBLISHED = "PUBLISHED"
-_CHANGELOG = "kafka-changelog"
 #: Blobs of unpublished attempts that are skipped. More than this number count as evidence.
 _MOST_BLOBS = 1000
 
@@ -34,7 +34,7 @@ def refuse_lost_job(services: Services) -> None:
     evidence = _state_of_job(services)
     if evidence is not None:
         raise PermissionNeeded(
-            f"there is no checkpoint of the job, but {evidence}",
+            f"the job has no checkpoint, but {evidence}",
             hint=f"check kafka.bootstrap.servers and task.checkpoint.topic; {_PERMISSION}",
             job=services.config.job_name,
             topic=services.config.checkpoint_topic,
@@ -53,7 +53,7 @@ def refuse_lost_checkpoint(
     if evidence is not None:
         raise PermissionNeeded(
             f"the checkpoint topic has no checkpoint of the task, but {evidence}",
-            hint=f"restore the topic's records, or {_PERMISSION}",
+            hint=f"restore the records of the topic, or {_PERMISSION}",
             job=services.config.job_name,
             task=task,
             topic=services.config.checkpoint_topic,
@@ -72,7 +72,7 @@ def _state_of_job(services: Services) -> str | None:
     config = services.config
     for index in range(config.tasks):
         if _published_here(services, task_name(index)):
-            return f"this machine holds a published state of {task_name(index)}"
+            return f"this machine has published state of {task_name(index)}"
     return _published_blob(services, f"{config.job_name}/{config.job_id}/")
 
 
@@ -83,13 +83,13 @@ def _published_blob(services: Services, prefix: str) -> str | None:
     store = services.blobs()
     for number, blob in enumerate(list_blobs(store, prefix)):
         if number == _MOST_BLOBS:
-            return f"the blob store holds more than {_MOST_BLOBS:,} blobs below {prefix}"
+            return f"the blob store has more than {_MOST_BLOBS:,} blobs below {prefix}"
         try:
             found = blob if store.administration.listing_tells_ttl else store.stat(blob.blob_id)
         except MissingBlob:
             continue
         if found.expires_ms is None:
-            return f"the blob store holds the published blob {blob.blob_id}"
+            return f"the blob store has the published blob {blob.blob_id}"
     return None
 
 
@@ -97,7 +97,7 @@ def _state_of_task(services: Services, checkpoint_log: CheckpointLog, task: str,
     if checkpoint_log.was_truncated():
         return "records were deleted from the topic"
     if _published_here(services, task):
-        return "this machine holds a published state of it"
+        return "this machine has published state of it"
     prefix = f"{services.config.job_name}/{services.config.job_id}/{task_path(task)}/"
     return _published_blob(services, prefix) if look_at_blobs else None
 
@@ -106,7 +106,7 @@ def _refuse_used_changelogs(services: Services, task: str) -> None:
     """Raises: PermissionNeeded if a changelog has records, which show state of this job or of another one."""
     partition = task_index(task)
     for store in services.config.stores.values():
-        if _CHANGELOG not in (*store.backup_factories, *store.restore_factories):
+        if KAFKA_CHANGELOG not in (*store.backup_factories, *store.restore_factories):
             continue
         try:
             start, end = services.changelog().bounds(store.changelog_topic, partition)
@@ -116,7 +116,7 @@ def _refuse_used_changelogs(services: Services, task: str) -> None:
         if count is not None:
             raise PermissionNeeded(
                 f"the checkpoint topic has no checkpoint of the task, but the changelog holds {count} records",
-                hint="if they are the job's, restore the checkpoint topic; if not, set "
+                hint="if the job wrote them, restore the checkpoint topic; if not, set "
                 f"stores.{store.name}.changelog.topic to another topic. To delete them and start empty, open the job "
                 "once with allow_empty_start=True and overwrite_changelog=True",
                 job=services.config.job_name,

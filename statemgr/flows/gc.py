@@ -54,13 +54,13 @@ def collect(services: Services, log: CheckpointLog, request: Request, progress: 
     second = mark(services, log, allow_no_checkpoints=request.allow_no_checkpoints)  # 3
     found.expiring = [blob_id for blob_id in found.expiring if blob_id in second.needed]
     found.notes += [
-        f"{task} publishes faster than its indexes can be read: its blobs are left alone this time"
+        f"{task} commits faster than its indexes can be read: its blobs are kept this time"
         for task in dict.fromkeys((*first.busy, *second.busy))
     ]
     found.missing = _lost(services, log, request, unseen & second.needed.keys())  # 4
-    if request.mend and found.expiring:  # 5
+    if request.fix and found.expiring:  # 5
         found.failed |= services.transfer().remove_ttl_all(found.expiring)
-        found.mended = [blob_id for blob_id in found.expiring if blob_id not in found.failed]
+        found.fixed = [blob_id for blob_id in found.expiring if blob_id not in found.failed]
     if request.delete and not found.missing:  # 6
         _sweep(services, (first, second), cut_ms, found, progress)
     return found

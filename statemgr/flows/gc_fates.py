@@ -29,12 +29,12 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """``grace_ms``: None is the shortest. ``delete`` orphans; ``mend``: REMOVE_TTL on what would expire.
+    """``grace_ms``: None is the shortest. ``delete`` orphans; ``fix``: REMOVE_TTL on what would expire.
     ``allow_no_checkpoints``: also for a job, or a task, that has none."""
 
     grace_ms: int | None = None
     delete: bool = False
-    mend: bool = False
+    fix: bool = False
     allow_no_checkpoints: bool = False
 
 
@@ -55,9 +55,9 @@ class Pile:
 class Collection:
     """What was found and done.
 
-    ``expiring``: published blobs that still have a TTL (``mended``: had). ``missing``: blobs that retained checkpoints
+    ``expiring``: published blobs that still have a TTL (``fixed``: had). ``missing``: blobs that retained checkpoints
     need and that are not there; then nothing was deleted. ``unfinished`` uploads older than the grace period, and how
-    many were ``abandoned``. ``failed``: blobs that could not be deleted or mended, and why.
+    many were ``abandoned``. ``failed``: blobs that could not be deleted or fixed, and why.
     """
 
     grace_ms: int
@@ -65,7 +65,7 @@ class Collection:
     examples: list[str] = field(default_factory=list)
     deleted: Pile = field(default_factory=Pile)
     expiring: list[str] = field(default_factory=list)
-    mended: list[str] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unfinished: int = 0
     abandoned: int = 0

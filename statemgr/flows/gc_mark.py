@@ -105,9 +105,9 @@ def _read(services: Services, log: CheckpointLog, allow_no_checkpoints: bool) ->
         records = {}
     if not records and not allow_no_checkpoints:
         raise PermissionNeeded(
-            "the job has no checkpoint: everything it has in the blob store would be garbage",
-            hint="check kafka.bootstrap.servers, task.checkpoint.topic, job.name and job.id; "
-            "`statemgr gc --allow-no-checkpoints` collects a job that is given up",
+            "the job has no checkpoint: all its blobs would be deleted",
+            hint="check kafka.bootstrap.servers, task.checkpoint.topic, job.name and job.id; to delete the blobs of a "
+            "job that nobody needs any more, use `statemgr gc --allow-no-checkpoints`",
             job=services.config.job_name,
             topic=services.config.checkpoint_topic,
         )
@@ -167,8 +167,8 @@ def _read_again(services: Services, log: CheckpointLog, task: str) -> Checkpoint
     record = log.read([task]).get(task)
     if record is None:
         raise MissingState(
-            "the checkpoint topic has lost the record of a task while it was read",
-            hint="find out who deletes from it",
+            "the checkpoint topic lost the record of a task while it was read",
+            hint="find out what deletes records from the topic",
             job=services.config.job_name,
             task=task,
             topic=services.config.checkpoint_topic,
@@ -181,7 +181,7 @@ def _referenced(services: Services, need: _Need) -> Iterable[str]:
     found = manager.referenced_blobs(services.identity(need.task, need.store), need.marker)
     if found is None:
         raise InvalidError(
-            f"the backend {need.factory} does not say which blobs it needs: none can be called garbage",
+            f"the backend {need.factory} does not say which blobs it needs: nothing can be deleted",
             hint="have the method referenced_blobs of its backup manager return their names",
             job=services.config.job_name,
             task=need.task,

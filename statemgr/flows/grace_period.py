@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from statemgr.config import JobConfig
+from statemgr.config.units import DAY_MS, HOUR_MS
 from statemgr.errors import InvalidError, RetryableError
 from statemgr.ids import IdSource, attempt_millis
 from statemgr.model.commit import PreparedCommit
 
-_DAY_MS = 24 * 3600 * 1000
 #: Up to this difference of the clocks of two machines, the blob store is not asked.
 _CLOCKS_DIFFER_MS = 10 * 60 * 1000
 
 
 def shortest_grace_ms(config: JobConfig) -> int:
     """The shortest permitted grace period in milliseconds. Publishers rely on it."""
-    return max(_DAY_MS, 2 * config.commit_timeout_ms)
+    return max(DAY_MS, 2 * config.commit_timeout_ms)
 
 
 def chosen_grace_ms(config: JobConfig, wanted_ms: int | None) -> int:
@@ -31,8 +31,8 @@ def chosen_grace_ms(config: JobConfig, wanted_ms: int | None) -> int:
     shortest = shortest_grace_ms(config)
     if wanted_ms is not None and wanted_ms < shortest:
         raise InvalidError(
-            f"a grace period of {wanted_ms // 1000} s is too short: a commit that is on its way would lose its blobs",
-            hint=f"at least {shortest // 1000} s ({shortest / 3_600_000:g} h)",
+            f"a grace period of {wanted_ms // 1000} s is too short: a commit in progress would lose its blobs",
+            hint=f"choose at least {shortest // 1000} s ({shortest / HOUR_MS:g} h)",
             job=config.job_name,
         )
     return shortest if wanted_ms is None else wanted_ms
@@ -60,8 +60,8 @@ def check_young(
         age_ms = age_in_store(commit.added_blobs)
     if age_ms > limit_ms:
         raise RetryableError(
-            f"the commit was begun {age_ms // 1000} s ago: its blobs may be collected as garbage any time",
-            hint="its changes are in the next one; make batches smaller, or mend this machine's clock",
+            f"the commit began {age_ms // 1000} s ago: its blobs may be deleted as garbage at any time",
+            hint="make batches smaller, or correct this machine's clock; the next commit has the changes of this one",
             job=config.job_name,
             task=commit.task,
         )

@@ -205,8 +205,8 @@ def check_layout(services: Services, record: CheckpointRecord, layout: Layout) -
         return
     raise LayoutMismatch(
         f"checkpoint {record.current.checkpoint_id} was made with {was.tasks} tasks partitioned by "
-        f"{was.partitioner!r}; the job now has {layout.tasks} and {layout.partitioner!r}",
-        hint=f"set job.tasks = {was.tasks} and keep the partitioner; keys would be looked for in the wrong task",
+        f"{was.partitioner!r}, but the job now has {layout.tasks} and {layout.partitioner!r}",
+        hint=f"set job.tasks = {was.tasks} and keep the partitioner: otherwise keys are looked up in the wrong task",
         job=services.config.job_name,
         task=record.task,
     )
@@ -259,5 +259,5 @@ def _has_tail(services: Services, task: str, store: str, factory: str, marker: M
     try:
         return services.backup_manager(factory).has_tail(services.identity(task, store), marker)
     except MissingError as error:
-        log.warning("task %s store %s: %s is filled anew: %s", task, store, factory, error)
+        log.warning("task %s store %s: the next commit writes the whole state to %s: %s", task, store, factory, error)
         return True

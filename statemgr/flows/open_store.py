@@ -140,7 +140,7 @@ class OpenStore:
                     self.directories.distrust()
                 self.lost = LocalStateLost(
                     f"the local files of the store are damaged or gone: {error.message}",
-                    hint="open the task again: it is restored from a backend and goes on from its last checkpoint",
+                    hint="open the task again: its stores are restored, and it continues from its last checkpoint",
                     **{**error.where, "task": self.identity.task, "store": self.identity.store},
                 )
                 log.warning("%s", self.lost)

@@ -74,13 +74,15 @@ def publish(
         InvalidError: a prepared commit has another job, layout, epoch or base.
     """
     if published.pending:
-        raise OutcomeUnknownError("the outcome of the last publish is unknown", hint="settle it first")
+        raise OutcomeUnknownError(
+            "the outcome of the last publish is unknown", hint="settle it before you publish again"
+        )
     attempt = partial(_publish, services, publisher, log, published, commits, batch, inputs, outstanding or {})
     for _ in range(_REPEATS):
         try:
             return attempt()
         except IdForgotten as error:
-            logger.info("the publish is repeated: %s", error)
+            logger.info("publishing again: %s", error)
     return attempt()
 
 
@@ -143,7 +145,7 @@ def _publish(
         if not settle(services, publisher, log, published):
             raise RetryableError(
                 f"the commit was not published: {error.message}",
-                hint="its changes are in the next one",
+                hint="the next commit has the changes of this one",
                 job=services.config.job_name,
             ) from None
         return
@@ -158,8 +160,8 @@ def _check_whole(
     tasks = [commit.task for commit in commits]
     if sorted(tasks) != sorted(published.records):
         raise InvalidError(
-            f"one prepared commit per task is needed: {len(published.records)} tasks, got {', '.join(sorted(tasks))}",
-            hint="of several attempts at one task, publish exactly one",
+            f"one prepared commit for each of {len(published.records)} tasks is needed, not {', '.join(sorted(tasks))}",
+            hint="if a task had several attempts, publish exactly one of them",
             job=services.config.job_name,
         )
     durable = {store for store, is_durable in services.durable.items() if is_durable}
@@ -167,14 +169,14 @@ def _check_whole(
         if commit.input_offsets is None and inputs is None:
             raise InvalidError(
                 "the prepared commit has no input offsets",
-                hint="give those of the whole job to publish(input_offsets=...), or those of the task to prepare()",
+                hint="pass the offsets of the job to publish(input_offsets=...), or those of the task to prepare()",
                 job=services.config.job_name,
                 task=commit.task,
             )
         if set(commit.stores) != durable:
             raise InvalidError(
-                f"the prepared commit has the stores {sorted(commit.stores)}, the job {sorted(durable)}",
-                hint="executors and driver must use the same configuration",
+                f"the prepared commit has the stores {sorted(commit.stores)}, but the job has {sorted(durable)}",
+                hint="use the same configuration in executors and driver",
                 job=services.config.job_name,
                 task=commit.task,
             )
@@ -203,7 +205,7 @@ def _check(services: Services, published: Published, commit: PreparedCommit) -> 
         problem = f"it continues checkpoint {commit.base_checkpoint_id}, the topic has {base and base.checkpoint_id}"
     if problem is None and commit.epoch != published.epoch:
         raise FencedError(
-            f"prepared in epoch {commit.epoch}, the owner's is {published.epoch}",
+            f"the commit was prepared in epoch {commit.epoch}, but the owner is in epoch {published.epoch}",
             job=config.job_name,
             task=commit.task,
         )

@@ -133,8 +133,8 @@ def settle(services: Services, publisher: Publisher, log: CheckpointLog, publish
         raise
     except StatemgrError as error:
         raise OutcomeUnknownError(
-            f"the outcome of a publish is unknown and could not be settled yet: {error.message}",
-            hint="it is settled before the next commit",
+            f"the outcome of a publish is unknown and has not been settled yet: {error.message}",
+            hint="commit again: the next commit settles it first",
             job=services.config.job_name,
         ) from error
     published.pending = {}
@@ -176,15 +176,15 @@ def _outcome(
         now = _mark(found.get(task))
         if now not in (_mark(ours), _mark(published.records[task])):
             raise FencedError(
-                f"another owner published checkpoint {now and now[0]} meanwhile",
-                hint="stop this one: what it did not publish is not lost",
+                f"another owner has published checkpoint {now and now[0]} in the meantime",
+                hint="stop this process; the new owner processes what it did not publish",
                 job=services.config.job_name,
                 task=task,
             )
         outcomes.add(now == _mark(ours))
     if len(outcomes) > 1:
         raise FencedError(
-            "another owner published checkpoints of some of the tasks meanwhile",
+            "another owner has published checkpoints of some of the tasks in the meantime",
             job=services.config.job_name,
             tasks=_names(expected),
         )

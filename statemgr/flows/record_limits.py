@@ -6,6 +6,7 @@ It encodes the records once with the largest possible values, with the real code
 from __future__ import annotations
 
 from statemgr.config import JobConfig
+from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, InvalidError
 from statemgr.ids import CheckpointId, task_name
 from statemgr.model import codecs
@@ -41,16 +42,16 @@ def check_config(config: JobConfig) -> None:
     size = sum(map(len, codecs.encode_record(_largest(config))[0]))
     if size > MOST_RECORD:
         raise ConfigError(
-            f"the checkpoint record of a task with {len(config.stores)} stores may take {size} bytes, "
-            f"and {MOST_RECORD} is the limit",
-            hint="have fewer stores (stores.<name>.*), or shorter names of stores and topics",
+            f"the checkpoint record of a task with {len(config.stores)} stores may need {size} bytes, "
+            f"but the limit is {MOST_RECORD}",
+            hint="use fewer stores (stores.<name>.*), or shorter names of stores and topics",
             key="stores",
         )
     for key in ("kafka.producer.message.max.bytes", "kafka.message.max.bytes"):
         if key in config.values and int(str(config.values[key])) < MOST_RECORD + _AROUND:
             raise ConfigError(
-                f"{key} is {config.values[key]}, and a checkpoint record may need {MOST_RECORD + _AROUND}",
-                hint="raise it, or leave it out",
+                f"{key} is {config.values[key]}, but a checkpoint record may need {MOST_RECORD + _AROUND}",
+                hint="raise it, or remove the key",
                 key=key,
             )
 
@@ -60,8 +61,8 @@ def check_inputs(config: JobConfig, inputs: Inputs) -> None:
     most = most_partitions(_settings_size(config))
     if len(inputs.offsets) > most:
         raise InvalidError(
-            f"the input has {len(inputs.offsets)} partitions, and the job record of a checkpoint has room for {most}",
-            hint="split the job, or give it input topics with fewer partitions (task.inputs)",
+            f"the input has {len(inputs.offsets)} partitions, but the job record of a checkpoint has room for {most}",
+            hint="split the job, or use input topics with fewer partitions (task.inputs)",
             job=config.job_name,
             key="task.inputs",
         )
@@ -102,7 +103,7 @@ def _largest(config: JobConfig) -> CheckpointRecord:
 
 
 def _marker(config: JobConfig, factory: str, store: str, prefix: str) -> Marker:
-    if factory == "kafka-changelog":
+    if factory == KAFKA_CHANGELOG:
         topic = config.stores[store].changelog_topic
         return ChangelogMarker(topic, "A" * 22, config.tasks, _MOST)
     index = BlobRef(f"{prefix}/{_ATTEMPT}/index-1", _MOST, bytes(16), _MOST)

@@ -281,9 +281,11 @@ def _none_could(
     assert failure is not None
     if len(reasons) == 1:
         return failure
-    kind, then = (UnavailableError, "call again when it answers") if unreachable else (MissingState, "fix one of them")
+    kind, then = (
+        (UnavailableError, "call again when it answers") if unreachable else (MissingState, "fix one of these reasons")
+    )
     return kind(
         "no restore factory could supply the store: " + "; ".join(f"{f}: {why}" for f, why in reasons.items()),
-        hint=f"nothing local was changed; {then}, or {ANOTHER_COPY}",
+        hint=f"{then} (nothing was changed on this machine), or {ANOTHER_COPY}",
         **where,
     )

@@ -101,7 +101,7 @@ class Follower:
                 record = self._newest(task) or record  # 4
                 if record.current.checkpoint_id == current.checkpoint_id:
                     break
-                log.info("task %s: checkpoint %s was cleaned up meanwhile", task, current.checkpoint_id)
+                log.info("task %s: checkpoint %s was deleted in the meantime", task, current.checkpoint_id)
                 continue
             before, _ = self._here.get(task, (None, 0.0))
             self._here[task] = current.checkpoint_id, self._services.clock.monotonic()
@@ -151,7 +151,7 @@ class Follower:
                 kept = {of_checkpoint[store] for of_checkpoint in states if store in of_checkpoint}
                 self._services.directories(task, store).keep_only(kept)
         except (StatemgrError, OSError) as error:
-            log.warning("task %s: local directories are not tidied: %s", task, error)
+            log.warning("task %s: old local directories were not removed: %s", task, error)
 
     def _newest(self, task: str) -> CheckpointRecord | None:
         """The task's record as the topic has it now; None if it cannot be read."""
@@ -167,7 +167,7 @@ class Follower:
     def _unknown(self, task: str) -> MissingState:
         return MissingState(
             "the topic has no checkpoint of the task",
-            hint="nobody has committed it yet; `statemgr checkpoints list` shows the others",
+            hint="wait for its first commit; `statemgr checkpoints list` shows the tasks that have one",
             job=self._services.config.job_name,
             task=task,
             topic=self._services.config.checkpoint_topic,

@@ -190,7 +190,7 @@ class WriteBuffer:
     def _not_bytes(self) -> InvalidError:
         return InvalidError(
             "a key or value is not bytes",
-            hint="a serde makes bytes of other types; the key of a message that has none is None",
+            hint="use a serde for other types; a message without a key has the key None",
             **self._where,
         )
 

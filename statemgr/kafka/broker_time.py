@@ -14,13 +14,12 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 
 from statemgr.config import JobConfig
 from statemgr.errors import StatemgrError, UnavailableError
-from statemgr.kafka.clients import ClientErrors, producer, translate
-from statemgr.kafka.metadata import DEADLINE_S, TopicMetadata
+from statemgr.kafka.clients import DEADLINE_S, REQUEST_S, ClientErrors, producer, translate
+from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.topics import TopicAdmin, TopicSpec
 from statemgr.ports import Clock
 
 log = logging.getLogger(__name__)
-_REQUEST_S = 10.0
 
 
 class BrokerTime:
@@ -75,7 +74,7 @@ class BrokerTime:
         if failed:
             raise translate(failed[0], "asking for the broker's time", reported=errors, topic=topic)
         if not found:
-            raise UnavailableError("the broker did not say what time it is", topic=topic)
+            raise UnavailableError("the broker did not report its time", topic=topic)
         return found[0], before_s
 
     def _delete(self, topic: str) -> None:
@@ -83,11 +82,11 @@ class BrokerTime:
         try:
             metadata.ask(
                 "deleting a topic",
-                lambda: metadata.client.delete_topics([topic], request_timeout=_REQUEST_S),
+                lambda: metadata.client.delete_topics([topic], request_timeout=REQUEST_S),
                 missing_is_none=True,
                 topic=topic,
             )
         except StatemgrError as error:
-            log.warning("the topic %s is left over: %s", topic, error)
+            log.warning("the temporary topic %s could not be deleted: %s", topic, error)
         finally:
             metadata.close()

@@ -73,7 +73,7 @@ class ChangelogTopics:
         low, high = self.bounds(topic, partition)
         if start < low or end > high:
             raise MissingState(
-                f"the changelog has offsets {low} to {high}, but {start} to {end} are wanted",
+                f"the changelog has offsets {low} to {high}, but the checkpoint needs {start} to {end}",
                 hint=ANOTHER_COPY,
                 topic=topic,
                 partition=partition,
@@ -83,7 +83,7 @@ class ChangelogTopics:
     def _keyless(self, topic: str, partition: int, offset: int) -> CorruptRecord:
         return CorruptRecord(
             "a changelog record has no key",
-            hint=f"nobody but the job may write to its changelog. {ANOTHER_COPY.capitalize()}",
+            hint=f"find out what else writes to the changelog: only the job may. {ANOTHER_COPY.capitalize()}",
             topic=topic,
             partition=partition,
             offset=offset,

@@ -161,14 +161,14 @@ class CheckpointTopic:
         if found is None:
             raise MissingState(
                 "the checkpoint topic does not exist",
-                hint="check kafka.bootstrap.servers and task.checkpoint.topic; "
-                "only for a new job: `statemgr topics create`",
+                hint="check kafka.bootstrap.servers and task.checkpoint.topic; for a new job, run "
+                "`statemgr topics create`",
                 topic=self._topic,
             )
         if len(found.partitions) != 1:
             raise TopicMisconfigured(
-                f"the checkpoint topic has {len(found.partitions)} partitions and must have 1",
-                hint="set task.checkpoint.topic to a new topic, or delete this one if it is none of yours",
+                f"the checkpoint topic has {len(found.partitions)} partitions instead of 1",
+                hint="set task.checkpoint.topic to a new topic, or delete this one if nothing else uses it",
                 topic=self._topic,
             )
         if self._watch is not None:
@@ -281,7 +281,7 @@ class CheckpointTopic:
     def _corrupt(self, why: str, offset: int) -> CorruptRecord:
         return CorruptRecord(
             f"checkpoint record refused: {why}",
-            hint="nobody but statemgr may write to the checkpoint topic: look who does. "
+            hint="find out what else writes to the checkpoint topic: only statemgr may. "
             "`statemgr topics repair --dry-run` lists all such records",
             topic=self._topic,
             partition=PARTITION,

@@ -176,9 +176,9 @@ class Assembly:
         newest = max(map(codecs.sequence_of, track.messages), default=-1)
         if newest < track.highest_deleted:
             raise CorruptRecord(
-                f"the newest checkpoint record of {track.id.task} (sequence {track.highest_deleted}) was "
-                "deleted, which statemgr never does",
-                hint="nobody but statemgr may write to the checkpoint topic: look who does",
+                f"something other than statemgr deleted the newest checkpoint record of {track.id.task} "
+                f"(sequence {track.highest_deleted})",
+                hint="find out what else writes to the checkpoint topic: only statemgr may",
                 topic=self._topic,
                 partition=PARTITION,
                 offset=track.deleted_at,
@@ -188,8 +188,8 @@ class Assembly:
     def _lost_job(self, track: Track, sequence: int, offset: int) -> MissingState:
         return MissingState(
             f"the checkpoint topic has lost the job record of sequence {sequence}, "
-            f"which a checkpoint of {track.id.task} needs",
-            hint="records were deleted from the topic: look who does that",
+            f"and a checkpoint of {track.id.task} needs it",
+            hint="find out what deletes records from the topic",
             topic=self._topic,
             partition=PARTITION,
             offset=offset,

@@ -36,6 +36,14 @@ T = TypeVar("T")
 
 #: Seconds of one blocking call of librdkafka; in between the caller checks signals and deadlines.
 SLICE_S = 1.0
+#: Seconds that a question to the brokers may stay unanswered in all, each time that it is asked, and while a running
+#: task waits for the answer.
+DEADLINE_S = 30.0
+REQUEST_S = 10.0
+ANSWER_S = 5.0
+#: Defaults of every consumer that must read fast: librdkafka's wait of 1000 ms starves it (measured: 210 k/s instead of
+#: over 900 k/s).
+FAST_READS = {"fetch.queue.backoff.ms": 2, "queued.max.messages.kbytes": 64 * 1024}
 
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 _DENIED = {
@@ -135,11 +143,9 @@ def consumer(config: JobConfig, errors: ClientErrors, **own: Any) -> Consumer:
     """
     defaults = {
         "group.id": topic_name("statemgr", config.job_name, config.job_id),
-        # librdkafka's default of 1000 ms starves a fast reader (measured: 210 k/s instead of over 900 k/s)
-        "fetch.queue.backoff.ms": 2,
+        **FAST_READS,
         # every read to the end of a topic would otherwise wait 500 ms there
         "fetch.wait.max.ms": 10,
-        "queued.max.messages.kbytes": 64 * 1024,
     }
     fixed = {
         "enable_auto_commit": False,
@@ -186,7 +192,8 @@ def _make(kind: Callable[..., T], settings: dict[str, Any]) -> T:
         if reason.code() in (KafkaError._CRIT_SYS_RESOURCE, KafkaError._FS) or fault_in(reason.str()) is Fault.LIMIT:
             raise UnavailableError(f"a Kafka client cannot be started: {hide(reason.str())}", hint=LIMIT_HINT) from None
         raise ConfigError(
-            f"a setting under kafka.* is refused: {hide(reason.str())}", hint="see librdkafka's CONFIGURATION.md"
+            f"a setting under kafka.* is refused: {hide(reason.str())}",
+            hint="correct it: librdkafka's CONFIGURATION.md lists its settings",
         ) from None
 
 
@@ -205,13 +212,13 @@ def translate(
     text = f"{doing}: {hide(error.str())}"
     refused = reported.refused() if reported else None
     if code in _FENCED:
-        return FencedError(f"{text}: another owner has taken over", hint="stop this one; nothing is lost", **where)
+        return FencedError(f"{text}: another owner has taken over", hint="stop this process; nothing is lost", **where)
     if code in _DENIED or (refused is not None and code in _UNREACHABLE):
         denied = refused if refused is not None and code not in _DENIED else error
         right = missing_right(denied, doing, where, reported.group if reported else None)
         return AccessDenied(
             f"{doing}: {hide(denied.str())}",
-            hint="give this user the right: docs/security.md lists all of them"
+            hint="grant this user the right; docs/security.md lists all rights that it needs"
             if right
             else "check kafka.security.protocol, kafka.sasl.* and kafka.ssl.*",
             missing_right=right,
@@ -220,19 +227,19 @@ def translate(
     if code in _MISSING:
         return MissingState(f"{doing}: the topic or partition does not exist", hint=_CREATE, **where)
     if code in _OUT_OF_RANGE:
-        return MissingState(f"{doing}: these records are no longer on the topic", hint=ANOTHER_COPY, **where)
+        return MissingState(f"{doing}: the topic no longer has these records", hint=ANOTHER_COPY, **where)
     if code in _TOO_LARGE:
         return InvalidError(
             f"{doing}: a record is larger than the broker allows",
-            hint="raise the topic's max.message.bytes (and kafka.producer.message.max.bytes)",
+            hint="raise max.message.bytes of the topic, and kafka.producer.message.max.bytes",
             **where,
         )
     if code in _DAMAGED:
         return damaged(f"{doing}: {error.str()}", **where)
     if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
         return ConfigError(
-            f"{doing}: the transaction's timeout is longer than the broker allows",
-            hint="lower task.commit.timeout.ms, or raise the broker's transaction.max.timeout.ms",
+            f"{doing}: the timeout of the transaction is longer than the broker allows",
+            hint="lower task.commit.timeout.ms, or raise transaction.max.timeout.ms of the broker",
             **where,
         )
     if code in _INVALID:
@@ -243,7 +250,7 @@ def translate(
             text + (f" ({last})" if last and last not in text else ""),
             hint=LIMIT_HINT
             if fault_in(f"{text} {last}") is Fault.LIMIT
-            else "is kafka.bootstrap.servers right, and is the broker up?",
+            else "check kafka.bootstrap.servers, and that the brokers are running",
             **where,
         )
     return RetryableError(text).with_where(**where)
@@ -252,13 +259,13 @@ def translate(
 def damaged(what: str, **where: str | int) -> CorruptRecord:
     """The error for records whose bytes are not the ones that were written."""
     return CorruptRecord(
-        what, hint="the log on the broker's disk is damaged: look at its disk and its replicas", **where
+        what, hint="the log on the disk of the broker is damaged: check that disk and the replicas", **where
     )
 
 
 _CREATE = (
-    "`statemgr topics create` makes the checkpoint topic and the changelogs of a new job; create any other topic with "
-    "Kafka's tools. A topic that had state must be brought back"
+    "for a new job, create the checkpoint topic and the changelogs with `statemgr topics create`, and create other "
+    "topics with Kafka's tools. If the topic had state, restore it"
 )
 
 

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, InvalidError
-from statemgr.kafka.clients import ClientErrors, ClientLog
+from statemgr.kafka.clients import FAST_READS, ClientErrors, ClientLog
 
 log = logging.getLogger("statemgr.kafka.librdkafka")
 #: Settings that the loop depends on.
@@ -41,27 +41,27 @@ class GroupConsumer(Consumer):
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         if error is not None:
             level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True
-            log.log(level, "offsets were not committed to the group, which lag tools look at: %s", error.str())
+            log.log(
+                level, "offsets were not committed to the consumer group, so lag tools show old ones: %s", error.str()
+            )
 
 
 def group_consumer(config: JobConfig, group: str) -> GroupConsumer:
     """A consumer for :meth:`statemgr.StateManager.run`. Raises: ConfigError, InvalidError."""
     if not isinstance(group, str) or not group:
-        raise InvalidError(f"the name of a consumer group is a text, not {group!r}", hint='for example "orders"')
+        raise InvalidError(f"the name of a consumer group must be a text, not {group!r}", hint='for example "orders"')
     defaults = {
         # the client detects bits that changed on a broker's disk only with this setting
         "check.crcs": True,
         # partition i of every input topic goes to the same member
         "partition.assignment.strategy": "range",
-        # the default of 1000 ms starves a fast reader
-        "fetch.queue.backoff.ms": 2,
-        "queued.max.messages.kbytes": 64 * 1024,
+        **FAST_READS,
     }
     given = config.kafka_client("consumer")
     if given.get("auto.offset.reset", "error") != "error":
         raise ConfigError(
-            "auto.offset.reset cannot be set here: a client that jumps to another offset skips input in silence",
-            hint="leave it out; a partition that no checkpoint has begins at its first offset",
+            "auto.offset.reset cannot be set here: a client that jumps to another offset skips input silently",
+            hint="remove it; a partition that is in no checkpoint is read from its first offset",
             key="kafka.consumer.auto.offset.reset",
         )
     hide = config.hider()
@@ -69,5 +69,6 @@ def group_consumer(config: JobConfig, group: str) -> GroupConsumer:
         return GroupConsumer({**defaults, **given, **_OWN, "group.id": group}, hide)
     except KafkaException as error:
         raise ConfigError(
-            f"a setting under kafka.* is refused: {hide(error.args[0].str())}", hint="see librdkafka's CONFIGURATION.md"
+            f"a setting under kafka.* is refused: {hide(error.args[0].str())}",
+            hint="correct it: librdkafka's CONFIGURATION.md lists its settings",
         ) from None

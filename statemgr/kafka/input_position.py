@@ -27,20 +27,18 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from statemgr.errors import MissingState, UnavailableError
+from statemgr.kafka.clients import ANSWER_S, DEADLINE_S
 from statemgr.ports import Clock
 
 #: Seconds between two questions for the log start of a partition while messages arrive.
 ASK_EVERY_S = 1.0
-#: Seconds that the brokers have to answer at a start, and while input is read; the loop does not poll meanwhile.
-_START_S = 30.0
-_ANSWER_S = 5.0
 GONE = (
-    "records of the input that were not processed are gone (retention, or DeleteRecords): "
-    "`allow_skipped_input` goes on without them, once"
+    "Kafka deleted records before they were processed (retention, or DeleteRecords); to continue without them, give "
+    "the one-shot permission `allow_skipped_input`"
 )
 RECREATED = (
-    "the topic was deleted and created again, or lost records: start the job under a new job.id, "
-    "or use `allow_skipped_input`, once, to read the topic that is there from its beginning"
+    "the topic was deleted and created again, or lost records: start the job under a new job.id, or give the one-shot "
+    "permission `allow_skipped_input` to read the present topic from its beginning"
 )
 
 
@@ -70,12 +68,12 @@ class InputPosition:
 
         Raises: MissingState when the topic does not have the offset; UnavailableError.
         """
-        low, high = self._bounds(_START_S)
+        low, high = self._bounds(DEADLINE_S)
         if offset is None or (skip and not low <= offset <= high):
             return low
         if not low <= offset <= high:
             raise MissingState(
-                f"the checkpoint continues at offset {offset}, the topic has {low} to {high}",
+                f"the checkpoint continues at offset {offset}, but the topic has offsets {low} to {high}",
                 hint=GONE if offset < low else RECREATED,
                 **self._where(),
             )
@@ -106,8 +104,8 @@ class InputPosition:
         low, _ = self._bounds()
         if low > expected:
             raise MissingState(
-                f"the input was to continue at offset {expected}, and the client jumped to {received}: "
-                f"the topic begins at {low} now",
+                f"the input should continue at offset {expected}, but the client jumped to {received}: "
+                f"the topic now begins at {low}",
                 hint=GONE,
                 offset=expected,
                 received=received,
@@ -119,7 +117,7 @@ class InputPosition:
         low, high = self._bounds()
         if high < (self.next or 0):
             raise MissingState(
-                f"the input was to continue at offset {self.next}, and the topic has {low} to {high} now",
+                f"the input should continue at offset {self.next}, but the topic now has offsets {low} to {high}",
                 hint=RECREATED,
                 offset=self.next,
                 **self._where(),
@@ -132,16 +130,16 @@ class InputPosition:
         self._asked = now_s
         return True
 
-    def _bounds(self, timeout_s: float = _ANSWER_S) -> tuple[int, int]:
+    def _bounds(self, timeout_s: float = ANSWER_S) -> tuple[int, int]:
         """Ask the brokers for the first offset and the end."""
         try:
             found = self._consumer.get_watermark_offsets(self.place, timeout=timeout_s, cached=False)
         except KafkaException as error:
             raise UnavailableError(
-                f"the brokers do not say which offsets the input has: {error.args[0].str()}", **self._where()
+                f"the brokers did not report the offsets of the input: {error.args[0].str()}", **self._where()
             ) from error
         if found is None:
-            raise UnavailableError("the brokers do not say which offsets the input has", **self._where())
+            raise UnavailableError("the brokers did not report the offsets of the input", **self._where())
         return found
 
     def _where(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from confluent_kafka.admin._metadata import TopicMetadata as ListedTopic
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, ConfigError, MissingState, StatemgrError, UnavailableError
 from statemgr.ids import source_topic
-from statemgr.kafka.clients import ClientErrors, is_missing, translate
+from statemgr.kafka.clients import DEADLINE_S, REQUEST_S, ClientErrors, is_missing, translate
 from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.kafka.input_position import RECREATED
 from statemgr.kafka.metadata import TopicMetadata
@@ -26,8 +26,6 @@ from statemgr.ports import Clock
 log = logging.getLogger(__name__)
 #: Seconds between two questions for the IDs of topics whose ID is unknown.
 LOOK_EVERY_S = 30.0
-_ANSWER_S = 10.0
-_METADATA_S = 30.0
 _SLICE_S = 3.0
 
 
@@ -74,7 +72,7 @@ class InputTopics:
 
     def _listed(self, consumer: Consumer, topic: str) -> ListedTopic:
         """As the consumer sees it. What it reports beside the call says whether its credentials were refused."""
-        deadline = self.clock.monotonic() + _METADATA_S
+        deadline = self.clock.monotonic() + DEADLINE_S
         while True:
             try:
                 listed: ListedTopic = consumer.list_topics(topic, timeout=_SLICE_S).topics[topic]
@@ -105,11 +103,11 @@ class InputTopics:
         """Ask for the IDs of topics now. Calling the result waits for the answer; see :meth:`ids`."""
         if not topics:
             return dict
-        futures = self._client().client.describe_topics(TopicCollection(sorted(topics)), request_timeout=_ANSWER_S)
+        futures = self._client().client.describe_topics(TopicCollection(sorted(topics)), request_timeout=REQUEST_S)
 
         def answer() -> Mapping[str, str]:
             try:
-                return {topic: str(future.result(_ANSWER_S).topic_id) for topic, future in futures.items()}
+                return {topic: str(future.result(REQUEST_S).topic_id) for topic, future in futures.items()}
             except (KafkaException, TimeoutError):
                 return self.ids(topics)  # it distinguishes a missing topic from a slow answer
 
@@ -192,7 +190,7 @@ def refuse_recreated(known: Mapping[str, str], found: Mapping[str, str], **where
         if found.get(topic, topic_id) != topic_id:
             raise MissingState(
                 "the input topic was deleted and created again: the input offsets belong to the topic with ID "
-                f"{topic_id}, and the one that is there has {found[topic]}",
+                f"{topic_id}, but the present topic has the ID {found[topic]}",
                 hint=RECREATED,
                 topic=topic,
                 **where,
@@ -214,19 +212,19 @@ def topic_problem(
     if partitions == config.tasks and published_tasks in (None, config.tasks):
         return None
     if published_tasks is None:
-        hint = f"set job.tasks = {partitions}; of several input topics all must have as many partitions"
+        hint = f"set job.tasks = {partitions}; all input topics must have the same number of partitions"
     elif published_tasks == partitions:
         hint = f"set job.tasks back to {partitions}"
     else:
         hint = (
-            f"keep job.tasks = {published_tasks} and the partitions of the changelogs: this release cannot spread the "
-            "state over another number of tasks. Either write the rows that follow to a new topic with "
+            f"keep job.tasks = {published_tasks} and the partitions of the changelogs: this release cannot change the "
+            "number of tasks of existing state. Either write new input to a topic with "
             f"{published_tasks} partitions and set task.inputs to it, or start a new job (another job.id) with "
-            f"job.tasks = {partitions} that reads this topic from its beginning"
+            f"job.tasks = {partitions}, which reads this topic from its beginning"
         )
     state = "no state yet" if published_tasks is None else f"state of {published_tasks} tasks"
     return ConfigError(
-        f"the input topic has {partitions} partitions, and a task reads one of them: the job has {state}, "
+        f"the input topic has {partitions} partitions, one for each task, but the job has {state}, "
         f"and job.tasks is {config.tasks}",
         hint=hint,
         topic=topic,

@@ -17,13 +17,10 @@ from confluent_kafka.admin._topic import TopicDescription
 
 from statemgr.config import JobConfig
 from statemgr.errors import MissingState, UnavailableError
-from statemgr.kafka.clients import ClientErrors, admin, is_missing, may_pass, translate
+from statemgr.kafka.clients import DEADLINE_S, REQUEST_S, ClientErrors, admin, is_missing, may_pass, translate
 
 K = TypeVar("K")
 V = TypeVar("V")
-#: Seconds that a question may take in all, and that each try may take.
-DEADLINE_S = 30.0
-_REQUEST_S = 10.0
 _PAUSE_S = 0.1
 #: The operations on a group that its members need.
 _GROUP_RIGHTS = ("READ",)
@@ -42,7 +39,7 @@ class TopicMetadata:
             return {}
         return self.ask(
             "describing topics",
-            lambda: self.client.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_S),
+            lambda: self.client.describe_topics(TopicCollection(list(topics)), request_timeout=REQUEST_S),
             missing_is_none=True,
         )
 
@@ -54,7 +51,7 @@ class TopicMetadata:
         described = self.ask(
             "describing a consumer group",
             lambda: self.client.describe_consumer_groups(
-                [group], include_authorized_operations=True, request_timeout=_REQUEST_S
+                [group], include_authorized_operations=True, request_timeout=REQUEST_S
             ),
             group=group,
         )
@@ -63,7 +60,7 @@ class TopicMetadata:
 
     def describe_later(self, topic: str) -> Future[TopicDescription]:
         """Ask for a topic's description without waiting, and only once. The future raises KafkaException."""
-        answers = self.client.describe_topics(TopicCollection([topic]), request_timeout=_REQUEST_S)
+        answers = self.client.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_S)
         future: Future[TopicDescription] = answers[topic]
         return future
 
@@ -72,7 +69,9 @@ class TopicMetadata:
         deadline = time.monotonic() + DEADLINE_S
         while len(self.describe(topics)) < len(set(topics)):
             if time.monotonic() > deadline:
-                raise UnavailableError("new topics did not become known in time", topics=", ".join(topics))
+                raise UnavailableError(
+                    "the brokers did not make the new topics known in time", topics=", ".join(topics)
+                )
             time.sleep(_PAUSE_S)
 
     def settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -86,12 +85,12 @@ class TopicMetadata:
         while len(found) < len(resources):
             found = self.ask(
                 "reading topics' settings",
-                lambda: self.client.describe_configs(list(resources.values()), request_timeout=_REQUEST_S),
+                lambda: self.client.describe_configs(list(resources.values()), request_timeout=REQUEST_S),
                 missing_is_none=True,
             )
             missing = [topic for topic, resource in resources.items() if resource not in found]
             if missing and time.monotonic() > deadline:
-                raise MissingState("reading topics' settings: the topic does not exist", topic=missing[0])
+                raise MissingState("reading the settings of topics: the topic does not exist", topic=missing[0])
             if missing:
                 time.sleep(_PAUSE_S)
         return {
@@ -126,9 +125,9 @@ class TopicMetadata:
         while (stable := self._end(topic, partition, IsolationLevel.READ_COMMITTED)) < end:
             if time.monotonic() > deadline:
                 raise UnavailableError(
-                    "an aborted transaction is still open: its records would be committed with the next one's",
-                    hint="a broker may forget to end one where a partition has no leader (KAFKA-20734): "
-                    "`kafka-transactions.sh find-hanging` finds it, and `abort` ends it",
+                    "an aborted transaction is still open: the next commit would also commit its records",
+                    hint="a broker may leave a transaction open while a partition has no leader (KAFKA-20734): find it "
+                    "with `kafka-transactions.sh find-hanging`, and end it with `abort`",
                     topic=topic,
                     partition=partition,
                     offset=stable,
@@ -153,7 +152,7 @@ class TopicMetadata:
                 answers = self.ask(
                     doing,
                     lambda: self.client.list_offsets(
-                        {place: spec}, isolation_level=isolation, request_timeout=_REQUEST_S
+                        {place: spec}, isolation_level=isolation, request_timeout=REQUEST_S
                     ),
                     topic=topic,
                     partition=partition,
@@ -166,7 +165,7 @@ class TopicMetadata:
                 if time.monotonic() > deadline:
                     raise UnavailableError(
                         f"{doing}: the partition has no leader",
-                        hint="are the brokers up that have it?",
+                        hint="check that the brokers with its replicas are running",
                         topic=topic,
                         partition=partition,
                     ) from error
@@ -196,7 +195,7 @@ class TopicMetadata:
                 for name, future in request().items():
                     about = _topic_of(name)
                     try:
-                        answers[name] = future.result(_REQUEST_S + DEADLINE_S)
+                        answers[name] = future.result(REQUEST_S + DEADLINE_S)
                     except KafkaException as error:
                         if not (missing_is_none and is_missing(error.args[0])):
                             raise

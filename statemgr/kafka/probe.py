@@ -9,12 +9,11 @@ from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord
 from statemgr.ids import IdSource, transactional_id
 from statemgr.kafka.changelog_topic import ChangelogTopics
+from statemgr.kafka.clients import REQUEST_S
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.kafka.topics import TopicAdmin, TopicSpec
 from statemgr.ports import Clock
-
-_REQUEST_S = 10.0
 
 
 def probe_transaction(config: JobConfig, clock: Clock, ids: IdSource) -> int:
@@ -52,7 +51,7 @@ def _written_at(config: JobConfig, clock: Clock, topic: str) -> int:
                     return record.timestamp_ms
     finally:
         changelog.close()
-    raise CorruptRecord("a committed record did not come back", topic=topic, partition=0)
+    raise CorruptRecord("the broker did not return a record that was committed", topic=topic, partition=0)
 
 
 def _delete(config: JobConfig, topic: str) -> None:
@@ -60,7 +59,7 @@ def _delete(config: JobConfig, topic: str) -> None:
     try:
         metadata.ask(
             "deleting the probe's topic",
-            lambda: metadata.client.delete_topics([topic], request_timeout=_REQUEST_S),
+            lambda: metadata.client.delete_topics([topic], request_timeout=REQUEST_S),
             missing_is_none=True,
             topic=topic,
         )

@@ -54,7 +54,7 @@ from statemgr.ports import Clock, IdForgotten
 _BROKER_LIMIT_MS = 900_000
 #: Seconds that an abort may take; if it takes longer, it is finished before the next transaction begins.
 _ABORT_TIMEOUT_S = 30.0
-_LATE = "nothing is lost: the next commit first looks whether another owner has published meanwhile"
+_LATE = "nothing is lost: the next commit first checks whether another owner has published in the meantime"
 #: Seconds to get the ID. A coordinator that has just started needs a few.
 _FENCE_TIMEOUT_S = 60.0
 
@@ -74,8 +74,8 @@ class _State(Enum):
     READY = "no transaction"
     OPEN = "a transaction is open"
     ABORTING = "a transaction must be aborted first"
-    UNKNOWN = "a commit was asked for and not answered"
-    UNUSABLE = "the producer cannot go on; the next one of the ID ends its last transaction"
+    UNKNOWN = "the broker has not answered a commit"
+    UNUSABLE = "the producer cannot continue; the next producer with its ID ends its last transaction"
     FENCED = "another owner has taken over"
     CLOSED = "closed"
 
@@ -163,7 +163,7 @@ class TransactionalPublisher:
         if self._state is _State.FENCED:
             raise self._fenced()
         if self._state is _State.ABORTING:
-            raise UnavailableError("the last transaction could not be aborted yet", transactional_id=self._id)
+            raise UnavailableError("the last transaction has not been aborted yet", transactional_id=self._id)
 
     def regain(self) -> None:
         self._regained = True
@@ -202,12 +202,12 @@ class TransactionalPublisher:
         if self._state is _State.UNKNOWN:
             raise OutcomeUnknownError(
                 "the outcome of the last publish is unknown",
-                hint="settle it first",
+                hint="settle it before you publish again",
                 transactional_id=self._id,
             )
         if self._state is not _State.READY or self._regained:
             raise RetryableError(
-                "the transactional ID was taken again: what the owner knows must be compared with the topic first",
+                "the transactional ID was taken over again: the owner must first compare its state with the topic",
                 hint="commit again",
                 transactional_id=self._id,
             )
@@ -287,8 +287,8 @@ class TransactionalPublisher:
         if reason is not None and is_forgotten(reason):
             self._state, self._began = _State.UNUSABLE, None
             return IdForgotten(
-                f"the brokers did not know the transactional ID any more: {reason.str()}",
-                hint="nobody used it for longer than the brokers' transactional.id.expiration.ms; commit again",
+                f"the brokers have forgotten the transactional ID: {reason.str()}",
+                hint="commit again; the ID was unused for longer than transactional.id.expiration.ms of the brokers",
                 transactional_id=self._id,
             )
         self._abort()
@@ -385,7 +385,7 @@ class TransactionalPublisher:
     def _fenced(self) -> FencedError:
         return FencedError(
             "another owner has taken over",
-            hint="stop this one: what it did not publish is not lost",
+            hint="stop this process; the new owner processes what it did not publish",
             transactional_id=self._id,
         )
 

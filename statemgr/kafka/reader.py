@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from statemgr.config import JobConfig
 from statemgr.errors import UnavailableError
-from statemgr.kafka.clients import ClientErrors, consumer, damaged, is_damaged, may_pass, translate
+from statemgr.kafka.clients import ANSWER_S, ClientErrors, consumer, damaged, is_damaged, may_pass, translate
 from statemgr.ports import Clock
 
 #: Records that are taken together. They should fit into the processor's caches and not trigger the garbage collector:
@@ -25,8 +25,6 @@ _BATCH = 500
 _WAIT_S = 0.02
 #: Seconds that a read may make no progress, in addition to the longest life of a transaction.
 _GRACE_S = 30.0
-#: Seconds that a broker may take to answer where a partition ends.
-_ANSWER_S = 5.0
 
 
 class PartitionReader:
@@ -110,7 +108,7 @@ def _refuse_unreadable(
     if errors.refused() or errors.last():
         return
     try:
-        _, stable = client.get_watermark_offsets(TopicPartition(topic, partition), timeout=_ANSWER_S)
+        _, stable = client.get_watermark_offsets(TopicPartition(topic, partition), timeout=ANSWER_S)
     except KafkaException as error:
         errors(error.args[0])
         return
@@ -140,16 +138,16 @@ def _stalled(topic: str, partition: int, position: int, end: int, errors: Client
         raise translate(refused, "reading a topic", topic=topic, partition=partition)
     if last is not None:
         raise UnavailableError(
-            f"the topic could not be read to its end at {end}: {last}",
-            hint="is the broker up?",
+            f"the topic could not be read to its end at offset {end}: {last}",
+            hint="check that the brokers are running",
             topic=topic,
             partition=partition,
             offset=position,
         )
     raise UnavailableError(
-        f"the topic could not be read to its end at {end}: an open transaction of another owner holds it at {position}",
-        hint="it ends when that owner commits, or at its transaction.timeout.ms; "
-        "`kafka-transactions.sh find-hanging` finds one that never ends",
+        f"the topic could not be read to its end at {end}: an open transaction of another owner stops it at {position}",
+        hint="wait until that owner commits or its transaction.timeout.ms is over; find a transaction that never ends "
+        "with `kafka-transactions.sh find-hanging`",
         topic=topic,
         partition=partition,
         offset=position,

@@ -64,7 +64,7 @@ def copy_valid(config: JobConfig, clock: Clock, target: str) -> Repaired:
         metadata.close()
     if end > start:
         raise InvalidError(
-            "the topic to copy to has records already", hint="`statemgr topics repair --to` names another"
+            "the target topic already has records", hint="choose another with `statemgr topics repair --to`"
         )
     result, valid = _sort(config, clock)
     publisher = TransactionalPublisher(config, f"statemgr.{config.job_name}.{config.job_id}.repair", clock)

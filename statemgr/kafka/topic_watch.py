@@ -13,12 +13,11 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin._topic import TopicDescription
 
 from statemgr.errors import MissingState
-from statemgr.kafka.clients import is_missing
+from statemgr.kafka.clients import ANSWER_S, is_missing
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.ports import Clock
 
 _EVERY_S = 5.0
-_ANSWER_S = 5.0
 
 
 class TopicWatch:
@@ -42,9 +41,9 @@ class TopicWatch:
                 self._seen_at = self._clock.monotonic()
                 return
         raise MissingState(
-            "the checkpoint topic was deleted and created again while this owner was running, and its checkpoints are "
-            f"gone: its ID was {self._known} and is {topic_id}",
-            hint="stop the job and bring the records of the topic back; to start empty on purpose, open the job once "
+            "the checkpoint topic was deleted and created again while this owner was running, without its checkpoints: "
+            f"its ID was {self._known} and is now {topic_id}",
+            hint="stop the job and restore the records of the topic; to start empty instead, open the job once "
             "with allow_empty_start=True",
             topic=self._topic,
         )
@@ -70,14 +69,14 @@ class TopicWatch:
             return
         asked = asked or self._metadata.describe_later(self._topic)
         try:
-            self.compare(str(asked.result(_ANSWER_S).topic_id))
+            self.compare(str(asked.result(ANSWER_S).topic_id))
         except TimeoutError:
             return  # the commit itself shows whether the brokers can be reached
         except KafkaException as error:
             if is_missing(error.args[0]):
                 raise MissingState(
                     "the checkpoint topic was deleted while this owner was running",
-                    hint="stop the job and bring the records of the topic back",
+                    hint="stop the job and restore the records of the topic",
                     topic=self._topic,
                 ) from error
             return

@@ -15,15 +15,16 @@ from confluent_kafka.admin._topic import TopicDescription
 from confluent_kafka.cimpl import NewTopic
 
 from statemgr.config import JobConfig
+from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.config.units import DAY_MS
 from statemgr.errors import TopicMisconfigured
-from statemgr.kafka.clients import translated
-from statemgr.kafka.metadata import DEADLINE_S, TopicMetadata
+from statemgr.kafka.clients import DEADLINE_S, translated
+from statemgr.kafka.metadata import TopicMetadata
 
 #: A changelog keeps its tombstones this long, so that a replay that began earlier still reads them.
-DELETE_RETENTION_MS = 24 * 3600 * 1000
+DELETE_RETENTION_MS = DAY_MS
 #: Kafka's default. A producer's default limit is a little lower, so its batches fit.
 MAX_MESSAGE_BYTES = 1_048_588
-_FACTORY = "kafka-changelog"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def changelog_topic_specs(config: JobConfig) -> list[TopicSpec]:
             at_least=("min.compaction.lag.ms", "delete.retention.ms"),
         )
         for store in config.stores.values()
-        if _FACTORY in (*store.backup_factories, *store.restore_factories)
+        if KAFKA_CHANGELOG in (*store.backup_factories, *store.restore_factories)
     ]
 
 
@@ -160,14 +161,14 @@ class TopicAdmin:
         problems = []
         partitions = len(found.partitions)
         if partitions != spec.partitions:
-            message = f"it has {partitions} partitions and must have {spec.partitions}"
+            message = f"it has {partitions} partitions instead of {spec.partitions}"
             if spec.partitions == 1:
-                command = "set task.checkpoint.topic to a new topic, or delete this one if it is none of yours"
+                command = "set task.checkpoint.topic to a new topic, or delete this one if nothing else uses it"
             else:
                 message += ", one for each task"
                 command = (
-                    f"set job.tasks = {partitions} if the job has state on it (more partitions would not spread that); "
-                    "a new job may give the store a new topic in stores.<name>.changelog.topic"
+                    f"if the job has state on the topic, set job.tasks = {partitions} (more partitions would not "
+                    "spread it); for a new job, set stores.<name>.changelog.topic to a new topic"
                 )
             problems.append(TopicProblem(spec.name, message, command))
         replicas = min((len(p.replicas) for p in found.partitions), default=0)
@@ -175,7 +176,7 @@ class TopicAdmin:
             problems.append(
                 TopicProblem(
                     spec.name,
-                    f"it has {replicas} replicas and must have {spec.replication_factor}",
+                    f"it has {replicas} replicas instead of {spec.replication_factor}",
                     f"kafka-reassign-partitions.sh --bootstrap-server {self._servers} --execute "
                     "--reassignment-json-file FILE (or lower task.checkpoint.replication.factor)",
                 )

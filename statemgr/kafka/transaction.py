@@ -88,8 +88,9 @@ class KafkaTransaction:
             if self._left() <= 0:
                 last = self._errors.last()
                 raise RetryableError(
-                    "the broker has not taken all records within the commit's timeout" + (f" ({last})" if last else ""),
-                    hint="raise task.commit.timeout.ms, or look at the brokers",
+                    "the broker has not accepted all records within the timeout of the commit"
+                    + (f" ({last})" if last else ""),
+                    hint="check the brokers, or raise task.commit.timeout.ms",
                 )
         self._check()
         return {
@@ -115,8 +116,8 @@ class KafkaTransaction:
         self._check()
         if self._left() <= 0:
             raise RetryableError(
-                "the broker takes records too slowly for the commit's timeout",
-                hint="raise task.commit.timeout.ms, or look at the brokers",
+                "the broker accepts records too slowly for the timeout of the commit",
+                hint="check the brokers, or raise task.commit.timeout.ms",
             )
 
     def _flush_some(self) -> int:

@@ -93,7 +93,7 @@ class StoreDirectories:
     def abandon(self, staging: Path) -> None:
         """A directory that does not exist is no error."""
         if staging.parent != self._root / "staging":
-            raise InvalidError("only staging directories are abandoned", path=staging)
+            raise InvalidError("only a staging directory can be abandoned", path=staging)
         with translated("cannot abandon a local directory", staging), suppress(FileNotFoundError):
             os.rename(staging, staging.with_name(staging.name.partition(".")[0] + _LEFT))
 
@@ -191,7 +191,7 @@ class StoreDirectories:
     def discard(self, directory: Path) -> None:
         """A directory that does not exist is no error. Raises: InvalidError for any other directory."""
         if directory.parent not in (self._root / "live", self._root / "staging"):
-            raise InvalidError("only live and staging directories are discarded", path=directory)
+            raise InvalidError("only a live or a staging directory can be discarded", path=directory)
         with translated("cannot remove a local directory", directory):
             durable.remove(directory)
 
@@ -386,7 +386,7 @@ def _known(directory: Path, tree: Tree, held: Mapping[tuple[int, int], _Held]) -
         ):
             raise CorruptFile(
                 "a local file was altered after it was committed",
-                hint="open the task again: the store is restored from a backend",
+                hint="open the task again: the store is then restored",
                 path=directory / path,
             )
         files[path] = file.size, file.hash

@@ -57,14 +57,14 @@ def _check(path: Path) -> None:
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
         raise InvalidError(
-            "something else stands where a local directory belongs",
-            hint="a symbolic link below state.dir is never followed; remove it",
+            "a local directory is something else",
+            hint="remove it; symbolic links below state.dir are never followed",
             path=path,
         )
     user = os.geteuid()
     if status.st_uid not in (user, 0) and user != 0:
         raise InvalidError(
             f"a local directory belongs to another user (ID {status.st_uid})",
-            hint="give this user a state.dir of its own, or remove the directory",
+            hint="set state.dir to a directory of this user, or remove the other one",
             path=path,
         )

@@ -80,14 +80,14 @@ def read(path: Path) -> Manifest:
         data = read_small(path, _MAX_SIZE)
     except OSError as error:
         if error.errno == errno.EFBIG:
-            raise CorruptFile("a manifest of an absurd size", path=path) from error
+            raise CorruptFile("a manifest is far too large", path=path) from error
         raise
     line, _, rest = data.partition(b"\n")
     if rest != content_hash(line).hex().encode() + b"\n":
-        raise CorruptFile("a manifest does not have its checksum", path=path)
+        raise CorruptFile("a manifest does not match its checksum", path=path)
     content = json.loads(line)
     if content["format"] != _FORMAT:
-        raise CorruptFile(f"a manifest of unknown format {content['format']}", path=path)
+        raise CorruptFile(f"a manifest has the unknown format {content['format']}", path=path)
     files = {
         name: RecordedFile(size, mtime_ns, bytes.fromhex(digest))
         for name, (size, mtime_ns, digest) in content["files"].items()

@@ -44,15 +44,17 @@ class MemoryStore:
                 return cls(directory, {})
             if not path.is_file():
                 raise CorruptFile(
-                    f"a directory with files but without {FILE} is no store in memory",
-                    hint="the local copy is damaged: remove it, and it is restored",
+                    f"the directory has files but no {FILE}: it is not a store in memory",
+                    hint="remove the directory: the store is then restored",
                     path=directory,
                 )
             with durable.open_file(path) as file:
                 try:
                     content = {key: value for key, value in read_segment(file) if value is not None}
                 except CorruptBlob as error:
-                    raise CorruptFile(error.message, hint="remove it, and it is restored", path=path) from error
+                    raise CorruptFile(
+                        error.message, hint="remove the directory: the store is then restored", path=path
+                    ) from error
         store = cls(directory, content)
         store._flushed_at = store._sequence_number
         return store
@@ -82,7 +84,7 @@ class MemoryStore:
         pending = list(changes)
         for key, value in pending:
             if not isinstance(key, bytes) or not isinstance(value, bytes | None):
-                raise InvalidError("cannot write", hint="keys and values are bytes", path=self._directory)
+                raise InvalidError("cannot write", hint="pass bytes as keys and values", path=self._directory)
         for key, value in pending:
             if value is None:
                 if content.pop(key, None) is not None:
@@ -154,7 +156,7 @@ class MemoryStore:
     def checkpoint(self, directory: Path) -> None:
         """Raises: DiskFull, InvalidError when the directory exists."""
         if os.path.lexists(directory):
-            raise InvalidError("the directory of a checkpoint exists already", path=directory)
+            raise InvalidError("the directory of a checkpoint already exists", path=directory)
         with self._file:
             self.flush()
             with translated("cannot make a checkpoint of the store", directory):

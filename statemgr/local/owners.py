@@ -83,10 +83,8 @@ def is_alive(directory: Path, token: str) -> bool:
             return False
         raise
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
+        if not _locked(descriptor):
+            return True
         with suppress(FileNotFoundError):
             os.unlink(path)
         return False
@@ -96,15 +94,10 @@ def is_alive(directory: Path, token: str) -> bool:
 
 @contextmanager
 def exclusive_if_free(lock: Path) -> Iterator[bool]:
-    """Hold a lock file against all other threads and processes, unless one has it; tells whether it is held."""
+    """Hold a lock file against all other threads and processes, unless one has it. Gives whether it is held."""
     descriptor = open_regular(lock, _FLAGS)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield _locked(descriptor)
     finally:
         os.close(descriptor)
 
@@ -115,21 +108,26 @@ def exclusive(lock: Path, clock: Clock) -> Iterator[None]:
 
     Raises: UnavailableError when another one holds it for a minute.
     """
+    deadline = clock.monotonic() + _DEADLINE_SECONDS
     descriptor = open_regular(lock, _FLAGS)
     try:
-        deadline = clock.monotonic() + _DEADLINE_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if clock.monotonic() >= deadline:
-                    raise UnavailableError(
-                        "another process holds the lock of a local directory",
-                        hint="is it stopped? end it, or wait for it",
-                        path=lock,
-                    ) from None
-                clock.sleep(_STEP_SECONDS)
+        while not _locked(descriptor):
+            if clock.monotonic() >= deadline:
+                raise UnavailableError(
+                    "another process holds the lock of a local directory",
+                    hint="if that process is stopped or hangs, end it; otherwise try again later",
+                    path=lock,
+                )
+            clock.sleep(_STEP_SECONDS)
         yield
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock a file until its descriptor is closed, unless another descriptor has it locked."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

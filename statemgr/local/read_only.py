@@ -63,5 +63,5 @@ class ReadOnlyStore:
 
     def _refused(self) -> InvalidError:
         return InvalidError(
-            "the store is a snapshot, which is only read", hint="open a copy of it to write", path=self._directory
+            "the store is a snapshot and can only be read", hint="open a copy of it to write", path=self._directory
         )

@@ -53,7 +53,7 @@ def open_snapshot(kind: str, directory: Path, options: Mapping[str, object]) -> 
         return ReadOnlyStore(RocksDbStore.open_snapshot(directory, options), directory)
     if kind == "memory":
         if not (directory / FILE).is_file():
-            raise CorruptFile("the directory holds no snapshot of a store in memory", path=directory)
+            raise CorruptFile("the directory has no snapshot of a store in memory", path=directory)
         return ReadOnlyStore(MemoryStore.open(directory), directory)
     raise _unknown(kind)
 
@@ -81,4 +81,4 @@ def _memory_load(directory: Path) -> Iterator[MemoryStore]:
 
 
 def _unknown(kind: str) -> ConfigError:
-    return ConfigError(f"no local store is of the type {kind!r}", hint="it is rocksdb or memory")
+    return ConfigError(f"there is no local store of the type {kind!r}", hint="use rocksdb or memory")

@@ -54,7 +54,7 @@ class SourceFile:
             while length:
                 size = self._file.readinto(buffer[:length])
                 if not size:
-                    raise CorruptFile("a local file is shorter than it was when it was committed", path=self._path)
+                    raise CorruptFile("a local file became shorter after it was committed", path=self._path)
                 yield buffer[:size]
                 length -= size
 
@@ -115,7 +115,7 @@ class NewFile:
         while buffer:
             size = os.preadv(fd, [buffer], offset)
             if not size:
-                raise CorruptFile("a file that is being written has become shorter", path=self.path)
+                raise CorruptFile("a file became shorter while it was written", path=self.path)
             buffer = buffer[size:]
             offset += size
 

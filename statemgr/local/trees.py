@@ -76,7 +76,7 @@ def state_files(directory: Path) -> Tree:
     for path, status in tree.files.items():
         if not is_state(path) and path.endswith(".log") and status.st_size:
             raise InvalidError(
-                "a write-ahead log has content that is in no table file",
+                "a write-ahead log has content that no table file has",
                 hint="flush the store first",
                 path=directory / path,
             )
@@ -96,7 +96,7 @@ def check_files(staging: Path, tree: Tree, files: Mapping[str, tuple[int, bytes 
     """Raises: CorruptError unless names and sizes in the directory equal ``files`` (path → size and hash)."""
     if tree.files.keys() != files.keys():
         names = sorted(tree.files.keys() ^ files.keys())
-        raise CorruptFile("a finished directory lacks a file, or has one too many", path=staging / names[0])
+        raise CorruptFile("a finished directory has too few or too many files", path=staging / names[0])
     for path, status in tree.files.items():
         if status.st_size != files[path][0]:
             raise CorruptFile(f"a file has {status.st_size} bytes instead of {files[path][0]}", path=staging / path)
@@ -165,7 +165,9 @@ def clone_tree(source: Path, target: Path, files: Mapping[str, object]) -> None:
     """
     tree = scan(source)
     if tree.files.keys() != files.keys():
-        raise MissingFile("the local copy is not what it was", hint="restore it", path=source)
+        raise MissingFile(
+            "the local copy has changed", hint="open the task again: the store is then restored", path=source
+        )
     link_files(source, target, tree)
 
 

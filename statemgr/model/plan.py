@@ -92,9 +92,10 @@ def plan_stores(
             raise MissingState(
                 "no restore factory can supply the store: "
                 + "; ".join(
-                    f"{factory}: {why}" for factory, why in skipped.items() or [("(none)", "none is configured")]
+                    f"{factory}: {why}" for factory, why in skipped.items() or [("(none)", "no factory is configured")]
                 ),
-                hint="set task.restore.factories to one that the checkpoint has: " + (", ".join(have) or "it has none"),
+                hint="set task.restore.factories to a factory that the checkpoint has: "
+                + (", ".join(have) or "it has none"),
                 job=job,
                 task=task,
                 store=store,
@@ -151,9 +152,9 @@ def check_listing(
     listed = ", ".join(sorted(checkpoint.stores)) or "none"
     if new and not permissions.allow_new_stores:
         raise PermissionNeeded(
-            f"store {new[0]!r} is not one of those in checkpoint {checkpoint.checkpoint_id} ({listed})",
-            hint="a mistyped name? To start it empty, use `statemgr permit --allow-new-stores`, or open once with "
-            "allow_new_stores=True",
+            f"store {new[0]!r} is not among the stores of checkpoint {checkpoint.checkpoint_id} ({listed})",
+            hint="correct its name; to start it empty, use `statemgr permit --allow-new-stores`, or open the job once "
+            "with allow_new_stores=True",
             job=job,
             task=task,
             store=new[0],
@@ -161,9 +162,9 @@ def check_listing(
     if gone and not permissions.allow_removed_stores:
         raise PermissionNeeded(
             f"store {gone[0]!r} is in checkpoint {checkpoint.checkpoint_id} but "
-            + ("no longer backed up" if gone[0] in configured else "not in the configuration"),
-            hint="a mistyped name? To drop it, use `statemgr permit --allow-removed-stores`, or open once with "
-            "allow_removed_stores=True",
+            + ("is no longer backed up" if gone[0] in configured else "is not in the configuration"),
+            hint="correct its name; to remove it, use `statemgr permit --allow-removed-stores`, or open the job once "
+            "with allow_removed_stores=True",
             job=job,
             task=task,
             store=gone[0],

@@ -37,8 +37,8 @@ def check_serdes(
         key = f"stores.{store}.key.serde" if what == "key" else f"stores.{store}.value.serde"
         raise PermissionNeeded(
             f"the {what}s of checkpoint {checkpoint.checkpoint_id} were written with the serde {was!r}, "
-            f"the store now has {now!r}: {_CONSEQUENCES[what]}",
-            hint=f"set {key} back, or pass the serde that it had. To go on with the new one, use "
+            f"but the store now has {now!r}: {_CONSEQUENCES[what]}",
+            hint=f"set {key} back, or pass the old serde. To continue with the new one, use "
             "`statemgr permit --allow-serde-change`, or open the job once with allow_serde_change=True",
             job=job,
             task=task,

@@ -79,8 +79,8 @@ class StoreSnapshot:
     def _needed(self, found: T | None) -> T:
         if found is None:
             raise DirectoryNeeded(
-                "a backend has to be filled, and no local directory of the store was made",
-                hint="the next commit makes one",
+                "a backend needs the whole state, but the commit made no local directory of the store",
+                hint="commit again: the next commit makes one",
                 task=self.identity.task,
                 store=self.identity.store,
             )

@@ -23,7 +23,7 @@ __all__ = ["SERDES", "Serde", "SerdeLike", "avro_serde", "key_serde", "serde", "
 SerdeLike = str | Serde | tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
 
 _SIGN = 1 << 63
-_WRONG_SERDE = "is the serde the one it was written with?"
+_WRONG_SERDE = "use the serde that wrote it"
 
 
 def _integer(value: int) -> bytes:
@@ -32,7 +32,7 @@ def _integer(value: int) -> bytes:
     except TypeError:
         raise InvalidError(f"the serde integer takes whole numbers, not {type(value).__name__}") from None
     except OverflowError:
-        raise InvalidError("the serde integer takes numbers of 64 bits with a sign: this one is larger") from None
+        raise InvalidError("the serde integer takes signed numbers of 64 bits: this one is larger") from None
 
 
 def _from_integer(data: bytes) -> int:
@@ -47,14 +47,14 @@ def _string(value: str) -> bytes:
     except TypeError:
         raise InvalidError(f"the serde string takes text, not {type(value).__name__}") from None
     except UnicodeEncodeError:
-        raise InvalidError("a text with half a surrogate pair has no UTF-8 form") from None
+        raise InvalidError("a text with half a surrogate pair cannot be written as UTF-8") from None
 
 
 def _from_string(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise CorruptError(f"a text is no UTF-8 at byte {error.start}", hint=_WRONG_SERDE) from None
+        raise CorruptError(f"a text is not UTF-8 at byte {error.start}", hint=_WRONG_SERDE) from None
 
 
 def _json(value: Any) -> bytes:
@@ -63,18 +63,18 @@ def _json(value: Any) -> bytes:
         text = json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False)
         return text.encode()
     except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidError(f"a value has no form in JSON: {_reason(error)}") from None
+        raise InvalidError(f"a value cannot be written as JSON: {_reason(error)}") from None
 
 
 def _from_json(data: bytes) -> Any:
     try:
         return json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise CorruptError(f"a value is no JSON: {_reason(error)}", hint=_WRONG_SERDE) from None
+        raise CorruptError(f"a value is not JSON: {_reason(error)}", hint=_WRONG_SERDE) from None
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _reason(error: Exception) -> str:
@@ -106,9 +106,11 @@ def serde(which: SerdeLike) -> Serde:
 
         return MESSAGEPACK
     if which == "avro":
-        raise ConfigError("the serde avro needs schemas", hint="configure it, or pass avro_serde(schemas)")
+        raise ConfigError(
+            "the serde avro needs schemas", hint="set stores.<name>.value.avro.schemas, or pass avro_serde(schemas)"
+        )
     if which not in SERDES:
-        hint = f"one of {', '.join(SERDES)}, msgpack, avro, or a pair of callables"
+        hint = f"choose one of {', '.join(SERDES)}, msgpack, avro, or a pair of callables"
         raise ConfigError(f"unknown serde {which!r}", hint=hint)
     return SERDES[which]
 

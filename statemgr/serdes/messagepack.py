@@ -21,7 +21,7 @@ def _serialize(value: Any) -> bytes:
     try:
         packed: bytes = msgpack.packb(_ordered(value), use_bin_type=True)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise InvalidError(f"a value does not fit into MessagePack: {error}") from error
+        raise InvalidError(f"a value cannot be written as MessagePack: {error}") from error
     return packed
 
 
@@ -40,8 +40,8 @@ def _deserialize(data: bytes) -> Any:
         return msgpack.unpackb(data, raw=False, strict_map_key=False)
     except Exception as error:  # arbitrary bytes; whatever the parser raises means the same
         raise CorruptError(
-            f"a value is no MessagePack: {type(error).__name__}: {error}",
-            hint="is the serde the one it was written with?",
+            f"a value is not MessagePack: {type(error).__name__}: {error}",
+            hint="use the serde that wrote it",
         ) from error
 
 

@@ -38,16 +38,22 @@ class CommitMetrics:
         self.changes = gauge("changes", "Changes in the last commit")
         self.uploaded = gauge("uploaded_bytes", "Bytes of the blobs that the last commit uploaded")
         self.seconds = gauge("seconds", "Seconds that a phase of the last commit took", "phase")
-        self.segments = Gauge("statemgr_segments", "Segments after the snapshot", _OF_STORE, registry=registry)
-        self.segments_bytes = Gauge("statemgr_segments_bytes", "Their bytes", _OF_STORE, registry=registry)
+        self.segments = Gauge("statemgr_segments", "Segments after the last snapshot", _OF_STORE, registry=registry)
+        self.segments_bytes = Gauge(
+            "statemgr_segments_bytes", "Bytes of the segments after the last snapshot", _OF_STORE, registry=registry
+        )
         self.materialization = Gauge(
             "statemgr_materialization_seconds", "Seconds that the last snapshot took", _OF_STORE, registry=registry
         )
         self.materializations = counter("materializations", "Snapshots that ended", "outcome")
         self.commits = counter("commits", "Commits that ended", "outcome")
-        self.skipped = counter("commits_skipped", "Periodic commits left out while one was on its way").labels(job)
-        self.blocked = counter("commits_blocked", "Waits for a commit beyond task.commit.max.delay.ms").labels(job)
-        self.blocked_seconds = counter("commit_blocked_seconds", "Seconds of those waits").labels(job)
+        self.skipped = counter("commits_skipped", "Periodic commits skipped while another was in progress").labels(job)
+        self.blocked = counter(
+            "commits_blocked", "Waits for commits that took longer than task.commit.max.delay.ms"
+        ).labels(job)
+        self.blocked_seconds = counter("commit_blocked_seconds", "Seconds that tasks waited for such commits").labels(
+            job
+        )
 
     def of(self, task: str) -> TaskCommits:
         """The metrics of one task; close them with the task."""

@@ -74,7 +74,7 @@ class Metrics:
             raise UnavailableError(
                 f"metrics.port {port} cannot be used: {error}",
                 key="metrics.port",
-                hint="choose a free port, or 0 for any",
+                hint="choose a free port, or 0 for any free port",
             ) from error
 
     @property

@@ -70,7 +70,7 @@ class OpenTasks:
             while (entry := self._entries.get(assignment.task)) is not None:
                 if not entry.gives_way:
                     raise InvalidError(
-                        "the task is open in this process already", hint="close it first", task=assignment.task
+                        "the task is already open in this process", hint="close it first", task=assignment.task
                     )
                 assignment.check()
                 self._clock.wait(self._changed, _LOOK_S)

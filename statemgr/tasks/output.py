@@ -26,7 +26,9 @@ class Output:
         with self._lock:
             if self._bytes + size > BUDGET:
                 raise RetryableError(
-                    f"more than {BUDGET} bytes of output wait for a commit", hint="commit more often", task=self._task
+                    f"more than {BUDGET} bytes of output are waiting for a commit",
+                    hint="commit more often",
+                    task=self._task,
                 )
             self._records.append(record)
             self._bytes += size

@@ -51,7 +51,7 @@ class Turn:
     def give_way(self) -> None:
         """Raises: GivesWay when a commit waits."""
         if self._waiting:
-            raise GivesWay("a commit goes first")
+            raise GivesWay("a commit takes precedence")
 
 
 class PendingCommit:
@@ -90,7 +90,7 @@ class PendingCommit:
         """
         if not self._worker.wait(self._until(self._max_delay_s)):
             log.warning(
-                "task %s: blocked by a commit that began %.1f s ago",
+                "task %s: waits for a commit that began %.1f s ago",
                 self._task,
                 self._clock.monotonic() - self._started,
             )
@@ -103,8 +103,8 @@ class PendingCommit:
         :meth:`make_way`."""
         if not self._worker.wait(self._until(self._timeout_s)):
             raise RetryableError(
-                f"the commit has not ended within task.commit.timeout.ms = {self._timeout_s * 1000:.0f}",
-                hint="it goes on; the next commit waits for it",
+                f"the commit did not end within task.commit.timeout.ms = {self._timeout_s * 1000:.0f}",
+                hint="it continues, and the next commit waits for it; raise the timeout if this happens often",
                 task=self._task,
             )
         return self._worker.take()

@@ -152,7 +152,7 @@ def _named(serde: Serde, what: str, opened: OpenStore) -> Serde:
         except Exception as error:
             raise InvalidError(
                 f"the {what} serde of the store does not take a {what} of type {type(value).__name__}: {error}",
-                hint=f"give it the type that the {what} serde is for, or configure another one",
+                hint=f"pass the type that the {what} serde takes, or configure another serde",
                 **where,
             ) from error
 
@@ -164,8 +164,8 @@ def _named(serde: Serde, what: str, opened: OpenStore) -> Serde:
             raise
         except Exception as error:
             raise CorruptError(
-                f"the {what} serde of the store does not understand the bytes of a {what}: {error}",
-                hint="is the serde the one that they were written with?",
+                f"the {what} serde of the store cannot read the bytes of a {what}: {error}",
+                hint="use the serde that wrote them",
                 **where,
             ) from error
 

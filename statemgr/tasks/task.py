@@ -84,7 +84,7 @@ class Task:
         if opened is None:
             raise ConfigError(
                 f"the job has no store {name!r}",
-                hint=f"it has {', '.join(self._stores) or 'none'}; declare it by a stores.{name}.* key",
+                hint=f"it has {', '.join(self._stores) or 'none'}; declare it with a key stores.{name}.*",
                 task=self.name,
                 store=name,
             )
@@ -265,7 +265,7 @@ class Task:
         counts = {name: store.uncommitted for name, store in self._stores.items() if store.config.backup_factories}
         dropped = ", ".join(f"{count} of {name}" for name, count in counts.items() if count)
         if dropped:
-            log.warning("task %s: closed without these changes being committed: %s", self.name, dropped)
+            log.warning("task %s: closed with changes that are not committed: %s", self.name, dropped)
 
     def _leave_copies(self) -> None:
         """The next start on this machine replays nothing. It fails nothing: what is local is a cache."""
@@ -273,7 +273,7 @@ class Task:
             try:
                 store.leave_copy()
             except (StatemgrError, OSError) as error:
-                log.warning("task %s: no local copy of %s is left: %s", self.name, name, error)
+                log.warning("task %s: no local copy of %s was kept: %s", self.name, name, error)
 
     def __enter__(self) -> Task:
         return self

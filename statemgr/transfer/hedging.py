@@ -199,7 +199,7 @@ class _Race(Generic[T]):
             try:
                 self._lost(result)
             except Exception:
-                log.warning("what a late attempt left behind could not be taken care of", exc_info=True)
+                log.warning("what a late attempt uploaded could not be deleted", exc_info=True)
 
     def ends_within(self, seconds: float | None) -> bool:
         """Wait until an attempt runs, and then at most ``seconds`` (None: as long as it takes) for the end."""

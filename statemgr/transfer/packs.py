@@ -38,7 +38,7 @@ def read_file(root: Path, file: LocalFile) -> tuple[bytes, bytes]:
             pass
     digest = content_hash(data)
     if source.size != file.size or file.hash not in (None, digest):
-        raise CorruptFile("a local file is not what it was when it was committed", path=root / file.path)
+        raise CorruptFile("a local file has changed since it was committed", path=root / file.path)
     return bytes(data), digest
 
 

@@ -51,8 +51,8 @@ class Room:
                 self.waited += 1
                 if not self._changed.wait_for(lambda: self._fits(size), self._patience_s):
                     raise RetryableError(
-                        f"{self._used} bytes are on their way to the blob store, and none of them arrives",
-                        hint="check the network and the blob store; the changes are in the next commit",
+                        f"uploads of {self._used} bytes make no progress",
+                        hint="check the network and the blob store; the next commit has the changes of this one",
                     )
             self._used += size
         try:
@@ -144,7 +144,7 @@ class Batch:
     def check(self) -> None:
         """For a job, between pieces of work. Raises: Cancelled when the batch has failed."""
         if self._cancelled or self.error is not None:
-            raise Cancelled("given up: another part of the transfer failed")
+            raise Cancelled("cancelled: another part of the transfer failed")
 
     def __enter__(self) -> Self:
         return self

@@ -118,7 +118,7 @@ class Transfer:
         digest = whole.digest()
         if size != upload.size or upload.hash not in (None, digest):
             raise CorruptFile(
-                "a local file is not what it was when it was committed",
+                "a local file has changed since it was committed",
                 hint="delete the local state directory and open the task again",
                 path=upload.path,
             )
@@ -205,7 +205,7 @@ class Transfer:
     def _verify_whole(self, file: FileIndex, path: Path) -> None:
         if self.hash_of(path, 0, file.size) != file.hash:
             raise CorruptBlob(
-                "the parts of a file are right one by one, but together they are not the file",
+                "each part of a file is right, but together they are not the file",
                 blob=file.parts[0].blob_id,
                 file=file.name,
                 hint=ANOTHER_COPY,
@@ -255,7 +255,7 @@ class Transfer:
         Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied.
         """
         if ref.size > limit:
-            raise CorruptBlob(f"a blob of {ref.size} bytes is refused: at most {limit} are expected", blob=ref.blob_id)
+            raise CorruptBlob(f"a blob of {ref.size} bytes is refused: the limit is {limit}", blob=ref.blob_id)
         sink = IntoMemory()
         self._read_verified(ref, sink)
         return bytes(sink.data)
@@ -276,7 +276,7 @@ class Transfer:
             sink.restart(written)
             if last:
                 raise CorruptBlob(
-                    f"the blob has {problem} where {ref.size} bytes of a known hash were written",
+                    f"the blob has {problem}, but {ref.size} bytes with a known hash were written",
                     blob=ref.blob_id,
                     hint=ANOTHER_COPY,
                 )

@@ -182,11 +182,11 @@ def test_a_snapshot_is_only_read(kind: str, store: LocalStore, tmp_path: Path) -
         assert snapshot.get_many([b"nothing", b"099"]) == [None, b"99"]
         assert snapshot.statistics()
         number = snapshot.sequence_number
-        with pytest.raises(InvalidError, match="only read"):
+        with pytest.raises(InvalidError, match="only be read"):
             snapshot.write([(b"a", b"1")])
-        with pytest.raises(InvalidError, match="only read"):
+        with pytest.raises(InvalidError, match="only be read"):
             snapshot.delete_range(None, None)
-        with pytest.raises(InvalidError, match="only read"):
+        with pytest.raises(InvalidError, match="only be read"):
             snapshot.checkpoint(tmp_path / "another")
         snapshot.flush()
         assert not snapshot.compact_if_needed(1)

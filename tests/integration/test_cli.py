@@ -51,7 +51,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def no_broker(monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """Options for a broker that is not there; the deadline is shortened, so that the test does not wait it out."""
     monkeypatch.setattr("statemgr.kafka.metadata.DEADLINE_S", 2.0)
-    monkeypatch.setattr("statemgr.kafka.metadata._REQUEST_S", 2.0)
+    monkeypatch.setattr("statemgr.kafka.metadata.REQUEST_S", 2.0)
     return "--set", "kafka.bootstrap.servers=localhost:1"
 
 
@@ -82,7 +82,7 @@ def running(job: JobConfig) -> Iterator[list[Task]]:
 
 
 def test_topics_are_created_once_and_checked(run: Run, job: JobConfig) -> None:
-    """check fails with the command that mends it; create mends it; a second create changes nothing."""
+    """check fails with the command that fixes it; create fixes it; a second create changes nothing."""
     before = run("topics", "check")
     assert before.exit_code == 1
     assert "statemgr topics create" in before.output
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_is_not_retained_is_exit_status_4(run: Run, running: l
     """State missing, with those that are retained."""
     result = run("checkpoints", "show", "--checkpoint", "1700000000000-000001")
     assert result.exit_code == 4
-    assert "retained are" in result.stderr
+    assert "choose one of the retained checkpoints" in result.stderr
 
 
 def test_snapshots_list_and_show(run: Run, running: list[Task]) -> None:

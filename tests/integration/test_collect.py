@@ -164,7 +164,7 @@ def test_what_stops_a_collection(mapping: Mapping, run: Run, monkeypatch: pytest
     services.close()
 
 
-def test_published_blobs_with_a_ttl_are_mended(mapping: Mapping, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_blobs_with_a_ttl_are_fixed(mapping: Mapping, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """FAULT 34, protocol 8: its owner died before it could remove the TTLs, and nobody opened the task again."""
     config = JobConfig.from_mapping(mapping(backup=("blob-store",)))
     with monkeypatch.context() as patch:
@@ -175,9 +175,9 @@ def test_published_blobs_with_a_ttl_are_mended(mapping: Mapping, run: Run, monke
     time_passes(monkeypatch)
     found = run(config, "--dry-run", "--json")
     assert (found.exit_code, set(json.loads(found.stdout)["expiring"])) == (1, needed)
-    assert "--mend" in run(config, "--dry-run").stderr
-    mended = run(config, "--mend", "--json")
-    assert (mended.exit_code, set(json.loads(mended.stdout)["mended"])) == (0, needed)
+    assert "--fix" in run(config, "--dry-run").stderr
+    fixed = run(config, "--fix", "--json")
+    assert (fixed.exit_code, set(json.loads(fixed.stdout)["fixed"])) == (0, needed)
     assert json.loads(run(config, "--dry-run", "--json").stdout)["expiring"] == []
     services = open_services(config)
     assert all(services.blobs().stat(name).expires_ms is None for name in needed)

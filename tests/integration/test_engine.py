@@ -534,7 +534,7 @@ def test_an_attachment_that_nobody_could_read_is_refused(driver: StateManager, t
         file.truncate(256 * 1024 * 1024 + 1)
     with (
         open_attempt(executor(driver, tmp_path), TASK, None, driver.acquire()) as opened,
-        pytest.raises(InvalidError, match="at most") as caught,
+        pytest.raises(InvalidError, match="the limit is") as caught,
     ):
         opened.attach("output", large)
     assert "maxOffsetsPerTrigger" in str(caught.value.hint)

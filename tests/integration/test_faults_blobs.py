@@ -87,7 +87,7 @@ def test_a_ttl_that_cannot_be_removed_stays_outstanding(
         write(task, {b"b": b"2"})
         checkpoint = task.commit({"orders-0": 2})
         assert {o.blob_id for o in checkpoint.outstanding_ttl} == first
-    # another owner inherits it; after ten of thirty days the next commit fails, and mends itself once it may
+    # another owner inherits it; after ten of thirty days the next commit fails, and recovers once it may
     monkeypatch.setattr(SystemClock, "time_ns", lambda self: time_ns(self) + 11 * 24 * 3600 * 10**9)
     with StateManager(config) as manager, manager.open_task(TASK) as task:
         write(task, {b"c": b"3"})

@@ -39,7 +39,7 @@ def test_an_opening_waits_for_a_close_in_progress(config: JobConfig) -> None:
 
     with StateManager(config) as manager, ThreadPoolExecutor(2) as pool:
         task = manager.open_task(TASK)
-        with pytest.raises(InvalidError, match="open in this process already"):
+        with pytest.raises(InvalidError, match="already open in this process"):
             manager.open_task(TASK)
         write(task, {b"a": b"1"})
         with observed(hold):

@@ -165,7 +165,7 @@ def test_the_very_first_publish_fences_the_other_owner(
         else:
             act = partial(newer.open_task, TASK) if when == "a task opens" else newer.acquire
             monkeypatch.setattr(open_job, "_guard_targets", overtaken)
-        with pytest.raises(FencedError, match="another owner published"):
+        with pytest.raises(FencedError, match="another owner has published"):
             act()
         driver.commit(2)
         whole(config, 2)

@@ -146,7 +146,7 @@ def test_a_truncated_checkpoint_topic_is_no_empty_start(kafka: KafkaServer, tmp_
 
 
 def test_wrong_topic_settings_are_refused_with_the_command(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 18, A18: cleanup.policy, partitions and lag are checked before anything else, and the error mends it."""
+    """FAULT 18, A18: cleanup.policy, partitions and lag are checked first, and the error says how to fix it."""
     config = job(kafka, tmp_path)
     make_topic(config, config.checkpoint_topic, cleanup__policy="delete")
     error = refused(config, TopicMisconfigured, r"cleanup\.policy")
@@ -276,4 +276,4 @@ def test_output_to_a_topic_that_does_not_exist(kafka: KafkaServer, tmp_path: Pat
         with pytest.raises(MissingState) as caught:
             task.commit({"orders-0": 1})
         assert caught.value.hint
-        assert "create any other topic with Kafka's tools" in caught.value.hint
+        assert "create other topics with Kafka's tools" in caught.value.hint

@@ -321,14 +321,14 @@ def test_a_spoilt_segment_is_refused_before_anything_is_sent(
 
 
 def test_a_changelog_made_anew_is_filled_or_refused(make_job: Callable[..., _Job]) -> None:
-    """Deleted and made anew (faults 17, 21): no restore from it, no commit continues it, the next fills it."""
+    """Deleted and created again (faults 17, 21): no restore from it, no commit continues it, the next fills it."""
     here = make_job()
     base = here.commit(None, whole={b"a": b"1"})
     portable = here.prepare(base, ((b"b", b"2"),), portable=True).changes
     recreate(here.config, here.topic)
-    with pytest.raises(MissingState, match="made anew"):
+    with pytest.raises(MissingState, match="created again"):
         here.restore(base)
-    with pytest.raises(MissingState, match="made anew"):
+    with pytest.raises(MissingState, match="created again"):
         here.publish(portable, base)
     assert committed(here.config, here.topic) == []
     assert here.backend().backup_manager().has_tail(here.identity, base)

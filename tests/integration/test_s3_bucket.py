@@ -78,7 +78,7 @@ def test_a_rule_for_another_prefix_does_not_count(moto: DevS3Server) -> None:
 
 
 def test_a_server_without_lifecycle_rules_says_so(s3: S3Server) -> None:
-    """What cannot be mended there is a note; installing the rule is a typed error."""
+    """What cannot be fixed there is a note; installing the rule is a typed error."""
     store = open_raw(s3, s3.fresh_prefix())
     before = [problem for problem in store.administration.probe() if "lifecycle" in problem]
     try:

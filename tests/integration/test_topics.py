@@ -1,4 +1,4 @@
-"""Topics on a real broker: made with the right settings, and refused with the command that mends them."""
+"""Topics on a real broker: made with the right settings, and refused with the command that fixes them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_missing_topics_are_created_as_they_must_be(kafka: KafkaServer) -> None:
     assert settings["delete.retention.ms"] == "86400000"
 
 
-def test_wrong_settings_are_refused_with_the_command_that_mends_them(kafka: KafkaServer) -> None:
+def test_wrong_settings_are_refused_with_the_command_that_fixes_them(kafka: KafkaServer) -> None:
     """Each wrong setting is named (fault 18); doing what the command says makes the check pass."""
     config = job(kafka)
     topic = config.stores["totals"].changelog_topic
@@ -127,7 +127,7 @@ def test_a_broker_that_is_not_there_is_an_unavailable_error(
 ) -> None:
     """The deadline is kept, and the error says what the client met."""
     monkeypatch.setattr(metadata, "DEADLINE_S", 1.0)
-    monkeypatch.setattr(metadata, "_REQUEST_S", 1.0)
+    monkeypatch.setattr(metadata, "REQUEST_S", 1.0)
     config = JobConfig.from_mapping({"job.name": "nowhere", "kafka.bootstrap.servers": "127.0.0.1:1"})
     with TopicAdmin(config) as admin, pytest.raises(UnavailableError, match="describing topics"):
         admin.exists("anything")

@@ -294,7 +294,7 @@ def test_an_unreadable_base_means_a_full_upload(
         assert not snapshots.referenced(marker) & of_base
         assert snapshots.index(marker).previous == index_of(base)
         assert snapshots.restore(marker)[0] == TREE
-        assert "everything is uploaded anew" in caplog.text
+        assert "everything is uploaded again" in caplog.text
         caplog.clear()
 
 
@@ -646,7 +646,7 @@ def test_a_marker_of_another_kind_names_no_snapshot(
     snapshots: Snapshots, marker: ChangelogMarker | OpaqueMarker
 ) -> None:
     """A15: a checkpoint with changelog offsets only cannot be restored from blobs; the error says so."""
-    with pytest.raises(MissingState, match="names no snapshot"):
+    with pytest.raises(MissingState, match="names neither a snapshot"):
         snapshots.restore(marker)
 
 

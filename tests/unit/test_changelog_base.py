@@ -67,7 +67,7 @@ def test_clocks_that_contradict_each_other_are_no_shortcut(now: Moment) -> None:
 _OTHERS: dict[str, Marker] = {
     "after the marker": replace(_MARKER, offset=101),
     "another topic": replace(_MARKER, topic="other", offset=10),
-    "made anew": replace(_MARKER, topic_id="other", offset=10),
+    "created again": replace(_MARKER, topic_id="other", offset=10),
     "another partition": replace(_MARKER, partition=2, offset=10),
     "an unknown ID": replace(_MARKER, topic_id=None, offset=10),
     "another backend": BlobMarker(inline=b"chain"),
@@ -81,7 +81,7 @@ def test_a_state_of_another_changelog_is_not_continued(kind: str) -> None:
 
 
 def test_without_a_topic_id_nothing_is_known() -> None:
-    """A version 1 marker could be of a topic that was made anew since."""
+    """A version 1 marker could be of a topic that was created again since."""
     old = replace(_MARKER, topic_id=None)
     local = [CommittedDirectory("a", Path("a"), {}, _NOW)]
     assert newest_base(old, local, {"a": replace(old, offset=10)}, _SETTINGS, _NOW) is None

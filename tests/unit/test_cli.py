@@ -222,7 +222,7 @@ def test_config_show_all_has_every_key(run: Run) -> None:
     """Also those that are not set, and those of every store."""
     shown = json.loads(run("config", "show", "--all", "--json").stdout)
     for entry in KEYS:
-        if not entry.alias_of and not entry.pattern.endswith("*"):
+        if not entry.pattern.endswith("*"):
             assert entry.pattern.replace("<name>", "totals") in shown
     assert shown["stores.scratch.backup.factories"] == []
     assert "stores.totals.changelog.topic" not in json.loads(run("config", "show", "--json").stdout)
@@ -287,9 +287,9 @@ def test_progress_is_shown_also_where_its_end_is_unknown(
 
 
 def test_a_collection_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
-    """--dry-run promises to change nothing, --mend does; and a time needs its unit."""
+    """--dry-run promises to change nothing, --fix does; and a time needs its unit."""
     (tmp_path / "job.toml").write_text('"job.name" = "orders"')
-    for arguments, word in ((["--dry-run", "--mend"], "leave one out"), (["--grace", "36"], "36h")):
+    for arguments, word in ((["--dry-run", "--fix"], "cannot be used together"), (["--grace", "36"], "36h")):
         result = CliRunner().invoke(cli, ["gc", "--config", str(tmp_path / "job.toml"), *arguments])
         assert result.exit_code == 2
         assert word in result.stderr

@@ -297,7 +297,7 @@ def test_an_unreadable_index_stops_everything(job: Job, spoilt: bool) -> None:
 
 
 def test_a_missing_part_is_named_and_nothing_is_deleted(job: Job) -> None:
-    """FAULT 13: state is lost already; what is garbage may be what it is mended with."""
+    """FAULT 13: state is lost already; what is garbage may be what it is repaired with."""
     retained = job.commit(1)
     job.publish(retained)
     job.store().prepare(tree(2))
@@ -402,7 +402,7 @@ def test_a_job_that_always_publishes_first_is_left_alone(job: Job) -> None:
     assert found.missing == []
     assert found.deleted.blobs == 0
     assert found.piles[Fate.UNKNOWN].blobs >= 1
-    assert any("left alone" in note for note in found.notes)
+    assert any("are kept this time" in note for note in found.notes)
     assert job.names() >= job.needed(checkpoint)
     # when it is quiet again, the garbage goes
     del job.topic.read
@@ -495,8 +495,8 @@ def test_published_blobs_that_would_expire_are_named_and_mended(job: Job) -> Non
     job.later()
     assert set(job.collect(Request()).expiring) == set(added.added_blobs)
     assert all(info.expires_ms is not None for info in list_blobs(job.blobs, ""))
-    found = job.collect(Request(mend=True))
-    assert set(found.mended) == set(added.added_blobs)
+    found = job.collect(Request(fix=True))
+    assert set(found.fixed) == set(added.added_blobs)
     assert all(info.expires_ms is None for info in list_blobs(job.blobs, ""))
     assert job.collect(Request()).expiring == []
 

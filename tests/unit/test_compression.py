@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from statemgr.blobs.retrying import RetryingBlobStore
-from statemgr.config.retry import RetryPolicy
+from statemgr.config import JobConfig
 from statemgr.errors import CorruptBlob, DiskFull, UnavailableError
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import FileIndex
@@ -219,9 +219,9 @@ def test_a_reader_is_gone_when_it_was_read(transfer: Transfer, blobs: FaultyBlob
 
 def test_a_get_that_breaks_off_is_taken_up(blobs: FaultyBlobStore, scratch: Path, tmp_path: Path) -> None:
     """FAULTS 9: the GET goes on where the frame broke off, and the content is right."""
-    clock = ManualClock()
+    retry = JobConfig.from_mapping({"job.name": "orders"}).retry
     engine = Transfer(
-        RetryingBlobStore(blobs, RetryPolicy(), clock), parallelism=1, part_size=PART, ttl_days=30,
+        RetryingBlobStore(blobs, retry, ManualClock()), parallelism=1, part_size=PART, ttl_days=30,
         compress_in=lambda: scratch,
     )  # fmt: skip
     data = b"".join(b"%d" % (number * number) for number in range(20_000))

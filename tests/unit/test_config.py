@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import pickle
+import runpy
 from pathlib import Path
 
 import pytest
 
 from statemgr.config import JobConfig
-from statemgr.config.documentation import with_table
-from statemgr.config.rocksdb_options import rocksdb_defaults
-from statemgr.config.table import KEYS
+from statemgr.config.samza import SAMZA_CLASSES, SAMZA_KEYS
+from statemgr.config.table import KEYS, rocksdb_defaults
 from statemgr.errors import ConfigError
 
 BLOBS = {"blob.store.uri": "file:///blobs"}
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def load(**given: object) -> JobConfig:
@@ -150,6 +151,57 @@ def test_get_is_typed_and_applies_defaults() -> None:
     assert config.get("kafka.linger.ms") is None
     with pytest.raises(ConfigError, match=r"job\.task"):
         config.get("job.task")
+
+
+# --- Samza's names ---------------------------------------------------------------------------------------
+
+
+CHANGELOG_CLASS, BLOB_CLASS = list(SAMZA_CLASSES)[:2]
+
+
+@pytest.mark.parametrize(
+    ("written", "ours", "names"),
+    [
+        ({"task.restore.manager": "blob-store"}, {"task.restore.factories": ["blob-store"]}, ["task.restore.manager"]),
+        ({"task.commit.manager": ["blob-store"]}, {"task.backup.factories": ["blob-store"]}, ["task.commit.manager"]),
+        ({"stores.backup.factories": BLOB_CLASS}, {"task.backup.factories": ["blob-store"]},
+         ["stores.backup.factories", BLOB_CLASS]),
+        ({"stores": {"restore": {"factories": [BLOB_CLASS]}}}, {"task.restore.factories": ["blob-store"]},
+         ["stores.restore.factories", BLOB_CLASS]),
+        ({"stores.a.backup.factories": f"{BLOB_CLASS}, {CHANGELOG_CLASS}"},
+         {"stores.a.backup.factories": ["blob-store", "kafka-changelog"]}, [BLOB_CLASS, CHANGELOG_CLASS]),
+        ({"stores.a.changelog": "kafka.totals"}, {"stores.a.changelog.topic": "totals"}, ["stores.a.changelog"]),
+        ({"stores.a.factory": list(SAMZA_CLASSES)[3]}, {"stores.a.type": "memory"},
+         ["stores.a.factory", list(SAMZA_CLASSES)[3]]),
+        ({"task.restore.factories": "blob-store"}, {"task.restore.factories": ["blob-store"]}, []),
+    ],
+)  # fmt: skip
+def test_names_of_samza_are_replaced_with_one_line_each(
+    written: dict[str, object], ours: dict[str, object], names: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A configuration in Samza's names is the same as one in ours, and the log says what to write."""
+    config = JobConfig.from_mapping({"job.name": "orders", **written, **BLOBS})
+    assert config.values == {"job.name": "orders", **ours, **BLOBS}
+    assert [message.partition(" ")[0] for message in caplog.messages] == names
+    assert all("is Samza's name for" in message for message in caplog.messages)
+    for key in written:
+        if isinstance(written[key], str):
+            assert config.get(key) is not None
+    caplog.clear()
+    assert JobConfig.from_mapping(config.to_mapping()) == config
+    assert caplog.messages == []
+
+
+def test_every_name_of_samza_is_documented() -> None:
+    """Each key and class that is replaced stands on the page with ours for it."""
+    page = PAGE.read_text(encoding="utf-8")
+    for theirs, ours in {**SAMZA_KEYS, **SAMZA_CLASSES}.items():
+        assert f"| `{theirs}` | `{ours}` |" in page
+
+
+def test_defaults_of_samzas_stores_do_not_declare_a_store() -> None:
+    """`stores.default.…` gives defaults in Samza: it must not become a store that is called so."""
+    assert refusal({"stores.default.changelog.min.compaction.lag.ms": 1}).where["key"] == "stores.default"
 
 
 # --- refusals ---------------------------------------------------------------------------------------------
@@ -332,9 +384,9 @@ def test_a_client_without_brokers_is_a_clear_error() -> None:
 
 
 def test_the_documented_table_is_the_table_of_keys() -> None:
-    """The page is what `python -m statemgr.config.documentation docs/configuration.md` makes of it."""
-    page = Path(__file__).parents[2].joinpath("docs", "configuration.md").read_text(encoding="utf-8")
-    assert with_table(page) == page
+    """The page is what `python scripts/config_table.py docs/configuration.md` makes of it."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert runpy.run_path(str(PAGE.parents[1] / "scripts" / "config_table.py"))["with_table"](page) == page
 
 
 def test_every_default_is_a_value_that_the_key_accepts() -> None:
@@ -345,8 +397,8 @@ def test_every_default_is_a_value_that_the_key_accepts() -> None:
 
 
 def test_no_key_is_a_prefix_of_another() -> None:
-    """Every key can be written in nested tables, but for the one alias that migrating users know."""
-    patterns = [entry.pattern for entry in KEYS if not entry.pattern.endswith("*")]
+    """Every key can be written in nested tables, but for one of Samza's."""
+    patterns = [entry.pattern for entry in KEYS if not entry.pattern.endswith("*")] + list(SAMZA_KEYS)
     clashes = [a for a in patterns for b in patterns if b.startswith(a + ".")]
     assert set(clashes) == {"stores.<name>.changelog"}
 

@@ -35,7 +35,7 @@ def test_a_good_java_is_found_by_its_banner(tmp_path: Path, banner: str, version
 def test_an_old_java_is_refused_by_its_number(tmp_path: Path, version: str) -> None:
     """The error says which version is there and which is needed."""
     _java(tmp_path, f"echo 'openjdk version \"{version}\"' >&2")
-    with pytest.raises(PrerequisiteMissing, match="too old, 17 or newer"):
+    with pytest.raises(PrerequisiteMissing, match="too old: version 17 or newer"):
         find_java({"JAVA_HOME": str(tmp_path), "PATH": ""})
 
 

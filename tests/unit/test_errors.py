@@ -19,7 +19,7 @@ KINDS = sorted(
 
 def example(kind: type[StatemgrError]) -> StatemgrError:
     """An error of the kind with everything set."""
-    return kind("it broke", hint="mend it", blob="j/1/x", partition=3, offset=None)
+    return kind("it broke", hint="fix it", blob="j/1/x", partition=3, offset=None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -46,7 +46,7 @@ def test_error_survives_json(kind: type[StatemgrError]) -> None:
 def test_text_says_what_where_and_hint() -> None:
     """The text of an error has the message, every place that is known, and the hint."""
     error = example(CorruptBlob)
-    assert str(error) == "it broke [blob=j/1/x, partition=3] Hint: mend it"
+    assert str(error) == "it broke [blob=j/1/x, partition=3] Hint: fix it"
     assert str(CorruptBlob("it broke")) == "it broke"
 
 

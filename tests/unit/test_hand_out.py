@@ -89,5 +89,5 @@ def test_a_damaged_cell(tmp_path: Path) -> None:
 
     assert handed_out(job, found, 0) == own(0)
     for task in (1, 499):
-        with pytest.raises(CorruptBlob, match="handed out"):
+        with pytest.raises(CorruptBlob, match="passed to a worker"):
             handed_out(job, found, task)

@@ -128,7 +128,7 @@ def test_an_error_in_lost_changes_nothing(hedger: Hedger, caplog: pytest.LogCapt
     assert hedger.call(attempt, lost) in (1, 2)
     release.set()
     hedger.close()
-    assert "could not be taken care of" in caplog.text
+    assert "could not be deleted" in caplog.text
 
 
 def test_the_budget_caps_the_extra_attempts(clock: ManualClock) -> None:

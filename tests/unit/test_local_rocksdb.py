@@ -88,7 +88,7 @@ def test_damaged_directory_does_not_open(damage: str, open_at: Callable[..., Roc
 def test_second_open_is_refused_with_a_hint(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:
     """Invariant 7: two store objects cannot have one directory, in this process or in another."""
     open_at(tmp_path / "live")
-    with pytest.raises(InvalidError, match="clone it"):
+    with pytest.raises(InvalidError, match="clone the directory"):
         open_at(tmp_path / "live")
     script = (
         "import sys; from pathlib import Path; from statemgr.local.rocksdb.store import RocksDbStore\n"
@@ -99,7 +99,7 @@ def test_second_open_is_refused_with_a_hint(open_at: Callable[..., RocksDbStore]
     other = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "live")], capture_output=True, text=True, timeout=60, check=True
     )
-    assert "clone it" in other.stdout
+    assert "clone the directory" in other.stdout
 
 
 def test_reopening_keeps_the_options(tmp_path: Path) -> None:

@@ -28,5 +28,5 @@ def test_what_gives_way_is_waited_for_until_it_has() -> None:
             second.result(0.2)
         tasks.forget(TASK)
         second.result(30)
-    with pytest.raises(InvalidError, match="open in this process already"):
+    with pytest.raises(InvalidError, match="already open in this process"):
         tasks.claim(Assignment(TASK))

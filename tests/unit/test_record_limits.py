@@ -36,7 +36,7 @@ def test_ordinary_jobs_fit() -> None:
 
 def test_too_many_stores_are_refused() -> None:
     """FAULT 58: a task's record lists every store; one that cannot fit is refused at the start, naming the key."""
-    with pytest.raises(ConfigError, match=f"{MOST_RECORD} is the limit") as refused:
+    with pytest.raises(ConfigError, match=f"the limit is {MOST_RECORD}") as refused:
         check_config(config(1000))
     assert refused.value.where["key"] == "stores"
 

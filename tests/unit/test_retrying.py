@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from statemgr.blobs import names
@@ -64,7 +66,7 @@ def test_retries_end_with_the_stores_error() -> None:
 
 def test_the_deadline_ends_retries_before_their_number() -> None:
     """Invariant 13: no wait is begun that would end beyond the deadline."""
-    policy = RetryPolicy(max_retries=-1, max_duration_ms=2_000, backoff_ms=100, backoff_max_ms=1_000, jitter=0.0)
+    policy = replace(POLICY, max_retries=-1, max_duration_ms=2_000, jitter=0.0)
     store, inner, clock = make(policy)
     inner.put("a", b"x", ttl_days=None)
     inner.faults["remove_ttl"] = [UnavailableError("503")] * 1000
@@ -175,7 +177,7 @@ def test_a_listing_that_always_breaks_off_ends() -> None:
 
 def test_a_long_back_off_does_not_overflow() -> None:
     """Thousands of retries with a factor do not overflow the wait."""
-    policy = RetryPolicy(max_retries=3_000, max_duration_ms=10**12, backoff_ms=1, backoff_max_ms=5, factor=10.0)
+    policy = replace(POLICY, max_retries=3_000, max_duration_ms=10**12, backoff_ms=1, backoff_max_ms=5, factor=10.0)
     store, inner, clock = make(policy)
     inner.put("a", b"x", ttl_days=None)
     inner.faults["remove_ttl"] = [UnavailableError("503")] * 2_000

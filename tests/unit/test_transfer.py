@@ -114,7 +114,7 @@ def test_a_file_that_changed_since_is_refused(transfer: Transfer, tmp_path: Path
     changed = bytearray(upload.path.read_bytes())
     changed[PART + 5] ^= 1
     upload.path.write_bytes(changed)
-    with pytest.raises(CorruptError, match="not what it was"):
+    with pytest.raises(CorruptError, match="has changed since"):
         transfer.upload_files([upload])
     for number, data in enumerate((changed[:-1], changed + b"x")):
         upload = replace(upload, blob_prefix=f"j/1/other-{number}")

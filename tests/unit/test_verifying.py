@@ -45,7 +45,7 @@ def test_a_store_that_does_not_check_is_read_back() -> None:
 
 
 def test_wrong_bytes_are_written_again(tmp_path: Path) -> None:
-    """FAULTS 12: one wrong PUT is mended by a second one, also of a file's slice, with its TTL."""
+    """FAULTS 12: one wrong PUT is replaced by a second one, also of a file's slice, with its TTL."""
     (tmp_path / "file").write_bytes(b"--data--")
     inner = Unchecking(spoilt=1)
     VerifyingBlobStore(inner).put("a", FileSlice(tmp_path / "file", 2, 4), ttl_days=30)

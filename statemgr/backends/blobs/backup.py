@@ -185,7 +185,9 @@ class BlobBackup:
         for blob, error in self._services.transfer().absent(offer.blobs).items():
             if not isinstance(error, MissingBlob):
                 raise error
-            log.warning("%s/%s: an offered snapshot has lost %s", identity.task, identity.store, blob)
+            log.warning(
+                "%s/%s: a snapshot that was made in the background has lost %s", identity.task, identity.store, blob
+            )
             self._offers.take_back(identity)
             return
         segments.begin_with(offer.snapshot, offer.base, offer.blobs, offer.stored)
@@ -283,7 +285,7 @@ class BlobBackup:
             return self._catalogue.chain(identity, base)
         except (MissingBlob, CorruptBlob) as error:
             log.warning(
-                "%s/%s: the published chain cannot be read, everything is uploaded anew: %s",
+                "%s/%s: the published chain cannot be read; everything is uploaded again: %s",
                 identity.task, identity.store, error,
             )  # fmt: skip
             return None
@@ -333,7 +335,9 @@ class BlobBackup:
 
     def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
         """Never asked for: ``prepare`` gives a marker."""
-        raise InvalidError("blob-store sends nothing in a transaction", task=identity.task, store=identity.store)
+        raise InvalidError(
+            "the backend blob-store sends nothing in a transaction", task=identity.task, store=identity.store
+        )
 
     def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
         """The same chain again: it is complete by itself."""

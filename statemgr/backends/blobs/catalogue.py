@@ -41,8 +41,8 @@ class Catalogue:
         """
         if not isinstance(marker, BlobMarker):
             raise MissingState(
-                f"a marker of {type(marker).__name__} names no snapshot and no segments",
-                hint="restore from the factory that wrote it",
+                f"a marker of {type(marker).__name__} names neither a snapshot nor segments",
+                hint="restore with the factory that wrote it",
                 job=identity.job_name, task=identity.task, store=identity.store,
             )  # fmt: skip
         with self._lock:

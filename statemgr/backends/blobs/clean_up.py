@@ -149,7 +149,7 @@ class Cleaner:
                     self._note_gone(ref.blob_id)
                     break
                 except CorruptBlob as error:
-                    log.warning("%s/%s: not collected: %s", identity.task, identity.store, error)
+                    log.warning("%s/%s: old blobs were not deleted: %s", identity.task, identity.store, error)
                     break
                 walk.append((ref, index))
                 ref = index.previous
@@ -188,7 +188,7 @@ def _raise_first(errors: Collection[StatemgrError]) -> None:
 
 def _nothing_is_deleted(identity: StoreIdentity, error: StatemgrError) -> None:
     log.warning(
-        "%s/%s: nothing is deleted, since what a retained checkpoint needs cannot be read: %s",
+        "%s/%s: nothing was deleted, because what a retained checkpoint needs cannot be read: %s",
         identity.task, identity.store, error,
     )  # fmt: skip
 

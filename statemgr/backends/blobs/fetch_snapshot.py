@@ -107,8 +107,8 @@ def _make_directories(staging: Path, plan: FilePlan, there: int) -> None:
         needed = plan.fetch_bytes - there
         if free < needed:
             raise DiskFull(
-                f"the restore needs {needed} bytes and {free} are free",
-                hint="free space and call again", path=staging,
+                f"the restore needs {needed} bytes, but only {free} are free",
+                hint="free space and try again", path=staging,
             )  # fmt: skip
         # mkdir fails where something stands already: nothing planted is ever entered
         staging.mkdir()
@@ -149,7 +149,7 @@ def _write_inline(staging: Path, plan: FilePlan, index_blob: str) -> None:
     for path, file in plan.inline.items():
         data = file.inline or b""
         if content_hash(data) != file.hash:
-            raise CorruptBlob("a file inside the index is not what was committed", blob=index_blob, file=path)
+            raise CorruptBlob("a file inside the index differs from what was committed", blob=index_blob, file=path)
         write_new(staging / path, data)
 
 
@@ -178,6 +178,6 @@ def _verify(staging: Path, index: SnapshotIndex, index_blob: str) -> None:
     if found != expected:
         different = sorted(name for name, _ in found.items() ^ expected.items())[0]
         raise CorruptError(
-            f"the restored directory is not what the index says: {different!r} differs",
-            hint="does something else write there?", blob=index_blob, path=staging,
+            f"the restored directory differs from the index: {different!r}",
+            hint="find out what else writes to state.dir", blob=index_blob, path=staging,
         )  # fmt: skip

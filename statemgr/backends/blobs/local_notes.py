@@ -102,7 +102,7 @@ class ChainPositions:
         try:
             durable.write_note(self._path, [asdict(position) for position in positions[:_MOST_POSITIONS]])
         except OSError as error:
-            log.warning("the positions of local directories are not noted: %s", error)
+            log.warning("the positions of local directories were not saved: %s", error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Offers:
         try:
             durable.write_note(self._path(identity), _to_json(offer))
         except OSError as error:
-            log.warning("a snapshot is not offered on this machine: %s", error)
+            log.warning("a snapshot was not saved for later commits on this machine: %s", error)
 
     def find(self, identity: StoreIdentity, chain: SegmentChain, now: Moment) -> Offer | None:
         """The offer that fits a published chain."""

@@ -59,7 +59,9 @@ class BlobRestore:
                 if not broken.is_new or isinstance(error, MissingFile | CorruptFile):
                     raise  # of the last kind: what is on this machine, and no backup
                 broken.first = broken.first or error
-                log.warning("%s/%s: damaged, another way is tried: %s", identity.task, identity.store, error)
+                log.warning(
+                    "%s/%s: a part is damaged; the restore tries another way: %s", identity.task, identity.store, error
+                )
             else:
                 return replace(restored, damage=str(broken.first) if broken.first else None)
             if older is None:
@@ -137,7 +139,7 @@ class BlobRestore:
                 found.append(self._catalogue.chain(request.identity, marker))
             except (MissingError, CorruptError) as error:
                 log.warning(
-                    "%s/%s: an older chain is of no use: %s", request.identity.task, request.identity.store, error
+                    "%s/%s: an older chain cannot be used: %s", request.identity.task, request.identity.store, error
                 )
         return found
 

@@ -94,7 +94,8 @@ class SegmentBatches:
             if stored.done():
                 raise
             raise RetryableError(
-                "the blob of the commit's segments was not stored in time", hint="the changes are in the next commit"
+                "the segments of the commit were not uploaded in time",
+                hint="the next commit has the changes of this one",
             ) from error
 
     def close(self) -> None:

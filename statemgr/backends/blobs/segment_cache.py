@@ -60,7 +60,7 @@ class SegmentCache:
             with durable.create(self._path(segment)) as file:
                 file.write(data)
         except (OSError, InvalidError) as error:
-            log.warning("a segment is not kept on this machine: %s", error)
+            log.warning("a segment was not cached on this machine: %s", error)
 
     def keep_only(self, segments: Collection[ChainSegment]) -> None:
         """Forget all others. Failing is no error."""

@@ -110,7 +110,7 @@ class Snapshots:
             return self._catalogue.index(identity, base)
         except (MissingBlob, CorruptBlob) as error:
             log.warning(
-                "%s/%s: the acknowledged index cannot be read, everything is uploaded anew: %s",
+                "%s/%s: the last index cannot be read; everything is uploaded again: %s",
                 identity.task, identity.store, error,
             )  # fmt: skip
             return None
@@ -153,7 +153,7 @@ class Snapshots:
         data = encode_index(index)
         if len(data) > MAX_INDEX_SIZE:
             raise InvalidError(
-                f"the index would have {len(data)} bytes; at most {MAX_INDEX_SIZE} can be restored",
+                f"the index would have {len(data)} bytes, but the limit is {MAX_INDEX_SIZE}",
                 hint="spread the state over more tasks", task=identity.task, store=identity.store,
             )  # fmt: skip
         ref = BlobRef(self._transfer().put_hedged(blob_id, data), len(data), content_hash(data))

@@ -15,6 +15,7 @@ from pathlib import Path
 from statemgr.backends.changelog.guard import FillGuard, OwnRecords, continues
 from statemgr.backends.changelog.spill import SpilledChanges
 from statemgr.backends.services import Services
+from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import InvalidError, MissingState
 from statemgr.ids import task_index, task_path
 from statemgr.local.transfer_files import disk_errors
@@ -32,7 +33,6 @@ from statemgr.ports import (
     Transaction,
 )
 
-FACTORY = "kafka-changelog"
 #: Bytes up to which a segment travels inside the prepared commit.
 INLINE_LIMIT = 16 * 1024
 #: Seconds for which a broker's description of a topic is reused: one commit of many tasks asks once.
@@ -77,14 +77,14 @@ class ChangelogBackup:
         if partition >= info.partitions:
             raise InvalidError(
                 f"the changelog has {info.partitions} partitions, too few for the task",
-                hint="`statemgr topics check` says how to mend it",
+                hint="run `statemgr topics check` to see how to fix it",
                 task=identity.task,
                 topic=topic,
             )
         if not changes.fill and not continues(base, topic, partition, info.topic_id):
             raise MissingState(
-                "the changelog is not the one that the last checkpoint continues: it was deleted and made anew",
-                hint="open the job again: the changelog is then filled with the whole state",
+                "the changelog is not the one in the last checkpoint: it was deleted and created again",
+                hint="open the job again: its next commit writes the whole state to the changelog",
                 topic=topic,
                 task=identity.task,
                 store=identity.store,
@@ -169,7 +169,7 @@ class ChangelogBackup:
                     return PreparedChanges(fill, inline=path.read_bytes())
             blob_id = (
                 f"{identity.job_name}/{identity.job_id}/{task_path(identity.task)}/_commit/"
-                f"{snapshot.attempt}/changes-{identity.store}-{FACTORY}"
+                f"{snapshot.attempt}/changes-{identity.store}-{KAFKA_CHANGELOG}"
             )
             return PreparedChanges(fill, blob=self._services.transfer().put(blob_id, FileSlice(path, 0, size)))
         finally:
@@ -242,9 +242,9 @@ class _Staged:
         offset = ours.end
         if offset <= target.offset:
             raise MissingState(
-                f"the changelog continues at offset {offset}, below the last checkpoint's {target.offset}: "
-                "it has lost records",
-                hint="open the job again: the changelog is then filled with the whole state",
+                f"the changelog has lost records: it continues at offset {offset}, below the offset {target.offset} of "
+                "the last checkpoint",
+                hint="open the job again: its next commit writes the whole state to the changelog",
                 topic=target.topic,
                 partition=target.partition,
                 offset=offset,

@@ -58,9 +58,8 @@ class FillGuard:
         if count is None:
             return
         raise PermissionNeeded(
-            f"the changelog holds {count} records that no checkpoint of this job explains: the next commit would "
-            "delete them",
-            hint=f"set stores.{identity.store}.changelog.topic to a topic that nobody else writes to; to delete these "
+            f"the changelog has {count} records that this job did not write, and the next commit would delete them",
+            hint=f"set stores.{identity.store}.changelog.topic to a topic that nobody else writes to; to delete the "
             "records, use `statemgr permit --overwrite-changelog`, or open the job once with overwrite_changelog=True",
             job=identity.job_name,
             task=identity.task,

@@ -30,8 +30,8 @@ from statemgr.ports import Restored, RestoreRequest, TopicInfo
 
 log = logging.getLogger(__name__)
 _BLOB_INSTEAD = (
-    "put blob-store in front in task.restore.factories; "
-    "`statemgr restore --checkpoint ID --into DIR` reads an older checkpoint"
+    "put blob-store first in task.restore.factories, or restore an older checkpoint with "
+    "`statemgr restore --checkpoint ID --into DIR`"
 )
 _LAG = "min.compaction.lag.ms"
 
@@ -46,7 +46,7 @@ class ChangelogRestore:
         marker = request.marker
         store = self._services.config.stores[request.identity.store]
         if not isinstance(marker, ChangelogMarker) or marker.partition != task_index(request.identity.task):
-            raise MissingState("the marker names no changelog partition of this task", hint=_BLOB_INSTEAD)
+            raise MissingState("the marker does not name this task's partition of a changelog", hint=_BLOB_INSTEAD)
         info = self._checked(marker)
         start, end = self._checked_bounds(marker)
         self._check_successor(request.successor, marker, info)
@@ -64,7 +64,7 @@ class ChangelogRestore:
         info = self._services.changelog().describe(marker.topic)
         expected = marker.topic_id or topic_id or info.topic_id
         if info.topic_id != expected:
-            _lost(marker, "it was deleted and made anew since the checkpoint")
+            _lost(marker, "it was deleted and created again after the checkpoint")
         if marker.partition >= info.partitions:
             _lost(marker, f"it has only {info.partitions} partitions")
         return info
@@ -72,9 +72,9 @@ class ChangelogRestore:
     def _checked_bounds(self, marker: ChangelogMarker) -> tuple[int, int]:
         start, end = self._services.changelog().bounds(marker.topic, marker.partition)
         if marker.offset > end:
-            _lost(marker, f"it ends at {end}: records of the checkpoint are gone")
+            _lost(marker, f"it ends at offset {end}: records of the checkpoint are gone")
         if start > 0:
-            _lost(marker, f"it begins at {start}: records were deleted, which compaction never does")
+            _lost(marker, f"it begins at offset {start}: records were deleted, and not by compaction")
         return start, end
 
     def _replayed(self, request: RestoreRequest, store: StoreConfig, marker: ChangelogMarker, start: int) -> Restored:
@@ -97,12 +97,14 @@ class ChangelogRestore:
             finally:
                 opened.close()
         except (MissingError, CorruptError) as error:
-            log.warning("the local directory of state %s is not continued: %s", base.directory.state_id, error)
+            log.warning("the local directory of state %s cannot be used: %s", base.directory.state_id, error)
         else:
             if base.is_usable(moment(self._services.clock)):
                 reused = sum(size for size, _ in base.directory.files.values())
                 return replace(restored, bytes_reused=reused)
-            log.warning("the replay took so long that deletes may have been compacted away meanwhile: it starts again")
+            log.warning(
+                "the replay starts again: it took so long that compaction may have removed deletes in the meantime"
+            )
         with disk_errors(request.staging):
             remove(request.staging)
         return None
@@ -123,7 +125,7 @@ class ChangelogRestore:
             return self._services.changelog().time_ms()
         except (AccessDenied, InvalidError) as error:
             raise MissingState(
-                f"what the changelog has beyond the checkpoint cannot be judged without the broker's time: {error}",
+                f"the records after the checkpoint cannot be checked without the time of the broker: {error}",
                 hint="allow this user to create, write and delete topics that start with __statemgr_doctor_, or "
                 + _BLOB_INSTEAD,
             ) from error
@@ -146,7 +148,7 @@ class ChangelogRestore:
             return
         if successor.published_ms is None:
             raise _impossible(
-                f"checkpoint {successor.checkpoint_id} followed, and the checkpoint topic does not say when", marker
+                f"checkpoint {successor.checkpoint_id} followed, but the checkpoint topic does not say when", marker
             )
         self._check_rewind(marker, info, successor.published_ms)
 
@@ -159,8 +161,8 @@ class ChangelogRestore:
         age_ms = self._broker_ms() - oldest_ms
         if age_ms >= certain_ms(lag_ms):
             raise _impossible(
-                f"the changelog has gone on beyond the checkpoint for {age_ms} ms, and what is older than "
-                f"{lag_ms} ms ({_LAG}) may have been compacted",
+                f"the changelog has records after the checkpoint for {age_ms} ms, and compaction may have changed what "
+                f"is older than {lag_ms} ms ({_LAG})",
                 marker,
             )
 

@@ -59,7 +59,7 @@ _NETWORK_EXCEPTIONS = (
     TimeoutError,
 )
 
-_KEYS_HINT = "check blob.store.s3.access.key, .secret.key and .session.token, the rights, and this machine's clock"
+_KEYS_HINT = "check blob.store.s3.access.key, .secret.key and .session.token, the rights, and the clock of this machine"
 #: Of the credentials' refusals, those that mean that a right is missing; a HEAD has no more than its status.
 _RIGHT_MISSING = {"AccessDenied", "AllAccessDisabled", "Forbidden", "UnauthorizedAccess", "403"}
 #: Request → the right that it needs.
@@ -78,7 +78,7 @@ _RIGHTS = {
     "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
     "PutBucketLifecycleConfiguration": "s3:PutLifecycleConfiguration",
 }
-_BUCKET_HINT = "create the bucket, or mend blob.store.uri"
+_BUCKET_HINT = "create the bucket, or correct blob.store.uri"
 
 
 @contextmanager
@@ -89,13 +89,13 @@ def translated(bucket: str, blob_id: str | None = None) -> Iterator[None]:
     except sdk.ClientError as error:
         raise _of_answer(error, bucket, blob_id) from error
     except _CREDENTIAL_EXCEPTIONS as error:
-        raise AccessDenied(f"no S3 credentials: {error}", hint=_KEYS_HINT, bucket=bucket) from error
+        raise AccessDenied(f"there are no S3 credentials: {error}", hint=_KEYS_HINT, bucket=bucket) from error
     except (*_NETWORK_EXCEPTIONS,) as error:
         raise _of_network(error, bucket, blob_id) from error
     except sdk.BotoCoreError as error:
         if limit := limit_behind(error):
             raise _of_limit(limit, bucket, blob_id) from error
-        raise InvalidError(f"the S3 client refuses the request: {error}", bucket=bucket, blob=blob_id) from error
+        raise InvalidError(f"the S3 client refused the request: {error}", bucket=bucket, blob=blob_id) from error
     except OSError as error:
         raise _of_limit(error, bucket, blob_id) from error
 
@@ -123,20 +123,24 @@ def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> Stat
     if code in _BUCKET:
         return AccessDenied(text, hint=_BUCKET_HINT, bucket=bucket, blob=blob_id)
     if code in _REGION or status in (301, 307):
-        return AccessDenied(text, hint="set blob.store.s3.region to the bucket's", bucket=bucket, blob=blob_id)
+        return AccessDenied(
+            text, hint="set blob.store.s3.region to the region of the bucket", bucket=bucket, blob=blob_id
+        )
     # the answer to a HEAD has no body: 400 is all that S3 says of an expired token there
     if code in _CREDENTIALS or status in (401, 403) or (status == 400 and code == "400"):
         hint = "set this machine's clock" if code == "RequestTimeTooSkewed" else _KEYS_HINT
         right = _RIGHTS.get(error.operation_name) if code in _RIGHT_MISSING else None
         if right:
-            hint = f"give this user the rights of docs/security.md, or {_KEYS_HINT}"
+            hint = f"grant this user the rights in docs/security.md, or {_KEYS_HINT}"
         return AccessDenied(text, hint=hint, missing_right=right, bucket=bucket, blob=blob_id)
     if status == 412 or code == "PreconditionFailed":
         return BlobExists("a blob of this name exists already", bucket=bucket, blob=blob_id)
     if code in _FULL or status == 507:
-        return DiskFull(text, hint="the object store is full: free space there", bucket=bucket, blob=blob_id)
+        return DiskFull(text, hint="free space in the object store: it is full", bucket=bucket, blob=blob_id)
     if code == "NotImplemented" or status == 501:
-        return InvalidError(text, hint="this S3 server lacks the function", bucket=bucket, blob=blob_id)
+        return InvalidError(
+            text, hint="use another S3 server: this one lacks the function", bucket=bucket, blob=blob_id
+        )
     if code in DIGEST or code in _BUSY or status in (408, 409, 429) or status >= 500:
         return UnavailableError(text, bucket=bucket, blob=blob_id)
     if status in (404, 410):
@@ -156,14 +160,14 @@ def _of_network(error: BaseException, bucket: str, blob_id: str | None) -> State
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return AccessDenied(
             "the S3 endpoint's certificate is not trusted",
-            hint="install its authority's certificate, or set AWS_CA_BUNDLE",
+            hint="install the certificate of its authority, or set AWS_CA_BUNDLE",
             bucket=bucket,
             blob=blob_id,
         )
     # the text may hold the signed address; the type says enough
     return UnavailableError(
-        f"S3 was not reached: {type(error).__name__}",
-        hint="check blob.store.s3.endpoint",
+        f"S3 could not be reached: {type(error).__name__}",
+        hint="check blob.store.s3.endpoint and the network",
         bucket=bucket,
         blob=blob_id,
     )

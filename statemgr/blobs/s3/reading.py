@@ -107,7 +107,7 @@ class S3Reader:
         if self._left is not None:
             if wanted and not got:
                 raise UnavailableError(
-                    f"the blob's body ended {self._left} bytes early", bucket=self._bucket, blob=self._blob_id
+                    f"the body of the blob ended {self._left} bytes early", bucket=self._bucket, blob=self._blob_id
                 )
             self._left -= got
         return got

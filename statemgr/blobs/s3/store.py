@@ -19,13 +19,14 @@ from botocore.exceptions import ClientError
 from zlib_ng import zlib_ng
 
 from statemgr.blobs.body import CHUNK, BytesReader, body_size, open_body
-from statemgr.blobs.names import DAY_MS, delete_each
+from statemgr.blobs.names import delete_each
 from statemgr.blobs.s3.administration import S3Administration
 from statemgr.blobs.s3.client import Connections, Place, make_client
 from statemgr.blobs.s3.errors import DIGEST, code_and_status, of_key, translated
 from statemgr.blobs.s3.expiry import Expiry, Records, Tags
 from statemgr.blobs.s3.reading import LargeReads, S3Reader
 from statemgr.config import JobConfig
+from statemgr.config.units import DAY_MS
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError
 from statemgr.ports import BlobInfo, BlobReader, Body, Clock
 
@@ -195,7 +196,7 @@ class S3BlobStore:
         except KeyError as error:
             raise InvalidError(
                 f"the S3 server does not tell a blob's {error}", bucket=self._bucket, blob=blob_id,
-                hint="a proxy in front of it may remove the header",
+                hint="check whether a proxy in front of it removes the header",
             ) from error  # fmt: skip
         if days is None:
             return BlobInfo(blob_id, size, modified_ms)

@@ -18,7 +18,9 @@ def check_blobs(config: JobConfig, *, fix: bool) -> list[Finding]:
 
     findings: list[Finding] = []
     if config.get("blob.store.uri") is None:
-        return [Finding(check="blobs", status=Status.NOTE, detail="blob.store.uri is not set: no blob store is used")]
+        return [
+            Finding(check="blobs", status=Status.NOTE, detail="blob.store.uri is not set: the job uses no blob store")
+        ]
     clock = SystemClock()
     with guarded("blobs", findings):
         store = open_raw_blob_store(config, clock)
@@ -66,8 +68,8 @@ def _get(store: BlobStore, blob_id: str, findings: list[Finding]) -> None:
                 Finding(
                     check="blob get",
                     status=Status.PROBLEM,
-                    detail="other bytes came back than were put",
-                    fix="use another store: this one does not keep what it is given",
+                    detail="the blob store returned other bytes than it was sent",
+                    fix="use another blob store: this one changes data",
                 )
             )
 
@@ -91,7 +93,7 @@ def _overwrite(store: BlobStore, blob_id: str, findings: list[Finding]) -> None:
 
 
 def _fix(administration: BlobAdministration, findings: list[Finding]) -> None:
-    with guarded("blob lifecycle", findings, fix="allow s3:PutLifecycleConfiguration, or set the rule by hand"):
+    with guarded("blob lifecycle", findings, fix="allow s3:PutLifecycleConfiguration, or create the rule yourself"):
         for done in administration.fix():
             _ok("blob lifecycle", done, findings)
 

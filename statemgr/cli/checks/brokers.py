@@ -38,7 +38,7 @@ def check_brokers(config: JobConfig) -> list[Finding]:
         from statemgr.kafka.probe import probe_transaction
 
         skew = probe_transaction(config, SystemClock(), system_ids())
-        findings.append(Finding(check="transaction", status=Status.OK, detail="published and read back"))
+        findings.append(Finding(check="transaction", status=Status.OK, detail="published one and read it back"))
         findings.append(clock_finding("the broker's", skew))
     return findings
 

@@ -21,7 +21,7 @@ def check_job(config: JobConfig, groups: Sequence[str]) -> list[Finding]:
     with guarded("checkpoints", findings):
         records = _records(config)
         told = f"{len(records)} of {config.tasks} tasks have one" if records else "the job has none yet"
-        findings.append(Finding(check="checkpoints", status=Status.OK, detail=f"every record was read; {told}"))
+        findings.append(Finding(check="checkpoints", status=Status.OK, detail=f"all records are readable; {told}"))
     findings += layout_findings(config, records)
     findings += _inputs(config, records)
     for group in groups:
@@ -104,10 +104,10 @@ def _group(config: JobConfig, group: str) -> Finding:
     finally:
         metadata.close()
     if not missing:
-        return Finding(check="group", status=Status.OK, detail=f"{group}: may read")
+        return Finding(check="group", status=Status.OK, detail=f"{group}: this user may read")
     return Finding(
         check="group",
         status=Status.PROBLEM,
-        detail=f"{group}: no right to {', '.join(missing)}",
+        detail=f"{group}: this user may not {', '.join(missing)}",
         fix=f"allow {', '.join(missing)} on the consumer group {group}",
     )

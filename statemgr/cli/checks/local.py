@@ -45,7 +45,7 @@ def check_disk(config: JobConfig) -> list[Finding]:
             free = shutil.disk_usage(directory).free
         except OSError as error:
             reason = f"{directory}: {error.strerror or type(error).__name__}"
-            fix = "make it writable for this user, or set state.dir to another directory"
+            fix = "let this user write to the directory, or set state.dir to another one"
             return [Finding(check="disk", status=Status.PROBLEM, detail=reason, fix=fix)]
         room = f"{free // 1024**2:,} MiB free in {directory}"
         status = Status.OK if free >= _LITTLE_SPACE else Status.NOTE if free >= _NO_SPACE else Status.PROBLEM
@@ -56,8 +56,8 @@ def check_disk(config: JobConfig) -> list[Finding]:
                 Finding(
                     check="disk",
                     status=Status.NOTE,
-                    detail=f"{directory} has no hard links: every checkpoint copies the whole store",
-                    fix="set state.dir to a local file system",
+                    detail=f"{directory} does not support hard links: every checkpoint copies the whole store",
+                    fix="set state.dir to a directory on a local file system",
                 )
             )
     return findings

@@ -15,7 +15,7 @@ from statemgr.errors import ClosedError, CorruptFile, InvalidError, StatemgrErro
 from statemgr.os_errors import Fault, fault_in, of_fault
 
 _NOT_BYTES = "raw mode only support bytes"
-_DAMAGED = "the local copy is damaged: remove it, and it is restored"
+_DAMAGED = "remove the directory: the store is then restored"
 
 
 def translate(error: Exception, what: str, path: Path) -> StatemgrError:
@@ -23,13 +23,11 @@ def translate(error: Exception, what: str, path: Path) -> StatemgrError:
     if isinstance(error, DbClosedError):
         return ClosedError("the store is closed", path=path)
     if _NOT_BYTES in str(error):
-        return InvalidError(f"{what}: {error}", hint="keys and values are bytes", path=path)
+        return InvalidError(f"{what}: {error}", hint="pass bytes as keys and values", path=path)
     text = str(error).strip()
     reason = f"{what}: {text}"
     if "LOCK" in text and ("lock hold by current process" in text or "While lock file" in text):
-        return InvalidError(
-            reason, hint="another store object or process has this directory open; clone it instead", path=path
-        )
+        return InvalidError(reason, hint="clone the directory: another store object or process has it open", path=path)
     is_corrupt = text.startswith(("Corruption", "Invalid argument"))
     fault = fault_in(text) or (Fault.ALTERED if is_corrupt else Fault.FAILED)
     hints = {Fault.GONE: _DAMAGED, Fault.ALTERED: _DAMAGED}

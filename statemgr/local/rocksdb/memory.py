@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from rocksdict import Cache, WriteBufferManager
 
-#: Bytes, if no job sets a budget.
-DEFAULT_BUDGET = 128 * 1024 * 1024
+from statemgr.config.table import lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,6 @@ def use_memory(budget: int) -> None:
 def shared_memory() -> SharedMemory:
     """The shared memory, with the default budget if nobody has set one."""
     if _shared is None:
-        use_memory(DEFAULT_BUDGET)
+        use_memory(int(str(lookup("state.memory.bytes").default)))
     assert _shared is not None
     return _shared

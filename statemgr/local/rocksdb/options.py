@@ -1,6 +1,6 @@
 """Makes RocksDB options from a store's configuration. Opens nothing; the memory is the process's.
 
-``statemgr.config.rocksdb_options`` has the names. A missing option has its default.
+``statemgr.config.table`` has the names. A missing option has its default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from statemgr.config.rocksdb_options import rocksdb_defaults
+from statemgr.config.table import rocksdb_defaults
 from statemgr.local.rocksdb.memory import shared_memory
 
 _BULK_BUFFER = 64 * 1024 * 1024

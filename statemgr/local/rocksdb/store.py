@@ -81,8 +81,8 @@ class RocksDbStore:
             new = not os.listdir(directory)
             if not new and not (directory / "CURRENT").is_file():
                 raise CorruptFile(
-                    "a directory with files but without CURRENT is no RocksDB database",
-                    hint="the local copy is damaged: remove it, and it is restored",
+                    "the directory has files but no CURRENT: it is not a RocksDB database",
+                    hint="remove the directory: the store is then restored",
                     path=directory,
                 )
         normal = rocksdb_options.normal(options, create=new)
@@ -97,7 +97,7 @@ class RocksDbStore:
         Raises: CorruptError (also for a directory without a database), AccessDenied.
         """
         if not (directory / "CURRENT").is_file():
-            raise CorruptFile("the directory holds no RocksDB database", path=directory)
+            raise CorruptFile("the directory has no RocksDB database", path=directory)
         normal = rocksdb_options.normal(options, create=False)
         database = open_database(directory, normal, read_only=True)
         return cls(directory, options, normal, database, reads_only=True)
@@ -205,7 +205,7 @@ class RocksDbStore:
     def checkpoint(self, directory: Path) -> None:
         """Raises: DiskFull, InvalidError when the directory exists."""
         if os.path.lexists(directory):
-            raise InvalidError("the directory of a checkpoint exists already", path=directory)
+            raise InvalidError("the directory of a checkpoint already exists", path=directory)
         with self._writing("cannot make a checkpoint of the store"):
             self._link_files(self._db, directory)
         self._finish(directory)
@@ -227,13 +227,13 @@ class RocksDbStore:
                 shutil.copyfile(self._directory / "IDENTITY", directory / "IDENTITY")
             for log in directory.glob("*.log"):
                 if log.stat().st_size:
-                    raise CorruptFile("a checkpoint has a write-ahead log with content", path=log)
+                    raise CorruptFile("a checkpoint has a write-ahead log that is not empty", path=log)
                 log.unlink()
 
     def checkpoint_beside(self, directory: Path) -> None:
         """Raises: DiskFull (the owner's next write or flush recovers from it), ClosedError."""
         if os.path.lexists(directory):
-            raise InvalidError("the directory of a checkpoint exists already", path=directory)
+            raise InvalidError("the directory of a checkpoint already exists", path=directory)
         with self._maintenance:
             database = self._database
             if self._stuck or database is None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import CorruptRecord, InvalidError
 from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointKey, CheckpointRecord, Layout
@@ -24,7 +25,7 @@ _CHECKSUM_SIZE = 8
 #: Bytes at the end of a version 2 key that differ between the checkpoints of a task.
 KEY_TAIL_SIZE = 8 + _CHECKSUM_SIZE
 #: The factory that version 1 markers belong to: changelogs are all that it knows.
-VERSION_ONE_FACTORY = "kafka-changelog"
+VERSION_ONE_FACTORY = KAFKA_CHANGELOG
 _HINT = "find out what else writes to the topic; this software and older versions of it did not write this record"
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from statemgr.blobs import BlobExists
-from statemgr.blobs.names import DAY_MS
+from statemgr.config.units import DAY_MS
 from statemgr.errors import InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.ports import BlobStore, FileSlice, list_blobs
 

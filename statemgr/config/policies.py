@@ -1,0 +1,69 @@
+"""Policies that several keys, or one key with several parts, make up: retries, and when a snapshot is due. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+_LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)\Z")
+#: What is limited → the units that a limit may have.
+_UNITS = {
+    "commits": {"commit": 1, "commits": 1},
+    "size": {"b": 1, "bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9},
+    "seconds": {"s": 1, "seconds": 1, "min": 60, "minutes": 60, "h": 3600, "hours": 3600},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """When to try again.
+
+    ``max_retries`` -1 leaves it to ``max_duration_ms``. The n-th wait is ``backoff_ms`` · ``factor``ⁿ⁻¹,
+    at most ``backoff_max_ms``; ``jitter`` (0 to 1) is the share of it that is random.
+    """
+
+    max_retries: int
+    max_duration_ms: int
+    backoff_ms: int
+    backoff_max_ms: int
+    factor: float
+    jitter: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotInterval:
+    """How much may happen after a snapshot before the next one is made; None is no limit."""
+
+    commits: float | None = None
+    size: float | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, limits: Sequence[str]) -> SnapshotInterval:
+        """From texts such as ``50 commits``, ``256 MiB`` and ``10 min``, one of a kind. Raises: ValueError."""
+        found: dict[str, float] = {}
+        for limit in limits:
+            match = _LIMIT.match(limit.strip())
+            unit = match[2].lower() if match else ""
+            kind = next((kind for kind, units in _UNITS.items() if unit in units and kind not in found), None)
+            if match is None or kind is None or not 0 < float(match[1]) < inf:
+                raise ValueError
+            found[kind] = float(match[1]) * _UNITS[kind][unit]
+        if not found:
+            raise ValueError
+        return cls(**found)
+
+    @property
+    def is_every_commit(self) -> bool:
+        """Whether every commit stores a snapshot, and no changes are recorded."""
+        return self.commits is not None and self.commits <= 1
+
+    def is_over(self, commits: int, size: int, seconds: float = 0, *, share: float = 1) -> bool:
+        """Whether a limit is reached; that of commits counts as this share of it."""
+        return (
+            (self.commits is not None and commits >= self.commits * share)
+            or (self.size is not None and size >= self.size)
+            or (self.seconds is not None and seconds >= self.seconds)
+        )
