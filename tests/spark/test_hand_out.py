@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 import pytest
 from pyspark.serializers import CloudPickleSerializer
 
 from spark_integration import driver
 from spark_integration.attempt import Work
-from statemgr.engine import hand_out
 from tests.kafka_jobs import wait_until
 from tests.spark.conftest import Pipeline
 
@@ -18,7 +18,7 @@ MakePipeline = Callable[..., Pipeline]
 
 def test_checkpoints_in_a_blob(pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a job of many tasks: workers fetch their own checkpoints, and the blob of a batch is gone after it."""
-    monkeypatch.setattr(hand_out, "INLINE_LIMIT", 0)
+    monkeypatch.setattr(import_module("statemgr.engine.hand_out"), "INLINE_LIMIT", 0)
     shipped: list[int] = []
     worker = driver.worker
 
