@@ -99,7 +99,7 @@ def test_an_open_transaction_below_the_end_is_waited_for(kafka: KafkaServer) -> 
     send(config, topic, [(b"beyond", b"v")])
     changelog = ChangelogTopics(config, SystemClock(), stall_s=1)
     start, end = changelog.bounds(topic, 0)
-    with pytest.raises(UnavailableError, match="an open transaction of another owner holds it at 0"):
+    with pytest.raises(UnavailableError, match="an open transaction of another owner stops it at 0"):
         _read(changelog, topic, start, end)
     other.abort_transaction(30)
     assert _read(changelog, topic, start, end) == [(b"beyond", b"v")]

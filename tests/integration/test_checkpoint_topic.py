@@ -112,7 +112,7 @@ def test_another_owners_open_transaction_hides_nothing(kafka: KafkaServer) -> No
     other.flush(30)
     _publish(config, a_record(config, 2))
     impatient = CheckpointTopic(config, SystemClock(), stall_s=1)
-    with pytest.raises(UnavailableError, match="an open transaction of another owner holds it at 1") as late:
+    with pytest.raises(UnavailableError, match="an open transaction of another owner stops it at 1") as late:
         impatient.read()
     assert late.value.where["topic"] == config.checkpoint_topic
     ends = threading.Timer(1.0, other.commit_transaction, (30,))

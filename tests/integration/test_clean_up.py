@@ -28,7 +28,7 @@ def test_a_job_that_has_left_blobs_behind_commits(
     alone = JobConfig.from_mapping(mapping | {"task.backup.factories": changelog, "task.restore.factories": changelog})
     with caplog.at_level(logging.WARNING, logger="statemgr"):
         commit(alone, {b"b": b"2"}, 2)
-    assert caplog.text.count("the job has left blob-store behind") == 1
+    assert caplog.text.count("the job no longer uses blob-store") == 1
     checkpoint = commit(alone, {b"c": b"3"}, 3)
     assert set(checkpoint.state_checkpoint_markers) == {"kafka-changelog"}
     assert totals(alone, "kafka-changelog")[TASK] == {b"a": b"1", b"b": b"2", b"c": b"3"}

@@ -73,7 +73,7 @@ def test_input_that_is_gone_stops_the_loop(kafka: KafkaServer, tmp_path: Path) -
         wait_until(lambda errors=errors: bool(errors))
         stop()
         assert isinstance(errors[0], MissingState)
-        assert f"offset {offset}, the topic has 5 to 10" in str(errors[0])
+        assert f"offset {offset}, but the topic has offsets 5 to 10" in str(errors[0])
         assert why in str(errors[0].hint)
 
 

@@ -92,8 +92,8 @@ def test_a_wrong_number_of_partitions_is_refused(kafka: KafkaServer) -> None:
     with TopicAdmin(config) as admin:
         problems = admin.check([checkpoint_topic_spec(config), *changelog_topic_specs(config)])
     assert [p.message for p in problems] == [
-        "it has 2 partitions and must have 1",
-        "it has 3 partitions and must have 2, one for each task",
+        "it has 2 partitions instead of 1",
+        "it has 3 partitions instead of 2, one for each task",
     ]
     assert "job.tasks = 3" in problems[1].fix_command
     with TopicAdmin(with_changes(config, job__tasks=5)) as admin:
@@ -110,7 +110,7 @@ def test_too_few_replicas_are_refused(kafka: KafkaServer) -> None:
     wanted = job(kafka, config.job_name, task__checkpoint__replication__factor=3)
     with TopicAdmin(wanted) as admin:
         problems = admin.check([checkpoint_topic_spec(wanted)])
-    assert [p.message for p in problems] == ["it has 1 replicas and must have 3"]
+    assert [p.message for p in problems] == ["it has 1 replicas instead of 3"]
     assert problems[0].fix_command.startswith("kafka-reassign-partitions.sh")
 
 
