@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from confluent_kafka import Consumer, Message, TopicPartition
@@ -170,7 +171,7 @@ def test_exactly_what_retention_drops_is_deleted(kafka: KafkaServer, tmp_path: P
             assert _keys(sent, deletes=True) == []
             assert _keys(sent, deletes=False) == [("", number), *((task, number) for task in tasks)]
         assert _keys(job.publish(), deletes=True) == [(tasks[0], 1), (tasks[1], 1), ("", 1)]
-        job.services.config.values["task.checkpoint.retained"] = 1  # type: ignore[index]
+        job.services = replace(job.services, config=with_changes(job.config, task__checkpoint__retained=1))
         sent = job.publish(PARTITIONS | {"orders-0": 5})
         assert _keys(sent, deletes=True) == [(t, n) for t in tasks for n in (4, 3, 2)] + [("", 2), ("", 3), ("", 4)]
         found = CheckpointTopic(job.config, SystemClock()).read()
