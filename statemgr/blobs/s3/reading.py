@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from statemgr.blobs.s3.errors import translated
@@ -63,7 +64,9 @@ class LargeReads:
             now = time.monotonic()
             for until, raw in list(self._until.values()):
                 if now >= until:
-                    raw.shutdown()
+                    # the read may have ended meanwhile, and its connection be closed or somebody else's
+                    with suppress(ValueError, RuntimeError, OSError):
+                        raw.shutdown()
 
 
 class S3Reader:
@@ -91,8 +94,8 @@ class S3Reader:
         Raises: UnavailableError when the body ends early or arrives too slowly.
         """
         wanted = len(buffer) if self._left is None else min(len(buffer), self._left)
-        got, patience = 0, time.monotonic() + _PATIENCE_S
-        begun = time.monotonic()
+        got, begun = 0, time.monotonic()
+        patience = begun + _PATIENCE_S
         while got < wanted:
             with translated(self._bucket, self._blob_id):
                 size = self._read(buffer[got : min(wanted, got + _PIECE)])

@@ -1,0 +1,42 @@
+"""Bodies of an S3 server: large reads that last too long are broken off."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from statemgr.blobs.s3 import reading
+from statemgr.blobs.s3.reading import LargeReads
+
+
+class Raw:
+    """A body that sends nothing until it is broken off, which may fail as the SDK's does."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self._failure = failure
+        self._broken_off = threading.Event()
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Nothing, once it is broken off."""
+        assert self._broken_off.wait(10), "nobody breaks it off"
+        return 0
+
+    def shutdown(self) -> None:
+        """Break it off."""
+        self._broken_off.set()
+        if self._failure is not None:
+            raise self._failure
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("already released to the pool"), ValueError("not set"), OSError()])
+def test_a_read_that_ends_as_it_is_broken_off_leaves_the_others_watched(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    """FAULT 59: the connection may be released at that moment; the next read that lasts too long is broken off, too."""
+    monkeypatch.setattr(reading, "_MOST_S", 0.0)
+    monkeypatch.setattr(reading, "_LOOK_S", 0.01)
+    large = LargeReads()
+    for raw in (Raw(failure), Raw()):
+        assert large.read(raw, memoryview(bytearray(1))) == 0
+    large.close()
