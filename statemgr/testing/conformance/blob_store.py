@@ -21,9 +21,16 @@ from pathlib import Path
 import pytest
 
 from statemgr.blobs import BlobExists
+from statemgr.blobs.retrying import RetryingBlobStore
+from statemgr.config import RetryPolicy
 from statemgr.config.units import DAY_MS
 from statemgr.errors import InvalidError, MissingBlob, StatemgrError, UnavailableError
+from statemgr.local.clock import SystemClock
 from statemgr.ports import BlobStore, FileSlice, list_blobs
+
+_RETRIES = RetryPolicy(
+    max_retries=10, max_duration_ms=30_000, backoff_ms=10, backoff_max_ms=500, factor=2.0, jitter=0.5
+)
 
 
 def read(store: BlobStore, blob_id: str, offset: int = 0, length: int | None = None, step: int = 7) -> bytes:
@@ -205,16 +212,20 @@ class BlobStoreSuite:
         assert list(list_blobs(blobs, "")) == []
 
     def test_many_threads_at_once(self, blobs: BlobStore) -> None:
-        """Threads that write, read and delete in one directory do not disturb each other."""
+        """Threads that write, read and delete in one directory do not disturb each other.
+
+        A store may answer UnavailableError to a call that met another one. Callers try it again, and so does this test.
+        """
+        retried = RetryingBlobStore(blobs, _RETRIES, SystemClock())
 
         def work(number: int) -> bool:
             name = f"shared/{number % 3}/blob-{number}"
             for _ in range(5):
-                blobs.put(name, name.encode() * 100, ttl_days=30)
-                if read(blobs, name, step=4096) != name.encode() * 100:
+                retried.put(name, name.encode() * 100, ttl_days=30)
+                if read(retried, name, step=4096) != name.encode() * 100:
                     return False
-                blobs.remove_ttl(name)
-                blobs.delete(name)
+                retried.remove_ttl(name)
+                retried.delete(name)
             return True
 
         with ThreadPoolExecutor(8) as pool:
