@@ -1,4 +1,4 @@
-"""The names ("factories") of the state backends that come with statemgr: what each stands for, and what Samza calls it.
+"""The names ("factories") of the state backends that come with statemgr, and what each stands for.
 
 The classes are named, not imported: they are on a higher floor and load only where they are used.
 """
@@ -20,11 +20,6 @@ BLOB_STORE: Final = "blob-store"
 BUILT_IN: Final = {
     KAFKA_CHANGELOG: "statemgr.backends.changelog.backend:KafkaChangelogBackend",
     BLOB_STORE: "statemgr.backends.blobs.backend:BlobStoreBackend",
-}
-#: Samza's class → our factory.
-SAMZA_FACTORIES: Final = {
-    "org.apache.samza.storage.KafkaChangelogStateBackendFactory": KAFKA_CHANGELOG,
-    "org.apache.samza.storage.blobstore.BlobStoreStateBackendFactory": BLOB_STORE,
 }
 
 

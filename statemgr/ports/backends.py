@@ -38,6 +38,11 @@ class StoreIdentity:
         """The job, as steps are announced for it."""
         return f"{self.job_name}/{self.job_id}"
 
+    @property
+    def where(self) -> dict[str, str]:
+        """What an error says of it."""
+        return {"job": self.job_name, "task": self.task, "store": self.store}
+
 
 def _go_on() -> None:
     """Nobody gives the work up."""

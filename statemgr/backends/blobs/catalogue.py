@@ -43,8 +43,8 @@ class Catalogue:
             raise MissingState(
                 f"a marker of {type(marker).__name__} names neither a snapshot nor segments",
                 hint="restore with the factory that wrote it",
-                job=identity.job_name, task=identity.task, store=identity.store,
-            )  # fmt: skip
+                **identity.where,
+            )
         with self._lock:
             chain = self._chains.get(marker)
         if chain is None:

@@ -61,9 +61,7 @@ class FillGuard:
             f"the changelog has {count} records that this job did not write, and the next commit would delete them",
             hint=f"set stores.{identity.store}.changelog.topic to a topic that nobody else writes to; to delete the "
             "records, use `statemgr permit --overwrite-changelog`, or open the job once with overwrite_changelog=True",
-            job=identity.job_name,
-            task=identity.task,
-            store=identity.store,
+            **identity.where,
             topic=info.name,
             partition=partition,
         )
@@ -98,9 +96,7 @@ class OwnRecords:
                 f"somebody else has written {others} records to the changelog since the last commit",
                 hint=f"stop whoever writes there, or set stores.{identity.store}.changelog.topic to a topic that "
                 "nobody else writes to; then open the job again: it writes its whole state over those records",
-                job=identity.job_name,
-                task=identity.task,
-                store=identity.store,
+                **identity.where,
                 topic=target.topic,
                 partition=target.partition,
                 offset=end,
