@@ -29,9 +29,8 @@ from statemgr import JobConfig
 from statemgr.engine import (
     Attachment,
     Attempt,
-    HandOut,
+    SharedCheckpoints,
     epoch_from_bytes,
-    handed_out,
     open_attempt,
     prepared_to_bytes,
 )
@@ -57,7 +56,7 @@ class Work:
 
     config: str = field(repr=False)  # it contains secrets that were given literally
     epoch: bytes
-    checkpoints: HandOut
+    checkpoints: SharedCheckpoints
     tasks: int
     partitioning: Partitioning
     process: ProcessFunction
@@ -97,7 +96,7 @@ def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[b
     rows = () if first is None else chain((first,), batches)
     # 2. open
     config = JobConfig.from_mapping(json.loads(work.config))
-    checkpoint = handed_out(config, work.checkpoints, task)
+    checkpoint = work.checkpoints.of_task(config, task)
     with open_attempt(config, task_name(task), checkpoint, epoch_from_bytes(work.epoch)) as opened:
         # 3. process, 4. keep the output
         own = (work.partitioning.check(batch, task, work.tasks) for batch in rows)

@@ -35,13 +35,12 @@ from spark_integration.stateful_input import check_no_state
 from statemgr import JobConfig, StateManager
 from statemgr.engine import (
     Epoch,
-    HandOut,
     MicroBatch,
     PreparedCommit,
+    SharedCheckpoints,
     epoch_to_bytes,
-    hand_out,
     prepared_from_bytes,
-    withdraw,
+    share_checkpoints,
 )
 from statemgr.errors import (
     BatchMismatch,
@@ -269,7 +268,7 @@ class Driver:
     def _stage(self, rows: DataFrame, source: BatchInput) -> tuple[list[PreparedCommit], tuple[RestoreReport, ...]]:
         plan = self._plan
         spread = plan.partitioning.spread(rows, plan.config.tasks)
-        with self._handed_out() as checkpoints:
+        with share_checkpoints(plan.config, self.published()) as checkpoints:
             results = spread.mapInArrow(worker(self._work(source, checkpoints)), RESULT_DDL).collect()
         failures = [from_json(row.error) for row in results if row.error is not None]
         if failures:
@@ -291,16 +290,7 @@ class Driver:
                 log.info("restored %s of %s from %s: %s", report.store, report.task, report.factory, report)
         return prepared, tuple(restored)
 
-    @contextlib.contextmanager
-    def _handed_out(self) -> Iterator[HandOut]:
-        """Make the published checkpoints available to the workers, and remove them when the stage has ended."""
-        found = hand_out(self._plan.config, self.published())
-        try:
-            yield found
-        finally:
-            withdraw(self._plan.config, found)
-
-    def _work(self, source: BatchInput, checkpoints: HandOut) -> Work:
+    def _work(self, source: BatchInput, checkpoints: SharedCheckpoints) -> Work:
         plan, published = self._plan, self.published()
         return Work(
             config=json.dumps(plan.config.to_mapping()),

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from statemgr.config import JobConfig
+    from statemgr.engine.store import Store
+    from statemgr.engine.task import Task
     from statemgr.errors import StatemgrError
     from statemgr.manager import StateManager
     from statemgr.model.checkpoint import Checkpoint
     from statemgr.serdes import Serde
-    from statemgr.tasks.store import Store
-    from statemgr.tasks.task import Task
 
 __all__ = ["Checkpoint", "JobConfig", "Serde", "StateManager", "StatemgrError", "Store", "Task"]
 __version__ = "0.1.0"
@@ -27,8 +27,8 @@ _HOME = {
     "Serde": "statemgr.serdes",
     "StateManager": "statemgr.manager",
     "StatemgrError": "statemgr.errors",
-    "Store": "statemgr.tasks.store",
-    "Task": "statemgr.tasks.task",
+    "Store": "statemgr.engine.store",
+    "Task": "statemgr.engine.task",
 }
 
 

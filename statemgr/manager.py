@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 from statemgr.config import JobConfig
 from statemgr.consumer.loop import ConsumerLoop
 from statemgr.engine import Epoch
-from statemgr.engine.coordinator import JobCoordinator
+from statemgr.engine.job_coordinator import JobCoordinator
+from statemgr.engine.metrics import Metrics
+from statemgr.engine.open_tasks import Assignment
+from statemgr.engine.opening import TaskOpener
+from statemgr.engine.task import Task
 from statemgr.errors import ClosedError, InvalidError, MissingState
 from statemgr.flows.commit import Refill
 from statemgr.flows.open_job import JobTopics
@@ -21,10 +25,6 @@ from statemgr.model.checkpoint_parts import Inputs
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import PermissionFlags, Permissions
 from statemgr.ports import Progress, no_progress
-from statemgr.tasks.metrics import Metrics
-from statemgr.tasks.open_tasks import Assignment
-from statemgr.tasks.opening import TaskOpener
-from statemgr.tasks.task import Task
 from statemgr.wiring import open_services
 
 if TYPE_CHECKING:

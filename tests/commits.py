@@ -18,6 +18,7 @@ from statemgr.engine import (
     prepared_from_bytes,
     prepared_to_bytes,
 )
+from statemgr.engine.task import Task
 from statemgr.errors import UnavailableError
 from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_id
 from statemgr.local.clock import SystemClock
@@ -25,7 +26,6 @@ from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader
-from statemgr.tasks.task import Task
 from statemgr.wiring import open_services
 from tests.jobs import with_changes
 

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import statemgr.engine.coordinator
+import statemgr.engine.job_coordinator
+import statemgr.engine.task_coordinator
 import statemgr.flows.publish
-import statemgr.tasks.coordinator
 from statemgr import JobConfig, StateManager, StatemgrError, Store, Task
 from statemgr.engine import open_attempt
 from statemgr.errors import OutcomeUnknownError, RetryableError, UnavailableError
@@ -118,7 +118,7 @@ def main() -> None:
     """Take orders until there are none."""
     add_observer(_observe)
     TransactionalPublisher._commit = _lose  # type: ignore[method-assign]
-    for module in (statemgr.flows.publish, statemgr.tasks.coordinator, statemgr.engine.coordinator):
+    for module in (statemgr.flows.publish, statemgr.engine.task_coordinator, statemgr.engine.job_coordinator):
         module.settle = _cannot_settle  # type: ignore[attr-defined]
     owner = Owner(JobConfig.from_mapping(json.loads(sys.argv[1])))
     for line in sys.stdin:

@@ -33,7 +33,7 @@ def command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], once: bool
     A task that opens on this machine then fetches nothing. Runs until SIGTERM or SIGINT. With --json, prints one line
     for each checkpoint that was fetched or could not be.
     """
-    from statemgr.tasks.standby import Standby
+    from statemgr.engine.standby import Standby
 
     report = _print_json if as_json else _print
     with progress_bars(quiet=as_json) as progress, Standby(config, tasks, progress) as standby:

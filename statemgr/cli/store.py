@@ -198,7 +198,7 @@ def text(value: Any) -> str:
 def _bounds(
     start: str | None, end: str | None, prefix: str | None, to_bytes: Callable[[str], bytes]
 ) -> tuple[bytes | None, bytes | None]:
-    from statemgr.tasks.store import after_prefix
+    from statemgr.engine.store import after_prefix
 
     if prefix is None:
         return None if start is None else to_bytes(start), None if end is None else to_bytes(end)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from statemgr.engine.task import Task
 from statemgr.errors import LocalStateLost, OutcomeUnknownError, RetryableError, UnavailableError
 from statemgr.kafka.input_position import InputPosition
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import Clock
-from statemgr.tasks.task import Task
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from confluent_kafka import Consumer, TopicPartition
 from statemgr.backends.services import Services
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.consumer.group_offsets import GroupOffsets
+from statemgr.engine.task import Task
 from statemgr.errors import OpeningCancelled
 from statemgr.ids import task_name
 from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.kafka.input_position import InputPosition
-from statemgr.tasks.task import Task
 
 log = logging.getLogger(__name__)
 _OPENERS = 4

@@ -31,6 +31,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from statemgr.backends.services import Services
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.consumer.assigned_tasks import AssignedTasks, Opener
+from statemgr.engine.task import Task
 from statemgr.errors import ConfigError, LocalStateLost, MissingState, StatemgrError, UnavailableError
 from statemgr.flows.worker import Worker
 from statemgr.ids import task_name
@@ -38,7 +39,6 @@ from statemgr.kafka.clients import translate
 from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.kafka.input_position import GONE
 from statemgr.kafka.input_topics import InputTopics, topic_problem
-from statemgr.tasks.task import Task
 
 log = logging.getLogger(__name__)
 #: Seconds after a stop until what is still in progress is given up.

@@ -27,7 +27,7 @@ from statemgr.engine.attempts import (
     read_attachment,
     read_attachments,
 )
-from statemgr.engine.hand_out import HandOut, hand_out, handed_out, withdraw
+from statemgr.engine.shared_checkpoints import SharedCheckpoints, share_checkpoints
 from statemgr.model.checkpoint import Attachment, MicroBatch
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import PERMISSIONS
@@ -37,19 +37,17 @@ __all__ = [
     "Attachment",
     "Attempt",
     "Epoch",
-    "HandOut",
     "MicroBatch",
     "PreparedCommit",
+    "SharedCheckpoints",
     "checkpoint_from_bytes",
     "checkpoint_to_bytes",
     "epoch_from_bytes",
     "epoch_to_bytes",
-    "hand_out",
-    "handed_out",
     "open_attempt",
     "prepared_from_bytes",
     "prepared_to_bytes",
     "read_attachment",
     "read_attachments",
-    "withdraw",
+    "share_checkpoints",
 ]

@@ -13,6 +13,7 @@ from typing import Any
 
 from statemgr.config import JobConfig
 from statemgr.engine.host import AttemptHost, attempt_host
+from statemgr.engine.store import Store
 from statemgr.errors import ClosedError, ConfigError, CorruptBlob, InvalidError
 from statemgr.flows.attempt_snapshots import overdue_stores
 from statemgr.flows.commit import CommitBase, Refill, discard, freeze, prepare
@@ -29,7 +30,6 @@ from statemgr.model.permissions import NO_PERMISSIONS, Permissions
 from statemgr.model.record_size import inline_attachments_limit
 from statemgr.ports import FileSlice, Progress, no_progress
 from statemgr.serdes import key_serde, value_serde
-from statemgr.tasks.store import Store
 
 #: Files that may wait for compaction in a store that is opened for one attempt only.
 _LEVEL0_LIMIT = 8

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from statemgr import StateManager
 from statemgr.config import JobConfig
+from statemgr.engine.task import Task
 from statemgr.errors import MissingState
 from statemgr.ids import task_path
 from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_id
@@ -17,7 +18,6 @@ from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
-from statemgr.tasks.task import Task
 from statemgr_tools.bench.seed import SEED, STORE, TASK
 from statemgr_tools.bench.session import changed
 from statemgr_tools.bench.states import State

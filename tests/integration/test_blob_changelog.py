@@ -11,6 +11,7 @@ import pytest
 
 from statemgr import JobConfig, StateManager
 from statemgr.backends.blobs import segment_batch, shared_segments
+from statemgr.engine.task import Task
 from statemgr.errors import CorruptBlob, MissingBlob, RetryableError, UnavailableError
 from statemgr.flows.background_snapshots import materialize
 from statemgr.model.chain import SegmentChain
@@ -18,7 +19,6 @@ from statemgr.model.checkpoint import BlobMarker, Checkpoint
 from statemgr.phases import Phase, observed
 from statemgr.ports import SegmentBackupManager
 from statemgr.reader import JobReader
-from statemgr.tasks.task import Task
 from statemgr.wiring import open_services
 from tests.commits import TASK, blob_files, commit, failing, referenced
 from tests.jobs import elsewhere, job_mapping, with_changes

@@ -10,10 +10,10 @@ import pytest
 
 import statemgr.flows.publish as flow
 from statemgr import StateManager
+from statemgr.engine.task import Task
 from statemgr.errors import OutcomeUnknownError, RetryableError, StatemgrError
 from statemgr.kafka.publisher import TransactionalPublisher, _State
 from statemgr.phases import Phase, observed
-from statemgr.tasks.task import Task
 from tests.commits import TASK, blob_files, current, referenced
 from tests.integration.test_blob_changelog import config_of, published, snapshot_now
 from tests.servers import KafkaServer

@@ -11,6 +11,7 @@ import pytest
 
 from statemgr import JobConfig, StateManager
 from statemgr.blobs.file import FileBlobStore
+from statemgr.engine.task import Task
 from statemgr.errors import (
     AccessDenied,
     FencedError,
@@ -21,7 +22,6 @@ from statemgr.errors import (
 )
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.phases import Phase, observed
-from statemgr.tasks.task import Task
 from statemgr_tools.dev.kafka import KafkaBroker
 from tests.commits import TASK, blob_files, commit, published, referenced, totals, write
 from tests.integration.s3_proxy import Fault, S3Proxy

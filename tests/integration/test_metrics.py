@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from statemgr import JobConfig, StateManager
-from statemgr.tasks.task import Task
+from statemgr.engine.task import Task
 from tests.commits import write
 from tests.jobs import job_mapping
 from tests.servers import KafkaServer

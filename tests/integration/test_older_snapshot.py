@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from statemgr import JobConfig, StateManager
+from statemgr.engine.task import Task
 from statemgr.errors import CorruptError, MissingError
 from statemgr.model.chain import SegmentChain
-from statemgr.tasks.task import Task
 from tests.commits import TASK, current, totals
 from tests.integration.test_blob_changelog import BIG, FACTORY, chain_of, config_of, published, snapshot_now
 from tests.integration.test_repair import wait_until
@@ -60,7 +60,7 @@ def restored(config: JobConfig, directory: Path) -> dict[bytes, bytes] | None:
 
 def test_every_blob_is_damaged_in_turn(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FAULT 46: an older snapshot and the segments after it replace a damaged newest one; nothing else is lost."""
-    monkeypatch.setattr("statemgr.tasks.task.Task.check_up", lambda self: True)
+    monkeypatch.setattr("statemgr.engine.task.Task.check_up", lambda self: True)
     config = config_of(kafka, tmp_path, task__checkpoint__retained=20)
     state, chains = committed(config, tmp_path)
     newest = chains[0]
@@ -102,7 +102,7 @@ def test_the_newest_two_snapshots_are_damaged(
     """FAULT 46: the oldest retained snapshot supplies the state all the same, and without it there is a typed error."""
     config = config_of(kafka, tmp_path, task__checkpoint__retained=20)
     with monkeypatch.context() as patch:
-        patch.setattr("statemgr.tasks.task.Task.check_up", lambda self: True)
+        patch.setattr("statemgr.engine.task.Task.check_up", lambda self: True)
         state, chains = committed(config, tmp_path)
         indexes = list(dict.fromkeys(chain.snapshot.index.blob_id for chain in chains))
         for index in indexes[:2]:
@@ -129,7 +129,7 @@ def test_a_new_lineage_is_never_mixed_with_the_old_one(
 ) -> None:
     """FAULT 46, invariant 11: a backend that was filled again counts its changes from the beginning. Segments of before
     have the same numbers and other changes."""
-    monkeypatch.setattr("statemgr.tasks.task.Task.check_up", lambda self: True)
+    monkeypatch.setattr("statemgr.engine.task.Task.check_up", lambda self: True)
     config = config_of(kafka, tmp_path, backup=["kafka-changelog", FACTORY], task__checkpoint__retained=20)
     with StateManager(config) as manager, manager.open_task(TASK) as task:
         for number in range(4):

@@ -20,11 +20,11 @@ from click.testing import CliRunner
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
 from statemgr.engine import open_attempt
+from statemgr.engine.standby import Standby
 from statemgr.errors import MissingError, MissingState
 from statemgr.flows import standby as flow
 from statemgr.flows.standby import Followed
 from statemgr.phases import Phase, observed
-from statemgr.tasks.standby import Standby
 from tests.commits import TASK, blob_files, commit, write
 from tests.crash.model import STORES, state
 from tests.crash.test_kill import ROOT, start

@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
+from statemgr.engine.store import Items
 from statemgr.flows.open_store import FrozenStore
-from statemgr.tasks.store import Items
 from tests.open_stores import CommittedStore
 
 KEYS = st.binary(max_size=2) | st.sampled_from([b"a", b"ab", b"b", b"\xff", b"\xff\xff"])

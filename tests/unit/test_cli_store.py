@@ -7,9 +7,9 @@ import datetime
 import pytest
 
 from statemgr.cli.store import parse, render, text
+from statemgr.engine.store import after_prefix
 from statemgr.errors import InvalidError
 from statemgr.serdes import Serde, avro_serde
-from statemgr.tasks.store import after_prefix
 
 _DATES = avro_serde(['{"type": "int", "logicalType": "date"}'])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from statemgr.tasks.commit_metrics import CommitMetrics
+from statemgr.engine.commit_metrics import CommitMetrics
 from tests.blob_faults import ManualClock
 
 

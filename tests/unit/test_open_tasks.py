@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from statemgr.engine.open_tasks import Assignment, OpenTasks
 from statemgr.errors import InvalidError, OpeningCancelled
 from statemgr.local.clock import SystemClock
-from statemgr.tasks.open_tasks import Assignment, OpenTasks
 from tests.commits import TASK
 
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 
 from statemgr.config import JobConfig
+from statemgr.engine.task import Task
 from statemgr.manager import StateManager
-from statemgr.tasks.task import Task
 
 Opened = Callable[..., AbstractContextManager[Task]]
 _STORES = ("totals", "names")

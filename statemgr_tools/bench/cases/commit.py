@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from statemgr.config import JobConfig
-from statemgr.tasks.task import Task
+from statemgr.engine.task import Task
 from statemgr_tools.bench import records
 from statemgr_tools.bench.jobs import SNAPSHOTS, committed_files, task_at, to_blobs
 from statemgr_tools.bench.measure import Sample, Series, Variant, interleaved, seconds

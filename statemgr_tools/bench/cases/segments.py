@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from statemgr.engine import checkpoint_from_bytes
-from statemgr.tasks.task import Task
+from statemgr.engine.task import Task
 from statemgr_tools.bench import records
 from statemgr_tools.bench.backups import backup_of
 from statemgr_tools.bench.cases.restore import restored

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 
+from statemgr.engine.commit_metrics import CommitMetrics
 from statemgr.errors import UnavailableError
 from statemgr.flows.restore import StoreRestore
 from statemgr.phases import Phase, add_observer, remove_observer, tasks_of
 from statemgr.ports import Clock
-from statemgr.tasks.commit_metrics import CommitMetrics
 
 _COMMIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 

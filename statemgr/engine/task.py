@@ -10,6 +10,10 @@ from typing import Any
 
 from statemgr import serdes
 from statemgr.backends.services import Services
+from statemgr.engine.commit_metrics import TaskCommits
+from statemgr.engine.pending_commit import PendingCommit, Turn
+from statemgr.engine.store import Store
+from statemgr.engine.task_coordinator import InputIds, TaskCoordinator
 from statemgr.errors import ClosedError, ConfigError, CorruptFile, MissingFile, StatemgrError
 from statemgr.flows.commit import CommitBase, FrozenCommit, discard, freeze, prepare
 from statemgr.flows.open_store import OpenStore
@@ -23,10 +27,6 @@ from statemgr.model.commit import PreparedCommit, ProducedRecord
 from statemgr.model.permissions import Permissions
 from statemgr.model.serde_check import check_serdes
 from statemgr.serdes import SerdeLike
-from statemgr.tasks.commit_metrics import TaskCommits
-from statemgr.tasks.coordinator import InputIds, TaskCoordinator
-from statemgr.tasks.pending_commit import PendingCommit, Turn
-from statemgr.tasks.store import Store
 
 log = logging.getLogger(__name__)
 

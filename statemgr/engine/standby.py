@@ -10,11 +10,11 @@ from typing import Any
 from prometheus_client import Counter, Gauge
 
 from statemgr.config import JobConfig
+from statemgr.engine.metrics import Metrics
 from statemgr.errors import InvalidError, StatemgrError
 from statemgr.flows.standby import Followed, Follower
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.ports import Progress, no_progress
-from statemgr.tasks.metrics import Metrics
 from statemgr.wiring import open_services
 
 _MOST_BACKOFF_S = 60.0

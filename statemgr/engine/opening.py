@@ -18,6 +18,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from statemgr.backends.services import Services
+from statemgr.engine.metrics import Metrics
+from statemgr.engine.open_tasks import Assignment, OpenTasks
+from statemgr.engine.task import Task
+from statemgr.engine.task_coordinator import TaskCoordinator
 from statemgr.errors import InvalidError
 from statemgr.flows.changes import serdes_in_force
 from statemgr.flows.open_job import JobTopics, fence_ids, in_parallel, read_published, take_over
@@ -29,10 +33,6 @@ from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_i
 from statemgr.model.checkpoint import Layout
 from statemgr.model.permissions import Permissions
 from statemgr.ports import CheckpointLog, Progress
-from statemgr.tasks.coordinator import TaskCoordinator
-from statemgr.tasks.metrics import Metrics
-from statemgr.tasks.open_tasks import Assignment, OpenTasks
-from statemgr.tasks.task import Task
 
 
 class TaskOpener:

@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 from statemgr.backends.services import Services
+from statemgr.engine.commit_metrics import TaskCommits
 from statemgr.errors import RetryableError
 from statemgr.flows.repair import GivesWay
 from statemgr.flows.worker import Worker
 from statemgr.model.checkpoint import Checkpoint
-from statemgr.tasks.commit_metrics import TaskCommits
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from statemgr.backends.services import Services
+from statemgr.engine.commit_metrics import TaskCommits
+from statemgr.engine.output import Output
 from statemgr.errors import FencedError, StatemgrError
 from statemgr.flows.background_snapshots import BackgroundSnapshots
 from statemgr.flows.clean_up import CleanUp
@@ -20,8 +22,6 @@ from statemgr.flows.repair import GivesWay, can_repair, prepare_repair
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.commit import PreparedCommit
 from statemgr.ports import CheckpointLog, Publisher
-from statemgr.tasks.commit_metrics import TaskCommits
-from statemgr.tasks.output import Output
 
 log = logging.getLogger(__name__)
 #: Waits for the IDs of the input topics: topic → ID.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 
 import pytest
 from pyspark.serializers import CloudPickleSerializer
@@ -18,7 +17,7 @@ MakePipeline = Callable[..., Pipeline]
 
 def test_checkpoints_in_a_blob(pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a job of many tasks: workers fetch their own checkpoints, and the blob of a batch is gone after it."""
-    monkeypatch.setattr(import_module("statemgr.engine.hand_out"), "INLINE_LIMIT", 0)
+    monkeypatch.setattr("statemgr.engine.shared_checkpoints.INLINE_LIMIT", 0)
     shipped: list[int] = []
     worker = driver.worker
 
@@ -35,5 +34,5 @@ def test_checkpoints_in_a_blob(pipeline: MakePipeline, monkeypatch: pytest.Monke
     assert job.state("blob-store") == job.state("kafka-changelog") == job.outputs.counts() == job.produced
     with_checkpoints = shipped[1:]  # the job's first batch has none
     assert max(with_checkpoints) - min(with_checkpoints) < 100
-    # withdrawn on a thread of its own
+    # a background thread deletes it
     wait_until(lambda: not [path for path in (job.directory / "blobs").rglob("*") if path.name == "checkpoints"])

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from statemgr.engine.task import Task
 from statemgr.errors import InvalidError, OpeningCancelled
 from statemgr.flows.published import always
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.ports import Clock, Progress
-from statemgr.tasks.task import Task
 
 _LOOK_S = 0.05
 

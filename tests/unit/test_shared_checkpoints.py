@@ -1,4 +1,4 @@
-"""Checkpoints that are handed out to workers: each worker gets its own, and nothing grows with the number of tasks."""
+"""Checkpoints that are shared with workers: each worker gets its own, and nothing grows with the number of tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from statemgr import JobConfig
-from statemgr.engine import hand_out, handed_out, withdraw
+from statemgr.engine import share_checkpoints
 from statemgr.engine.host import attempt_host
 from statemgr.errors import CorruptBlob, MissingBlob
 from statemgr.ids import CheckpointId, task_name
@@ -19,7 +19,7 @@ def config(directory: Path, tasks: int) -> JobConfig:
     """A job with blobs in a directory."""
     return JobConfig.from_mapping(
         {
-            "job.name": "hand-out",
+            "job.name": "shared",
             "job.tasks": tasks,
             "kafka.bootstrap.servers": "127.0.0.1:9",
             "task.backup.factories": ["blob-store"],
@@ -54,16 +54,17 @@ def own(task: int) -> Checkpoint:
 def test_each_worker_gets_its_own_checkpoint(tmp_path: Path, tasks: int) -> None:
     """Inline for a small job, in one blob for a large one; a task that has none gets none."""
     job = config(tmp_path, tasks)
-    found = hand_out(job, {task_name(task): checkpoint(task, 100) for task in range(tasks) if task != 1})
+    published = {task_name(task): checkpoint(task, 100) for task in range(tasks) if task != 1}
+    with share_checkpoints(job, published) as found:
+        assert (found.blob is None) == (tasks == 3)
+        assert [found.of_task(job, task) for task in range(tasks)] == [
+            None if task == 1 else own(task) for task in range(tasks)
+        ]
 
-    assert (found.blob is None) == (tasks == 3)
-    assert [handed_out(job, found, task) for task in range(tasks)] == [None if t == 1 else own(t) for t in range(tasks)]
-    withdraw(job, found)
-    withdraw(job, found)
     attempt_host(job).background.shutdown()
     if found.blob:
         with pytest.raises(MissingBlob):
-            handed_out(job, found, 0)
+            found.of_task(job, 0)
 
 
 def test_what_travels_with_the_function_is_bounded(tmp_path: Path) -> None:
@@ -71,23 +72,24 @@ def test_what_travels_with_the_function_is_bounded(tmp_path: Path) -> None:
     sizes = set()
     for tasks, partitions in ((300, 3), (300, 1000), (600, 3)):
         job = config(tmp_path, tasks)
-        found = hand_out(job, {task_name(task): checkpoint(task % 300, partitions) for task in range(tasks)})
-        assert not found.inline
-        sizes.add((len(str(found.blob)), found.cell_size))
+        published = {task_name(task): checkpoint(task % 300, partitions) for task in range(tasks)}
+        with share_checkpoints(job, published) as found:
+            assert not found.inline
+            sizes.add((len(str(found.blob)), found.cell_size))
     assert len(sizes) == 1
 
 
 def test_a_damaged_cell(tmp_path: Path) -> None:
     """A flipped bit, or a blob that was cut off: typed; the other workers' checkpoints are not affected."""
     job = config(tmp_path, 500)
-    found = hand_out(job, {task_name(task): checkpoint(task) for task in range(500)})
-    assert found.blob is not None
-    (path,) = [p for p in (tmp_path / "blobs").rglob("*") if p.is_file() and p.stat().st_size > 100_000]
-    data = bytearray(path.read_bytes())
-    data[found.cell_size + 30] ^= 1
-    path.write_bytes(data[: found.cell_size * 499 + 10])
+    with share_checkpoints(job, {task_name(task): checkpoint(task) for task in range(500)}) as found:
+        assert found.blob is not None
+        (path,) = [p for p in (tmp_path / "blobs").rglob("*") if p.is_file() and p.stat().st_size > 100_000]
+        data = bytearray(path.read_bytes())
+        data[found.cell_size + 30] ^= 1
+        path.write_bytes(data[: found.cell_size * 499 + 10])
 
-    assert handed_out(job, found, 0) == own(0)
-    for task in (1, 499):
-        with pytest.raises(CorruptBlob, match="passed to a worker"):
-            handed_out(job, found, task)
+        assert found.of_task(job, 0) == own(0)
+        for task in (1, 499):
+            with pytest.raises(CorruptBlob, match="passed to a worker"):
+                found.of_task(job, task)

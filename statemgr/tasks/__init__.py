@@ -1,1 +1,0 @@
-"""What a user holds: a task, its stores, its metrics, and a standby copy."""
