@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
 from statemgr.cli.options import checkpoint_option, json_option, task_option, tasks_option, with_config
-from statemgr.cli.output import messages, moment, print_json, print_table, size
+from statemgr.cli.output import messages, moment, print_json, print_table, progress_bars, size
 from statemgr.cli.render import index_to_json_dict
 from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE
@@ -17,12 +19,13 @@ from statemgr.ids import task_index, task_name
 from statemgr.model.checkpoint import BlobRef, CheckpointRecord, Marker
 
 if TYPE_CHECKING:
+    from statemgr.flows.verify_blobs import Verified
     from statemgr.reader import JobReader
 
 
 @click.group("snapshots")
 def command() -> None:
-    """List and show snapshots in the blob store."""
+    """List, show and verify snapshots in the blob store."""
 
 
 @command.command("list")
@@ -124,3 +127,83 @@ def show_command(config: JobConfig, as_json: bool, task: str | None, checkpoint_
         for part, stored in ([(blob.blob_id, stored) for blob, stored in file.stored()] or [("", file.size)])
     ]
     print_table(("file", "bytes", "stored", "hash", "part"), rows, empty="no files")
+
+
+def _share(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """A callback: ``5%`` as 0.05."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d{1,3}(?:\.\d+)?)\s*%", value.strip())
+    if not found or not 0 < float(found[1]) <= 100:
+        raise click.BadParameter("give a percentage above 0%, such as 5%", ctx, param)
+    return float(found[1]) / 100
+
+
+@command.command("verify")
+@with_config
+@json_option
+@tasks_option
+@click.option("--read-data", is_flag=True, help="Also read every byte and compare the hashes.")
+@click.option(
+    "--sample",
+    callback=_share,
+    metavar="PERCENT",
+    help="With --read-data: read this share, chosen by chance in each run, such as 5%.",
+)
+def verify_command(
+    config: JobConfig, as_json: bool, tasks: tuple[str, ...], read_data: bool, sample: float | None
+) -> None:
+    """Check every blob that a retained checkpoint needs. The job may be running.
+
+    Each blob must exist, have its size and have no TTL.
+
+    \b
+    Exit status: 1 a needed blob still has a TTL (`statemgr gc --fix` removes it)
+                 4 a needed blob is missing or corrupt
+    """
+    from statemgr.flows.verify_blobs import verify_blobs
+    from statemgr.kafka.checkpoint_topic import CheckpointTopic
+    from statemgr.wiring import open_services
+
+    if sample is not None and not read_data:
+        raise click.UsageError("--sample needs --read-data")
+    share = (sample or 1.0) if read_data else 0.0
+    services = open_services(config)
+    try:
+        log = CheckpointTopic(config, services.clock)
+        try:
+            with progress_bars(quiet=as_json) as progress:
+                found = verify_blobs(services, log, tasks, share, progress)
+        finally:
+            log.close()
+    finally:
+        services.close()
+    if as_json:
+        print_json(asdict(found))
+    else:
+        _print_verified(found, read_data)
+    if found.damaged:
+        raise SystemExit(MissingError.exit_status)
+    if found.expiring:
+        raise SystemExit(1)
+
+
+def _print_verified(found: Verified, read_data: bool) -> None:
+    rows = [
+        (
+            "damaged" if finding in found.damaged else "expiring",
+            finding.task,
+            finding.store,
+            finding.checkpoint_id,
+            finding.blob_id,
+            finding.problem,
+        )
+        for finding in (*found.damaged, *found.expiring)
+    ]
+    whole = "all blobs are there, with their sizes and without a TTL"
+    print_table(("", "task", "store", "checkpoint", "blob", "problem"), rows, empty=whole)
+    checked = (
+        f"checked {found.blobs} blobs ({size(found.size)}) of {found.checkpoints} checkpoints, {found.tasks} tasks"
+    )
+    read = f"; read {size(found.read_size)} of them" if read_data else "; --read-data also reads their bytes"
+    messages().print(checked + read, markup=False)

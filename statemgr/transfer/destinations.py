@@ -1,4 +1,4 @@
-"""Where a verified GET goes: into a part of a file, or into memory. Touches the file that it is given."""
+"""Where a verified GET goes: into a part of a file, into memory, or nowhere. Touches the file that it is given."""
 
 from __future__ import annotations
 
@@ -69,3 +69,16 @@ class IntoMemory:
 
     def restart(self, written: int) -> None:
         self.data.clear()
+
+
+class Nowhere:
+    """What is read is only verified."""
+
+    def write(self, position: int, piece: memoryview) -> None:
+        pass
+
+    def move(self, reader: BlobReader, position: int, wanted: int) -> memoryview | None:
+        return None
+
+    def restart(self, written: int) -> None:
+        pass

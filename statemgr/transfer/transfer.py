@@ -22,7 +22,7 @@ from statemgr.model.hashing import content_hash, hasher, read_buffer
 from statemgr.model.snapshot import FileIndex
 from statemgr.ports import BlobReader, BlobStore, Body, Clock, Executors, FileSlice, Progress, no_progress
 from statemgr.transfer.compression import DamagedFrame, FrameReader, compressed
-from statemgr.transfer.destinations import IntoFile, IntoMemory, Sink
+from statemgr.transfer.destinations import IntoFile, IntoMemory, Nowhere, Sink
 from statemgr.transfer.hedging import Hedger
 from statemgr.transfer.plan import Fetch, Run, Upload, cut, runs
 from statemgr.transfer.pool import Batch, Counter, Pool, Room
@@ -259,6 +259,13 @@ class Transfer:
         sink = IntoMemory()
         self._read_verified(ref, sink)
         return bytes(sink.data)
+
+    def read_back(self, ref: BlobRef, stored: int) -> None:
+        """Read every byte of a blob, or of its part that ``ref`` names, which takes ``stored`` bytes there.
+
+        Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied.
+        """
+        self._read_verified(ref, Nowhere(), stored if stored != ref.size else 0)
 
     def fetch_blob(self, ref: BlobRef, target: Path) -> None:
         """Write one blob to a new file, verified. Raises: as :meth:`fetch_files`."""

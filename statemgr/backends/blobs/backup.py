@@ -377,12 +377,7 @@ class BlobBackup:
 
     def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
         """Raises: MissingBlob, CorruptBlob, UnavailableError."""
-        chain = self._catalogue.chain(identity, marker)
-        found = dict.fromkeys(blob.blob_id for blob in chain.blobs())
-        if isinstance(marker, BlobMarker) and marker.blob:
-            found[marker.blob.blob_id] = None
-        found |= dict.fromkeys(blob.blob_id for blob in self._catalogue.index(identity, chain.snapshot.index).blobs())
-        return found
+        return dict.fromkeys(ref.blob_id for ref, _ in self._catalogue.needed(identity, marker))
 
     def _log(self, session: StoreSession) -> SegmentLog:
         return session.kept_by(self, SegmentLog)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from statemgr.errors import CorruptBlob, MissingState
 from statemgr.model.chain import MAX_CHAIN_SIZE, SegmentChain, validate_chain
@@ -93,6 +93,19 @@ class Catalogue:
             forgotten = self._indexes.pop(blob_id, None)
             if forgotten is not None:
                 self._index_bytes -= forgotten[0].size
+
+    def needed(self, identity: StoreIdentity, marker: Marker) -> Iterator[tuple[BlobRef, int]]:
+        """Everything that a restore from a marker reads, and how many bytes each takes in its blob.
+
+        Raises: as :meth:`chain` and :meth:`index`.
+        """
+        chain = self.chain(identity, marker)
+        if isinstance(marker, BlobMarker) and marker.blob is not None:
+            yield marker.blob, marker.blob.size
+        for ref in chain.blobs():
+            yield ref, ref.size
+        for _, file in self.index(identity, chain.snapshot.index).root.walk():
+            yield from file.stored()
 
     def _read_chain(self, identity: StoreIdentity, marker: BlobMarker) -> SegmentChain:
         if marker.blob is None:
