@@ -14,8 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import statemgr.engine.job_coordinator
-import statemgr.engine.task_coordinator
+import statemgr.engine.coordinator
 import statemgr.flows.publish
 from statemgr import JobConfig, StateManager, StatemgrError, Store, Task
 from statemgr.engine import open_attempt
@@ -118,7 +117,7 @@ def main() -> None:
     """Take orders until there are none."""
     add_observer(_observe)
     TransactionalPublisher._commit = _lose  # type: ignore[method-assign]
-    for module in (statemgr.flows.publish, statemgr.engine.task_coordinator, statemgr.engine.job_coordinator):
+    for module in (statemgr.flows.publish, statemgr.engine.coordinator):
         module.settle = _cannot_settle  # type: ignore[attr-defined]
     owner = Owner(JobConfig.from_mapping(json.loads(sys.argv[1])))
     for line in sys.stdin:

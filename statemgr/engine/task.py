@@ -175,7 +175,7 @@ class Task:
                 raise ClosedError("the task is closed", task=self.name)
             self._coordinator.settle()
             self._coordinator.snapshots.check()
-            base = self._coordinator.base()
+            base = self._coordinator.next_base()
             input_ids = self._inputs.asked(input_offsets)
             with self._ahead.held(), self.metrics.phase("flush"):
                 waiting = self._coordinator.output.waiting()
@@ -195,7 +195,7 @@ class Task:
     def _base_ahead(self) -> CommitBase | None:
         """The base of the next commit; None while it is not known, or a commit is in progress."""
         is_known = self._pending.seconds is None and self._coordinator.settled
-        return self._coordinator.base() if is_known else None
+        return self._coordinator.next_base() if is_known else None
 
     def _finish(self, frozen: FrozenCommit, input_ids: InputIds, materialize: bool) -> Checkpoint:
         """The asynchronous part of a commit, on the commit thread."""
@@ -229,8 +229,8 @@ class Task:
 
         Returns: whether nothing is left to do. Raises: StatemgrError; then try again.
         """
-        if self._closed or not (has_damage := self._coordinator.has_damage()):
-            return self._closed or has_damage is False
+        if self._closed or not (needs_repair := self._coordinator.needs_repair()):
+            return self._closed or needs_repair is False
         with self._turn.repair() as is_free:
             if not is_free or self._closed or self._pending.seconds is not None:
                 return False  # a commit goes first

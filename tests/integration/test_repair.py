@@ -212,7 +212,7 @@ def test_a_fenced_owner_repairs_nothing(
             assert go_on.wait(60)
         return result
 
-    monkeypatch.setattr("statemgr.engine.task_coordinator.find_damage", held)
+    monkeypatch.setattr("statemgr.engine.coordinator.find_damage", held)
     with StateManager(config) as zombies, zombies.open_task(TASK) as zombie:
         assert found.wait(30)
         with StateManager(with_changes(config, state__dir=str(tmp_path / "other"))) as manager:

@@ -1,0 +1,129 @@
+"""The owner of a task, or of a whole job: publishes prepared commits and keeps track of what is published.
+
+Both kinds of owner do three things in the same way:
+
+- a publish that was not answered is settled before the next one, and followed up then if it succeeded
+- a fenced owner stays fenced: it never publishes again
+- the backups of the current checkpoints are checked when their damage is suspected
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from statemgr.backends.services import Services
+from statemgr.errors import FencedError
+from statemgr.flows.clean_up import CleanUp
+from statemgr.flows.commit import CommitBase, Refill
+from statemgr.flows.damage import find_damage
+from statemgr.flows.publish import publish
+from statemgr.flows.published import Published, confirm, settle
+from statemgr.model.checkpoint import MicroBatch
+from statemgr.model.checkpoint_parts import Inputs
+from statemgr.model.commit import PreparedCommit
+from statemgr.ports import CheckpointLog, Publisher
+
+
+class Coordinator:
+    """One publisher and its tasks. Only one thread at a time may publish.
+
+    Attributes:
+        published: what is published for each task.
+        clean_ups: task → the clean-up after its publishes, which knows the damage of its backups.
+    """
+
+    def __init__(self, services: Services, log: CheckpointLog, publisher: Publisher, published: Published) -> None:
+        self.published = published
+        self.clean_ups = {task: CleanUp(services, task, log) for task in published.records}
+        self._services = services
+        self._log = log
+        self._publisher = publisher
+        self._fenced: FencedError | None = None
+        #: The commits of a publish that was not answered, and what follows if it succeeded.
+        self._unsettled: tuple[Sequence[PreparedCommit], Callable[[], object]] | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the outcome of every publish is known."""
+        return self._unsettled is None
+
+    def base(self, task: str, refill: Refill = frozenset()) -> CommitBase:
+        """What the task's next commit continues; it fills ``refill`` and the damaged backups."""
+        published = self.published
+        refill |= self.clean_ups[task].damage.pairs
+        return CommitBase(task, published.layout, published.epoch, published.checkpoint(task), refill)
+
+    def confirm(self) -> None:
+        """Check that nobody else has published. Raises: FencedError, UnavailableError, AccessDenied."""
+        with self._owned():
+            confirm(self._services, self._log, self.published)
+
+    def settle(self) -> Sequence[PreparedCommit]:
+        """Find out the outcome of a publish that was not answered, and follow it up.
+
+        Returns: the commits that turned out to be published; none if there is nothing to settle.
+        Raises: FencedError, also if an earlier call raised it; OutcomeUnknownError, MissingState.
+        """
+        with self._owned():
+            if self._unsettled is None:
+                return ()
+            was_published = settle(self._services, self._publisher, self._log, self.published)
+        (commits, follow_up), self._unsettled = self._unsettled, None
+        if not was_published:
+            return ()
+        follow_up()
+        return commits
+
+    def look_for_damage(self, task: str) -> bool:
+        """Check the backups of the task's current checkpoint if damage is suspected. Any thread may call this.
+
+        Returns: False if the check has to be repeated, because a newer checkpoint was published meanwhile.
+        Raises: RetryableError, AccessDenied: a blob could not be checked.
+        """
+        checkpoint, damage = self.published.checkpoint(task), self.clean_ups[task].damage
+        suspicion = damage.suspicion
+        if checkpoint is None or suspicion is None:
+            return True
+        found = find_damage(self._services, task, checkpoint)
+        if self.published.checkpoint(task) is not checkpoint:
+            return False  # the older checkpoint may be evicted by now, and its blobs deleted
+        damage.checked(suspicion, found)
+        return True
+
+    def close(self) -> None:
+        """Release the transactional ID."""
+        self._publisher.close()
+
+    def _publish(
+        self,
+        commits: Sequence[PreparedCommit],
+        follow_up: Callable[[], object],
+        batch: MicroBatch | None = None,
+        inputs: Inputs | None = None,
+    ) -> None:
+        """Publish in one transaction. The caller then calls ``follow_up``; if the outcome is unknown, :meth:`settle`
+        does."""
+        outstanding = {task: clean_up.outstanding for task, clean_up in self.clean_ups.items()}
+        try:
+            publish(
+                self._services, self._publisher, self._log, self.published, commits,
+                batch=batch, inputs=inputs, outstanding=outstanding,
+            )  # fmt: skip
+        except BaseException as error:
+            if self.published.pending:
+                self._unsettled = commits, follow_up
+            elif isinstance(error, FencedError) and all(c.epoch == self.published.epoch for c in commits):
+                self._fenced = error  # with another epoch, the commits are stale, and not the owner
+            raise
+
+    @contextmanager
+    def _owned(self) -> Iterator[None]:
+        """A block that only the owner runs. Raises: FencedError if the owner was fenced before or in the block."""
+        if self._fenced is not None:
+            raise self._fenced
+        try:
+            yield
+        except FencedError as error:
+            self._fenced = error
+            raise
