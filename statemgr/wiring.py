@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +36,39 @@ def open_services(
     """The services of one process for one job. Safe to use from many threads; close them when done."""
     use_memory(config.memory_bytes)
     return _Wiring(config, clock or SystemClock(), ids or system_ids(), executors or Threads()).services
+
+
+class WorkerProcesses:
+    """Processes that share the work of this one, each with services of its own for the job."""
+
+    def __init__(self, config: JobConfig, count: int) -> None:
+        # not a fork: the threads of Kafka's client and of RocksDB do not survive one
+        self._pool = ProcessPoolExecutor(
+            count, get_context("spawn"), initializer=_begin_worker, initargs=(config.to_mapping(),)
+        )
+
+    def submit(self, work: Callable[..., T], *arguments: object) -> Future[T]:
+        """Run ``work(services, *arguments)``, a function of a module, in one of the processes."""
+        return self._pool.submit(_work, work, *arguments)
+
+    def __enter__(self) -> WorkerProcesses:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+_worker: list[Services] = []
+
+
+def _begin_worker(config: Mapping[str, Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
+    _worker.append(open_services(JobConfig.from_mapping(config)))
+    Finalize(None, _worker[0].close, exitpriority=1)
+
+
+def _work(work: Callable[..., T], *arguments: object) -> T:
+    return work(_worker[0], *arguments)
 
 
 class _Wiring:

@@ -43,6 +43,7 @@ _BUILT_IN = {
     "doctor": ("statemgr.cli.doctor:command", "Check everything that the job needs, and say how to fix it."),
     "gc": ("statemgr.cli.gc:command", "Delete the blobs that no checkpoint needs."),
     "init": ("statemgr.cli.init:command", "Write a commented configuration file."),
+    "migrate": ("statemgr.cli.migrate:command", "Move the job to another backend, step by step, and back."),
     "permit": (
         "statemgr.cli.permit:command",
         "Give the next opening a permission for something that could lose state.",

@@ -2,7 +2,7 @@
 
 from statemgr.local.durable import hash_file, remove
 from statemgr.local.rocksdb.memory import use_memory
-from statemgr.local.stores import ChangeWriter, bulk_writer, open_snapshot, open_store
+from statemgr.local.stores import ChangeWriter, bulk_writer, key_ranges, open_snapshot, open_store
 from statemgr.local.trees import cloned, unshare
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "bulk_writer",
     "cloned",
     "hash_file",
+    "key_ranges",
     "open_snapshot",
     "open_store",
     "remove",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -56,6 +57,17 @@ def open_snapshot(kind: str, directory: Path, options: Mapping[str, object]) -> 
             raise CorruptFile("the directory has no snapshot of a store in memory", path=directory)
         return ReadOnlyStore(MemoryStore.open(directory), directory)
     raise _unknown(kind)
+
+
+def key_ranges(kind: str, directory: Path, count: int) -> list[tuple[bytes | None, bytes | None]]:
+    """Up to ``count`` ranges of keys that together are the whole store of a finished directory, of about equal size.
+
+    None is an open end. Raises: as :func:`open_snapshot`.
+    """
+    starts = sorted(RocksDbStore.file_starts(directory)) if kind == "rocksdb" else []
+    inner = sorted({starts[len(starts) * part // count] for part in range(1, count)}) if len(starts) > 1 else []
+    bounds = [None, *inner, None]
+    return list(pairwise(bounds))
 
 
 def bulk_writer(kind: str, directory: Path, options: Mapping[str, object]) -> AbstractContextManager[ChangeWriter]:

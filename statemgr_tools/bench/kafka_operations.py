@@ -13,7 +13,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from statemgr import StateManager
 from statemgr.config import JobConfig
+from statemgr.flows.verify import StoreToVerify, Verifier, hash_parts
+from statemgr.ports import no_progress
 from statemgr.reader import JobReader
+from statemgr.wiring import WorkerProcesses, open_services
 from statemgr_tools.bench import records
 from statemgr_tools.bench.fresh import seconds_alive
 from statemgr_tools.bench.memory import let_go
@@ -22,6 +25,7 @@ from statemgr_tools.bench.seed import STORE, TASK
 _BATCH = 10_000
 _COMMIT_BATCH = 1000
 _TIMEOUT_S = 60.0
+_PROCESSES = 2
 
 
 def open_task(config: dict[str, Any], count: int, held: str) -> dict[str, Any]:
@@ -66,7 +70,7 @@ def read_records(config: dict[str, Any]) -> dict[str, Any]:
         return {"seconds": time.perf_counter() - start, "tasks": len(found)}
 
 
-def consume(config: dict[str, Any], topic: str) -> dict[str, Any]:
+def consume(config: dict[str, Any], topic: str, batch: int = _BATCH) -> dict[str, Any]:
     """Plain consumption to the end of partition 0: every key and value is read, and nothing is done with them."""
     settings = JobConfig.from_mapping(config).kafka_client("consumer")
     # librdkafka's default of a second starves a fast reader
@@ -76,7 +80,7 @@ def consume(config: dict[str, Any], topic: str) -> dict[str, Any]:
     client.assign([TopicPartition(topic, 0, low)])
     position, count = low, 0
     while position < high:
-        messages = client.consume(_BATCH, 1.0)
+        messages = client.consume(batch, 1.0)
         pairs = [(message.key(), message.value()) for message in messages]
         if messages:
             position = (messages[-1].offset() or 0) + 1
@@ -106,3 +110,22 @@ def fill(config: JobConfig, topic: str, batches: Iterable[Sequence[tuple[bytes, 
                     producer.poll(0.05)
         producer.poll(0)
     assert producer.flush(_TIMEOUT_S) == 0
+
+
+def hash_backend(config: dict[str, Any], factory: str, held: str = "") -> dict[str, Any]:
+    """The content hash of task 0's store in one backend, as ``statemgr migrate verify`` makes it, on two processes."""
+    parsed = JobConfig.from_mapping(config)
+    services = open_services(parsed)
+    with JobReader(parsed) as reader, WorkerProcesses(parsed, _PROCESSES) as workers:
+        (record,) = reader.retaining()
+        # as for every measurement, the start of processes does not count
+        for started in [workers.submit(hash_parts, ()) for _ in range(_PROCESSES)]:
+            started.result()
+        let_go(held)
+        verifier = Verifier(services, workers.submit, no_progress, processes=_PROCESSES, differences=0)
+        start = time.perf_counter()
+        found = verifier.verify(StoreToVerify(record, record.current, STORE, (factory,)))
+        took = time.perf_counter() - start
+    services.close()
+    (content,) = found.contents.values()
+    return {"seconds": took, "keys": content.keys, "hash": content.hash}

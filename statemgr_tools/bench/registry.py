@@ -31,6 +31,7 @@ TABLE = {
     "restore-changelog": ("changelog", False),
     "commit-changelog": ("changelog", False),
     "blob-vs-changelog": ("changelog", False),
+    "verify": ("verify", False),
     "store-calls": ("store", False),
     "open-job": ("open", False),
 }

@@ -12,8 +12,9 @@ itself removed after a while.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from statemgr.backends.changelog.older_state import certain_ms, newest_base
 from statemgr.backends.services import Services
@@ -23,11 +24,12 @@ from statemgr.ids import task_index
 from statemgr.local import ChangeWriter, bulk_writer, cloned, open_store, remove
 from statemgr.local.clock import moment
 from statemgr.local.transfer_files import disk_errors
-from statemgr.model.checkpoint import ChangelogMarker
+from statemgr.model.checkpoint import ChangelogMarker, Marker
 from statemgr.model.plan import Successor
 from statemgr.phases import Phase, announce
 from statemgr.ports import Restored, RestoreRequest, TopicInfo
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 _BLOB_INSTEAD = (
     "put blob-store first in task.restore.factories, or restore an older checkpoint with "
@@ -45,19 +47,37 @@ class ChangelogRestore:
     def restore(self, request: RestoreRequest) -> Restored:
         marker = request.marker
         store = self._services.config.stores[request.identity.store]
-        if not isinstance(marker, ChangelogMarker) or marker.partition != task_index(request.identity.task):
+
+        def replay(changelog: ChangelogMarker, info: TopicInfo, start: int) -> Restored:
+            announce(Phase.REPLAY, f"{request.identity.task}/{request.identity.store}", request.identity.job_key)
+            continued = self._continued(request, store, changelog, info)
+            return continued or self._replayed(request, store, changelog, start)
+
+        return self.exactly(request.identity.task, marker, request.successor, replay)
+
+    def exactly(
+        self,
+        task: str,
+        marker: Marker,
+        successor: Successor | None,
+        read: Callable[[ChangelogMarker, TopicInfo, int], T],
+    ) -> T:
+        """Call ``read``, which reads the changelog up to the marker, with the offset at which the changelog begins.
+
+        Raises: also MissingState, if the changelog cannot supply exactly the state of the marker.
+        """
+        if not isinstance(marker, ChangelogMarker) or marker.partition != task_index(task):
             raise MissingState("the marker does not name this task's partition of a changelog", hint=_BLOB_INSTEAD)
         info = self._checked(marker)
         start, end = self._checked_bounds(marker)
-        self._check_successor(request.successor, marker, info)
-        announce(Phase.REPLAY, f"{request.identity.task}/{request.identity.store}", request.identity.job_key)
-        restored = self._continued(request, store, marker, info) or self._replayed(request, store, marker, start)
-        self._check_successor(request.successor, marker, info)
+        self._check_successor(successor, marker, info)
+        found = read(marker, info, start)
+        self._check_successor(successor, marker, info)
         oldest_ms = self._oldest_of_tail(marker, end)
         if oldest_ms is not None:
             self._check_rewind(marker, info, oldest_ms)
         self._checked(marker, info.topic_id)
-        return restored
+        return found
 
     def _checked(self, marker: ChangelogMarker, topic_id: str | None = None) -> TopicInfo:
         """The topic, if it is the marker's (and has the ID ``topic_id`` that was read before). Raises: MissingState."""

@@ -102,6 +102,16 @@ class RocksDbStore:
         database = open_database(directory, normal, read_only=True)
         return cls(directory, options, normal, database, reads_only=True)
 
+    @classmethod
+    def file_starts(cls, directory: Path) -> list[bytes]:
+        """The first key of each table file of a finished directory. Raises: as :meth:`open_snapshot`."""
+        store = cls.open_snapshot(directory, {})
+        try:
+            with translated("cannot list the files of the store", directory):
+                return [bytes(file["start_key"]) for file in store._db.live_files()]
+        finally:
+            store.close()
+
     @property
     def _db(self) -> Rdict:
         if self._database is None:

@@ -1,0 +1,100 @@
+"""The content hash of a store: a count of keys, and the sum modulo 2**128 of one hash per pair. Pure.
+
+The sum does not depend on the order of the pairs, so parts of a store can be hashed apart and added. The hash of a pair
+is XXH3-128 of the key followed by the value, with the key's length as the seed: no other pair has the same input. Like
+:mod:`statemgr.model.hashing` it detects accidents, not forgery.
+
+A changelog has several records of a key, and only the newest counts. :func:`rows` turns each record into 32 bytes: the
+hash of its key, which stands for the key, and the hash of the pair, or zeros for a delete. :func:`split` deals rows by
+the key's hash, so that all rows of a key come together, and :func:`newest` adds up the last one of each key.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import compress, islice
+from operator import add
+
+import xxhash
+
+ROW_SIZE = 32
+#: The parts that :func:`split` makes.
+WAYS = 16
+#: The levels at which :func:`split` can split: each takes another byte of the key's hash.
+LEVELS = 16
+_ROW = struct.Struct("16s16s")
+_DELETED = bytes(16)
+_MODULUS = 1 << 128
+#: Pairs that are hashed together: few enough for the processor's caches.
+_BATCH = 500
+#: For each part, a table that maps a byte of the key's hash to 1 if the part takes it.
+_TAKES = [bytes(byte >> 4 == part for byte in range(256)) for part in range(WAYS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """How many keys a store has, and the sum of the hashes of its pairs."""
+
+    keys: int = 0
+    total: int = 0
+
+    def __add__(self, other: Content) -> Content:
+        return Content(self.keys + other.keys, (self.total + other.total) % _MODULUS)
+
+    @property
+    def hash(self) -> str:
+        """The sum as 32 hexadecimal digits."""
+        return f"{self.total:032x}"
+
+
+def of_pairs(pairs: Iterator[tuple[bytes, bytes]]) -> Content:
+    """The content of pairs with different keys."""
+    keys = total = 0
+    while batch := list(islice(pairs, _BATCH)):
+        names, values = zip(*batch, strict=True)
+        keys += len(batch)
+        total += sum(map(xxhash.xxh3_128_intdigest, map(add, names, values), map(len, names)))
+    return Content(keys, total % _MODULUS)
+
+
+def rows(records: Sequence[tuple[bytes, bytes | None]]) -> list[bytes]:
+    """One row for each record, in order. A value of None is a delete."""
+    if not records:
+        return []
+    keys, values = zip(*records, strict=True)
+    hashes: Iterable[bytes]
+    if None in values:
+        hashes = (
+            _DELETED if value is None else xxhash.xxh3_128_digest(key + value, len(key)) for key, value in records
+        )
+    else:
+        hashes = map(xxhash.xxh3_128_digest, map(add, keys, values), map(len, keys))
+    return list(map(add, map(xxhash.xxh3_128_digest, keys), hashes))
+
+
+def split(some: Sequence[bytes], level: int) -> list[bytes]:
+    """Rows as ``WAYS`` parts, each in the order of the rows. Rows of one key are always in the same part."""
+    chosen = b"".join(some)[level::ROW_SIZE]
+    return [b"".join(compress(some, chosen.translate(takes))) for takes in _TAKES]
+
+
+def unpacked(data: bytes) -> list[bytes]:
+    """The rows of joined rows."""
+    return [data[start : start + ROW_SIZE] for start in range(0, len(data), ROW_SIZE)]
+
+
+def newest(parts: Iterable[bytes], most: int | None = None) -> Content | None:
+    """The content of joined rows, oldest first: of each key the last row counts, and a delete counts for nothing.
+
+    None if there are more than ``most`` keys.
+    """
+    last: dict[bytes, bytes] = {}
+    for part in parts:
+        last.update(_ROW.iter_unpack(part))
+        if most is not None and len(last) > most:
+            return None
+    hashes = list(last.values())
+    total = sum(map(int.from_bytes, hashes))
+    return Content(len(hashes) - hashes.count(_DELETED), total % _MODULUS)

@@ -1,0 +1,99 @@
+"""The content hash of a store: pairs in any order, and the newest record of each key of a changelog."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from statemgr.backends.changelog import digest
+from statemgr.flows.verify import differing
+from statemgr.model import content
+from statemgr.model.commit import Change
+from statemgr.model.content import Content, of_pairs
+
+PAIRS = {f"key-{number}".encode(): b"v" * (number % 50) for number in range(3000)}
+
+
+def records(seed: int, count: int = 20_000) -> list[Change]:
+    """Puts and deletes of few keys, so that most records are overwritten by later ones."""
+    chosen = random.Random(seed)
+    keys = [b"", b"\x00", *(chosen.randbytes(chosen.randrange(1, 20)) for _ in range(2000))]
+    return [(chosen.choice(keys), chosen.choice([None, b"", chosen.randbytes(5)])) for _ in range(count)]
+
+
+def state(changes: list[Change]) -> dict[bytes, bytes]:
+    """What a changelog's records come to."""
+    return {key: value for key, value in dict(changes).items() if value is not None}
+
+
+def hashed(changes: list[Change], directory: Path, ranges: int = 3) -> Content:
+    """The content of a changelog that is read in several ranges of offsets."""
+    step = -(-len(changes) // ranges)
+    for number in range(ranges):
+        some = changes[number * step : (number + 1) * step]
+        assert digest.read_rows((some[i : i + 70] for i in range(0, len(some), 70)), directory / str(number)) == len(
+            some
+        )
+    parts = [[directory / str(n) / str(part) for n in range(ranges)] for part in range(content.WAYS)]
+    return sum(map(digest.hash_rows, parts), Content())
+
+
+def test_the_hash_does_not_depend_on_the_order_or_on_the_parts() -> None:
+    """A store that is hashed in ranges, or in another order, has the same content."""
+    pairs = list(PAIRS.items())
+    whole = of_pairs(iter(pairs))
+    assert whole.keys == len(pairs)
+    assert whole == of_pairs(reversed(pairs)) == of_pairs(iter(pairs[:700])) + of_pairs(iter(pairs[700:]))
+    assert len(whole.hash) == 32
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**PAIRS, b"one more": b""},
+        {key: value for key, value in PAIRS.items() if key != b"key-7"},
+        {**PAIRS, b"key-7": b"another"},
+        {**PAIRS, b"key-7": PAIRS[b"key-8"], b"key-8": PAIRS[b"key-7"]},
+    ],
+    ids=["an extra key", "a missing key", "another value", "two values swapped"],
+)
+def test_every_difference_changes_the_hash(other: dict[bytes, bytes]) -> None:
+    """Also one that leaves the number of keys and all bytes as they were."""
+    assert of_pairs(iter(other.items())) != of_pairs(iter(PAIRS.items()))
+
+
+def test_where_a_key_ends_counts() -> None:
+    """The same bytes, cut into key and value elsewhere, are another pair."""
+    assert of_pairs(iter([(b"ab", b"c")])) != of_pairs(iter([(b"a", b"bc")]))
+
+
+@pytest.mark.parametrize("most", [10, 400_000], ids=["parts that are split again", "parts in memory"])
+def test_the_newest_record_of_each_key_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """A changelog with many records of a key, and deletes, has the content of the state that it comes to."""
+    monkeypatch.setattr(digest, "MOST_KEYS", most)
+    for seed in range(3):
+        changes = records(seed)
+        (tmp_path / str(seed)).mkdir()
+        assert hashed(changes, tmp_path / str(seed)) == of_pairs(iter(state(changes).items()))
+
+
+def test_an_empty_changelog_is_an_empty_store(tmp_path: Path) -> None:
+    """Without a record, and with deletes only."""
+    assert hashed([], tmp_path, 1) == Content()
+    (tmp_path / "deletes").mkdir()
+    assert hashed([(b"a", b"1"), (b"a", None), (b"b", None)], tmp_path / "deletes", 1) == Content()
+
+
+def test_the_keys_that_differ_are_listed_in_order() -> None:
+    """Missing on either side, with another value, and of the same size."""
+    left = {b"a": b"1", b"b": b"2", b"d": b"4", b"e": b"5"}
+    right = {b"a": b"1", b"b": b"22", b"c": b"3", b"e": b"6"}
+    found = [(one.key, dict(one.sizes)) for one in differing({"l": iter(left.items()), "r": iter(right.items())})]
+    assert found == [
+        (b"b", {"l": 1, "r": 2}),
+        (b"c", {"l": None, "r": 1}),
+        (b"d", {"l": 1, "r": None}),
+        (b"e", {"l": 1, "r": 1}),
+    ]
