@@ -11,15 +11,15 @@ from statemgr.cli.output import messages, print_json, print_table, progress_bars
 from statemgr.config import JobConfig
 from statemgr.config.units import DAY_MS, HOUR_MS
 from statemgr.errors import MissingError, RetryableError
-from statemgr.flows.gc_fates import Collection, Fate, Request
+from statemgr.flows.gc import BlobStatus, GarbageReport, collect_garbage
 
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": HOUR_MS, "d": DAY_MS}
 _MEANINGS = {
-    Fate.KEPT: "needed by a retained checkpoint",
-    Fate.YOUNG: "not needed, but younger than the grace period",
-    Fate.ORPHAN: "not needed, and old: garbage",
-    Fate.UNKNOWN: "of tasks without a known checkpoint: kept",
-    Fate.FOREIGN: "with names that statemgr does not use: kept",
+    BlobStatus.KEPT: "needed by a retained checkpoint",
+    BlobStatus.YOUNG: "not needed, but younger than the grace period",
+    BlobStatus.ORPHAN: "not needed, and old: garbage",
+    BlobStatus.UNKNOWN: "of tasks without a known checkpoint: kept",
+    BlobStatus.FOREIGN: "with names that statemgr does not use: kept",
 }
 
 
@@ -60,19 +60,25 @@ def command(
     Exit status: 1 needed blobs would expire (see --fix) · 3 something could not be deleted
                  4 a blob that a retained checkpoint needs is missing or corrupt: nothing is deleted
     """
-    from statemgr.flows.gc import collect
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.wiring import open_services
 
     if fix and dry_run:
         raise click.UsageError("--fix and --dry-run cannot be used together")
-    request = Request(grace_ms=grace_ms, delete=not dry_run, fix=fix, allow_no_checkpoints=allow_no_checkpoints)
     services = open_services(config)
     try:
         log = CheckpointTopic(config, services.clock)
         try:
             with progress_bars(quiet=as_json) as progress:
-                found = collect(services, log, request, progress)
+                found = collect_garbage(
+                    services,
+                    log,
+                    progress,
+                    grace_ms=grace_ms,
+                    delete=not dry_run,
+                    fix=fix,
+                    allow_no_checkpoints=allow_no_checkpoints,
+                )
         finally:
             log.close()
     finally:
@@ -86,7 +92,7 @@ def command(
         raise SystemExit(status)
 
 
-def _status(found: Collection) -> int:
+def _status(found: GarbageReport) -> int:
     if found.missing:
         return MissingError.exit_status
     if found.failed:
@@ -94,11 +100,11 @@ def _status(found: Collection) -> int:
     return 1 if len(found.fixed) < len(found.expiring) else 0
 
 
-def _as_json(found: Collection, *, dry_run: bool) -> dict[str, object]:
+def _as_json(found: GarbageReport, *, dry_run: bool) -> dict[str, object]:
     return {
         "dry_run": dry_run,
         "grace_ms": found.grace_ms,
-        **{fate.value: {"blobs": pile.blobs, "bytes": pile.size} for fate, pile in found.piles.items()},
+        **{status.value: {"blobs": count.blobs, "bytes": count.size} for status, count in found.counts.items()},
         "orphan_examples": found.examples,
         "deleted": {"blobs": found.deleted.blobs, "bytes": found.deleted.size},
         "expiring": found.expiring,
@@ -111,11 +117,11 @@ def _as_json(found: Collection, *, dry_run: bool) -> dict[str, object]:
     }
 
 
-def _print(found: Collection, *, dry_run: bool) -> None:
+def _print(found: GarbageReport, *, dry_run: bool) -> None:
     rows: list[tuple[object, ...]] = [
-        (fate.value, pile.blobs, size(pile.size), _MEANINGS[fate])
-        for fate, pile in found.piles.items()
-        if pile.blobs or fate in (Fate.KEPT, Fate.ORPHAN)
+        (status.value, count.blobs, size(count.size), _MEANINGS[status])
+        for status, count in found.counts.items()
+        if count.blobs or status in (BlobStatus.KEPT, BlobStatus.ORPHAN)
     ]
     if found.expiring:
         rows.append(("expiring", len(found.expiring), "", "needed, but still with a TTL"))
@@ -138,5 +144,5 @@ def _print(found: Collection, *, dry_run: bool) -> None:
             "nothing was deleted, because a blob is missing: `statemgr snapshots list` shows which state needs it",
             markup=False,
         )
-    elif dry_run and (found.piles[Fate.ORPHAN].blobs or found.unfinished):
+    elif dry_run and (found.counts[BlobStatus.ORPHAN].blobs or found.unfinished):
         say.print("this was a dry run: nothing was deleted", markup=False)

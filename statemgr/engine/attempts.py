@@ -15,9 +15,9 @@ from statemgr.config import JobConfig
 from statemgr.engine.host import AttemptHost, attempt_host
 from statemgr.engine.store import Store
 from statemgr.errors import ClosedError, ConfigError, CorruptBlob, InvalidError
-from statemgr.flows.attempt_snapshots import overdue_stores
+from statemgr.flows.background_snapshots import overdue_stores
 from statemgr.flows.commit import CommitBase, Refill, discard, freeze, prepare
-from statemgr.flows.compaction import make_way, most_files
+from statemgr.flows.local_copies import most_files, prefer_compacted
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.persist_ahead import PersistAhead
 from statemgr.flows.restore import StoreRestore, restore_task
@@ -202,7 +202,7 @@ def open_attempt(
     Raises: what :func:`statemgr.flows.restore.restore_task` does.
     """
     host = attempt_host(config)
-    compacted = make_way(host.services, task, checkpoint) if checkpoint is not None else {}
+    compacted = prefer_compacted(host.services, task, checkpoint) if checkpoint is not None else {}
     stores, restored = restore_task(
         host.services,
         task,

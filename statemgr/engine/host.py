@@ -9,9 +9,8 @@ from pathlib import Path
 
 from statemgr.backends.services import Services
 from statemgr.config import JobConfig, StoreConfig
-from statemgr.flows.attempt_snapshots import AttemptSnapshots
-from statemgr.flows.compaction import Compactions
-from statemgr.flows.sweep import Sweep
+from statemgr.flows.background_snapshots import AttemptSnapshots
+from statemgr.flows.local_copies import Compactions, Sweep
 from statemgr.local import levels, open_store
 from statemgr.ports import LocalStore
 from statemgr.wiring import open_services

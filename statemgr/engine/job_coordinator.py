@@ -81,7 +81,7 @@ class JobCoordinator(Coordinator):
         """Publish one commit per task, then clean up. See :meth:`statemgr.StateManager.publish`."""
         if not self._settled(commits):
             for clean_up in self.clean_ups.values():
-                clean_up.check()
+                clean_up.retry_ttls()
             follow_up = partial(self._start_clean_up, commits, dict(self.published.records))
             self._publish(commits, follow_up, batch, inputs)
             follow_up()

@@ -174,7 +174,7 @@ class Task:
             if self._closed:
                 raise ClosedError("the task is closed", task=self.name)
             self._coordinator.settle()
-            self._coordinator.snapshots.check()
+            self._coordinator.snapshots.raise_failures()
             base = self._coordinator.next_base()
             input_ids = self._inputs.asked(input_offsets)
             with self._ahead.held(), self.metrics.phase("flush"):

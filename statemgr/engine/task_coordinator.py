@@ -69,7 +69,7 @@ class TaskCoordinator(Coordinator):
 
     def check(self) -> None:
         """Called before a commit is prepared. Raises: the error of the clean-up after the last commit."""
-        self._clean_up.check()
+        self._clean_up.retry_ttls()
 
     def publish(self, frozen: FrozenCommit, prepared: PreparedCommit, input_ids: InputIds) -> Checkpoint:
         """Publish a commit, then clean up. Raises: FencedError, RetryableError, OutcomeUnknownError."""

@@ -1,36 +1,42 @@
 """Background snapshots (materialisation) of stores whose commits are segments of changes.
 
-Steps, for one store at a time, while its task continues:
+Steps, for one store at a time, while its task continues or the next attempts run:
 
 1. decide whether a snapshot is due, by commits, bytes or time since the last one, at different times for different
    tasks
-2. make a checkpoint directory
-3. upload the files that the last snapshot lacks, and keep the directory as the local copy for a restart on this machine
-4. the next commit begins with the snapshot, and leaves out the segments that it covers
+2. make a directory: a RocksDB checkpoint of a store that a task keeps open, or a link to the local copy of the
+   published state where attempts open the store for a moment each
+3. upload the files that the last snapshot lacks
+4. the next commit begins with the snapshot, and leaves out the segments that it covers. In a task the open store knows
+   the snapshot; attempts find it in a note on this machine
 
-Nothing here changes which state is current. Failures are tolerated up to a limit, because the segments keep everything
-meanwhile.
+Nothing here changes which state is current, and the segments keep everything meanwhile. A task tolerates failures up
+to a limit. Attempts tolerate all of them, but one that finds twice as much as makes a snapshot due makes the snapshot
+itself (:func:`overdue_stores`).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from statemgr.backends.services import Services
 from statemgr.errors import CorruptError, MissingError, RetryableError, StatemgrError
-from statemgr.flows.open_store import OpenStore
+from statemgr.flows.open_store import NO_CHANGES, OpenStore
 from statemgr.flows.worker import Worker
 from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.model.hashing import content_hash
-from statemgr.phases import Phase, announce
-from statemgr.ports import SegmentBackupManager, StoreIdentity, StoreSnapshot
+from statemgr.phases import Phase
+from statemgr.ports import Backlog, SegmentBackupManager, StoreIdentity, StoreSnapshot
 
 log = logging.getLogger(__name__)
+#: Intervals after which an attempt makes the snapshot itself.
+_OVERDUE = 2
 
 
 class SnapshotMetrics(Protocol):
@@ -43,6 +49,48 @@ class SnapshotMetrics(Protocol):
     def materialized(self, store: str, seconds: float | None) -> None:
         """Count a snapshot that took ``seconds``; None if it failed."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A store's published chain in one backend, and what a restore would apply on top of its snapshot."""
+
+    services: Services
+    store: OpenStore
+    manager: SegmentBackupManager
+    marker: Marker
+    backlog: Backlog
+
+    @property
+    def needs_snapshot(self) -> bool:
+        return self.backlog.segments > 0 and not self.backlog.waiting
+
+    def is_over(self, *, intervals: int = 1, seconds: float = 0) -> bool:
+        """Whether its snapshot is more than so many intervals old, by commits or bytes, or by ``seconds``."""
+        commits, size = self.backlog.segments // intervals, self.backlog.size // intervals
+        share = share_of_interval(self.store.identity)
+        return self.services.config.snapshot_interval.is_over(commits, size, seconds, share=share)
+
+    def snapshot_age_s(self) -> float:
+        """Seconds since the snapshot was made; infinite if its index is lost."""
+        try:
+            made_ms = self.manager.snapshot_made_ms(self.store.identity, self.marker)
+        except (MissingError, CorruptError):
+            return float("inf")
+        return self.services.clock.time_ns() / 1e9 - made_ms / 1e3
+
+
+def _chains(services: Services, store: OpenStore, checkpoint: Checkpoint, *, in_session: bool) -> Iterator[_Chain]:
+    """The published chains of a store. ``in_session``: whether the open store knows the newest snapshots, instead of
+    the notes on this machine. Raises: MissingBlob, CorruptBlob, UnavailableError."""
+    for factory, manager in services.segment_backends(store.config):
+        marker = checkpoint.marker(factory, store.identity.store)
+        if marker is not None:
+            backlog = manager.backlog(store.identity, marker, store.session if in_session else None)
+            yield _Chain(services, store, manager, marker, backlog)
+
+
+# --- stores that a task keeps open -------------------------------------------------------------------------------
 
 
 class BackgroundSnapshots:
@@ -83,10 +131,10 @@ class BackgroundSnapshots:
                 if isinstance(error, MissingError | CorruptError):
                     self._suspect()
                 continue
-            if due is not None and self.worker.start(partial(self._tried, store, *due)) is not None:
+            if due is not None and self.worker.start(partial(self._make, due)) is not None:
                 self._last[name] = self._services.clock.monotonic()
 
-    def check(self) -> None:
+    def raise_failures(self) -> None:
         """Before a commit. Raises: RetryableError if more snapshots in a row have failed than are tolerated."""
         for store, error in tuple(self._failed.items()):
             if self._failures[store] > self._services.config.tolerated_snapshot_failures:
@@ -105,32 +153,21 @@ class BackgroundSnapshots:
         with self._at_database:
             pass
 
-    # --- step 1 ---------------------------------------------------------------------------------------------------
-
-    def _due(self, store: OpenStore, checkpoint: Checkpoint) -> tuple[SegmentBackupManager, Marker] | None:
-        """The backend in which a snapshot of the store is due, and its published marker."""
+    def _due(self, store: OpenStore, checkpoint: Checkpoint) -> _Chain | None:
+        """Step 1."""
         name = store.identity.store
-        for factory, manager in self._services.segment_backends(store.config):
-            marker = checkpoint.marker(factory, name)
-            if marker is None:
-                continue
-            backlog = manager.backlog(store.identity, marker, store.session)
-            self._metrics.backlog(name, backlog.segments, backlog.size)
-            if not backlog.segments or backlog.waiting:
-                continue
-            seconds = self._services.clock.monotonic() - self._last[name]
-            share = share_of_interval(store.identity)
-            if self._services.config.snapshot_interval.is_over(backlog.segments, backlog.size, seconds, share=share):
-                return manager, marker
+        seconds = self._services.clock.monotonic() - self._last[name]
+        for chain in _chains(self._services, store, checkpoint, in_session=True):
+            self._metrics.backlog(name, chain.backlog.segments, chain.backlog.size)
+            if chain.needs_snapshot and chain.is_over(seconds=seconds):
+                return chain
         return None
 
-    # --- steps 2 and 3 --------------------------------------------------------------------------------------------
-
-    def _tried(self, store: OpenStore, manager: SegmentBackupManager, marker: Marker) -> None:
-        name = store.identity.store
+    def _make(self, due: _Chain) -> None:
+        name = due.store.identity.store
         begun = self._services.clock.monotonic()
         try:
-            materialize(self._services, store, manager, marker, self._at_database, self.worker.go_on)
+            materialize(self._services, due.store, due.manager, due.marker, self._at_database, self.worker.go_on)
             self._metrics.materialized(name, self._services.clock.monotonic() - begun)
             self._failures.pop(name, None)
             self._failed.pop(name, None)
@@ -151,10 +188,10 @@ def materialize(
     at_database: AbstractContextManager[object],
     go_on: Callable[[], None],
 ) -> None:
-    """Make and upload a snapshot of an open store.
+    """Steps 2 and 3 for a store that a task keeps open. Keeps the directory as a local copy.
 
     Args:
-        manager: the backend that gets it.
+        manager: the backend that gets the snapshot.
         marker: the backend's published marker of the store.
         at_database: a lock to hold while using the store's database.
         go_on: called now and then; an exception from it ends the snapshot.
@@ -162,23 +199,93 @@ def materialize(
     Raises: RetryableError, AccessDenied, DiskFull, CorruptError, ClosedError.
     """
     identity = store.identity
-    subject = f"{identity.task}/{identity.store}"
-    announce(Phase.MATERIALIZE, subject, identity.job_key)
+    identity.announce(Phase.MATERIALIZE)
     attempt = services.ids.attempt_id()
     with at_database:
         go_on()
-        staging, covered = store.snapshot_beside()
+        staging, covered = store.concurrent_snapshot()
     try:
         made, state_id = store.finished(staging), f"{attempt}-{identity.store}"
         with store.local_files():
             manager.materialize(StoreSnapshot(identity, state_id, attempt, made, covered, None, check=go_on), marker)
-        store.keep_beside(made, state_id)
+        store.keep_snapshot(made, state_id)
     finally:
         store.directories.discard(staging)
-    announce(Phase.MATERIALIZED, subject, identity.job_key)
+    identity.announce(Phase.MATERIALIZED)
 
 
 def share_of_interval(identity: StoreIdentity) -> float:
     """From 1/2 to 1, spread evenly over tasks and stores, so that their snapshots are due at different times."""
     digest = content_hash(f"{identity.job_name}/{identity.job_id}/{identity.task}/{identity.store}".encode())
     return 0.5 + int.from_bytes(digest[:4], "big") / 2**33
+
+
+# --- stores that attempts open for a moment each -----------------------------------------------------------------
+
+
+class AttemptSnapshots:
+    """The background snapshots next to the attempts of one process. Safe to use from many threads."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        # a process that ends waits at most for the parts that are being uploaded
+        self.worker: Worker[None] = Worker(services, "snapshot", services.config.job_name, background=True)
+
+    def start(self, stores: Mapping[str, OpenStore], checkpoint: Checkpoint) -> None:
+        """Start a due snapshot of one of the stores, which were just opened at the checkpoint."""
+        if self.worker.busy:
+            return
+        interval_s = self._services.config.snapshot_interval.seconds
+        try:
+            for chain in _published_chains(self._services, stores, checkpoint):
+                if chain.is_over(intervals=_OVERDUE):
+                    continue  # the attempt makes this one itself
+                identity = chain.store.identity
+                age_s = interval_s and interval_s * share_of_interval(identity)
+                if chain.is_over() or (age_s is not None and chain.snapshot_age_s() >= age_s):
+                    state_id = checkpoint.stores[identity.store]
+                    what = f"a snapshot of {identity}"
+                    self.worker.attempt(what, partial(self._make, chain, state_id))
+                    return
+        except Exception as error:  # an attempt must not fail because of it
+            log.warning("no snapshot is made next to this attempt: %s", error)
+
+    def _make(self, due: _Chain, state_id: str) -> None:
+        """Steps 2 and 3."""
+        identity, directories = due.store.identity, due.store.directories
+        identity.announce(Phase.MATERIALIZE)
+        copy = directories.find(state_id)
+        if copy is None:
+            return  # a later attempt has removed it
+        own = directories.clone(copy)
+        try:
+            made, attempt = due.store.finished(own), self._services.ids.attempt_id()
+            snapshot = StoreSnapshot(identity, state_id, attempt, made, NO_CHANGES, None, check=self.worker.go_on)
+            with due.store.local_files():
+                due.manager.materialize_published(snapshot, due.marker)
+        finally:
+            directories.discard(own)
+        identity.announce(Phase.MATERIALIZED)
+
+
+def overdue_stores(services: Services, stores: Mapping[str, OpenStore], checkpoint: Checkpoint | None) -> list[str]:
+    """The stores that an attempt should store as snapshots instead of segments, because nobody has made their
+    snapshots.
+
+    Counts commits and bytes, but not time, so that a job that seldom commits still has its snapshots made in the
+    background.
+
+    Raises: UnavailableError, AccessDenied.
+    """
+    chains = _published_chains(services, stores, checkpoint) if checkpoint is not None else ()
+    return [chain.store.identity.store for chain in chains if chain.is_over(intervals=_OVERDUE)]
+
+
+def _published_chains(services: Services, stores: Mapping[str, OpenStore], checkpoint: Checkpoint) -> Iterator[_Chain]:
+    """The published chains that no snapshot waits for on this machine."""
+    for store in stores.values():
+        try:
+            chains = list(_chains(services, store, checkpoint, in_session=False))
+        except (MissingError, CorruptError):
+            continue  # the commit notices that too, and fills the backend again
+        yield from (chain for chain in chains if chain.needs_snapshot)

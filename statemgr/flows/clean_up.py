@@ -6,8 +6,8 @@ Steps:
 2. delete the blobs that carried changes to the publisher, and the attachments of evicted checkpoints
 3. delete the blobs that only evicted checkpoints referenced, and their index last
 
-If step 1 keeps failing, commits fail in the end (:meth:`CleanUp.check`), because published blobs would expire. If steps
-2 and 3 fail, garbage remains, which expires or is deleted by ``statemgr gc``.
+If step 1 keeps failing, commits fail in the end (:meth:`CleanUp.retry_ttls`), because published blobs would expire. If
+steps 2 and 3 fail, garbage remains, which expires or is deleted by ``statemgr gc``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statemgr.backends.services import Services
 from statemgr.config.units import DAY_MS
 from statemgr.errors import ConfigError, CorruptError, MissingBlob, MissingError, RetryableError, StatemgrError
-from statemgr.flows.damage import Damage
+from statemgr.flows.repair import Damage
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker, OutstandingTtl
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.record_size import MOST_OUTSTANDING
@@ -29,7 +29,11 @@ log = logging.getLogger(__name__)
 
 
 class CleanUp:
-    """Cleans up after the publishes of one task, and remembers the TTLs that could not be removed yet."""
+    """Cleans up after the publishes of one task.
+
+    Attributes:
+        damage: the damage of the current checkpoint's backups.
+    """
 
     def __init__(self, services: Services, task: str, log: CheckpointLog) -> None:
         self._services = services
@@ -37,11 +41,10 @@ class CleanUp:
         self._task = task
         #: blob → time (epoch milliseconds) since which its TTL could not be removed
         self._outstanding: dict[str, int] = {}
-        #: damage of the current checkpoint's backups
         self.damage = Damage(task)
         #: markers of the current checkpoint that are not checked yet: a dead owner may have left their blobs with a TTL
         self._unread: list[tuple[str, str, Marker]] = []
-        self._left: set[str] = set()
+        self._skipped: set[str] = set()
 
     @property
     def outstanding(self) -> tuple[OutstandingTtl, ...]:
@@ -49,15 +52,14 @@ class CleanUp:
         return tuple(OutstandingTtl(blob, since) for blob, since in sorted(self._outstanding.items()))
 
     def at_open(self, record: CheckpointRecord | None) -> None:
-        """Finish the clean-up of an owner that died. :meth:`check` retries failures."""
+        """Finish the clean-up of an owner that died. :meth:`retry_ttls` retries failures."""
         if record is None:
             return
         current = record.current
         self.damage.suspect()
         self._outstanding = {o.blob_id: o.since_ms for o in current.outstanding_ttl}
-        self._unread = [
-            (f, s, m) for f, of_store in current.state_checkpoint_markers.items() for s, m in of_store.items()
-        ]
+        markers = current.state_checkpoint_markers
+        self._unread = [(factory, *found) for factory, of_store in markers.items() for found in of_store.items()]
         now = self._now_ms()
         for attachment in current.attachments:
             if attachment.blob:
@@ -80,12 +82,13 @@ class CleanUp:
             self._outstanding |= {blob: now for blob in _referenced(commit) if blob not in self._outstanding}
             log.warning("task %s: the TTL could not be removed; the next commit tries again: %s", self._task, error)
         announce(Phase.DELETE_BLOBS, self._task, self._services.config.job_key)
-        self._delete([*_transport(commit), *_evicted_attachments(before, record)])
-        self._delete_evicted(_evicted(before, record), record)
+        evicted, kept = _evicted(before, record), set(_attached(record.checkpoints))
+        self._delete([*_transport(commit), *(blob for blob in _attached(evicted) if blob not in kept)])
+        self._delete_evicted(evicted, record)
         announce(Phase.CLEANED_UP, self._task, self._services.config.job_key)
 
-    def check(self) -> None:
-        """Before a commit: retry outstanding TTLs.
+    def retry_ttls(self) -> None:
+        """Before a commit: try again to remove outstanding TTLs.
 
         Raises: RetryableError if a TTL has been outstanding for a third of its time, if there are so many that the
         record would grow too large, or if the additions of a dead owner's last commit cannot be read yet.
@@ -105,18 +108,14 @@ class CleanUp:
                 blob=blob,
             )
 
-    def _leave(self, factory: str, error: ConfigError) -> None:
-        """Leave the blobs of a backend that the job no longer uses and cannot reach. Logs this once."""
+    def _skip_unreachable(self, factory: str, error: ConfigError) -> None:
+        """Skip a backend that the job no longer uses and cannot reach. Raises: the error, for any other backend."""
         if factory in self._services.factories:
             raise error
-        if factory not in self._left:
-            self._left.add(factory)
-            log.warning(
-                "task %s: the job no longer uses %s, and its state there was not deleted: %s",
-                self._task,
-                factory,
-                error,
-            )
+        if factory not in self._skipped:
+            self._skipped.add(factory)
+            what = "task %s: the job no longer uses %s, and its state there was not deleted: %s"
+            log.warning(what, self._task, factory, error)
 
     # --- step 1 --------------------------------------------------------------------------------------------------
 
@@ -131,7 +130,7 @@ class CleanUp:
             except (MissingError, CorruptError) as error:
                 self._damaged(factory, store, error)
             except ConfigError as error:
-                self._leave(factory, error)
+                self._skip_unreachable(factory, error)
             if self._remove_ttls(added) & set(added):
                 self._damaged(factory, store, "it has lost blobs")
             self._unread.pop()
@@ -141,9 +140,8 @@ class CleanUp:
         if config is not None and factory in config.backup_factories:
             self.damage.found(factory, store, why)
         else:
-            log.warning(
-                "task %s: the state in %s that store %s no longer uses is damaged: %s", self._task, factory, store, why
-            )
+            what = "task %s: the state in %s that store %s no longer uses is damaged: %s"
+            log.warning(what, self._task, factory, store, why)
 
     def _remove_ttls(self, added: Iterable[str]) -> set[str]:
         """Remove TTLs. Returns: the blobs that do not exist."""
@@ -160,9 +158,8 @@ class CleanUp:
                 self.damage.suspect()
                 continue
             kept[blob] = self._outstanding.get(blob, now)
-            log.warning(
-                "task %s: the TTL of %s could not be removed; the next commit tries again: %s", self._task, blob, error
-            )
+            what = "task %s: the TTL of %s could not be removed; the next commit tries again: %s"
+            log.warning(what, self._task, blob, error)
         self._outstanding = kept
         return gone
 
@@ -191,21 +188,21 @@ class CleanUp:
             try:
                 manager = self._services.backup_manager(factory)
             except ConfigError as error:
-                self._leave(factory, error)
+                self._skip_unreachable(factory, error)
                 continue
             if isinstance(manager, SegmentBackupManager):
-                self._tried(factory, manager.clean_up_all, self._services.identity(self._task, ""), gone, retained)
-                self._tried(factory, manager.release_shared, self._topic.read)
+                self._try(factory, manager.clean_up_all, self._services.identity(self._task, ""), gone, retained)
+                self._try(factory, manager.release_shared, self._topic.read)
                 continue
             for store in gone:
                 identity = self._services.identity(self._task, store)
-                self._tried(factory, manager.clean_up, identity, gone[store], retained[store])
+                self._try(factory, manager.clean_up, identity, gone[store], retained[store])
 
-    def _tried(self, factory: str, clean_up: Callable[..., None], *args: object) -> None:
+    def _try(self, factory: str, clean_up: Callable[..., None], *args: object) -> None:
         try:
             clean_up(*args)
         except ConfigError as error:
-            self._leave(factory, error)
+            self._skip_unreachable(factory, error)
         except (MissingError, CorruptError) as error:
             log.warning("task %s: a clean-up in %s deleted nothing: %s", self._task, factory, error)
             self.damage.suspect()
@@ -221,11 +218,6 @@ def _markers(checkpoints: Sequence[Checkpoint], factory: str, store: str) -> lis
 def _evicted(before: CheckpointRecord | None, record: CheckpointRecord) -> list[Checkpoint]:
     kept = {c.checkpoint_id for c in record.checkpoints}
     return [c for c in (before.checkpoints if before else ()) if c.checkpoint_id not in kept]
-
-
-def _evicted_attachments(before: CheckpointRecord | None, record: CheckpointRecord) -> list[str]:
-    kept = set(_attached(record.checkpoints))
-    return [blob for blob in _attached(_evicted(before, record)) if blob not in kept]
 
 
 def _attached(checkpoints: Iterable[Checkpoint]) -> list[str]:

@@ -184,7 +184,7 @@ class OpenStore:
         """Number of changes in ``frozen`` since the last acknowledged commit, as the database counts them."""
         return frozen.sequence_number - self._committed_at
 
-    def snapshot_beside(self) -> tuple[Path, FrozenChanges]:
+    def concurrent_snapshot(self) -> tuple[Path, FrozenChanges]:
         """Make a checkpoint directory while the task continues. Returns: the directory and a range of changes: the
         directory has all changes below the ``end`` of the range, and perhaps later ones.
 
@@ -223,7 +223,7 @@ class OpenStore:
         # if there is an earlier copy of the same state, it is kept instead: other files with the same content
         made.path, made.files = adopted.path, dict(adopted.files)
 
-    def keep_beside(self, made: FinishedDirectory, state_id: str) -> None:
+    def keep_snapshot(self, made: FinishedDirectory, state_id: str) -> None:
         """As :meth:`adopt`, for a background snapshot."""
         with self._tidying:
             self.adopt(made, state_id)
@@ -243,7 +243,7 @@ class OpenStore:
         try:
             if self.changed or self.state_id != state_id:
                 return False
-            self.keep_beside(self.directories.finished(staging), state_id)
+            self.keep_snapshot(self.directories.finished(staging), state_id)
         finally:
             self.directories.discard(staging)
         return True

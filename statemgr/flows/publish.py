@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from statemgr.backends.services import Services
@@ -47,8 +47,8 @@ logger = logging.getLogger(__name__)
 
 #: Times that a publish is repeated because the brokers had forgotten the transactional ID.
 _REPEATS = 3
-#: task → (store, factory) → changes that are ready to be sent
-_Staged = dict[str, dict[tuple[str, str], StagedChanges]]
+#: (store, factory) → changes that are ready to be sent
+_Staged = dict[tuple[str, str], StagedChanges]
 
 
 def publish(
@@ -77,215 +77,191 @@ def publish(
         raise OutcomeUnknownError(
             "the outcome of the last publish is unknown", hint="settle it before you publish again"
         )
-    attempt = partial(_publish, services, publisher, log, published, commits, batch, inputs, outstanding or {})
+    attempt = _Publish(services, publisher, log, published, commits, batch, inputs, outstanding or {})
     for _ in range(_REPEATS):
         try:
-            return attempt()
+            return attempt.run()
         except IdForgotten as error:
             logger.info("publishing again: %s", error)
-    return attempt()
+    return attempt.run()
 
 
-def _publish(
-    services: Services,
-    publisher: Publisher,
-    log: CheckpointLog,
-    published: Published,
-    commits: Sequence[PreparedCommit],
-    batch: MicroBatch | None,
-    inputs: Inputs | None,
-    outstanding: Mapping[str, Sequence[OutstandingTtl]],
-) -> None:
-    go_on(services, publisher, log, published)  # 1
-    _check_whole(services, published, commits, inputs)
-    _check_inputs(services, commits, inputs)
-    for commit in commits:
-        _check(services, published, commit)
-        check_young(services.config, services.ids, commit, partial(_age_in_store, services))
-    with explained(services, log, published):
-        staged = {commit.task: _stage(services, published, commit) for commit in commits}  # 2
-    checkpoint_id = services.ids.checkpoint_id()
-    sequence = 1 + published.newest_sequence
-    subject = ", ".join(commit.task for commit in commits)
-    records: dict[str, CheckpointRecord] = {}
-    check_topic = log.begin_check()
-    try:
-        announce(Phase.BEGIN, subject, services.config.job_key)
-        with publisher.transaction() as transaction:  # 3
-            announce(Phase.SEND_CHANGELOG, subject, services.config.job_key)
-            _send_changes(transaction, commits, staged)  # 4
-            delivered = transaction.flush()
-            announce(Phase.SEND_CHECKPOINT, subject, services.config.job_key)
-            for commit in commits:  # 5
-                ours = _checkpoint(
-                    services,
-                    published,
-                    commit,
-                    checkpoint_id,
-                    sequence,
-                    batch,
-                    inputs,
-                    tuple(outstanding.get(commit.task, ())),
+@dataclass(frozen=True)
+class _Publish:
+    """The arguments of :func:`publish`, and its steps."""
+
+    services: Services
+    publisher: Publisher
+    log: CheckpointLog
+    published: Published
+    commits: Sequence[PreparedCommit]
+    batch: MicroBatch | None
+    inputs: Inputs | None
+    outstanding: Mapping[str, Sequence[OutstandingTtl]]
+
+    def run(self) -> None:
+        """All steps, once. Raises: as :func:`publish`; IdForgotten if nothing was published and it may be repeated."""
+        services, published, config = self.services, self.published, self.services.config
+        go_on(services, self.publisher, self.log, published)  # 1
+        self._check_tasks()
+        self._check_offsets()
+        for commit in self.commits:
+            self._check_base(commit)
+            check_young(config, services.ids, commit, partial(_age_in_store, services))
+        with explained(services, self.log, published):
+            staged = {commit.task: self._stage(commit) for commit in self.commits}  # 2
+        publish_id = services.ids.checkpoint_id(), 1 + published.newest_sequence
+        subject = ", ".join(commit.task for commit in self.commits)
+        check_topic = self.log.begin_check()
+        try:
+            announce(Phase.BEGIN, subject, config.job_key)
+            with self.publisher.transaction() as transaction:  # 3
+                announce(Phase.SEND_CHANGELOG, subject, config.job_key)
+                for commit in self.commits:  # 4
+                    self._send_changes(transaction, commit, staged[commit.task])
+                delivered = transaction.flush()
+                announce(Phase.SEND_CHECKPOINT, subject, config.job_key)
+                records = {c.task: self._record(c, *publish_id, staged[c.task], delivered) for c in self.commits}  # 5
+                send = partial(transaction.send, config.checkpoint_topic, partition=0)
+                send_records(config, send, published.layout, published.records, records, published.job_records)
+                for permit in published.permits:
+                    send(permit.key, None)
+                check_topic(transaction.flush()[config.checkpoint_topic, 0].end)
+                published.pending = records  # from here on the outcome may become unknown
+                announce(Phase.COMMIT_TRANSACTION, subject, config.job_key)  # 6
+        except (RetryableError, FencedError):
+            published.pending = {}
+            raise
+        except OutcomeUnknownError as error:
+            if not settle(services, self.publisher, self.log, published):
+                raise RetryableError(
+                    f"the commit was not published: {error.message}",
+                    hint="the next commit has the changes of this one",
+                    job=config.job_name,
+                ) from None
+            return
+        published.acknowledge(records)
+        announce(Phase.ACKNOWLEDGED, subject, config.job_key)
+
+    # --- step 1 --------------------------------------------------------------------------------------------------
+
+    def _check_tasks(self) -> None:
+        """Check for one commit per task of the publisher, with every durable store. Raises: InvalidError."""
+        job, tasks = self.services.config.job_name, sorted(commit.task for commit in self.commits)
+        if tasks != sorted(self.published.records):
+            raise InvalidError(
+                f"one prepared commit for each of {len(self.published.records)} tasks is needed, not "
+                f"{', '.join(tasks)}",
+                hint="if a task had several attempts, publish exactly one of them",
+                job=job,
+            )
+        durable = {store for store, is_durable in self.services.durable.items() if is_durable}
+        for commit in self.commits:
+            if commit.input_offsets is None and self.inputs is None:
+                raise InvalidError(
+                    "the prepared commit has no input offsets",
+                    hint="pass the offsets of the job to publish(input_offsets=...), or those of the task to prepare()",
+                    job=job,
+                    task=commit.task,
                 )
-                ours = _with_changelog_markers(ours, staged[commit.task], delivered)
-                retired = retired_changelogs(published.checkpoint(commit.task), ours.state_checkpoint_markers)
-                ours = replace(ours, retired_changelogs=retired)
-                records[commit.task] = _record(services, published, commit, ours)
-            send = partial(transaction.send, services.config.checkpoint_topic, partition=0)
-            send_records(services.config, send, published.layout, published.records, records, published.job_records)
-            for permit in published.permits:
-                send(permit.key, None)
-            check_topic(transaction.flush()[services.config.checkpoint_topic, 0].end)
-            published.pending = records  # from here on the outcome may become unknown
-            announce(Phase.COMMIT_TRANSACTION, subject, services.config.job_key)  # 6
-    except (RetryableError, FencedError):
-        published.pending = {}
-        raise
-    except OutcomeUnknownError as error:
-        if not settle(services, publisher, log, published):
-            raise RetryableError(
-                f"the commit was not published: {error.message}",
-                hint="the next commit has the changes of this one",
-                job=services.config.job_name,
-            ) from None
-        return
-    published.acknowledge(records)
-    announce(Phase.ACKNOWLEDGED, subject, services.config.job_key)
+            if set(commit.stores) != durable:
+                raise InvalidError(
+                    f"the prepared commit has the stores {sorted(commit.stores)}, but the job has {sorted(durable)}",
+                    hint="use the same configuration in executors and driver",
+                    job=job,
+                    task=commit.task,
+                )
 
+    def _check_offsets(self) -> None:
+        """Check input offsets. Tasks often share one mapping, which is checked once. Raises: InvalidError."""
+        of_job = self.inputs.offsets if self.inputs else None
+        checked = set()
+        for task, offsets in [(None, of_job), *((c.task, c.input_offsets) for c in self.commits)]:
+            if offsets is not None and id(offsets) not in checked:
+                checked.add(id(offsets))
+                check_offsets(offsets, **({"task": task} if task else {}))
+                check_inputs(self.services.config, Inputs(offsets))
 
-def _check_whole(
-    services: Services, published: Published, commits: Sequence[PreparedCommit], inputs: Inputs | None
-) -> None:
-    """Check for one commit per task of the publisher, with every durable store. Raises: InvalidError."""
-    tasks = [commit.task for commit in commits]
-    if sorted(tasks) != sorted(published.records):
-        raise InvalidError(
-            f"one prepared commit for each of {len(published.records)} tasks is needed, not {', '.join(sorted(tasks))}",
-            hint="if a task had several attempts, publish exactly one of them",
-            job=services.config.job_name,
-        )
-    durable = {store for store, is_durable in services.durable.items() if is_durable}
-    for commit in commits:
-        if commit.input_offsets is None and inputs is None:
-            raise InvalidError(
-                "the prepared commit has no input offsets",
-                hint="pass the offsets of the job to publish(input_offsets=...), or those of the task to prepare()",
-                job=services.config.job_name,
+    def _check_base(self, commit: PreparedCommit) -> None:
+        """Check that a commit continues what is published. Raises: FencedError, InvalidError."""
+        config, published = self.services.config, self.published
+        base = published.checkpoint(commit.task)
+        problem = None
+        if (commit.job_name, commit.job_id) != (config.job_name, config.job_id):
+            problem = f"it belongs to job {commit.job_name!r}/{commit.job_id!r}"
+        elif commit.layout != published.layout:
+            problem = f"it was made for {commit.layout}, the job has {published.layout}"
+        elif commit.base_checkpoint_id != (str(base.checkpoint_id) if base else None):
+            problem = (
+                f"it continues checkpoint {commit.base_checkpoint_id}, the topic has {base and base.checkpoint_id}"
+            )
+        elif commit.epoch != published.epoch:
+            raise FencedError(
+                f"the commit was prepared in epoch {commit.epoch}, but the owner is in epoch {published.epoch}",
+                job=config.job_name,
                 task=commit.task,
             )
-        if set(commit.stores) != durable:
-            raise InvalidError(
-                f"the prepared commit has the stores {sorted(commit.stores)}, but the job has {sorted(durable)}",
-                hint="use the same configuration in executors and driver",
-                job=services.config.job_name,
-                task=commit.task,
-            )
+        if problem:
+            raise InvalidError(f"prepared commit refused: {problem}", job=config.job_name, task=commit.task)
 
+    # --- steps 2 to 5 --------------------------------------------------------------------------------------------
 
-def _check_inputs(services: Services, commits: Sequence[PreparedCommit], inputs: Inputs | None) -> None:
-    """Check input offsets. Tasks often share one mapping, which is checked once. Raises: InvalidError."""
-    found: list[tuple[str | None, Mapping[str, int] | None]] = [(c.task, c.input_offsets) for c in commits]
-    checked = set()
-    for task, offsets in [(None, inputs.offsets if inputs else None), *found]:
-        if offsets is not None and id(offsets) not in checked:
-            checked.add(id(offsets))
-            check_offsets(offsets, **({"task": task} if task else {}))
-            check_inputs(services.config, Inputs(offsets))
+    def _stage(self, commit: PreparedCommit) -> _Staged:
+        base = self.published.checkpoint(commit.task)
+        staged = {}
+        for store, prepared in commit.stores.items():
+            for factory, changes in prepared.changes.items():
+                marker = base.marker(factory, store) if base else None
+                identity = self.services.identity(commit.task, store)
+                staged[store, factory] = self.services.backup_manager(factory).stage(identity, changes, marker)
+        return staged
 
-
-def _check(services: Services, published: Published, commit: PreparedCommit) -> None:
-    config = services.config
-    base = published.checkpoint(commit.task)
-    problem = None
-    if (commit.job_name, commit.job_id) != (config.job_name, config.job_id):
-        problem = f"it belongs to job {commit.job_name!r}/{commit.job_id!r}"
-    elif commit.layout != published.layout:
-        problem = f"it was made for {commit.layout}, the job has {published.layout}"
-    elif commit.base_checkpoint_id != (str(base.checkpoint_id) if base else None):
-        problem = f"it continues checkpoint {commit.base_checkpoint_id}, the topic has {base and base.checkpoint_id}"
-    if problem is None and commit.epoch != published.epoch:
-        raise FencedError(
-            f"the commit was prepared in epoch {commit.epoch}, but the owner is in epoch {published.epoch}",
-            job=config.job_name,
-            task=commit.task,
-        )
-    if problem:
-        raise InvalidError(f"prepared commit refused: {problem}", job=config.job_name, task=commit.task)
-
-
-def _stage(services: Services, published: Published, commit: PreparedCommit) -> dict[tuple[str, str], StagedChanges]:
-    base = published.checkpoint(commit.task)
-    staged = {}
-    for store, prepared in commit.stores.items():
-        for factory, changes in prepared.changes.items():
-            marker = base.marker(factory, store) if base else None
-            identity = services.identity(commit.task, store)
-            staged[store, factory] = services.backup_manager(factory).stage(identity, changes, marker)
-    return staged
-
-
-def _send_changes(transaction: Transaction, commits: Sequence[PreparedCommit], staged: _Staged) -> None:
-    for commit in commits:
-        for changes in staged[commit.task].values():
+    def _send_changes(self, transaction: Transaction, commit: PreparedCommit, staged: _Staged) -> None:
+        for changes in staged.values():
             changes.send(transaction)
         for record in commit.produced:
             transaction.send(record.topic, record.key, record.value, partition=record.partition, headers=record.headers)
 
-
-def _checkpoint(
-    services: Services,
-    published: Published,
-    commit: PreparedCommit,
-    checkpoint_id: CheckpointId,
-    sequence: int,
-    batch: MicroBatch | None,
-    inputs: Inputs | None,
-    outstanding: tuple[OutstandingTtl, ...],
-) -> Checkpoint:
-    offsets, ids = commit.input_offsets, commit.input_topic_ids
-    if offsets is None:
-        assert inputs is not None
-        offsets, ids = inputs.offsets, {**inputs.topic_ids, **ids}
-    markers: dict[str, dict[str, Marker]] = {}
-    for store, prepared in commit.stores.items():
-        for factory, marker in prepared.markers.items():
-            markers.setdefault(factory, {})[store] = marker
-    stores = services.config.stores
-    return Checkpoint(
-        checkpoint_id=checkpoint_id,
-        sequence=sequence,
-        epoch=published.epoch,
-        input_offsets=offsets,
-        stores={store: prepared.state_id for store, prepared in commit.stores.items()},
-        state_checkpoint_markers=markers,
-        backup_factories={store: stores[store].backup_factories for store in commit.stores},
-        restore_factories={store: stores[store].restore_factories for store in commit.stores},
-        batch=batch,
-        attachments=commit.attachments,
-        outstanding_ttl=outstanding,
-        input_topic_ids=ids,
-        serdes={s: published.serdes.get(s, (stores[s].key_serde, stores[s].value_serde)) for s in commit.stores},
-    )
-
-
-def _with_changelog_markers(
-    checkpoint: Checkpoint,
-    staged: Mapping[tuple[str, str], StagedChanges],
-    delivered: Mapping[tuple[str, int], Delivered],
-) -> Checkpoint:
-    markers = {factory: dict(of_store) for factory, of_store in checkpoint.state_checkpoint_markers.items()}
-    for (store, factory), changes in staged.items():
-        markers.setdefault(factory, {})[store] = changes.marker(delivered)
-    return replace(checkpoint, state_checkpoint_markers=markers)
-
-
-def _record(
-    services: Services, published: Published, commit: PreparedCommit, checkpoint: Checkpoint
-) -> CheckpointRecord:
-    before = published.records[commit.task]
-    if before is not None:
-        return replace(before.followed_by(checkpoint, services.config.retained), layout=published.layout)
-    return CheckpointRecord(commit.job_name, commit.job_id, commit.task, published.layout, (checkpoint,))
+    def _record(
+        self,
+        commit: PreparedCommit,
+        checkpoint_id: CheckpointId,
+        sequence: int,
+        staged: _Staged,
+        delivered: Mapping[tuple[str, int], Delivered],
+    ) -> CheckpointRecord:
+        """The task's record with the new checkpoint; ``delivered`` gives the offsets of the changelog markers."""
+        services, published, stores = self.services, self.published, self.services.config.stores
+        offsets, ids = commit.input_offsets, commit.input_topic_ids
+        if offsets is None:
+            assert self.inputs is not None
+            offsets, ids = self.inputs.offsets, {**self.inputs.topic_ids, **ids}
+        markers: dict[str, dict[str, Marker]] = {}
+        for store, prepared in commit.stores.items():
+            for factory, marker in prepared.markers.items():
+                markers.setdefault(factory, {})[store] = marker
+        for (store, factory), changes in staged.items():
+            markers.setdefault(factory, {})[store] = changes.marker(delivered)
+        checkpoint = Checkpoint(
+            checkpoint_id=checkpoint_id,
+            sequence=sequence,
+            epoch=published.epoch,
+            input_offsets=offsets,
+            stores={store: prepared.state_id for store, prepared in commit.stores.items()},
+            state_checkpoint_markers=markers,
+            backup_factories={store: stores[store].backup_factories for store in commit.stores},
+            restore_factories={store: stores[store].restore_factories for store in commit.stores},
+            batch=self.batch,
+            attachments=commit.attachments,
+            outstanding_ttl=tuple(self.outstanding.get(commit.task, ())),
+            input_topic_ids=ids,
+            serdes={s: published.serdes.get(s, (stores[s].key_serde, stores[s].value_serde)) for s in commit.stores},
+            retired_changelogs=retired_changelogs(published.checkpoint(commit.task), markers),
+        )
+        before = published.records[commit.task]
+        if before is not None:
+            return replace(before.followed_by(checkpoint, services.config.retained), layout=published.layout)
+        return CheckpointRecord(commit.job_name, commit.job_id, commit.task, published.layout, (checkpoint,))
 
 
 def _age_in_store(services: Services, blob_ids: Collection[str]) -> int:

@@ -1,31 +1,133 @@
 """Repair: an extra commit that makes damaged backups of the current checkpoint again.
 
-Steps of :func:`prepare_repair`:
+Steps:
 
-1. restore the damaged stores exactly as published, from the local copy or from any backend that has them
-2. fill the damaged backends from these stores, as a commit does; all other markers stay
-3. return a prepared commit of the same state and the same input offsets (``publish`` is the next flow)
+1. an opening, a clean-up or a background snapshot meets a lost or altered blob, and reports it to :class:`Damage`: as
+   *found* if a store's backup in one backend is certainly damaged, as *suspected* if something only looks wrong or
+   could not be read
+2. after a suspicion, :func:`find_damage` looks at every blob that the current checkpoint refers to
+3. :func:`prepare_repair` restores the damaged stores exactly as published, from the local copy or from any backend that
+   has them
+4. it fills the damaged backends from these stores, as a commit does; all other markers stay
+5. it returns a prepared commit of the same state and the same input offsets (``publish`` is the next flow)
 
 The restored stores are private copies: they have none of the task's later writes, and the task's own stores stay
-untouched.
+untouched. If a commit comes first, it makes the damaged backups again instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
 from statemgr.backends.services import Services
-from statemgr.errors import OpeningCancelled
-from statemgr.flows.commit import CommitBase, freeze, prepare
-from statemgr.flows.restore import restore_task
+from statemgr.errors import CorruptError, MissingBlob, MissingError, OpeningCancelled
+from statemgr.flows.commit import CommitBase, Refill, freeze, prepare
+from statemgr.flows.restore import StoreRestore, restore_task
 from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, CheckpointRecord, Marker
 from statemgr.model.commit import PreparedCommit, PreparedStore
 
+log = logging.getLogger(__name__)
+
+
+class Damage:
+    """The known damage of one task's current checkpoint. Safe to use from many threads."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+        self._lock = threading.Lock()
+        self._pairs: dict[tuple[str, str], None] = {}
+        self._suspicions = self._answered = 0
+        self._changed: Callable[[], None] = lambda: None
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call ``changed``, from any thread, when there is something to check or to repair; now if there already is."""
+        self._changed = changed
+        if self.pairs or self.suspicion is not None:
+            changed()
+
+    @property
+    def pairs(self) -> Refill:
+        """(factory, store) pairs whose backup must be made again."""
+        with self._lock:
+            return frozenset(self._pairs)
+
+    @property
+    def suspicion(self) -> int | None:
+        """The number of the suspicion to pass to :meth:`checked`; None if nothing is suspected."""
+        with self._lock:
+            return self._suspicions if self._suspicions > self._answered else None
+
+    def suspect(self) -> None:
+        """Note that something may be wrong, so that everything is checked."""
+        with self._lock:
+            self._suspicions += 1
+        self._changed()
+
+    def found(self, factory: str, store: str, why: object) -> None:
+        """Note that a store's backup of the current checkpoint is damaged, and log why."""
+        with self._lock:
+            if (factory, store) in self._pairs:
+                return
+            self._pairs[factory, store] = None
+        what = "task %s: the backup of %s in %s is damaged; the next commit makes it again: %s"
+        log.error(what, self._task, store, factory, why)
+        self._changed()
+
+    def checked(self, suspicion: int, found: Mapping[tuple[str, str], str]) -> None:
+        """Note that everything was checked since a suspicion."""
+        with self._lock:
+            self._answered = max(self._answered, suspicion)
+        for (factory, store), why in found.items():
+            self.found(factory, store, why)
+
+    def note(self, restored: Iterable[StoreRestore]) -> None:
+        """Note the damage that a restore met."""
+        for one in restored:
+            for factory in one.damaged:
+                self.found(factory, one.store, one.reasons.get(factory, "it could not be restored"))
+            if one.unreachable:
+                self.suspect()
+
+    def repaired(self, pairs: Collection[tuple[str, str]]) -> None:
+        """Note that a checkpoint with new backups of these pairs was published."""
+        with self._lock:
+            for pair in pairs:
+                self._pairs.pop(pair, None)
+
+
+def find_damage(services: Services, task: str, checkpoint: Checkpoint) -> Mapping[tuple[str, str], str]:
+    """Check that every blob exists that a restore from the checkpoint needs, in all backends of the job.
+
+    Costs a GET for each index that this process has not read yet, and a HEAD for each blob.
+
+    Returns: (factory, store) → what is missing or corrupt.
+    Raises: RetryableError, AccessDenied: a blob or index could not be checked.
+    """
+    found: dict[tuple[str, str], str] = {}
+    needed: dict[str, list[tuple[str, str]]] = {}
+    for name, store in services.config.stores.items():
+        for factory in store.backup_factories:
+            marker, manager = checkpoint.marker(factory, name), services.backup_manager(factory)
+            if marker is None:
+                continue
+            try:
+                for blob_id in manager.referenced_blobs(services.identity(task, name), marker) or ():
+                    needed.setdefault(blob_id, []).append((factory, name))
+            except (MissingError, CorruptError) as error:
+                found[factory, name] = str(error)
+    for blob_id, problem in (services.transfer().absent(needed) if needed else {}).items():
+        if not isinstance(problem, MissingBlob):
+            raise problem
+        found |= dict.fromkeys(needed[blob_id], f"{blob_id} is missing")
+    return found
+
 
 class GivesWay(OpeningCancelled):
-    """A repair made way for a commit or a close. It is tried again later, unless the commit has made the backups."""
+    """A repair stopped because a commit or a close waits. It is tried again later if it is still needed."""
 
 
 def repeated_attachments(checkpoint: Checkpoint) -> tuple[Attachment, ...]:
@@ -51,7 +153,7 @@ def prepare_repair(
     attachments: tuple[Attachment, ...] = (),
     check: Callable[[], None] = lambda: None,
 ) -> tuple[CommitBase, PreparedCommit]:
-    """Make the damaged backups of a checkpoint (``base.refill``) again.
+    """Steps 3 to 5, for the backups in ``base.refill``.
 
     Args:
         attachments: the attachments of the repeated checkpoint.
@@ -64,23 +166,19 @@ def prepare_repair(
     carried, refill = _carried(services, base, record)
     damaged = {store for _, store in refill}
     with ExitStack() as closing:
-        stores, restored = restore_task(  # 1
-            services,
-            task,
-            checkpoint,
-            older=record.checkpoints[1:],
-            only=damaged,
-            progress=lambda *_: check(),
+        older = record.checkpoints[1:]
+        stores, restored = restore_task(  # 3
+            services, task, checkpoint, older=older, only=damaged, progress=lambda *_: check()
         )
         for store in stores.values():
             closing.callback(store.close)
         refill |= {(factory, one.store) for one in restored for factory in one.damaged}
         base = replace(base, refill=refill)
-        frozen = freeze(services, stores, base, checkpoint.input_offsets)  # 2
+        frozen = freeze(services, stores, base, checkpoint.input_offsets)  # 4
         prepared = prepare(services, stores, frozen, portable=False, attachments=attachments, check=check)
     kept = {name: found for name, found in carried.items() if name not in stores}
-    stores_again = {**kept, **prepared.stores}
-    return base, replace(prepared, stores=stores_again, input_topic_ids=checkpoint.input_topic_ids)  # 3
+    all_stores = {**kept, **prepared.stores}
+    return base, replace(prepared, stores=all_stores, input_topic_ids=checkpoint.input_topic_ids)  # 5
 
 
 def _carried(

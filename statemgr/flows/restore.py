@@ -77,8 +77,9 @@ def restore_task(
 ) -> tuple[dict[str, OpenStore], list[StoreRestore]]:
     """Restore and open all stores of a task (or ``only`` some) in parallel. ``progress`` is called on their threads.
 
-    ``older``: the other retained checkpoints, newest first; a local directory of one of them may help.
-    ``as_of``: a moment before the topic was read, at which no newer checkpoint was published yet, if one is known.
+    Args:
+        older: the other retained checkpoints, newest first; a local directory of one of them may help.
+        as_of: a moment before the topic was read, at which no newer checkpoint was published yet, if one is known.
 
     Raises: PermissionNeeded, MissingState, CorruptError, UnavailableError, DiskFull; then no store stays open.
     """
@@ -93,9 +94,9 @@ def restore_task(
         job=config.job_name,
         task=task,
     )
-    plans = [plan for plan in plans if only is None or plan.store in only]
+    restores = [_Restore(services, task, plan, progress, as_of) for plan in plans if only is None or plan.store in only]
     with services.executors.pool("restore", _STORES_AT_ONCE) as pool:
-        running = {plan.store: pool.submit(_restore_and_open, services, task, plan, as_of, progress) for plan in plans}
+        running = {one.plan.store: pool.submit(one.restore_and_open) for one in restores}
     failed = [future for future in running.values() if future.exception() is not None]
     if failed:
         for future in running.values():
@@ -106,186 +107,157 @@ def restore_task(
     return {store: found for store, (found, _) in opened.items()}, [restored for _, restored in opened.values()]
 
 
-def _restore_and_open(
-    services: Services, task: str, plan: StorePlan, as_of: Moment | None, progress: Progress
-) -> tuple[OpenStore, StoreRestore]:
-    """Restore one store on its own thread. If a local directory cannot be opened after all, restore again without
-    it."""
-    directories, distrusted = services.directories(task, plan.store), False
-    while True:
-        committed, restored = restore_store(services, task, plan, progress, as_of)
-        announce(Phase.OPEN, f"{task}/{plan.store}", services.config.job_key)
-        try:
-            opened = _open(services, task, plan, committed, restored, as_of)
-            break
-        except (CorruptError, MissingError) as error:
-            log.warning("task %s store %s: the local directory cannot be opened: %s", task, plan.store, error)
-            if not distrusted:
-                distrusted = True
-                directories.distrust()
-                continue
-            # the files are the committed ones, but cannot be opened as a store: another factory may have a better copy
-            if plan.state_id is None:
-                raise
-            directories.remove(plan.state_id)
-            if restored.factory != "local":
-                plan = _without(plan, restored.factory, error)
-            if not plan.candidates:
-                raise
-    log.info(
-        "task %s store %s restored from %s in %.3f s (%d bytes fetched, %d reused, %d records)%s",
-        task,
-        plan.store,
-        restored.factory,
-        restored.seconds,
-        restored.bytes_fetched,
-        restored.bytes_reused,
-        restored.records,
-        "".join(f"; {factory}: {why}" for factory, why in restored.reasons.items()),
-    )
-    return opened, restored
-
-
 def restore_store(
     services: Services, task: str, plan: StorePlan, progress: Progress, as_of: Moment | None = None
 ) -> tuple[CommittedDirectory | None, StoreRestore]:
     """Restore one store: from the local directory of exactly this state, else from the first factory that can.
 
-    ``as_of``: as in :func:`restore_task`.
+    ``as_of``: as in :func:`restore_task`. Raises: as :func:`restore_task`.
     """
-    started = services.clock.monotonic()
-    if plan.empty:
-        return None, StoreRestore(plan.store, "empty")
-    assert plan.state_id is not None
-    directories = services.directories(task, plan.store)
-    here = directories.find(plan.state_id)
-    if here is not None:
-        reused = sum(size for size, _ in here.files.values())
-        return here, StoreRestore(
-            plan.store,
-            "local",
-            bytes_reused=reused,
-            seconds=services.clock.monotonic() - started,
-            reasons=plan.skipped,
-        )
-    reasons = dict(plan.skipped)
-    damaged, unreachable = list[str](), list[str]()
-    failure: StatemgrError | None = None
-    for factory, marker in plan.candidates:
-        try:
+    return _Restore(services, task, plan, progress, as_of).restore()
+
+
+class _Restore:
+    """The restore of one store, on one thread."""
+
+    def __init__(
+        self, services: Services, task: str, plan: StorePlan, progress: Progress, as_of: Moment | None
+    ) -> None:
+        self.plan = plan
+        self._services = services
+        self._identity = services.identity(task, plan.store)
+        self._directories = services.directories(task, plan.store)
+        self._progress = progress
+        self._as_of = as_of
+
+    def restore_and_open(self) -> tuple[OpenStore, StoreRestore]:
+        """If a local directory cannot be opened after all, restore again without it."""
+        distrusted = False
+        while True:
+            committed, restored = self.restore()
+            self._identity.announce(Phase.OPEN)
             try:
-                committed, restored = _from_factory(services, task, plan, factory, marker, progress, as_of)
-            except (CorruptFile, MissingFile) as error:
-                log.warning("task %s store %s: local files are damaged or gone: %s", task, plan.store, error)
-                directories.distrust()
-                committed, restored = _from_factory(services, task, plan, factory, marker, progress, as_of)
-        except OpeningCancelled:
-            raise
-        except (MissingError, CorruptError, RetryableError) as error:
-            reasons[factory] = str(error)
-            failure = error.with_where(task=task, store=plan.store)
-            log.warning("task %s store %s: %s could not restore it: %s", task, plan.store, factory, error)
-            if isinstance(error, RetryableError):
-                unreachable.append(factory)
-            elif not isinstance(error, CorruptFile | MissingFile):
+                opened = self._open(committed, restored)
+                break
+            except (CorruptError, MissingError) as error:
+                log.warning("%s: the local directory cannot be opened: %s", self._identity, error)
+                if not distrusted:
+                    distrusted = True
+                    self._directories.distrust()
+                    continue
+                # the files are the committed ones, but cannot be opened as a store: another factory may have a better
+                # copy
+                if self.plan.state_id is None:
+                    raise
+                self._directories.remove(self.plan.state_id)
+                if restored.factory != "local":
+                    self._skip(restored.factory, error)
+                if not self.plan.candidates:
+                    raise
+        log.info(
+            "%s was restored from %s in %.3f s (%d bytes fetched, %d reused, %d records)%s",
+            self._identity, restored.factory, restored.seconds, restored.bytes_fetched, restored.bytes_reused,
+            restored.records, "".join(f"; {factory}: {why}" for factory, why in restored.reasons.items()),
+        )  # fmt: skip
+        return opened, restored
+
+    def restore(self) -> tuple[CommittedDirectory | None, StoreRestore]:
+        """Steps 2 to 4. Returns: the directory (None for a store that starts empty), and how it was restored."""
+        plan, clock = self.plan, self._services.clock
+        started = clock.monotonic()
+        if plan.empty:
+            return None, StoreRestore(plan.store, "empty")
+        assert plan.state_id is not None
+        here = self._directories.find(plan.state_id)
+        if here is not None:
+            reused = sum(size for size, _ in here.files.values())
+            seconds = clock.monotonic() - started
+            return here, StoreRestore(plan.store, "local", bytes_reused=reused, seconds=seconds, reasons=plan.skipped)
+        reasons = dict(plan.skipped)
+        damaged, unreachable = list[str](), list[str]()
+        failure: StatemgrError | None = None
+        for factory, marker in plan.candidates:
+            try:
+                committed, restored = self._from_factory(factory, marker)
+            except OpeningCancelled:
+                raise
+            except (MissingError, CorruptError, RetryableError) as error:
+                reasons[factory] = str(error)
+                failure = error.with_where(task=self._identity.task, store=plan.store)
+                log.warning("%s: %s could not restore it: %s", self._identity, factory, error)
+                if isinstance(error, RetryableError):
+                    unreachable.append(factory)
+                elif not isinstance(error, CorruptFile | MissingFile):
+                    damaged.append(factory)
+                continue
+            if restored.damage is not None:
+                reasons[factory] = restored.damage
                 damaged.append(factory)
-            continue
-        if restored.damage is not None:
-            reasons[factory] = restored.damage
-            damaged.append(factory)
-        for leftover in directories.leftovers():
-            directories.discard(leftover)
-        return committed, StoreRestore(
-            plan.store,
-            factory,
-            restored.bytes_fetched,
-            restored.bytes_reused,
-            restored.records,
-            services.clock.monotonic() - started,
-            reasons,
-            tuple(damaged),
-            tuple(unreachable),
+            for leftover in self._directories.leftovers():
+                self._directories.discard(leftover)
+            return committed, StoreRestore(
+                plan.store, factory, restored.bytes_fetched, restored.bytes_reused, restored.records,
+                clock.monotonic() - started, reasons, tuple(damaged), tuple(unreachable),
+            )  # fmt: skip
+        assert failure is not None
+        raise failure if len(reasons) == 1 else self._none_could(reasons, can_pass=bool(unreachable))
+
+    def _from_factory(self, factory: str, marker: Marker) -> tuple[CommittedDirectory, Restored]:
+        """Try one factory; once more without local files if those turn out to be damaged."""
+        try:
+            return self._fetched(factory, marker)
+        except (CorruptFile, MissingFile) as error:
+            log.warning("%s: local files are damaged or gone: %s", self._identity, error)
+            self._directories.distrust()
+            return self._fetched(factory, marker)
+
+    def _fetched(self, factory: str, marker: Marker) -> tuple[CommittedDirectory, Restored]:
+        """Steps 3 and 4. A failure that may pass leaves the fetched files to the next try."""
+        plan, directories = self.plan, self._directories
+        assert plan.state_id is not None
+        staging = directories.staging()
+        request = RestoreRequest(
+            self._identity, marker, staging, directories.reusable(), self._progress, plan.older.get(factory, {}),
+            directories.leftovers(), plan.successors.get(factory), plan.retained.get(factory, ()),
+        )  # fmt: skip
+        try:
+            restored = self._services.restore_manager(factory).restore(request)
+            self._identity.announce(Phase.SWAP)
+            adopted = directories.adopt(staging, plan.state_id, restored.files, self._as_of, restored.tables)
+            return adopted, restored
+        except (RetryableError, OpeningCancelled):
+            directories.abandon(staging)
+            raise
+        finally:
+            directories.discard(staging)
+
+    def _skip(self, factory: str, why: StatemgrError) -> None:
+        others = tuple(candidate for candidate in self.plan.candidates if candidate[0] != factory)
+        self.plan = replace(self.plan, candidates=others, skipped={**self.plan.skipped, factory: str(why)})
+
+    def _open(self, committed: CommittedDirectory | None, restored: StoreRestore) -> OpenStore:
+        config = self._services.config.stores[self.plan.store]
+        needing = [m for m in map(self._services.backup_manager, config.backup_factories) if m.needs_changes]
+        return OpenStore(
+            self._services,
+            self._identity,
+            config,
+            committed,
+            self.plan.state_id if committed is not None else None,
+            track_changes=bool(needing),
+            # a backend that is filled from a directory has no use for the changes before
+            track_first=any(manager.fills_from_changes for manager in needing),
+            read_first=restored.bytes_fetched >= _MUCH,
+            as_of=self._as_of,
         )
-    raise _none_could(failure, reasons, unreachable, job=services.config.job_name, task=task, store=plan.store)
 
-
-def _from_factory(
-    services: Services,
-    task: str,
-    plan: StorePlan,
-    factory: str,
-    marker: Marker,
-    progress: Progress,
-    as_of: Moment | None,
-) -> tuple[CommittedDirectory, Restored]:
-    """Try one factory. A failure that may pass leaves the fetched files to the next try."""
-    assert plan.state_id is not None
-    directories = services.directories(task, plan.store)
-    staging = directories.staging()
-    try:
-        restored = services.restore_manager(factory).restore(
-            RestoreRequest(
-                services.identity(task, plan.store),
-                marker,
-                staging,
-                directories.reusable(),
-                progress,
-                plan.older.get(factory, {}),
-                directories.leftovers(),
-                plan.successors.get(factory),
-                plan.retained.get(factory, ()),
-            )
+    def _none_could(self, reasons: Mapping[str, str], *, can_pass: bool) -> StatemgrError:
+        """One error with the reasons of several factories, retryable if one of them may pass."""
+        kind, then = (
+            (UnavailableError, "call again when it answers") if can_pass else (MissingState, "fix one of these reasons")
         )
-        announce(Phase.SWAP, f"{task}/{plan.store}", services.config.job_key)
-        return directories.adopt(staging, plan.state_id, restored.files, as_of, restored.tables), restored
-    except (RetryableError, OpeningCancelled):
-        directories.abandon(staging)
-        raise
-    finally:
-        directories.discard(staging)
-
-
-def _without(plan: StorePlan, factory: str, why: StatemgrError) -> StorePlan:
-    others = tuple(candidate for candidate in plan.candidates if candidate[0] != factory)
-    return replace(plan, candidates=others, skipped={**plan.skipped, factory: str(why)})
-
-
-def _open(
-    services: Services,
-    task: str,
-    plan: StorePlan,
-    committed: CommittedDirectory | None,
-    restored: StoreRestore,
-    as_of: Moment | None,
-) -> OpenStore:
-    config = services.config.stores[plan.store]
-    needing = [m for m in map(services.backup_manager, config.backup_factories) if m.needs_changes]
-    return OpenStore(
-        services,
-        services.identity(task, plan.store),
-        config,
-        committed,
-        plan.state_id if committed is not None else None,
-        track_changes=bool(needing),
-        # a backend that is filled from a directory has no use for the changes before
-        track_first=any(manager.fills_from_changes for manager in needing),
-        read_first=restored.bytes_fetched >= _MUCH,
-        as_of=as_of,
-    )
-
-
-def _none_could(
-    failure: StatemgrError | None, reasons: Mapping[str, str], unreachable: Collection[str], **where: str
-) -> StatemgrError:
-    """One factory: its own error. Several: one that has all reasons, and is retryable if one of them may pass."""
-    assert failure is not None
-    if len(reasons) == 1:
-        return failure
-    kind, then = (
-        (UnavailableError, "call again when it answers") if unreachable else (MissingState, "fix one of these reasons")
-    )
-    return kind(
-        "no restore factory could supply the store: " + "; ".join(f"{f}: {why}" for f, why in reasons.items()),
-        hint=f"{then} (nothing was changed on this machine), or {ANOTHER_COPY}",
-        **where,
-    )
+        return kind(
+            "no restore factory could supply the store: " + "; ".join(f"{f}: {why}" for f, why in reasons.items()),
+            hint=f"{then} (nothing was changed on this machine), or {ANOTHER_COPY}",
+            **self._identity.where,
+        )

@@ -116,6 +116,15 @@ def link_or_copy(source: Path, target: Path) -> None:
         copy_file(source, target)
 
 
+def changed_s(path: Path) -> float | None:
+    """When a directory, or a file that is not empty, was last changed, in epoch seconds; None if there is none."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_mtime if status.st_size or stat.S_ISDIR(status.st_mode) else None
+
+
 def sync(path: Path) -> None:
     """Write a file, or the entries of a directory, to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -11,6 +11,7 @@ from statemgr.errors import RetryableError
 from statemgr.model.checkpoint import CheckpointRecord, Marker
 from statemgr.model.commit import ChangeSet, NumberedChanges, PreparedChanges, StoreSession
 from statemgr.model.plan import Successor
+from statemgr.phases import Phase, announce
 from statemgr.ports.kafka import Delivered, Transaction
 from statemgr.ports.local import CommittedDirectory, FinishedDirectory
 
@@ -33,10 +34,17 @@ class StoreIdentity:
     task: str
     store: str
 
+    def __str__(self) -> str:
+        return f"{self.task}/{self.store}"
+
     @property
     def job_key(self) -> str:
         """The job, as steps are announced for it."""
         return f"{self.job_name}/{self.job_id}"
+
+    def announce(self, phase: Phase) -> None:
+        """Tell observers that a step of this store is about to happen."""
+        announce(phase, str(self), self.job_key)
 
     @property
     def where(self) -> dict[str, str]:
@@ -219,7 +227,8 @@ class SegmentBackupManager(BackupManager, Protocol):
     def backlog(self, identity: StoreIdentity, marker: Marker, session: StoreSession | None = None) -> Backlog:
         """What a restore from a marker would have to apply; ``session`` is that of the open store.
 
-        Without it, what waits is what :meth:`offer` has left. Raises: MissingBlob, CorruptBlob, UnavailableError.
+        Without it, what waits is what :meth:`materialize_published` has stored. Raises: MissingBlob, CorruptBlob,
+        UnavailableError.
         """
 
     def snapshot_made_ms(self, identity: StoreIdentity, marker: Marker) -> int:
@@ -242,7 +251,7 @@ class SegmentBackupManager(BackupManager, Protocol):
         Raises: as :meth:`backlog`.
         """
 
-    def offer(self, snapshot: StoreSnapshot, marker: Marker) -> None:
+    def materialize_published(self, snapshot: StoreSnapshot, marker: Marker) -> None:
         """Upload a snapshot of exactly the published state of ``marker``, so that a later commit on this machine, of
         whichever process, begins with it. Raises: as :meth:`BackupManager.prepare`.
         """

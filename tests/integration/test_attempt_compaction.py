@@ -13,7 +13,7 @@ import pytest
 from statemgr import Checkpoint, JobConfig, StateManager
 from statemgr.engine import Attempt, Epoch, open_attempt
 from statemgr.engine.host import attempt_host
-from statemgr.flows import compaction
+from statemgr.flows import local_copies
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.commit import PreparedCommit
 from tests.commits import TASK, attempt
@@ -78,7 +78,7 @@ def test_stores_are_compacted_between_attempts(
             prepared, _ = here.attempt(checkpoint, model)
             checkpoint = published(driver, prepared)
             attempt_host(here.config).compactions.worker.wait()
-    assert max(here.files) <= compaction._LIMIT
+    assert max(here.files) <= local_copies._LIMIT
     assert len([1 for before, after in zip(here.files, here.files[1:], strict=False) if after < before]) >= 2
 
 
@@ -103,7 +103,7 @@ def test_a_compaction_that_ends_some_batches_later(
         epoch = driver.acquire()
         here = Executor(elsewhere(config, tmp_path / "executor", FACTORY), epoch, random.Random(2))
         checkpoint = epoch.checkpoints[TASK]
-        for _ in range(compaction._LIMIT + 1):
+        for _ in range(local_copies._LIMIT + 1):
             checkpoint = published(driver, here.attempt(checkpoint, model)[0])
             if waiting.is_set():
                 break

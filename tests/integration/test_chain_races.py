@@ -17,7 +17,7 @@ from statemgr.backends.blobs.backup import BlobBackup
 from statemgr.backends.blobs.writer_state import SegmentLog
 from statemgr.engine import open_attempt
 from statemgr.errors import DiskFull, RetryableError, StatemgrError
-from statemgr.flows.attempt_snapshots import AttemptSnapshots
+from statemgr.flows.background_snapshots import AttemptSnapshots
 from statemgr.local import hash_file
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
 from statemgr.local.rocksdb.store import RocksDbStore
@@ -314,7 +314,7 @@ def test_bytes_of_a_fill_are_counted(kafka: KafkaServer, tmp_path: Path) -> None
 
 def test_attempts_in_one_process(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt that opens does not take away what another one of the process uploads from."""
-    monkeypatch.setattr("statemgr.flows.attempt_snapshots._OVERDUE", 1)
+    monkeypatch.setattr("statemgr.flows.background_snapshots._OVERDUE", 1)
     monkeypatch.setattr(AttemptSnapshots, "start", lambda *_: None)  # so that the attempt itself has to
     config = config_of(kafka, tmp_path, task__commit__snapshot__interval=["1 B"])
     with StateManager(config) as manager:

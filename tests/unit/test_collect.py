@@ -22,9 +22,7 @@ from statemgr.errors import (
     RetryableError,
 )
 from statemgr.flows import gc as collecting
-from statemgr.flows.gc import collect
-from statemgr.flows.gc_fates import Collection as Found
-from statemgr.flows.gc_fates import Fate, Request
+from statemgr.flows.gc import BlobStatus, GarbageReport, collect_garbage
 from statemgr.flows.grace_period import check_young, shortest_grace_ms
 from statemgr.ids import CheckpointId, IdSource
 from statemgr.model.checkpoint import (
@@ -45,7 +43,6 @@ from tests.blob_faults import ManualClock
 from tests.blob_snapshots import IDENTITY, Snapshots, Tree, index_of
 
 DAY_S = 24 * 3600
-DELETE = Request(delete=True)
 
 
 def tree(number: int) -> Tree:
@@ -135,9 +132,10 @@ class Job:
         """Let time pass."""
         self.clock.now += seconds
 
-    def collect(self, request: Request = DELETE) -> Found:
-        """One collection."""
-        return collect(self.services, self.topic, request, no_progress)
+    def collect(self, grace_ms: int | None = None, **options: bool) -> GarbageReport:
+        """One collection, which deletes unless options say otherwise."""
+        options = options or {"delete": True}
+        return collect_garbage(self.services, self.topic, no_progress, grace_ms=grace_ms, **options)
 
     def names(self) -> set[str]:
         """Every blob in the store."""
@@ -163,9 +161,9 @@ def job(tmp_path: Path) -> Iterator[Job]:
     made.close()
 
 
-def blobs_of(found: Found) -> dict[str, int]:
-    """Fate → number of blobs, those that there are."""
-    return {fate.value: pile.blobs for fate, pile in found.piles.items() if pile.blobs}
+def blobs_of(found: GarbageReport) -> dict[str, int]:
+    """Status → number of blobs, those that there are."""
+    return {status.value: count.blobs for status, count in found.counts.items() if count.blobs}
 
 
 # --- what is garbage ----------------------------------------------------------------------------------------
@@ -182,7 +180,7 @@ def test_garbage_is_what_nothing_needs_and_what_is_old(job: Job) -> None:
     found = job.collect()
     assert blobs_of(found) == {"kept": 3, "young": 3, "orphans": 3}
     assert found.deleted.blobs == 3
-    assert found.deleted.size == found.piles[Fate.ORPHAN].size > 80_000
+    assert found.deleted.size == found.counts[BlobStatus.ORPHAN].size > 80_000
     assert job.names() == before - set(orphan.added_blobs) == job.needed(retained) | set(young.added_blobs)
     assert job.collect().deleted.blobs == 0
     job.later()
@@ -196,8 +194,8 @@ def test_a_dry_run_deletes_nothing(job: Job) -> None:
     orphan = job.store().prepare(tree(2))
     job.later()
     before = job.names()
-    found = job.collect(Request())
-    assert (found.piles[Fate.ORPHAN].blobs, found.deleted.blobs) == (3, 0)
+    found = job.collect(delete=False)
+    assert (found.counts[BlobStatus.ORPHAN].blobs, found.deleted.blobs) == (3, 0)
     assert set(found.examples) == set(orphan.added_blobs)
     assert job.names() == before
 
@@ -245,7 +243,7 @@ def test_a_task_of_the_layout_without_a_checkpoint_is_left_alone(job: Job) -> No
     found = job.collect()
     assert blobs_of(found) == {"kept": 3, "unknown": 3}
     assert len(job.names()) == 6
-    job.collect(Request(delete=True, allow_no_checkpoints=True))
+    job.collect(delete=True, allow_no_checkpoints=True)
     assert job.names() == job.needed(retained)
 
 
@@ -270,7 +268,7 @@ def test_a_job_without_checkpoints_is_refused(job: Job) -> None:
     with pytest.raises(MissingState):
         job.collect()
     assert len(job.names()) == 3
-    assert job.collect(Request(delete=True, allow_no_checkpoints=True)).deleted.blobs == 3
+    assert job.collect(delete=True, allow_no_checkpoints=True).deleted.blobs == 3
     assert job.names() == set()
 
 
@@ -307,7 +305,7 @@ def test_a_missing_part_is_named_and_nothing_is_deleted(job: Job) -> None:
     before = job.names()
     found = job.collect()
     assert found.missing == [part]
-    assert found.piles[Fate.ORPHAN].blobs == 3
+    assert found.counts[BlobStatus.ORPHAN].blobs == 3
     assert found.deleted.blobs == 0
     assert job.names() == before
 
@@ -324,7 +322,7 @@ def test_a_backend_that_does_not_say_what_it_needs(job: Job) -> None:
     job.store().prepare(tree(1))
     job.later()
     with pytest.raises(InvalidError, match="does not say"):
-        collect(services, job.topic, DELETE, no_progress)
+        collect_garbage(services, job.topic, no_progress, delete=True)
     assert len(job.names()) == 3
 
 
@@ -334,9 +332,9 @@ def test_a_short_grace_period_is_refused(job: Job) -> None:
     job.store().prepare(tree(2))
     for grace_ms in (0, shortest_grace_ms(job.config) - 1):
         with pytest.raises(InvalidError, match="too short"):
-            job.collect(Request(delete=True, grace_ms=grace_ms))
+            job.collect(delete=True, grace_ms=grace_ms)
     job.later()
-    assert blobs_of(job.collect(Request(delete=True, grace_ms=3 * DAY_S * 1000))) == {"kept": 3, "young": 3}
+    assert blobs_of(job.collect(delete=True, grace_ms=3 * DAY_S * 1000)) == {"kept": 3, "young": 3}
 
 
 def test_deletes_that_fail_are_named(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +399,7 @@ def test_a_job_that_always_publishes_first_is_left_alone(job: Job) -> None:
     assert len(before) > 30
     assert found.missing == []
     assert found.deleted.blobs == 0
-    assert found.piles[Fate.UNKNOWN].blobs >= 1
+    assert found.counts[BlobStatus.UNKNOWN].blobs >= 1
     assert any("are kept this time" in note for note in found.notes)
     assert job.names() >= job.needed(checkpoint)
     # when it is quiet again, the garbage goes
@@ -454,7 +452,7 @@ def test_what_is_published_between_the_two_looks_is_kept(job: Job) -> None:
     job.later()
     job.topic.meanwhile = [None, lambda: job.publish(second)]
     found = job.collect()
-    assert found.piles[Fate.ORPHAN].blobs > 0
+    assert found.counts[BlobStatus.ORPHAN].blobs > 0
     assert found.deleted.blobs == 0
     assert job.names() >= job.needed(second) | job.needed(first)
 
@@ -491,14 +489,14 @@ def test_published_blobs_that_would_expire_are_named_and_mended(job: Job) -> Non
     """FAULT 34: a TTL that nobody removed, on what an old checkpoint needs; a young one's owner is at it still."""
     added = job.store().prepare(tree(1))
     job.publish(job.checkpoint({"blob-store": {"totals": added.marker}}))  # type: ignore[dict-item]
-    assert job.collect(Request()).expiring == []
+    assert job.collect(delete=False).expiring == []
     job.later()
-    assert set(job.collect(Request()).expiring) == set(added.added_blobs)
+    assert set(job.collect(delete=False).expiring) == set(added.added_blobs)
     assert all(info.expires_ms is not None for info in list_blobs(job.blobs, ""))
-    found = job.collect(Request(fix=True))
+    found = job.collect(fix=True)
     assert set(found.fixed) == set(added.added_blobs)
     assert all(info.expires_ms is None for info in list_blobs(job.blobs, ""))
-    assert job.collect(Request()).expiring == []
+    assert job.collect(delete=False).expiring == []
 
 
 def test_indexes_are_deleted_last(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,7 +549,7 @@ def test_temporaries_of_dead_writers_go(job: Job, tmp_path: Path) -> None:
         path.write_bytes(b"half")
     os.utime(old, (1_000_000_000, 1_000_000_000))
     try:
-        found = collect(services, job.topic, DELETE, no_progress)
+        found = collect_garbage(services, job.topic, no_progress, delete=True)
         assert (found.unfinished, found.abandoned) == (1, 1)
         assert (old.exists(), young.exists()) == (False, True)
         assert blobs_of(found) == {"young": 1}

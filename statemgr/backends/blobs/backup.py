@@ -316,7 +316,7 @@ class BlobBackup:
             stored.index, snapshot.state_id, changes.end, changes.freeze, published.snapshot.index, stored.blobs, began
         )
 
-    def offer(self, snapshot: StoreSnapshot, marker: Marker) -> None:
+    def materialize_published(self, snapshot: StoreSnapshot, marker: Marker) -> None:
         """Raises: UnavailableError, AccessDenied, DiskFull, CorruptError."""
         identity, began = snapshot.identity, self._now()
         published = self._catalogue.chain(identity, marker)

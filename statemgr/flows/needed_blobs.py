@@ -1,10 +1,10 @@
 """Finds the blobs that the retained checkpoints of a job need, from the checkpoint topic. Reads only; fences nobody.
 
-Steps of :func:`mark`, for one task after another:
+Steps of :func:`find_needed_blobs`, for one task after another:
 
-1. mark every blob that a restore of the task's retained checkpoints needs, the newest checkpoint first
+1. note every blob that a restore of the task's retained checkpoints needs, the newest checkpoint first
 2. if an index or a chain cannot be read, read the topic again
-3. if the checkpoint is still retained, its blob is lost, and that ends the mark
+3. if the checkpoint is still retained, its blob is lost, and that ends the search
 4. if the checkpoint is no longer retained, it needs nothing: skip it
 5. if it was the newest one, continue at 1 with the record that was just read; after many rounds leave the task's blobs
    alone
@@ -14,12 +14,12 @@ Why step 4 misses nothing, whatever the job publishes meanwhile:
 - An owner deletes the blobs of a checkpoint only after the publish that evicts it was acknowledged. So reading the
   topic after a blob was missing distinguishes the two cases. If the topic still names the checkpoint, the blob is lost
   (step 3). If it does not, no restore will ask for the checkpoint.
-- A checkpoint that is published after the mark began refers to two kinds of blobs. *Young* blobs were uploaded less
+- A checkpoint that is published after the search began refers to two kinds of blobs. *Young* blobs were uploaded less
   than half the shortest grace period before the publish (:mod:`statemgr.flows.grace_period`), so garbage collection
   keeps them. The others are *old*. Each commit continues the checkpoint before it, and no later commit refers to a blob
   that a commit has dropped: blob names are unique, and the next diff is against the commit that dropped it. So the
   checkpoints that refer to a blob follow one another without a gap. An old blob that a later checkpoint needs was
-  therefore needed by the newest checkpoint of every record that the mark has read. That is why the mark must read the
+  therefore needed by the newest checkpoint of every record that the search has read. That is why it must read the
   newest checkpoint, and why that is enough (step 5).
 
 Memory: one dictionary entry of about 250 bytes per needed blob (4 MB for a state of 1 TiB in parts of 64 MiB), and
@@ -28,7 +28,7 @@ nothing for garbage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from statemgr.backends.services import Services
@@ -51,14 +51,9 @@ class _Need:
     marker: Marker
     checkpoint_id: CheckpointId
 
-    @property
-    def taken_ms(self) -> int:
-        """Time of the checkpoint, in epoch milliseconds."""
-        return self.checkpoint_id.millis
-
 
 @dataclass
-class Marks:
+class NeededBlobs:
     """Blobs to keep.
 
     Attributes:
@@ -76,12 +71,12 @@ class Marks:
     def __contains__(self, blob_id: object) -> bool:
         return blob_id in self.needed or blob_id in self.spared
 
-    def need(self, blob_id: str, taken_ms: int) -> None:
-        """Mark a blob."""
+    def add(self, blob_id: str, taken_ms: int) -> None:
+        """Note that a checkpoint of this time needs a blob."""
         self.needed[blob_id] = min(taken_ms, self.needed.get(blob_id, taken_ms))
 
 
-def mark(services: Services, log: CheckpointLog, *, allow_no_checkpoints: bool) -> Marks:
+def find_needed_blobs(services: Services, log: CheckpointLog, *, allow_no_checkpoints: bool) -> NeededBlobs:
     """The blobs that any retained checkpoint of any task references, and perhaps some that one referenced meanwhile.
 
     Raises: PermissionNeeded without any checkpoint, unless allowed; MissingBlob, CorruptBlob for an index that a
@@ -89,11 +84,16 @@ def mark(services: Services, log: CheckpointLog, *, allow_no_checkpoints: bool) 
         blobs.
     """
     records = _read(services, log, allow_no_checkpoints)
-    marks = Marks()
-    marks.busy = tuple(task for task, record in records.items() if not _mark_task(services, log, record, marks))
-    unknown = [] if allow_no_checkpoints else _without_checkpoint(records)
-    marks.unknown = _prefixes(services, [*unknown, *marks.busy])
-    return marks
+    found = NeededBlobs()
+    found.busy = tuple(task for task, record in records.items() if not _add_task(services, log, record, found))
+    # the tasks of the layout without a record: they are new, or their records were lost
+    tasks = 0 if allow_no_checkpoints else max(record.layout.tasks for record in records.values())
+    unknown = [*(name for name in map(task_name, range(tasks)) if name not in records), *found.busy]
+    if unknown:
+        job = f"{services.config.job_name}/{services.config.job_id}/"
+        # they may have segments in blobs that several tasks share
+        found.unknown = (*(f"{job}{task_path(task)}/" for task in unknown), f"{job}_segments/")
+    return found
 
 
 def _read(services: Services, log: CheckpointLog, allow_no_checkpoints: bool) -> Mapping[str, CheckpointRecord]:
@@ -114,8 +114,8 @@ def _read(services: Services, log: CheckpointLog, allow_no_checkpoints: bool) ->
     return records
 
 
-def _mark_task(services: Services, log: CheckpointLog, record: CheckpointRecord, marks: Marks) -> bool:
-    """Mark the blobs of one task. Returns: whether its newest checkpoint could be read before it was evicted.
+def _add_task(services: Services, log: CheckpointLog, record: CheckpointRecord, found: NeededBlobs) -> bool:
+    """Add the blobs of one task. Returns: whether its newest checkpoint could be read before it was evicted.
 
     Raises: MissingBlob, CorruptBlob for a blob that a retained checkpoint has lost.
     """
@@ -123,7 +123,7 @@ def _mark_task(services: Services, log: CheckpointLog, record: CheckpointRecord,
     missed: set[_Need] = set()
     for _ in range(_ROUNDS):
         failed: set[_Need] = set()
-        for need in _needs(record, marks):  # 1
+        for need in _needs(record, found):  # 1
             if need in read:
                 continue
             try:
@@ -136,19 +136,19 @@ def _mark_task(services: Services, log: CheckpointLog, record: CheckpointRecord,
                 continue
             read.add(need)
             for blob_id in blob_ids:
-                marks.need(blob_id, need.taken_ms)
+                found.add(blob_id, need.checkpoint_id.millis)
         if not failed:
             return True
         newest = record.current.checkpoint_id
         record = _read_again(services, log, record.task)  # 2
-        missed = failed & set(_needs(record, marks))
+        missed = failed & set(_needs(record, found))
         if not missed and all(need.checkpoint_id != newest for need in failed):
             return True  # 4
     return False
 
 
-def _needs(record: CheckpointRecord, marks: Marks) -> list[_Need]:
-    """The markers of the retained checkpoints, newest first. Also marks the blobs that a record itself names."""
+def _needs(record: CheckpointRecord, found: NeededBlobs) -> list[_Need]:
+    """The markers of the retained checkpoints, newest first. Also adds the blobs that a record itself names."""
     needs: list[_Need] = []
     for checkpoint in record.checkpoints:
         for factory, of_store in checkpoint.state_checkpoint_markers.items():
@@ -158,8 +158,8 @@ def _needs(record: CheckpointRecord, marks: Marks) -> list[_Need]:
             ]
         for attachment in checkpoint.attachments:
             if attachment.blob is not None:
-                marks.need(attachment.blob.blob_id, checkpoint.checkpoint_id.millis)
-        marks.spared.update(outstanding.blob_id for outstanding in checkpoint.outstanding_ttl)
+                found.add(attachment.blob.blob_id, checkpoint.checkpoint_id.millis)
+        found.spared.update(outstanding.blob_id for outstanding in checkpoint.outstanding_ttl)
     return needs
 
 
@@ -188,16 +188,3 @@ def _referenced(services: Services, need: _Need) -> Iterable[str]:
             store=need.store,
         )
     return found
-
-
-def _without_checkpoint(records: Mapping[str, CheckpointRecord]) -> list[str]:
-    """The tasks of the layout without a record: they are new, or their records were lost."""
-    tasks = max(record.layout.tasks for record in records.values())
-    return [name for name in map(task_name, range(tasks)) if name not in records]
-
-
-def _prefixes(services: Services, tasks: Sequence[str]) -> tuple[str, ...]:
-    """The prefixes of all blobs of some tasks."""
-    job = f"{services.config.job_name}/{services.config.job_id}/"
-    # they may have segments in blobs that several tasks share
-    return (*(f"{job}{task_path(task)}/" for task in tasks), f"{job}_segments/") if tasks else ()
