@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -133,7 +134,8 @@ class _Wiring:
         return self._once("transfer", make, Transfer.close)
 
     def _changelog(self) -> Changelog:
-        return self._once("changelog", lambda: ChangelogTopics(self._config, self._clock), ChangelogTopics.close)
+        make = partial(ChangelogTopics, self._config, self._clock, self._ids)
+        return self._once("changelog", make, ChangelogTopics.close)
 
     def _backend(self, factory: str) -> StateBackend:
         """The backend that a factory name, an entry point or a dotted path stands for. Raises: ConfigError."""

@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from statemgr.config import JobConfig
 from statemgr.ids import CheckpointId
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
+from statemgr.local.clock import SystemClock
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
 from tests.servers import KafkaServer
 
@@ -45,7 +46,7 @@ def job(kafka: _Broker, name: str | None = None, **more: object) -> JobConfig:
 
 def make_topics(config: JobConfig) -> None:
     """The job's own topics, as they should be."""
-    with TopicAdmin(config) as admin:
+    with TopicAdmin(config, SystemClock()) as admin:
         admin.create_missing([checkpoint_topic_spec(config), *changelog_topic_specs(config)])
 
 

@@ -26,10 +26,11 @@ def create_command(config: JobConfig, as_json: bool, allow_empty_start: bool) ->
     """Create the topics that are missing, and check the others."""
     from statemgr.flows.empty_start import refuse_lost_job
     from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
+    from statemgr.local.clock import SystemClock
     from statemgr.wiring import open_services
 
     specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
-    with TopicAdmin(config) as admin:
+    with TopicAdmin(config, SystemClock()) as admin:
         if not allow_empty_start and not admin.exists(config.checkpoint_topic):
             services = open_services(config)
             try:
@@ -54,9 +55,10 @@ def create_command(config: JobConfig, as_json: bool, allow_empty_start: bool) ->
 def check_command(config: JobConfig, as_json: bool) -> None:
     """Check that every topic exists and has the right settings; exit status 1 if not."""
     from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
+    from statemgr.local.clock import SystemClock
 
     specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
-    with TopicAdmin(config) as admin:
+    with TopicAdmin(config, SystemClock()) as admin:
         problems = admin.check(specs)
     if as_json:
         print_json([{"topic": p.topic, "problem": p.message, "fix": p.fix_command} for p in problems])

@@ -12,11 +12,10 @@ from confluent_kafka import Consumer, TopicPartition
 
 from statemgr.backends.services import Services
 from statemgr.consumer.assigned_task import AssignedTask
-from statemgr.consumer.group_offsets import GroupOffsets
 from statemgr.engine.task import Task
 from statemgr.errors import OpeningCancelled
 from statemgr.ids import task_name
-from statemgr.kafka.group_consumer import GroupConsumer
+from statemgr.kafka.group_consumer import GroupConsumer, GroupOffsets
 from statemgr.kafka.input_position import InputPosition
 
 log = logging.getLogger(__name__)
@@ -104,7 +103,7 @@ class AssignedTasks:
 
     def told(self, owned: AssignedTask, published: Mapping[str, int]) -> None:
         """Tell the group of a published checkpoint."""
-        self._group.tell([position.place for position in owned.inputs], published)
+        self._group.store([position.place for position in owned.inputs], published)
 
     def commit_and_wait(self, tasks: Collection[int], stopping: Callable[[], bool]) -> None:
         """Commit tasks, all at the same time; raise the first error if there was one, and log the others.

@@ -35,7 +35,7 @@ from statemgr.engine.task import Task
 from statemgr.errors import ConfigError, LocalStateLost, MissingState, StatemgrError, UnavailableError
 from statemgr.flows.worker import Worker
 from statemgr.ids import task_name
-from statemgr.kafka.clients import translate
+from statemgr.kafka.errors import translate
 from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.kafka.input_position import GONE
 from statemgr.kafka.input_topics import InputTopics, topic_problem

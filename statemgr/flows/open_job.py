@@ -60,7 +60,7 @@ class JobTopics:
     def _prepare(self, allow_empty_start: bool) -> None:
         config = self._services.config
         check_config(config)
-        with TopicAdmin(config) as admin:
+        with TopicAdmin(config, self._services.clock) as admin:
             specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
             if not allow_empty_start and not admin.exists(config.checkpoint_topic):
                 try:

@@ -11,9 +11,10 @@ from confluent_kafka import Message
 
 from statemgr.config import JobConfig
 from statemgr.errors import ANOTHER_COPY, CorruptRecord, MissingState
-from statemgr.kafka.broker_time import BrokerTime
+from statemgr.ids import IdSource
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
+from statemgr.kafka.temporary_topic import BrokerTime
 from statemgr.ports import ChangelogBatch, ChangelogRecord, Clock, TopicInfo
 
 
@@ -24,10 +25,10 @@ class ChangelogTopics:
         stall_s: seconds without progress after which reading fails (see :class:`PartitionReader`).
     """
 
-    def __init__(self, config: JobConfig, clock: Clock, *, stall_s: float | None = None) -> None:
-        self._metadata = TopicMetadata(config)
+    def __init__(self, config: JobConfig, clock: Clock, ids: IdSource, *, stall_s: float | None = None) -> None:
+        self._metadata = TopicMetadata(config, clock)
         self._reader = PartitionReader(config, clock, stall_s)
-        self._time = BrokerTime(config, clock)
+        self._time = BrokerTime(config, clock, ids)
 
     def describe(self, topic: str) -> TopicInfo:
         """Also raises: UnavailableError, AccessDenied."""

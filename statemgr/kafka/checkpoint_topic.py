@@ -85,7 +85,7 @@ class CheckpointTopic:
         self._config = config
         self._clock = clock
         self._topic = config.checkpoint_topic
-        self._metadata = TopicMetadata(config)
+        self._metadata = TopicMetadata(config, clock)
         self._watch = TopicWatch(self._topic, self._metadata, clock) if owned else None
         self._reader = PartitionReader(config, clock, stall_s)
         self._lock = threading.Lock()

@@ -1,21 +1,23 @@
-"""The consumer for a consumer loop: a member of a group that reads committed records and never jumps to another offset.
+"""The consumer of a consumer loop: a member of a group that reads committed records and never jumps to another offset.
 
-It starts at the offset that the loop seeks to. Nobody reads the positions that the group stores. Opens connections.
+It starts at the offset that the loop seeks to. The positions that the group stores are for lag tools and autoscalers:
+statemgr never reads them, so a failure to store one is only logged.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, InvalidError
-from statemgr.kafka.clients import FAST_READS, ClientErrors, ClientLog
+from statemgr.kafka.clients import FAST_READS, make, settings_of
+from statemgr.kafka.errors import ClientErrors
 
-log = logging.getLogger("statemgr.kafka.librdkafka")
+log = logging.getLogger(__name__)
 #: Settings that the loop depends on.
 _OWN = {
     "enable.auto.commit": False,
@@ -26,30 +28,63 @@ _OWN = {
 
 
 class GroupConsumer(Consumer):
-    """A ``confluent_kafka.Consumer``. ``errors`` has what the client reported by callback.
+    """Reports an offset that the topic does not have as an error, and never moves to another offset instead.
 
-    It never jumps: an offset that the topic does not have is an error, and never the way to another offset.
+    ``errors`` has what the client reported by callback.
     """
 
-    def __init__(self, settings: dict[str, Any], hide: Callable[[str], str] = str) -> None:
-        self.errors = ClientErrors()
-        self.errors.group, self.errors.hide = settings.get("group.id"), hide
-        self._warned = False
-        own = {"error_cb": self.errors, "on_commit": self._committed, "logger": ClientLog(hide)}
-        super().__init__({**settings, **own})
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.errors: ClientErrors = settings["error_cb"]
+        self._warnings = _Warnings()
+        super().__init__({**settings, "on_commit": self._committed})
 
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         if error is not None:
-            level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True
-            log.log(
-                level, "offsets were not committed to the consumer group, so lag tools show old ones: %s", error.str()
-            )
+            self._warnings.warn(error.str())
+
+
+class GroupOffsets:
+    """Stores the offsets of published checkpoints in the group, without waiting for the answer."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._warnings = _Warnings()
+
+    def store(self, places: Iterable[TopicPartition], published: Mapping[str, int]) -> None:
+        """Store the next offsets of those ``places`` that a checkpoint has (source partition → next offset)."""
+        offsets = [
+            TopicPartition(place.topic, place.partition, published[source])
+            for place in places
+            if (source := f"{place.topic}-{place.partition}") in published
+        ]
+        if offsets:
+            try:
+                self._consumer.commit(offsets=offsets, asynchronous=True)
+            except (KafkaException, RuntimeError) as error:
+                self._warnings.warn(error)
+
+
+class _Warnings:
+    """Warns once; later failures are for debugging."""
+
+    def __init__(self) -> None:
+        self._level = logging.WARNING
+
+    def warn(self, error: object) -> None:
+        log.log(self._level, "offsets were not committed to the consumer group, so lag tools show old ones: %s", error)
+        self._level = logging.DEBUG
 
 
 def group_consumer(config: JobConfig, group: str) -> GroupConsumer:
     """A consumer for :meth:`statemgr.StateManager.run`. Raises: ConfigError, InvalidError."""
     if not isinstance(group, str) or not group:
         raise InvalidError(f"the name of a consumer group must be a text, not {group!r}", hint='for example "orders"')
+    if config.kafka_client("consumer").get("auto.offset.reset", "error") != "error":
+        raise ConfigError(
+            "auto.offset.reset cannot be set here: a client that jumps to another offset skips input silently",
+            hint="remove it; a partition that is in no checkpoint is read from its first offset",
+            key="kafka.consumer.auto.offset.reset",
+        )
     defaults = {
         # the client detects bits that changed on a broker's disk only with this setting
         "check.crcs": True,
@@ -57,18 +92,5 @@ def group_consumer(config: JobConfig, group: str) -> GroupConsumer:
         "partition.assignment.strategy": "range",
         **FAST_READS,
     }
-    given = config.kafka_client("consumer")
-    if given.get("auto.offset.reset", "error") != "error":
-        raise ConfigError(
-            "auto.offset.reset cannot be set here: a client that jumps to another offset skips input silently",
-            hint="remove it; a partition that is in no checkpoint is read from its first offset",
-            key="kafka.consumer.auto.offset.reset",
-        )
-    hide = config.hider()
-    try:
-        return GroupConsumer({**defaults, **given, **_OWN, "group.id": group}, hide)
-    except KafkaException as error:
-        raise ConfigError(
-            f"a setting under kafka.* is refused: {hide(error.args[0].str())}",
-            hint="correct it: librdkafka's CONFIGURATION.md lists its settings",
-        ) from None
+    own = {**_OWN, "group.id": group}
+    return make(GroupConsumer, settings_of(config, "consumer", ClientErrors(), defaults, own))

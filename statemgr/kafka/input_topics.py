@@ -17,7 +17,8 @@ from confluent_kafka.admin._metadata import TopicMetadata as ListedTopic
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, ConfigError, MissingState, StatemgrError, UnavailableError
 from statemgr.ids import source_topic
-from statemgr.kafka.clients import DEADLINE_S, REQUEST_S, ClientErrors, is_missing, translate
+from statemgr.kafka.clients import DEADLINE_S, REQUEST_S
+from statemgr.kafka.errors import MISSING, ClientErrors, translate
 from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.kafka.input_position import RECREATED
 from statemgr.kafka.metadata import TopicMetadata
@@ -51,7 +52,7 @@ class InputTopics:
         published = published_tasks()
         for topic in topics:
             found = self._listed(consumer, topic)
-            if found.error is not None and not is_missing(found.error):
+            if found.error is not None and found.error.code() not in MISSING:
                 raise translate(found.error, "asking for the input topic", topic=topic)
             problem = topic_problem(self._config, topic, None if found.error else len(found.partitions), published)
             if problem is not None:
@@ -122,7 +123,7 @@ class InputTopics:
 
     def _client(self) -> TopicMetadata:
         with self._lock:
-            self._metadata = self._metadata or TopicMetadata(self._config)
+            self._metadata = self._metadata or TopicMetadata(self._config, self.clock)
             return self._metadata
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -16,22 +15,26 @@ from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.admin._topic import TopicDescription
 
 from statemgr.config import JobConfig
-from statemgr.errors import MissingState, UnavailableError
-from statemgr.kafka.clients import DEADLINE_S, REQUEST_S, ClientErrors, admin, is_missing, may_pass, translate
+from statemgr.errors import MissingState, StatemgrError, UnavailableError
+from statemgr.kafka.clients import DEADLINE_S, REQUEST_S, admin
+from statemgr.kafka.errors import MISSING, ClientErrors, may_pass, translate
+from statemgr.ports import Clock
 
 K = TypeVar("K")
 V = TypeVar("V")
 _PAUSE_S = 0.1
-#: The operations on a group that its members need.
-_GROUP_RIGHTS = ("READ",)
 
 
 class TopicMetadata:
-    """Asks each question again until it is answered or a deadline has passed. Safe to use from many threads."""
+    """Asks each question again until it is answered or a deadline has passed. Safe to use from many threads.
 
-    def __init__(self, config: JobConfig) -> None:
+    Use it in a ``with`` block, or :meth:`close` it.
+    """
+
+    def __init__(self, config: JobConfig, clock: Clock) -> None:
         self.errors = ClientErrors()
         self.client: AdminClient = admin(config, self.errors)
+        self._clock = clock
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicDescription]:
         """The descriptions of those ``topics`` that exist. Raises: UnavailableError, AccessDenied."""
@@ -56,7 +59,7 @@ class TopicMetadata:
             group=group,
         )
         allowed = {operation.name for operation in described[group].authorized_operations or ()}
-        return [needed for needed in _GROUP_RIGHTS if needed not in allowed]
+        return [] if "READ" in allowed else ["READ"]
 
     def describe_later(self, topic: str) -> Future[TopicDescription]:
         """Ask for a topic's description without waiting, and only once. The future raises KafkaException."""
@@ -66,20 +69,17 @@ class TopicMetadata:
 
     def wait_for(self, topics: Sequence[str]) -> None:
         """Wait until the broker that answers knows new topics. Raises: UnavailableError."""
-        deadline = time.monotonic() + DEADLINE_S
+        late = UnavailableError("the brokers did not make the new topics known in time", topics=", ".join(topics))
+        deadline = self._deadline()
         while len(self.describe(topics)) < len(set(topics)):
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    "the brokers did not make the new topics known in time", topics=", ".join(topics)
-                )
-            time.sleep(_PAUSE_S)
+            self._pause(deadline, late)
 
     def settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """All settings of existing topics, as text. Raises: UnavailableError, AccessDenied, MissingState.
 
         Waits for new topics, because another broker may answer than the one that said that they exist.
         """
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = self._deadline()
         resources = {topic: ConfigResource(ResourceType.TOPIC, topic) for topic in topics}
         found: dict[ConfigResource, dict[str, ConfigEntry]] = {}
         while len(found) < len(resources):
@@ -88,11 +88,11 @@ class TopicMetadata:
                 lambda: self.client.describe_configs(list(resources.values()), request_timeout=REQUEST_S),
                 missing_is_none=True,
             )
-            missing = [topic for topic, resource in resources.items() if resource not in found]
-            if missing and time.monotonic() > deadline:
-                raise MissingState("reading the settings of topics: the topic does not exist", topic=missing[0])
-            if missing:
-                time.sleep(_PAUSE_S)
+            for topic, resource in resources.items():
+                if resource not in found:
+                    late = MissingState("reading the settings of topics: the topic does not exist", topic=topic)
+                    self._pause(deadline, late)
+                    break
         return {
             resource.name: {entry.name: str(entry.value) for entry in entries.values()}
             for resource, entries in found.items()
@@ -106,35 +106,31 @@ class TopicMetadata:
 
         Raises: MissingState, UnavailableError, AccessDenied.
         """
-        isolation = IsolationLevel.READ_COMMITTED if only_settled else IsolationLevel.READ_UNCOMMITTED
         start = self._offset(topic, partition, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        return start, self._end(topic, partition, isolation)
+        return start, self._end(topic, partition, only_settled=only_settled)
 
     def await_stable(self, partitions: Iterable[tuple[str, int]], wait_s: float) -> None:
         """Wait until every transaction that is open in a partition now has ended there, or the partition is gone.
 
         Raises: UnavailableError if one is still open after ``wait_s`` seconds; AccessDenied.
         """
-        deadline = time.monotonic() + wait_s
+        deadline = self._clock.monotonic() + wait_s
         for topic, partition in partitions:
             with suppress(MissingState):
-                self._await_stable(topic, partition, deadline)
+                end = self._end(topic, partition)
+                while (stable := self._end(topic, partition, only_settled=True)) < end:
+                    late = UnavailableError(
+                        "an aborted transaction is still open: the next commit would also commit its records",
+                        hint="a broker may leave a transaction open while a partition has no leader (KAFKA-20734): "
+                        "find it with `kafka-transactions.sh find-hanging`, and end it with `abort`",
+                        topic=topic,
+                        partition=partition,
+                        offset=stable,
+                    )
+                    self._pause(deadline, late)
 
-    def _await_stable(self, topic: str, partition: int, deadline: float) -> None:
-        end = self._end(topic, partition)
-        while (stable := self._end(topic, partition, IsolationLevel.READ_COMMITTED)) < end:
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    "an aborted transaction is still open: the next commit would also commit its records",
-                    hint="a broker may leave a transaction open while a partition has no leader (KAFKA-20734): find it "
-                    "with `kafka-transactions.sh find-hanging`, and end it with `abort`",
-                    topic=topic,
-                    partition=partition,
-                    offset=stable,
-                )
-            time.sleep(_PAUSE_S)
-
-    def _end(self, topic: str, partition: int, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED) -> int:
+    def _end(self, topic: str, partition: int, *, only_settled: bool = False) -> int:
+        isolation = IsolationLevel.READ_COMMITTED if only_settled else IsolationLevel.READ_UNCOMMITTED
         return self._offset(topic, partition, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
 
     def _offset(
@@ -144,36 +140,30 @@ class TopicMetadata:
         spec: OffsetSpec,
         isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     ) -> int:
-        place = TopicPartition(topic, partition)
+        asked = {TopicPartition(topic, partition): spec}
         doing = "asking for a topic's offsets"
-        deadline = time.monotonic() + DEADLINE_S
+        late = UnavailableError(
+            f"{doing}: the partition has no leader",
+            hint="check that the brokers with its replicas are running",
+            topic=topic,
+            partition=partition,
+        )
+        deadline = self._deadline()
         while True:
             try:
                 answers = self.ask(
                     doing,
-                    lambda: self.client.list_offsets(
-                        {place: spec}, isolation_level=isolation, request_timeout=REQUEST_S
-                    ),
+                    lambda: self.client.list_offsets(asked, isolation_level=isolation, request_timeout=REQUEST_S),
                     topic=topic,
                     partition=partition,
                 )
-                return int(answers[place].offset)
-            except MissingState as error:
+                return int(next(iter(answers.values())).offset)
+            except MissingState:
                 # the client reports the same for a partition without a leader
-                if not self._exists(topic, partition):
+                found = self.describe([topic]).get(topic)
+                if found is None or all(there.id != partition for there in found.partitions):
                     raise
-                if time.monotonic() > deadline:
-                    raise UnavailableError(
-                        f"{doing}: the partition has no leader",
-                        hint="check that the brokers with its replicas are running",
-                        topic=topic,
-                        partition=partition,
-                    ) from error
-            time.sleep(_PAUSE_S)
-
-    def _exists(self, topic: str, partition: int) -> bool:
-        found = self.describe([topic]).get(topic)
-        return found is not None and any(there.id == partition for there in found.partitions)
+                self._pause(deadline, late)
 
     def ask(
         self,
@@ -187,7 +177,7 @@ class TopicMetadata:
 
         ``missing_is_none``: leave out what the brokers do not know instead of raising MissingState.
         """
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = self._deadline()
         about: str | None = None
         while True:
             try:
@@ -197,7 +187,7 @@ class TopicMetadata:
                     try:
                         answers[name] = future.result(REQUEST_S + DEADLINE_S)
                     except KafkaException as error:
-                        if not (missing_is_none and is_missing(error.args[0])):
+                        if not (missing_is_none and error.args[0].code() in MISSING):
                             raise
                 self.errors.clear()
                 return answers
@@ -208,14 +198,29 @@ class TopicMetadata:
                 if about is not None:
                     where.setdefault("topic", about)
                 self.client.poll(0)
-                late = time.monotonic() >= deadline
-                if late or not may_pass(reason) or self.errors.refused():
-                    raise translate(reason, doing, reported=self.errors, **where) from error
-            time.sleep(_PAUSE_S)
+                failure = translate(reason, doing, reported=self.errors, **where)
+                if not may_pass(reason) or self.errors.refused():
+                    raise failure from error
+                self._pause(deadline, failure)
 
     def close(self) -> None:
         """Close the client. It has nothing to wait for."""
         self.client.poll(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _deadline(self) -> float:
+        return self._clock.monotonic() + DEADLINE_S
+
+    def _pause(self, deadline: float, late: StatemgrError) -> None:
+        """Wait a moment before asking again. Raises: ``late`` if the deadline has passed."""
+        if self._clock.monotonic() >= deadline:
+            raise late
+        self._clock.sleep(_PAUSE_S)
 
 
 def _topic_of(asked: object) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from statemgr.config import JobConfig
 from statemgr.ids import IdSource
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
-from statemgr.kafka.publisher import TransactionalPublisher
+from statemgr.kafka.publisher import publish_alone
 from statemgr.model.permissions import Permissions, Permit
 from statemgr.ports import Clock
 
@@ -44,13 +44,4 @@ class PermitTopic:
         self._log.close()
 
     def _write(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Publish with a transactional ID that no owner uses, so that nobody is fenced."""
-        config = self._config
-        publisher = TransactionalPublisher(config, f"statemgr.{config.job_name}.{config.job_id}.permit", self._clock)
-        try:
-            publisher.fence()
-            with publisher.transaction() as transaction:
-                for key, value in records:
-                    transaction.send(config.checkpoint_topic, key, value, partition=0)
-        finally:
-            publisher.close()
+        publish_alone(self._config, self._clock, "permit", self._config.checkpoint_topic, records)

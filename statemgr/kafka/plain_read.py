@@ -8,7 +8,8 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord, UnavailableError
-from statemgr.kafka.clients import ClientErrors, consumer, translate
+from statemgr.kafka.clients import consumer
+from statemgr.kafka.errors import ClientErrors, translate
 from statemgr.kafka.reader import offset_of
 from statemgr.model.commit import Change
 from statemgr.ports import Clock

@@ -20,10 +20,10 @@ It decides what each failure means for the transaction:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from statemgr.config import JobConfig
 from statemgr.errors import (
@@ -35,18 +35,9 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.ids import task_path, transactional_id
-from statemgr.kafka.clients import (
-    SLICE_S,
-    ClientErrors,
-    is_after_effect,
-    is_fenced,
-    is_forgotten,
-    is_unreachable,
-    producer,
-    translate,
-    unmasked,
-)
+from statemgr.kafka.errors import FENCED, FORGOTTEN, ClientErrors, is_unreachable, translate
 from statemgr.kafka.metadata import TopicMetadata
+from statemgr.kafka.producer import TransactionalProducer
 from statemgr.kafka.transaction import KafkaTransaction
 from statemgr.ports import Clock, IdForgotten
 
@@ -95,7 +86,7 @@ class TransactionalPublisher:
         self._timeout_s = config.commit_timeout_ms / 1000
         self._transaction_timeout_ms = min(config.commit_timeout_ms, _BROKER_LIMIT_MS)
         self._errors = ClientErrors()
-        self._producer: Producer | None = None
+        self._producer: TransactionalProducer | None = None
         self._state = _State.NEW
         #: Partitions with records of the last transaction, until we know that it is committed.
         self._written: set[tuple[str, int]] = set()
@@ -108,13 +99,10 @@ class TransactionalPublisher:
     def fence(self) -> None:
         """Also raises: AccessDenied, ConfigError."""
         self._refuse(_State.CLOSED, _State.FENCED)
-        fresh = self._make_producer()
+        fresh = TransactionalProducer(self._config, self._id, self._clock, self._transaction_timeout_ms, self._errors)
         deadline = self._clock.monotonic() + min(_FENCE_TIMEOUT_S, self._timeout_s)
-        with contextlib.suppress(KafkaException):
-            # a client without a connection asks for its coordinator again only after 500 ms
-            fresh.list_topics(self._config.checkpoint_topic, timeout=min(SLICE_S, self._timeout_s))
         try:
-            self._until(fresh, fresh.init_transactions, deadline)
+            fresh.init(deadline)
         except KafkaException as error:
             raise self._failure(error, "taking over the transactional ID") from error
         self._drop_producer()
@@ -126,7 +114,7 @@ class TransactionalPublisher:
         """A transaction may take ``task.commit.timeout.ms`` in all."""
         deadline = self._clock.monotonic() + self._timeout_s
         current = self._begin(deadline)
-        transaction = KafkaTransaction(current, self._clock, deadline, self._errors)
+        transaction = KafkaTransaction(current.client, self._clock, deadline, self._errors)
         self._written = transaction.written
         try:
             yield transaction
@@ -152,7 +140,7 @@ class TransactionalPublisher:
         if self._state is _State.UNKNOWN:
             assert self._producer is not None
             try:
-                self._until(self._producer, self._producer.commit_transaction, deadline)
+                self._producer.commit(deadline)
                 self._committed()
             except KafkaException as error:
                 self._after_failed_commit(error)
@@ -183,21 +171,10 @@ class TransactionalPublisher:
 
     def _drop_producer(self) -> None:
         if self._producer is not None:
-            with contextlib.suppress(KafkaException):
-                self._producer.purge()
+            self._producer.close()
         self._producer = None
 
-    def _make_producer(self) -> Producer:
-        return producer(
-            self._config,
-            self._errors,
-            transactional_id=self._id,
-            enable_idempotence=True,
-            acks="all",
-            transaction_timeout_ms=self._transaction_timeout_ms,
-        )
-
-    def _begin(self, deadline: float) -> Producer:
+    def _begin(self, deadline: float) -> TransactionalProducer:
         self._refuse(_State.CLOSED, _State.FENCED, _State.NEW, _State.OPEN)
         if self._state is _State.UNKNOWN:
             raise OutcomeUnknownError(
@@ -215,7 +192,7 @@ class TransactionalPublisher:
         self._await_aborted(deadline)
         self._began = self._clock.monotonic()
         try:
-            self._producer.begin_transaction()
+            self._producer.client.begin_transaction()
         except KafkaException as error:
             self._classify(error.args[0])
             raise self._failure(error, "beginning a transaction") from error
@@ -227,14 +204,14 @@ class TransactionalPublisher:
         has."""
         if not self._written:
             return
-        with contextlib.closing(TopicMetadata(self._config)) as metadata:
+        with TopicMetadata(self._config, self._clock) as metadata:
             metadata.await_stable(self._written, deadline - self._clock.monotonic())
         self._written = set()
 
-    def _commit(self, current: Producer, deadline: float) -> None:
+    def _commit(self, current: TransactionalProducer, deadline: float) -> None:
         self._state = _State.UNKNOWN
         try:
-            self._until(current, current.commit_transaction, deadline)
+            current.commit(deadline)
         except KafkaException as error:
             self._after_failed_commit(error)
             reason = error.args[0]
@@ -260,9 +237,9 @@ class TransactionalPublisher:
     def _after_failed_commit(self, error: KafkaException) -> None:
         """Decide the state after a failed commit: aborted (READY), FENCED, UNUSABLE, or still UNKNOWN."""
         reason = error.args[0]
-        if is_fenced(reason) or self._fenced_reported():
+        if reason.code() in FENCED or self._fenced_reported():
             self._state = self._who_fenced()
-        elif is_forgotten(reason):
+        elif reason.code() in FORGOTTEN:
             self._state = _State.UNUSABLE
         elif reason.txn_requires_abort():
             self._abort()
@@ -274,17 +251,18 @@ class TransactionalPublisher:
         if self._producer is None:
             return
         self._state, self._regained = _State.ABORTING, True
-        until = deadline if deadline is not None else self._clock.monotonic() + _ABORT_TIMEOUT_S
         try:
-            self._until(self._producer, self._producer.abort_transaction, until)
+            self._producer.abort(deadline or self._clock.monotonic() + _ABORT_TIMEOUT_S)
             self._state, self._began = _State.READY, None
         except KafkaException as error:
             self._classify(error.args[0])
 
     def _given_up(self, cause: BaseException | None, error: StatemgrError) -> StatemgrError:
         """Abort, and return the error to raise: FencedError if the abort shows it, whatever went wrong first."""
-        reason = self._reason(cause)
-        if reason is not None and is_forgotten(reason):
+        reason: KafkaError | None = cause.args[0] if isinstance(cause, KafkaException) else None
+        if reason is not None and self._producer is not None:
+            reason = self._producer.reason(reason)
+        if reason is not None and reason.code() in FORGOTTEN:
             self._state, self._began = _State.UNUSABLE, None
             return IdForgotten(
                 f"the brokers have forgotten the transactional ID: {reason.str()}",
@@ -298,20 +276,8 @@ class TransactionalPublisher:
             return RetryableError(self._late(), hint=_LATE, transactional_id=self._id)
         return error if reason is None else self._translated(reason, "publishing")
 
-    def _reason(self, cause: BaseException | None) -> KafkaError | None:
-        """Why a transaction failed. Asks the client if the error only says that it has failed."""
-        if not isinstance(cause, KafkaException):
-            return None
-        reason: KafkaError = cause.args[0]
-        if is_after_effect(reason) and self._producer is not None:
-            try:
-                self._producer.begin_transaction()  # refused while one is open; the error says why that one failed
-            except KafkaException as error:
-                reason = error.args[0]
-        return reason
-
     def _classify(self, error: KafkaError) -> None:
-        if is_fenced(error) or self._fenced_reported():
+        if error.code() in FENCED or self._fenced_reported():
             self._state = self._who_fenced()
         elif error.fatal():
             self._state = _State.UNUSABLE
@@ -328,37 +294,7 @@ class TransactionalPublisher:
 
     def _fenced_reported(self) -> bool:
         fatal = self._errors.fatal()
-        return fatal is not None and is_fenced(fatal)
-
-    def _until(self, client: Producer, call: Callable[[float], None], deadline: float) -> None:
-        """Repeat a call until it succeeds or the deadline has passed; librdkafka resumes it each time.
-
-        Raises: KafkaException, the last one.
-        """
-        while True:
-            left = deadline - self._clock.monotonic()
-            try:
-                with unmasked():
-                    call(max(min(SLICE_S, left), 0.01))
-                return
-            except KafkaException as error:
-                reason = self._served(client) or error.args[0]
-                refused = self._errors.refused() is not None
-                again = is_unreachable(reason) or reason.code() == KafkaError._FATAL  # the next call says which error
-                if not again or reason.fatal() or refused or left <= 0:
-                    raise KafkaException(reason) from error
-                if reason.code() != KafkaError._TIMED_OUT:
-                    self._clock.sleep(min(0.1, max(left, 0.0)))
-
-    def _served(self, client: Producer) -> KafkaError | None:
-        """Run the client's callbacks. Returns: a fatal error, which the client raises as an exception."""
-        try:
-            with unmasked():
-                client.poll(0)
-        except KafkaException as error:
-            found: KafkaError = error.args[0]
-            return found
-        return None
+        return fatal is not None and fatal.code() in FENCED
 
     # --- errors -----------------------------------------------------------------------------------------
 
@@ -395,3 +331,20 @@ class TransactionalPublisher:
         if self._state is _State.FENCED:
             raise self._fenced()
         raise ClosedError(f"the publisher cannot be used: {self._state.value}", transactional_id=self._id)
+
+
+def publish_alone(
+    config: JobConfig, clock: Clock, name: str, topic: str, records: Iterable[tuple[bytes | None, bytes | None]]
+) -> None:
+    """Write records (key, value) to partition 0 of a topic in one transaction, without fencing an owner of the job.
+
+    ``name``: for the transactional ID; no owner has it. Raises: as :class:`TransactionalPublisher`.
+    """
+    publisher = TransactionalPublisher(config, transactional_id(config.job_name, config.job_id, name), clock)
+    try:
+        publisher.fence()
+        with publisher.transaction() as transaction:
+            for key, value in records:
+                transaction.send(topic, key, value, partition=0)
+    finally:
+        publisher.close()

@@ -9,13 +9,14 @@ wanted end, a transaction is still open there, and the reader waits until it has
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NoReturn
+from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from statemgr.config import JobConfig
-from statemgr.errors import UnavailableError
-from statemgr.kafka.clients import ANSWER_S, ClientErrors, consumer, damaged, is_damaged, may_pass, translate
+from statemgr.errors import StatemgrError, UnavailableError
+from statemgr.kafka.clients import ANSWER_S, consumer
+from statemgr.kafka.errors import ClientErrors, damaged, is_damaged, may_pass, translate
 from statemgr.ports import Clock
 
 #: Records that are taken together. They should fit into the processor's caches and not trigger the garbage collector:
@@ -51,25 +52,18 @@ class PartitionReader:
         errors = ClientErrors()
         client = consumer(self._config, errors, isolation_level="read_committed", enable_partition_eof=True)
         try:
+            reading = _Reading(client, errors, topic, partition, start, end)
             client.assign([TopicPartition(topic, partition, start)])
-            position, last_progress = start, self._clock.monotonic()
-            while position < end:
-                messages = client.consume(_BATCH, _WAIT_S)
-                batch = [message for message in messages if message.error() is None]
-                reached = _after(batch, position, topic, partition) if batch else position
-                if len(batch) < len(messages):
-                    events = [message for message in messages if message.error() is not None]
-                    reached = max(reached, *(_after_event(e, topic, partition, errors) for e in events))
-                if reached > end:
-                    _check_beyond(client, batch, position, topic, partition)
-                    batch = [message for message in batch if offset_of(message) < end]
+            last_progress = self._clock.monotonic()
+            while reading.position < end:
+                before = reading.position
+                batch = reading.take(client.consume(_BATCH, _WAIT_S))
                 if batch:
                     yield batch
-                if reached > position:
-                    position, last_progress = reached, self._clock.monotonic()
+                if reading.position > before:
+                    last_progress = self._clock.monotonic()
                 elif self._clock.monotonic() - last_progress > self._stall_s or errors.refused():
-                    _refuse_unreadable(client, topic, partition, position, end, errors)
-                    _stalled(topic, partition, position, end, errors)
+                    raise reading.stalled()
         finally:
             client.close()
 
@@ -81,74 +75,89 @@ def offset_of(message: Message) -> int:
     return offset
 
 
-def _after(batch: list[Message], position: int, topic: str, partition: int) -> int:
-    """The position after a batch. Raises: CorruptRecord if the batch does not follow what was read before."""
-    first, last = offset_of(batch[0]), offset_of(batch[-1])
-    if first < position or last - first < len(batch) - 1:
-        raise damaged("its records are out of order", topic=topic, partition=partition, offset=position)
-    return last + 1
+@dataclass
+class _Reading:
+    """One read of a partition. ``position``: everything below this offset has been read."""
 
+    client: Consumer
+    errors: ClientErrors
+    topic: str
+    partition: int
+    position: int
+    end: int
 
-def _check_beyond(client: Consumer, batch: list[Message], position: int, topic: str, partition: int) -> None:
-    """Records beyond the wanted end must be newer than it. Raises: CorruptRecord if the log does not have them."""
-    if not batch:
-        return
-    _, high = client.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
-    offsets = [offset_of(message) for message in batch]
-    if offsets[-1] >= high >= 0:
-        last = max((offset for offset in offsets if offset < high), default=position - 1)
-        why = f"it has a record at offset {offsets[-1]}, and ends at {high}"
-        raise damaged(why, topic=topic, partition=partition, offset=last + 1)
+    def take(self, messages: list[Message]) -> list[Message]:
+        """Move the position, and return the records below the wanted end.
 
+        Raises: CorruptRecord for records that the log cannot have; errors that waiting cannot fix.
+        """
+        batch = [message for message in messages if message.error() is None]
+        reached = self.position
+        if batch:
+            first, last = offset_of(batch[0]), offset_of(batch[-1])
+            if first < self.position or last - first < len(batch) - 1:
+                raise self._damaged("its records are out of order", self.position)
+            reached = last + 1
+        if len(batch) < len(messages):
+            reached = max(reached, *(self._after(event) for event in messages if event.error() is not None))
+        if reached > self.end and batch:
+            self._check_beyond(batch)
+            batch = [message for message in batch if offset_of(message) < self.end]
+        self.position = max(self.position, reached)
+        return batch
 
-def _refuse_unreadable(
-    client: Consumer, topic: str, partition: int, position: int, end: int, errors: ClientErrors
-) -> None:
-    """After reading has stalled. Raises: CorruptRecord if the broker answers and no transaction is open."""
-    if errors.refused() or errors.last():
-        return
-    try:
-        _, stable = client.get_watermark_offsets(TopicPartition(topic, partition), timeout=ANSWER_S)
-    except KafkaException as error:
-        errors(error.args[0])
-        return
-    if stable >= end:
-        why = f"the broker gives no records after offset {position}, though the topic ends at {end}"
-        raise damaged(why, topic=topic, partition=partition, offset=position)
+    def _after(self, event: Message) -> int:
+        """The position that an event reports; 0 if it reports none."""
+        error = event.error()
+        assert error is not None
+        if error.code() == KafkaError._PARTITION_EOF:
+            return event.offset() or 0
+        if is_damaged(error):
+            raise self._damaged(f"a record cannot be read: {error.str()}", event.offset() or 0)
+        if may_pass(error):
+            self.errors(error)
+            return 0
+        raise self._translated(error)
 
+    def _check_beyond(self, batch: list[Message]) -> None:
+        """Records beyond the wanted end must be newer than it. Raises: CorruptRecord if the log does not have them."""
+        _, high = self.client.get_watermark_offsets(TopicPartition(self.topic, self.partition), cached=True)
+        offsets = [offset_of(message) for message in batch]
+        if offsets[-1] >= high >= 0:
+            last = max((offset for offset in offsets if offset < high), default=self.position - 1)
+            raise self._damaged(f"it has a record at offset {offsets[-1]}, and ends at {high}", last + 1)
 
-def _after_event(event: Message, topic: str, partition: int, errors: ClientErrors) -> int:
-    """The position that an event reports; 0 if it reports none. Raises: an error that waiting cannot fix."""
-    error = event.error()
-    assert error is not None
-    if error.code() == KafkaError._PARTITION_EOF:
-        return event.offset() or 0
-    if is_damaged(error):
-        offset = event.offset()
-        raise damaged(f"a record cannot be read: {error.str()}", topic=topic, partition=partition, offset=offset or 0)
-    if may_pass(error):
-        errors(error)
-        return 0
-    raise translate(error, "reading a topic", reported=errors, topic=topic, partition=partition)
-
-
-def _stalled(topic: str, partition: int, position: int, end: int, errors: ClientErrors) -> NoReturn:
-    refused, last = errors.refused(), errors.last()
-    if refused is not None:
-        raise translate(refused, "reading a topic", topic=topic, partition=partition)
-    if last is not None:
-        raise UnavailableError(
-            f"the topic could not be read to its end at offset {end}: {last}",
-            hint="check that the brokers are running",
-            topic=topic,
-            partition=partition,
-            offset=position,
+    def stalled(self) -> StatemgrError:
+        """The error for a read without progress: credentials, unreachable brokers, damage, or an open transaction."""
+        where: dict[str, str | int] = {"topic": self.topic, "partition": self.partition, "offset": self.position}
+        if self.errors.refused() is None and self.errors.last() is None:
+            place = TopicPartition(self.topic, self.partition)
+            try:
+                _, stable = self.client.get_watermark_offsets(place, timeout=ANSWER_S)
+            except KafkaException as error:
+                self.errors(error.args[0])
+            else:
+                if stable >= self.end:
+                    why = f"the broker gives no records after offset {self.position}, but the topic ends at {self.end}"
+                    return self._damaged(why, self.position)
+        if (refused := self.errors.refused()) is not None:
+            return self._translated(refused)
+        if (last := self.errors.last()) is not None:
+            return UnavailableError(
+                f"the topic could not be read to its end at offset {self.end}: {last}",
+                hint="check that the brokers are running",
+                **where,
+            )
+        return UnavailableError(
+            f"the topic could not be read to its end at {self.end}: an open transaction of another owner stops it at "
+            f"{self.position}",
+            hint="wait until that owner commits or its transaction.timeout.ms is over; find a transaction that never "
+            "ends with `kafka-transactions.sh find-hanging`",
+            **where,
         )
-    raise UnavailableError(
-        f"the topic could not be read to its end at {end}: an open transaction of another owner stops it at {position}",
-        hint="wait until that owner commits or its transaction.timeout.ms is over; find a transaction that never ends "
-        "with `kafka-transactions.sh find-hanging`",
-        topic=topic,
-        partition=partition,
-        offset=position,
-    )
+
+    def _damaged(self, what: str, offset: int) -> StatemgrError:
+        return damaged(what, topic=self.topic, partition=self.partition, offset=offset)
+
+    def _translated(self, error: KafkaError) -> StatemgrError:
+        return translate(error, "reading a topic", reported=self.errors, topic=self.topic, partition=self.partition)

@@ -15,7 +15,7 @@ from statemgr.config import JobConfig
 from statemgr.errors import CorruptError, InvalidError
 from statemgr.kafka.checkpoint_tracks import PARTITION
 from statemgr.kafka.metadata import TopicMetadata
-from statemgr.kafka.publisher import TransactionalPublisher
+from statemgr.kafka.publisher import publish_alone
 from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
 from statemgr.model import codecs
@@ -54,27 +54,17 @@ def copy_valid(config: JobConfig, clock: Clock, target: str) -> Repaired:
     """
     # keep the records' own times: with the broker's time of the copy, old checkpoints would look young
     spec = replace(checkpoint_topic_spec(config), name=target, created_with={})
-    with TopicAdmin(config) as admin:
+    with TopicAdmin(config, clock) as admin:
         admin.create_missing([spec])
         admin.verify([spec])
-    metadata = TopicMetadata(config)
-    try:
-        start, end = metadata.bounds(target, PARTITION)
-    finally:
-        metadata.close()
+        start, end = admin.bounds(target, PARTITION)
     if end > start:
         raise InvalidError(
             "the target topic already has records", hint="choose another with `statemgr topics repair --to`"
         )
     result, valid = _sort(config, clock)
-    publisher = TransactionalPublisher(config, f"statemgr.{config.job_name}.{config.job_id}.repair", clock)
-    try:
-        publisher.fence()
-        with publisher.transaction() as transaction:
-            for message in valid:
-                transaction.send(target, message.key(), message.value(), partition=PARTITION)
-    finally:
-        publisher.close()
+    records = ((message.key(), message.value()) for message in valid)
+    publish_alone(config, clock, "repair", target, records)
     return result
 
 
@@ -93,11 +83,8 @@ def _sort(config: JobConfig, clock: Clock) -> tuple[Repaired, list[Message]]:
 
 
 def _records(config: JobConfig, clock: Clock) -> Iterator[Message]:
-    metadata = TopicMetadata(config)
-    try:
+    with TopicMetadata(config, clock) as metadata:
         start, end = metadata.bounds(config.checkpoint_topic, PARTITION)
-    finally:
-        metadata.close()
     for batch in PartitionReader(config, clock).read(config.checkpoint_topic, PARTITION, start, end):
         yield from batch
 

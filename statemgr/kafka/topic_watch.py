@@ -13,7 +13,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin._topic import TopicDescription
 
 from statemgr.errors import MissingState
-from statemgr.kafka.clients import ANSWER_S, is_missing
+from statemgr.kafka.clients import ANSWER_S
+from statemgr.kafka.errors import MISSING
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.ports import Clock
 
@@ -73,7 +74,7 @@ class TopicWatch:
         except TimeoutError:
             return  # the commit itself shows whether the brokers can be reached
         except KafkaException as error:
-            if is_missing(error.args[0]):
+            if error.args[0].code() in MISSING:
                 raise MissingState(
                     "the checkpoint topic was deleted while this owner was running",
                     hint="stop the job and restore the records of the topic",

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin._topic import TopicDescription
@@ -18,8 +16,10 @@ from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.config.units import DAY_MS
 from statemgr.errors import TopicMisconfigured
-from statemgr.kafka.clients import DEADLINE_S, translated
+from statemgr.kafka.clients import DEADLINE_S, REQUEST_S
+from statemgr.kafka.errors import translated
 from statemgr.kafka.metadata import TopicMetadata
+from statemgr.ports import Clock
 
 #: A changelog keeps its tombstones this long, so that a replay that began earlier still reads them.
 DELETE_RETENTION_MS = DAY_MS
@@ -83,28 +83,16 @@ def changelog_topic_specs(config: JobConfig) -> list[TopicSpec]:
     ]
 
 
-class TopicAdmin:
-    """Creates and checks topics. Use it in a ``with`` block, or :meth:`close` it."""
+class TopicAdmin(TopicMetadata):
+    """Creates, checks and deletes topics."""
 
-    def __init__(self, config: JobConfig) -> None:
-        self._metadata = TopicMetadata(config)
+    def __init__(self, config: JobConfig, clock: Clock) -> None:
+        super().__init__(config, clock)
         self._servers = str(config.kafka_client("admin")["bootstrap.servers"])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the client. It has nothing to wait for."""
-        self._metadata.close()
 
     def exists(self, topic: str) -> bool:
         """Raises: UnavailableError, AccessDenied."""
-        return topic in self._metadata.describe([topic])
+        return topic in self.describe([topic])
 
     def create_missing(self, specs: Sequence[TopicSpec]) -> list[str]:
         """Create the topics that do not exist, and return their names. It is no error if another process creates one
@@ -112,35 +100,42 @@ class TopicAdmin:
 
         Raises: UnavailableError, AccessDenied, InvalidError (the brokers refuse the settings).
         """
-        found = self._metadata.describe([spec.name for spec in specs])
+        found = self.describe([spec.name for spec in specs])
         missing = [spec for spec in specs if spec.name not in found]
         if not missing:
             return []
         requested = [
             NewTopic(s.name, s.partitions, s.replication_factor, config={**s.config, **s.created_with}) for s in missing
         ]
-        futures = self._metadata.client.create_topics(
-            requested, operation_timeout=DEADLINE_S, request_timeout=DEADLINE_S
-        )
+        futures = self.client.create_topics(requested, operation_timeout=DEADLINE_S, request_timeout=DEADLINE_S)
         created = []
         for name, future in futures.items():
-            with translated("creating a topic", self._metadata.errors, topic=name):
+            with translated("creating a topic", self.errors, topic=name):
                 try:
                     future.result(2 * DEADLINE_S)
                     created.append(name)
                 except KafkaException as error:
                     if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                         raise
-        self._metadata.wait_for([spec.name for spec in missing])
+        self.wait_for([spec.name for spec in missing])
         return created
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic; a missing one is no error. Raises: UnavailableError, AccessDenied."""
+        self.ask(
+            "deleting a topic",
+            lambda: self.client.delete_topics([topic], request_timeout=REQUEST_S),
+            missing_is_none=True,
+            topic=topic,
+        )
 
     def check(self, specs: Sequence[TopicSpec]) -> list[TopicProblem]:
         """Everything that is wrong with these topics; empty if nothing is.
 
         Raises: UnavailableError, AccessDenied.
         """
-        found = self._metadata.describe([spec.name for spec in specs])
-        settings = self._metadata.settings(list(found))
+        found = self.describe([spec.name for spec in specs])
+        settings = self.settings(list(found))
         problems: list[TopicProblem] = []
         for spec in specs:
             if spec.name not in found:

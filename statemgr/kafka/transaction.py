@@ -14,7 +14,8 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from statemgr.errors import ClosedError, RetryableError
-from statemgr.kafka.clients import SLICE_S, ClientErrors, translate, unmasked
+from statemgr.kafka.clients import SLICE_S
+from statemgr.kafka.errors import ClientErrors, translate, unmasked
 from statemgr.model.commit import Change
 from statemgr.ports import Clock, Delivered
 

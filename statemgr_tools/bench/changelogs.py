@@ -10,6 +10,7 @@ from confluent_kafka.cimpl import NewTopic
 from statemgr.config import JobConfig
 from statemgr.ids import CheckpointId
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs
+from statemgr.local.clock import SystemClock
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint
 from statemgr.wiring import open_services
 from statemgr_tools.bench import records
@@ -52,7 +53,7 @@ def _fill(session: Session, count: int) -> FilledChangelog:
     topic, source = f"{app}-st-changelog", f"{app}-source"
     config = session.job("changelog", task__backup__factories=_FACTORY, stores__s__changelog__topic=topic)
     make_topic(config, source)
-    with TopicAdmin(config) as admin:
+    with TopicAdmin(config, SystemClock()) as admin:
         admin.create_missing(changelog_topic_specs(config))
     fill(config, topic, records.batches(count))
     services = open_services(config)

@@ -34,7 +34,7 @@ def to_blobs(kind: str) -> dict[str, object]:
 
 def publish(config: JobConfig, checkpoint: Checkpoint) -> None:
     """Make the job's topics, and publish a checkpoint of task 0 on them."""
-    with TopicAdmin(config) as admin:
+    with TopicAdmin(config, SystemClock()) as admin:
         admin.create_missing([checkpoint_topic_spec(config), *changelog_topic_specs(config)])
     layout = Layout(1, config.tasks, "kafka-partition")
     record = CheckpointRecord(config.job_name, config.job_id, TASK, layout, (checkpoint,))

@@ -8,7 +8,7 @@ from confluent_kafka import TopicPartition
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord, MissingState, UnavailableError
 from statemgr.kafka.changelog_topic import ChangelogTopics
-from statemgr.local.clock import SystemClock
+from statemgr.local.clock import SystemClock, system_ids
 from tests.kafka_jobs import (
     EAGER,
     client,
@@ -29,7 +29,7 @@ def _new(kafka: KafkaServer, **settings: str) -> tuple[JobConfig, str, Changelog
     config = job(kafka)
     topic = config.stores["totals"].changelog_topic
     make_topic(config, topic, **(settings or {"cleanup.policy": "compact"}))
-    return config, topic, ChangelogTopics(config, SystemClock(), stall_s=20)
+    return config, topic, ChangelogTopics(config, SystemClock(), system_ids(), stall_s=20)
 
 
 def _read(changelog: ChangelogTopics, topic: str, start: int, end: int) -> list[tuple[bytes, bytes | None]]:
@@ -97,7 +97,7 @@ def test_an_open_transaction_below_the_end_is_waited_for(kafka: KafkaServer) -> 
     other.produce(topic, b"v", b"open", 0)
     other.flush(30)
     send(config, topic, [(b"beyond", b"v")])
-    changelog = ChangelogTopics(config, SystemClock(), stall_s=1)
+    changelog = ChangelogTopics(config, SystemClock(), system_ids(), stall_s=1)
     start, end = changelog.bounds(topic, 0)
     with pytest.raises(UnavailableError, match="an open transaction of another owner stops it at 0"):
         _read(changelog, topic, start, end)
@@ -137,7 +137,7 @@ def test_a_record_without_a_key_is_corrupt(kafka: KafkaServer) -> None:
 def test_a_topic_that_is_gone_is_missing_state(kafka: KafkaServer) -> None:
     """Asking for a topic that does not exist never makes one."""
     config = job(kafka)
-    changelog = ChangelogTopics(config, SystemClock())
+    changelog = ChangelogTopics(config, SystemClock(), system_ids())
     for ask in (lambda: changelog.describe("not-there"), lambda: changelog.bounds("not-there", 0)):
         with pytest.raises(MissingState):
             ask()
@@ -148,7 +148,7 @@ def test_a_topic_made_anew_has_another_id(kafka: KafkaServer) -> None:
     """The name stays, the ID changes: that is how a deleted changelog is recognised."""
     config = job(kafka)
     make_topics(config)
-    changelog, topic = ChangelogTopics(config, SystemClock()), config.stores["totals"].changelog_topic
+    changelog, topic = ChangelogTopics(config, SystemClock(), system_ids()), config.stores["totals"].changelog_topic
     before = changelog.describe(topic)
     assert (before.partitions, before.config["cleanup.policy"]) == (1, "compact")
     assert changelog.describe(topic).topic_id == before.topic_id

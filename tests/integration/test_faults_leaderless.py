@@ -50,7 +50,7 @@ def _job(broker: SecondBroker) -> JobConfig:
 
 def test_a_partition_without_a_leader_is_not_missing(second: SecondBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its offsets are waited for; one that does not exist is MissingState at once."""
-    with closing(TopicMetadata(_job(second))) as metadata:
+    with TopicMetadata(_job(second), SystemClock()) as metadata:
         _lose(second)
         with monkeypatch.context() as patched:
             patched.setattr("statemgr.kafka.metadata.DEADLINE_S", 1.0)

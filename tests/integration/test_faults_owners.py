@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -46,7 +45,7 @@ def commit(task: Task, number: int) -> Checkpoint:
 
 def aborted(config: JobConfig) -> None:
     """Return when the brokers have aborted the transaction that a suspended process has open."""
-    with contextlib.closing(TopicMetadata(config)) as metadata:
+    with TopicMetadata(config, SystemClock()) as metadata:
         metadata.await_stable([(config.stores["totals"].changelog_topic, 0)], 30.0)
 
 

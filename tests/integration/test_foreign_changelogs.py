@@ -12,6 +12,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.errors import InvalidError, PermissionNeeded, RetryableError, UnavailableError
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs
 from statemgr.kafka.transaction import KafkaTransaction
+from statemgr.local.clock import SystemClock
 from statemgr.phases import Phase, observed
 from tests.commits import TASK, commit, failing, totals
 from tests.jobs import DUAL, elsewhere, job_mapping, with_changes
@@ -34,7 +35,7 @@ def topic_of(config: JobConfig) -> str:
 
 def write_as_others(config: JobConfig, items: dict[bytes, bytes] = FOREIGN) -> None:
     """Somebody who is none of the job's writes to its changelog, which is made if it is not there."""
-    with TopicAdmin(config) as admin:
+    with TopicAdmin(config, SystemClock()) as admin:
         admin.create_missing(changelog_topic_specs(with_changes(config, task__backup__factories=[CHANGELOG])))
     send(config, topic_of(config), items.items())
 

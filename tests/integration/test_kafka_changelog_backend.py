@@ -20,7 +20,7 @@ from statemgr.errors import CorruptBlob, MissingBlob, MissingState, StatemgrErro
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_id
 from statemgr.local import open_store
-from statemgr.local.clock import SystemClock, moment
+from statemgr.local.clock import SystemClock, moment, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, Marker
 from statemgr.model.commit import Change, PreparedChanges
@@ -167,7 +167,7 @@ class _Jumping(SystemClock):
 
 
 def _services(config: JobConfig) -> Iterator[Services]:
-    clock, changelog = SystemClock(), ChangelogTopics(config, SystemClock(), stall_s=20)
+    clock, changelog = SystemClock(), ChangelogTopics(config, SystemClock(), system_ids(), stall_s=20)
     blobs = open_blob_store(config, clock)
     transfer = Transfer(blobs, parallelism=2, part_size=config.part_size, ttl_days=config.ttl_days)
     services = open_services(config)

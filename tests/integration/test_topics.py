@@ -11,6 +11,7 @@ from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, TopicMisconfigured, UnavailableError
 from statemgr.kafka import metadata
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
+from statemgr.local.clock import SystemClock
 from tests.jobs import with_changes
 from tests.kafka_jobs import client, job, make_topic, make_topics, wait_until
 from tests.servers import KafkaServer
@@ -27,7 +28,7 @@ def test_missing_topics_are_created_as_they_must_be(kafka: KafkaServer) -> None:
     config = job(kafka, job__tasks=3, stores__totals__changelog__min__compaction__lag__ms=60_000)
     specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
     changelog = config.stores["totals"].changelog_topic
-    with TopicAdmin(config) as admin:
+    with TopicAdmin(config, SystemClock()) as admin:
         assert [p.message for p in admin.check(specs)] == ["does not exist"] * 2
         assert not admin.exists(changelog)
         assert admin.create_missing(specs) == [config.checkpoint_topic, changelog]
@@ -50,7 +51,7 @@ def test_wrong_settings_are_refused_with_the_command_that_fixes_them(kafka: Kafk
     topic = config.stores["totals"].changelog_topic
     make_topic(config, topic, cleanup__policy="delete", min__compaction__lag__ms="5")
     specs = changelog_topic_specs(config)
-    with TopicAdmin(config) as admin:
+    with TopicAdmin(config, SystemClock()) as admin:
         with pytest.raises(TopicMisconfigured, match=r"cleanup\.policy is delete and must be compact") as refused:
             admin.verify(specs)
         command = refused.value.hint
@@ -74,7 +75,7 @@ def test_a_longer_lag_than_asked_for_is_fine(kafka: KafkaServer) -> None:
     config = job(kafka)
     topic = config.stores["totals"].changelog_topic
     make_topic(config, topic, cleanup__policy="compact", min__compaction__lag__ms="99999999")
-    with TopicAdmin(config) as admin:
+    with TopicAdmin(config, SystemClock()) as admin:
         admin.verify(changelog_topic_specs(config))
 
 
@@ -89,14 +90,14 @@ def test_a_wrong_number_of_partitions_is_refused(kafka: KafkaServer) -> None:
         cleanup__policy="compact",
         min__compaction__lag__ms="14400000",
     )
-    with TopicAdmin(config) as admin:
+    with TopicAdmin(config, SystemClock()) as admin:
         problems = admin.check([checkpoint_topic_spec(config), *changelog_topic_specs(config)])
     assert [p.message for p in problems] == [
         "it has 2 partitions instead of 1",
         "it has 3 partitions instead of 2, one for each task",
     ]
     assert "job.tasks = 3" in problems[1].fix_command
-    with TopicAdmin(with_changes(config, job__tasks=5)) as admin:
+    with TopicAdmin(with_changes(config, job__tasks=5), SystemClock()) as admin:
         [problem] = admin.check(changelog_topic_specs(with_changes(config, job__tasks=5)))
     assert "one for each task" in problem.message
     assert "job.tasks = 3" in problem.fix_command, "more partitions would not spread the state that is there"
@@ -108,7 +109,7 @@ def test_too_few_replicas_are_refused(kafka: KafkaServer) -> None:
     config = job(kafka)
     make_topics(config)
     wanted = job(kafka, config.job_name, task__checkpoint__replication__factor=3)
-    with TopicAdmin(wanted) as admin:
+    with TopicAdmin(wanted, SystemClock()) as admin:
         problems = admin.check([checkpoint_topic_spec(wanted)])
     assert [p.message for p in problems] == ["it has 1 replicas instead of 3"]
     assert problems[0].fix_command.startswith("kafka-reassign-partitions.sh")
@@ -117,7 +118,7 @@ def test_too_few_replicas_are_refused(kafka: KafkaServer) -> None:
 def test_what_the_broker_refuses_is_an_invalid_error(kafka: KafkaServer) -> None:
     """More replicas than brokers cannot be created; the error names the topic."""
     config = job(kafka, task__checkpoint__replication__factor=300)
-    with TopicAdmin(config) as admin, pytest.raises(InvalidError) as refused:
+    with TopicAdmin(config, SystemClock()) as admin, pytest.raises(InvalidError) as refused:
         admin.create_missing([checkpoint_topic_spec(config)])
     assert refused.value.where["topic"] == config.checkpoint_topic
 
@@ -129,5 +130,5 @@ def test_a_broker_that_is_not_there_is_an_unavailable_error(
     monkeypatch.setattr(metadata, "DEADLINE_S", 1.0)
     monkeypatch.setattr(metadata, "REQUEST_S", 1.0)
     config = JobConfig.from_mapping({"job.name": "nowhere", "kafka.bootstrap.servers": "127.0.0.1:1"})
-    with TopicAdmin(config) as admin, pytest.raises(UnavailableError, match="describing topics"):
+    with TopicAdmin(config, SystemClock()) as admin, pytest.raises(UnavailableError, match="describing topics"):
         admin.exists("anything")

@@ -18,7 +18,8 @@ from statemgr.errors import (
     StatemgrError,
     UnavailableError,
 )
-from statemgr.kafka.clients import ClientErrors, consumer, may_pass, producer, translate, translated, unmasked
+from statemgr.kafka.clients import consumer, producer
+from statemgr.kafka.errors import ClientErrors, may_pass, translate, translated, unmasked
 
 _SECRET = "correct-horse-battery"
 #: Refusals that mean a missing right, which the error names.

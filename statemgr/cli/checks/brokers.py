@@ -16,7 +16,7 @@ def check_brokers(config: JobConfig) -> list[Finding]:
 
     findings: list[Finding] = []
     specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
-    with guarded("kafka", findings), TopicAdmin(config) as admin:
+    with guarded("kafka", findings), TopicAdmin(config, SystemClock()) as admin:
         problems = admin.check(specs)
         servers = config.kafka_client("admin")["bootstrap.servers"]
         findings.append(Finding(check="kafka", status=Status.OK, detail=f"reached {servers}"))
@@ -35,7 +35,7 @@ def check_brokers(config: JobConfig) -> list[Finding]:
     if any(finding.check == "kafka" and finding.status is Status.PROBLEM for finding in findings):
         return findings
     with guarded("transaction", findings):
-        from statemgr.kafka.probe import probe_transaction
+        from statemgr.kafka.temporary_topic import probe_transaction
 
         skew = probe_transaction(config, SystemClock(), system_ids())
         findings.append(Finding(check="transaction", status=Status.OK, detail="published one and read it back"))

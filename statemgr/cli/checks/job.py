@@ -97,12 +97,10 @@ def _published_tasks(records: Mapping[str, CheckpointRecord]) -> int | None:
 def _group(config: JobConfig, group: str) -> Finding:
     """Whether these credentials may be a member of a consumer group. Raises: AccessDenied, UnavailableError."""
     from statemgr.kafka.metadata import TopicMetadata
+    from statemgr.local.clock import SystemClock
 
-    metadata = TopicMetadata(config)
-    try:
+    with TopicMetadata(config, SystemClock()) as metadata:
         missing = metadata.missing_group_rights(group)
-    finally:
-        metadata.close()
     if not missing:
         return Finding(check="group", status=Status.OK, detail=f"{group}: this user may read")
     return Finding(

@@ -8,6 +8,7 @@ from statemgr.config import JobConfig
 from statemgr.flows.checkpoint_records import send_records, sequences
 from statemgr.ids import CheckpointId, task_name
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
+from statemgr.local.clock import SystemClock
 from statemgr.model.chain import ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobMarker, BlobRef, ChangelogMarker, Checkpoint, CheckpointRecord, Layout
 from statemgr.model.codecs import encode_chain
@@ -30,7 +31,7 @@ def open_job(session: Session) -> Iterator[Line]:
     count, tasks = session.count(_RECORDS, least=5000), session.count(_TASKS, least=50)
     config = session.job("open", job__tasks=tasks, task__backup__factories="kafka-changelog,blob-store")
     session.report(f"filling a checkpoint topic with {count:,} records")
-    with TopicAdmin(config) as admin:
+    with TopicAdmin(config, SystemClock()) as admin:
         admin.create_missing([checkpoint_topic_spec(config)])
     fill(config, config.checkpoint_topic, _records(config, tasks, count))
     arguments = {"config": config.to_mapping()}

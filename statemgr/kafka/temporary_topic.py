@@ -1,0 +1,119 @@
+"""Experiments on a temporary topic: whether a transaction can be published, and what time the brokers have.
+
+They do not touch the job's own topics: an experiment that dies halfway must not make the job's readers wait. A broker
+shows its time only in the timestamp of a record that it receives.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, Message
+
+from statemgr.config import JobConfig
+from statemgr.errors import CorruptRecord, StatemgrError, UnavailableError
+from statemgr.ids import IdSource, transactional_id
+from statemgr.kafka.clients import DEADLINE_S, producer
+from statemgr.kafka.errors import ClientErrors, translate, translated
+from statemgr.kafka.publisher import TransactionalPublisher
+from statemgr.kafka.reader import PartitionReader
+from statemgr.kafka.topics import TopicAdmin, TopicSpec
+from statemgr.ports import Clock
+
+log = logging.getLogger(__name__)
+_KEY, _VALUE = b"key", b"value"
+
+
+@contextmanager
+def _temporary_topic(config: JobConfig, clock: Clock, ids: IdSource) -> Iterator[tuple[TopicAdmin, str]]:
+    """A topic of one partition, whose timestamps the broker sets. It is deleted after the block."""
+    topic = f"__statemgr_doctor_{ids.attempt_id()}"
+    with TopicAdmin(config, clock) as topics:
+        topics.create_missing([TopicSpec(topic, 1, -1, {"message.timestamp.type": "LogAppendTime"})])
+        try:
+            yield topics, topic
+        finally:
+            topics.delete(topic)
+
+
+def probe_transaction(config: JobConfig, clock: Clock, ids: IdSource) -> int:
+    """Publish one record in a transaction and read it back, for ``statemgr doctor``.
+
+    Returns: how far the broker's clock is ahead of this machine's, in milliseconds (exact to the length of a request).
+    Raises: UnavailableError, AccessDenied, ConfigError and the other errors of publishing.
+    """
+    with _temporary_topic(config, clock, ids) as (topics, topic):
+        publisher = TransactionalPublisher(config, transactional_id(config.job_name, config.job_id, "doctor"), clock)
+        try:
+            publisher.fence()
+            with publisher.transaction() as transaction:
+                transaction.send(topic, _KEY, _VALUE, partition=0)
+                before = clock.time_ns()
+                transaction.flush()
+                after = clock.time_ns()
+        finally:
+            publisher.close()
+        for batch in PartitionReader(config, clock).read(topic, 0, *topics.bounds(topic, 0)):
+            for message in batch:
+                if (message.key(), message.value()) == (_KEY, _VALUE):
+                    return message.timestamp()[1] - (before + after) // 2_000_000
+        raise CorruptRecord("the broker did not return a record that was committed", topic=topic, partition=0)
+
+
+class BrokerTime:
+    """The brokers' clock. It asks them once, and then adds the time that has passed on the monotonic clock.
+
+    Safe to use from many threads.
+    """
+
+    def __init__(self, config: JobConfig, clock: Clock, ids: IdSource) -> None:
+        self._config = config
+        self._clock = clock
+        self._ids = ids
+        self._lock = threading.Lock()
+        #: The broker's time, and the monotonic time before it was asked for.
+        self._asked: tuple[int, float] | None = None
+
+    def now_ms(self) -> int:
+        """The broker's time in epoch milliseconds: at most the length of a request late, and never early.
+
+        Raises: UnavailableError, AccessDenied, InvalidError (the brokers refuse to create the topic).
+        """
+        with self._lock:
+            if self._asked is None:
+                self._asked = self._ask()
+            broker_ms, before_s = self._asked
+        return broker_ms + int((self._clock.monotonic() - before_s) * 1000) + 1
+
+    def _ask(self) -> tuple[int, float]:
+        asked = None
+        try:
+            with _temporary_topic(self._config, self._clock, self._ids) as (_, topic):
+                asked = self._write_to(topic)
+        except StatemgrError as error:
+            if asked is None:
+                raise
+            log.warning("a temporary topic could not be deleted: %s", error)
+        return asked
+
+    def _write_to(self, topic: str) -> tuple[int, float]:
+        answers: list[tuple[KafkaError | None, tuple[int, int]]] = []
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            answers.append((error, message.timestamp()))
+
+        errors, doing = ClientErrors(), "asking for the broker's time"
+        client = producer(self._config, errors, acks="all")
+        before_s = self._clock.monotonic()
+        with translated(doing, errors, topic=topic):
+            client.produce(topic, b"time", partition=0, on_delivery=delivered)
+            client.flush(DEADLINE_S)
+        for error, (kind, timestamp_ms) in answers:
+            if error is not None:
+                raise translate(error, doing, reported=errors, topic=topic)
+            if kind == TIMESTAMP_LOG_APPEND_TIME:
+                return timestamp_ms, before_s
+        raise UnavailableError("the broker did not report its time", topic=topic)
