@@ -1,4 +1,4 @@
-"""``statemgr checkpoints``: what the checkpoint topic says. Reads the topic, fences nobody."""
+"""``statemgr checkpoints``: shows what is on the checkpoint topic. Reads the topic, fences nobody."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from statemgr.cli.options import checkpoint_option, json_option, tasks_option, with_config
-from statemgr.cli.output import console, moment, print_json, print_table
+from statemgr.cli.options import Call, job_options
+from statemgr.cli.output import console, moment, print_json
 from statemgr.cli.render import inline_chain, to_json_dict
-from statemgr.config import JobConfig
 from statemgr.errors import MissingState
 from statemgr.ids import task_index
 from statemgr.model.checkpoint import (
@@ -29,30 +28,24 @@ def command() -> None:
 
 
 @command.command("list")
-@with_config
-@json_option
-@tasks_option
+@job_options("tasks")
 @click.option("--current", is_flag=True, help="Show only the current checkpoint of each task.")
 @click.option("--history", is_flag=True, help="Show every record that is still on the topic, oldest first.")
-def list_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], current: bool, history: bool) -> None:
+def list_command(call: Call, current: bool, history: bool) -> None:
     """List the checkpoints that each task retains, newest first."""
-    from statemgr.reader import JobReader
-
-    with JobReader(config) as reader:
+    with call.reader() as reader:
         records: list[CheckpointRecord] = (
-            [record for record in reader.history() if not tasks or record.task in tasks]
+            [record for record in reader.history() if not call.tasks or record.task in call.tasks]
             if history
-            else _chosen(reader.records().values(), tasks)
+            else _chosen(reader.records().values(), call.tasks)
         )
     pairs = [
         (record, checkpoint)
         for record in records
         for checkpoint in (record.checkpoints[:1] if current or history else record.checkpoints)
     ]
-    if as_json:
-        print_json([to_json_dict(record, checkpoint) for record, checkpoint in pairs])
-        return
-    print_table(
+    call.show(
+        [to_json_dict(record, checkpoint) for record, checkpoint in pairs],
         ("task", "checkpoint (* current)", "taken", "seq", "offset", "input offsets", "stores", "backends"),
         [_row(record, checkpoint) for record, checkpoint in pairs],
         empty="no checkpoints yet",
@@ -60,18 +53,13 @@ def list_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], curre
 
 
 @command.command("show")
-@with_config
-@json_option
-@tasks_option
-@checkpoint_option
-def show_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], checkpoint_id: str | None) -> None:
+@job_options("tasks", "checkpoint")
+def show_command(call: Call) -> None:
     """Show checkpoints in full: offsets, the markers of every backend and store, factories, batch."""
-    from statemgr.reader import JobReader
-
-    with JobReader(config) as reader:
-        records = reader.retaining(checkpoint_id, tasks)
-    shown = [(r, c) for r in records for c in r.checkpoints if _wanted(r, c, checkpoint_id)]
-    if as_json:
+    with call.reader() as reader:
+        records = reader.retaining(call.checkpoint_id, call.tasks)
+    shown = [(r, c) for r in records for c in r.checkpoints if _wanted(r, c, call.checkpoint_id)]
+    if call.as_json:
         print_json([to_json_dict(record, checkpoint) for record, checkpoint in shown])
         return
     for record, checkpoint in shown:
@@ -79,7 +67,7 @@ def show_command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], check
 
 
 def _chosen(records: Iterable[CheckpointRecord], tasks: tuple[str, ...]) -> list[CheckpointRecord]:
-    """Records of the wanted tasks (all, if none is named), in the tasks' order. Raises: MissingState."""
+    """Records of ``tasks`` (all, if it is empty) in the order of the tasks. Raises: MissingState."""
     found = sorted(records, key=lambda record: task_index(record.task))
     missing = set(tasks) - {record.task for record in found}
     if missing:

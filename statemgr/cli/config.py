@@ -1,15 +1,84 @@
-"""``statemgr config``: shows and checks the configuration. Contacts nothing."""
+"""``statemgr config`` and ``statemgr init``: show, check and write a configuration file. They contact nothing."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import click
 
-from statemgr.cli.options import json_option, with_config
-from statemgr.cli.output import print_json, print_table
+from statemgr.cli.options import DEFAULT_FILE, Call, job_options, json_option
+from statemgr.cli.output import print_json, say
 from statemgr.config import JobConfig
+from statemgr.config.job import CLIENT_KINDS
 from statemgr.config.secrets import masked
 from statemgr.config.table import KEYS
-from statemgr.errors import ConfigError
+from statemgr.errors import InvalidError
+
+TEMPLATE = """\
+# Configuration of a statemgr job. `statemgr config show --all` lists every key; docs/configuration.md explains them.
+# Write keys in tables, as here, or with dots: "task.commit.ms" = 60000.
+
+[job]
+name = "{name}"
+# id = "1"                        # distinguishes several runs of one job
+tasks = 4                         # partitions of the state; cannot change once the job has checkpoints
+
+[task]
+inputs = ["{name}"]               # input topics of a consumer loop
+backup.factories = ["kafka-changelog", "blob-store"]     # both: dual commit
+restore.factories = ["blob-store", "kafka-changelog"]    # most preferred first
+commit.ms = 60000
+# commit.max.delay.ms = 60000           # pause input when a commit takes longer than this
+# commit.snapshot.interval = ["50 commits", "256 MiB", "10 min"]     # of blob-store; "1 commit" records no changes
+# commit.timeout.ms = 300000
+# checkpoint.topic = "{checkpoint_topic}"
+# checkpoint.replication.factor = 3     # of topics that statemgr creates; -1: the broker's default
+# checkpoint.retained = 2               # checkpoints to keep per task
+# checkpoint.read.versions = [1, 2]
+# checkpoint.write.versions = [2]       # [1, 2] while older software may take the job over
+
+# One table for each store.
+[stores.totals]
+type = "rocksdb"                  # or "memory"
+# key.serde = "string"                  # bytes (the default), string, integer, json or msgpack
+# value.serde = "json"                  # any of these, or avro with its schemas
+# write.batch.size = 5000               # changes per batch; reads see them immediately
+# backup.factories = ["blob-store"]     # for this store alone
+# restore.factories = ["blob-store"]
+# changelog.topic = "{changelog_topic}"
+# changelog.min.compaction.lag.ms = 14400000
+# rocksdb.compression = "lz4"
+# rocksdb.write.buffer.size.bytes = 16777216
+
+[blob.store]
+uri = "{blob_uri}"
+# uri = "s3://bucket/prefix"
+# ttl.days = 30
+# part.size = 67108864
+# parallelism = 8
+# retry.policy.max.retries = 10
+# s3.endpoint = "https://s3.example.com"
+# s3.region = "eu-central-1"
+# s3.path.style = true
+# s3.access.key = "${{env:S3_ACCESS_KEY}}"          # without keys, the SDK finds credentials in its usual places
+# s3.secret.key = "${{file:/run/secrets/s3}}"       # keep secrets out of this file
+
+[kafka]
+bootstrap.servers = "localhost:9092"
+# All other keys are passed to librdkafka under its own names. [kafka.producer], [kafka.consumer] and [kafka.admin]
+# are for one kind of client.
+# security.protocol = "SASL_SSL"
+# sasl.mechanism = "SCRAM-SHA-512"
+# sasl.username = "${{env:KAFKA_USER}}"
+# sasl.password = "${{env:KAFKA_PASSWORD}}"
+
+[state]
+dir = "./.statemgr/state"         # a cache: what is lost is restored
+
+# [metrics]
+# port = 9400                     # Prometheus
+"""
 
 
 @click.group("config")
@@ -18,76 +87,96 @@ def command() -> None:
 
 
 @command.command("show")
-@with_config
-@json_option
+@job_options()
 @click.option("--all", "everything", is_flag=True, help="Include keys that are not set, with their defaults.")
-def show_command(config: JobConfig, as_json: bool, everything: bool) -> None:
+def show_command(call: Call, everything: bool) -> None:
     """Show the configuration, with secrets masked."""
-    given = config.masked()
-    shown = {**(_defaults(config) if everything else {}), **given}
-    if as_json:
-        print_json(dict(sorted(shown.items())))
-        return
-    rows = [(key, _text(value), "" if key in given else "default") for key, value in sorted(shown.items())]
-    print_table(("key", "value", ""), rows, empty="nothing is set")
+    given = call.config.masked()
+    shown = dict(sorted({**(_defaults(call.config) if everything else {}), **given}.items()))
+    rows = [(key, _text(value), "" if key in given else "default") for key, value in shown.items()]
+    call.show(shown, ("key", "value", ""), rows, empty="nothing is set")
 
 
 @command.command("check")
-@with_config
-@json_option
-def check_command(config: JobConfig, as_json: bool) -> None:
+@job_options()
+def check_command(call: Call) -> None:
     """Check the configuration and resolve its references; exit status 2 if something is wrong."""
-    if "kafka.bootstrap.servers" not in config.values:
-        raise ConfigError(
-            "kafka.bootstrap.servers is not set",
-            hint='for example kafka.bootstrap.servers = "localhost:9092"',
-            key="kafka.bootstrap.servers",
-        )
-    for kind in ("producer", "consumer", "admin"):
+    config = call.config
+    for kind in CLIENT_KINDS:
         config.kafka_client(kind)
-    # Asked for because that resolves them.
+    # these attributes resolve references
     assert config.blob_uri is None or config.blob_s3 is not None
     assert config.state_dir is not None
     notes = _notes(config)
-    if as_json:
+    if call.as_json:
         print_json({"job": config.job_name, "tasks": config.tasks, "stores": list(config.stores), "notes": notes})
         return
-    click.echo(f"ok: job {config.job_name}-{config.job_id}, {config.tasks} tasks, stores: {_stores(config)}")
+    stores = ", ".join(f"{s.name} → {' + '.join(s.backup_factories) or 'nowhere'}" for s in config.stores.values())
+    click.echo(f"ok: job {config.job_name}-{config.job_id}, {config.tasks} tasks, stores: {stores or 'none'}")
     for note in notes:
         click.echo(f"note: {note}")
 
 
+@click.command("init")
+@json_option
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT_FILE)
+@click.option("--name", default="orders", show_default=True, help="Name of the job.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+def init_command(as_json: bool, path: Path, name: str, force: bool) -> None:
+    """Write a commented configuration file (job.toml, if no PATH is given)."""
+    text = filled_template(name)
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
+    try:
+        # only its owner may read it: people do put passwords here
+        descriptor = os.open(path, flags, 0o600)
+    except FileExistsError:
+        raise InvalidError(f"{path} exists", hint="use --force to overwrite it") from None
+    except FileNotFoundError:
+        raise InvalidError(f"the directory of {path} does not exist", hint="create it first") from None
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    if as_json:
+        print_json({"path": str(path)})
+    else:
+        say(f"wrote {path}; next: statemgr config check, statemgr topics create, statemgr doctor")
+
+
+def filled_template(name: str) -> str:
+    """The configuration file for a job of this name. Raises: ConfigError if it is not a name."""
+    config = JobConfig.from_mapping({"job.name": name, "stores.totals.type": "memory"})
+    return TEMPLATE.format(
+        name=name,
+        blob_uri=(Path.cwd() / ".statemgr" / "blobs").as_uri(),
+        checkpoint_topic=config.checkpoint_topic,
+        changelog_topic=config.stores["totals"].changelog_topic,
+    )
+
+
 def _notes(config: JobConfig) -> list[str]:
-    """What is allowed, but perhaps not meant."""
+    """What is allowed, but perhaps not intended."""
     notes = [] if config.stores else ["the job has no store; declare one with a line such as [stores.totals]"]
     for store in config.stores.values():
         if not store.durable:
             notes.append(f"store {store.name} is not backed up: it is empty again when the machine is lost")
-        for factory in store.restore_factories:
-            if factory not in store.backup_factories:
-                notes.append(
-                    f"store {store.name} may be restored from {factory}, but is not backed up there: "
-                    "keep this only during a migration"
-                )
+        notes += [
+            f"store {store.name} may be restored from {factory}, but is not backed up there: "
+            "keep this only during a migration"
+            for factory in store.restore_factories
+            if factory not in store.backup_factories
+        ]
     return notes
 
 
-def _stores(config: JobConfig) -> str:
-    return (
-        ", ".join(f"{s.name} → {' + '.join(s.backup_factories) or 'nowhere'}" for s in config.stores.values()) or "none"
-    )
-
-
 def _defaults(config: JobConfig) -> dict[str, object]:
-    """Every key that can be named, with what is in force for it."""
+    """Every key except patterns such as ``kafka.*``, with the value that applies."""
     shown: dict[str, object] = {}
     for entry in KEYS:
         if entry.pattern.endswith("*"):
             continue
-        names = list(config.stores) if "<name>" in entry.pattern else [""]
-        for name in names:
+        for name in config.stores if "<name>" in entry.pattern else [""]:
             key = entry.pattern.replace("<name>", name)
-            shown[key] = masked(key, config.get(key)) if config.get(key) is not None else None
+            value = config.get(key)
+            shown[key] = None if value is None else masked(key, value)
     return shown
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 
 import click
 
-from statemgr.cli.options import json_option, with_config
-from statemgr.cli.output import messages, print_json, print_table, progress_bars, size
-from statemgr.config import JobConfig
+from statemgr.cli.options import Call, job_options
+from statemgr.cli.output import print_json, print_table, say, size
 from statemgr.config.units import DAY_MS, HOUR_MS
 from statemgr.errors import MissingError, RetryableError
 from statemgr.flows.gc import BlobStatus, GarbageReport, collect_garbage
@@ -24,7 +24,7 @@ _MEANINGS = {
 
 
 def _duration(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """A callback: ``36h`` and the like, in milliseconds."""
+    """``36h`` and the like, in milliseconds."""
     if value is None:
         return None
     found = re.fullmatch(r"(\d{1,9})([smhd])", value.strip())
@@ -34,8 +34,7 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 
 
 @click.command("gc")
-@with_config
-@json_option
+@job_options()
 @click.option("--dry-run", is_flag=True, help="Report what would be deleted, and delete nothing.")
 @click.option(
     "--grace",
@@ -51,9 +50,7 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     is_flag=True,
     help="Also delete the blobs of a job or a task that has no checkpoint.",
 )
-def command(
-    config: JobConfig, as_json: bool, dry_run: bool, grace_ms: int | None, fix: bool, allow_no_checkpoints: bool
-) -> None:
+def command(call: Call, dry_run: bool, grace_ms: int | None, fix: bool, allow_no_checkpoints: bool) -> None:
     """Delete old blobs that no retained checkpoint needs. The job may be running.
 
     \b
@@ -65,25 +62,21 @@ def command(
 
     if fix and dry_run:
         raise click.UsageError("--fix and --dry-run cannot be used together")
-    services = open_services(config)
-    try:
-        log = CheckpointTopic(config, services.clock)
-        try:
-            with progress_bars(quiet=as_json) as progress:
-                found = collect_garbage(
-                    services,
-                    log,
-                    progress,
-                    grace_ms=grace_ms,
-                    delete=not dry_run,
-                    fix=fix,
-                    allow_no_checkpoints=allow_no_checkpoints,
-                )
-        finally:
-            log.close()
-    finally:
-        services.close()
-    if as_json:
+    with (
+        closing(open_services(call.config)) as services,
+        closing(CheckpointTopic(call.config, services.clock)) as log,
+        call.progress() as progress,
+    ):
+        found = collect_garbage(
+            services,
+            log,
+            progress,
+            grace_ms=grace_ms,
+            delete=not dry_run,
+            fix=fix,
+            allow_no_checkpoints=allow_no_checkpoints,
+        )
+    if call.as_json:
         print_json(_as_json(found, dry_run=dry_run))
     else:
         _print(found, dry_run=dry_run)
@@ -130,19 +123,15 @@ def _print(found: GarbageReport, *, dry_run: bool) -> None:
     if not dry_run:
         rows.append(("deleted", found.deleted.blobs, size(found.deleted.size), f"{found.abandoned} unfinished uploads"))
     print_table(("", "blobs", "size", "what they are"), rows, empty="")
-    say = messages()
     for note in found.notes:
-        say.print(f"note: {note}", markup=False)
+        say(f"note: {note}")
     for blob_id in found.missing:
-        say.print(f"missing: {blob_id}", markup=False, style="red")
+        say(f"missing: {blob_id}", style="red")
     for blob_id in sorted(set(found.expiring) - set(found.fixed)):
-        say.print(f"would expire: {blob_id} (--fix removes its TTL)", markup=False)
+        say(f"would expire: {blob_id} (--fix removes its TTL)")
     for blob_id, error in sorted(found.failed.items()):
-        say.print(f"failed: {blob_id}: {error.message}", markup=False, style="red")
+        say(f"failed: {blob_id}: {error.message}", style="red")
     if found.missing:
-        say.print(
-            "nothing was deleted, because a blob is missing: `statemgr snapshots list` shows which state needs it",
-            markup=False,
-        )
+        say("nothing was deleted, because a blob is missing: `statemgr snapshots list` shows which state needs it")
     elif dry_run and (found.counts[BlobStatus.ORPHAN].blobs or found.unfinished):
-        say.print("this was a dry run: nothing was deleted", markup=False)
+        say("this was a dry run: nothing was deleted")

@@ -1,7 +1,7 @@
-"""``statemgr``: finds commands, loads them when used, turns errors into one line and an exit status.
+"""``statemgr``: finds commands, loads the one that is called, and turns errors into one line and an exit status.
 
-Commands are entry points of the group ``statemgr.commands``. Those of statemgr itself are also
-in a table here: a source tree works without installation.
+The table here has statemgr's own commands. Other packages add theirs as entry points of the group
+``statemgr.commands``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 import click
 
 from statemgr import __version__
-from statemgr.cli.output import show_error
+from statemgr.cli.output import describe, show_error
 from statemgr.config.secrets import MASK
 from statemgr.errors import PrerequisiteMissing, StatemgrError
 
-#: Name → (where it is, what it does). The text is here so that `--help` need not load every command.
+#: Name → (module and attribute, short help). With the help here, ``--help`` does not have to load every command.
 _BUILT_IN = {
     "bench": (
         "statemgr_tools.commands.bench:command",
@@ -32,17 +32,14 @@ _BUILT_IN = {
     ),
     "checkpoints": ("statemgr.cli.checkpoints:command", "List and show checkpoints on the checkpoint topic."),
     "config": ("statemgr.cli.config:command", "Show or check the configuration."),
-    "demo": (
-        "statemgr_tools.commands.demo:demo",
-        "Run a real PySpark pipeline, kill it, restore it, recount it.",
-    ),
+    "demo": ("statemgr_tools.commands.demo:demo", "Run a real PySpark pipeline, kill it, restore it, recount it."),
     "dev": (
         "statemgr_tools.commands.dev:command",
         "Start and stop a local Kafka broker and S3 server, without Docker.",
     ),
     "doctor": ("statemgr.cli.doctor:command", "Check everything that the job needs, and say how to fix it."),
     "gc": ("statemgr.cli.gc:command", "Delete the blobs that no checkpoint needs."),
-    "init": ("statemgr.cli.init:command", "Write a commented configuration file."),
+    "init": ("statemgr.cli.config:init_command", "Write a commented configuration file."),
     "migrate": ("statemgr.cli.migrate:command", "Move the job to another backend, step by step, and back."),
     "permit": (
         "statemgr.cli.permit:command",
@@ -54,13 +51,13 @@ _BUILT_IN = {
     "store": ("statemgr.cli.store:command", "Read keys from the committed state of a store."),
     "topics": ("statemgr.cli.topics:command", "Create, check or repair the topics of the job."),
 }
-#: Extras that a command needs, where it is not `spark`.
+#: The extra that a command needs, if it is not `spark`.
 _EXTRAS = {"demo": "demo"}
 _INTERRUPTED = 130
 
 
 class _Notices(logging.Handler):
-    """Shows what the loading of the configuration has to say, one line each."""
+    """Prints what the loading of the configuration logs, one line each."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(f"note: {record.getMessage()}", err=True)
@@ -70,14 +67,13 @@ _NOTICES = _Notices()
 
 
 class CommandLine(click.Group):
-    """The top group: lazy commands, and the exit statuses that the help shows."""
+    """The top group. It loads commands only when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command, installed or built in, by name."""
         return sorted(_targets())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load a command. One whose extra is missing becomes a command that says so."""
+        """Load a command. If its extra is missing, the result is a command that says so."""
         target = _targets().get(cmd_name)
         if target is None:
             return None
@@ -94,14 +90,14 @@ class CommandLine(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Like click's, with the nearest command for an unknown one."""
+        """Also suggest the nearest command for an unknown one."""
         if args and not args[0].startswith("-") and args[0] not in _targets():
             near = get_close_matches(args[0], list(_targets()), n=1)
             ctx.fail(f"no command is called {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without loading those that are known here."""
+        """List the commands without loading statemgr's own."""
         rows = []
         for name in self.list_commands(ctx):
             if name in _BUILT_IN:
@@ -114,7 +110,7 @@ class CommandLine(click.Group):
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> None:
-        """Run, and leave the process with the right status."""
+        """Run a command, and exit with its status."""
         extra.pop("standalone_mode", None)
         arguments = list(sys.argv[1:] if args is None else args)
         sys.exit(self._status(arguments, prog_name or "statemgr", extra))
@@ -132,10 +128,10 @@ class CommandLine(click.Group):
             return _INTERRUPTED
         except StatemgrError as error:
             _debug(arguments)
-            show_error(_describe(error), error.hint)
+            show_error(describe(error), error.hint)
             return error.exit_status
         except BrokenPipeError:
-            # The reader of a pipe has gone (`| head`): nothing is wrong, and nothing more can be written.
+            # the reader of a pipe has ended (`| head`): nothing is wrong, and nothing more can be written
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         except OSError as error:
@@ -145,9 +141,9 @@ class CommandLine(click.Group):
 
 
 def _without_values(message: str, arguments: Sequence[str]) -> str:
-    """What click says of a command line, without what was given there: a slip of the keys makes it repeat a password.
+    """A message of click's without the values from the command line: a mistyped option may show a password.
 
-    Names of options stay, and words that are nearly a command.
+    Names of options stay, and so do words that are nearly a command.
     """
     for argument in sorted(set(arguments), key=len, reverse=True):
         value = argument.partition("=")[2]
@@ -160,20 +156,14 @@ def _without_values(message: str, arguments: Sequence[str]) -> str:
     return message
 
 
-def _describe(error: StatemgrError) -> str:
-    where = ", ".join(f"{name}={value}" for name, value in error.where.items() if name != "key")
-    return f"{error.message} [{where}]" if where else error.message
-
-
 def _debug(arguments: Sequence[str]) -> None:
     if "--debug" in arguments:
         traceback.print_exc()
 
 
 def _targets() -> dict[str, str]:
-    targets = {name: target for name, (target, _) in _BUILT_IN.items()}
-    targets.update({entry.name: entry.value for entry in entry_points(group="statemgr.commands")})
-    return targets
+    others = {entry.name: entry.value for entry in entry_points(group="statemgr.commands")}
+    return others | {name: target for name, (target, _) in _BUILT_IN.items()}
 
 
 def _not_installed(name: str, module: str) -> click.Command:
@@ -208,13 +198,13 @@ def cli(debug: bool) -> None:
     if debug:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     else:
-        # Messages of the client libraries would bury the one line that says what is wrong.
+        # messages of the client libraries would bury the one line that says what is wrong
         logging.getLogger("statemgr").addHandler(logging.NullHandler())
         logging.getLogger("statemgr.config").addHandler(_NOTICES)
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     cli.main()
 
 

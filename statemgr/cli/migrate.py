@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from statemgr.cli.options import checkpoint_option, json_option, tasks_option, with_config
-from statemgr.cli.output import console, print_json, print_table, progress_bars
+from statemgr.cli.options import Call, job_options
+from statemgr.cli.output import console, print_json, print_table
 from statemgr.cli.store import render, text
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
@@ -34,10 +35,7 @@ def command() -> None:
 
 
 @command.command("verify")
-@with_config
-@json_option
-@tasks_option
-@checkpoint_option
+@job_options("tasks", "checkpoint")
 @click.option("--store", "stores", multiple=True, help="Verify only this store. Repeatable; default: all stores.")
 @click.option(
     "--against",
@@ -46,35 +44,24 @@ def command() -> None:
     "checkpoint has no changelog.",
 )
 @click.option("--differences", default=10, show_default=True, metavar="N", help="List up to N keys that differ.")
-def verify_command(
-    config: JobConfig,
-    as_json: bool,
-    tasks: tuple[str, ...],
-    checkpoint_id: str | None,
-    stores: tuple[str, ...],
-    against: str | None,
-    differences: int,
-) -> None:
+def verify_command(call: Call, stores: tuple[str, ...], against: str | None, differences: int) -> None:
     """Prove that all backends hold the same state; exit status 1 if they do not. A running job is not disturbed."""
-    from statemgr.reader import JobReader
     from statemgr.wiring import WorkerProcesses, open_services
 
-    count = os.cpu_count() or 1
-    services = open_services(config)
-    try:
-        with (
-            JobReader(config) as reader,
-            WorkerProcesses(config, count) as workers,
-            progress_bars(quiet=as_json) as progress,
-            services.executors.pool("stores", count) as pool,
-        ):
-            verifier = Verifier(services, workers.submit, progress, processes=count, differences=differences)
-            chosen = list(_to_verify(config, reader.retaining(checkpoint_id, tasks), checkpoint_id, stores, against))
-            newest = checkpoint_id is None
-            found = list(pool.map(lambda wanted: _verified(verifier, reader, wanted, newest), chosen))
-    finally:
-        services.close()
-    _print_verified(found, as_json)
+    config, count = call.config, os.cpu_count() or 1
+    with (
+        closing(open_services(config)) as services,
+        call.reader() as reader,
+        WorkerProcesses(config, count) as workers,
+        call.progress() as progress,
+        services.executors.pool("stores", count) as pool,
+    ):
+        verifier = Verifier(services, workers.submit, progress, processes=count, differences=differences)
+        records = reader.retaining(call.checkpoint_id, call.tasks)
+        chosen = list(_to_verify(config, records, call.checkpoint_id, stores, against))
+        newest = call.checkpoint_id is None
+        found = list(pool.map(lambda wanted: _verified(verifier, reader, wanted, newest), chosen))
+    _print_verified(found, call.as_json)
     if not all(one.equal for one in found):
         raise SystemExit(max((one.problem.exit_status for one in found if one.problem and one.failed), default=1))
 

@@ -1,23 +1,56 @@
-"""Options that commands share. Loads the configuration file."""
+"""What the commands share: the options for configuration, tasks, checkpoint and JSON, and how a result is shown."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from statemgr.cli.output import print_json, print_table, progress_bars
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError
 from statemgr.ids import CheckpointId, task_index, task_name
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from statemgr.ports import Progress
+    from statemgr.reader import JobReader
+
 DEFAULT_FILE = "job.toml"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The shared options of one command. Those that a command does not have keep their defaults."""
+
+    config: JobConfig
+    as_json: bool
+    tasks: tuple[str, ...] = ()
+    checkpoint_id: str | None = None
+
+    def reader(self) -> JobReader:
+        """Read the published state of the job. The caller closes the reader."""
+        from statemgr.reader import JobReader
+
+        return JobReader(self.config)
+
+    def progress(self) -> AbstractContextManager[Progress]:
+        """Show progress bars for people while the block runs. The block must not print."""
+        return progress_bars(quiet=self.as_json)
+
+    def show(self, found: Any, headers: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
+        """Print ``found`` for ``--json``, or ``rows`` as a table. ``empty`` replaces a table without rows."""
+        if self.as_json:
+            print_json(found)
+        else:
+            print_table(headers, rows, empty=empty)
+
+
 def _task(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """A callback: ``Partition 3``, or ``3`` for short; also many of them."""
+    """Accepts ``Partition 3``, or ``3`` for short. Also checks each of several values."""
     if value is None or isinstance(value, tuple):
         return value and tuple(_task(ctx, param, item) for item in value)
     try:
@@ -27,17 +60,16 @@ def _task(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 def _checkpoint_id(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """A callback: the text of a checkpoint ID."""
     try:
         return None if value is None else str(CheckpointId.parse(value))
     except InvalidError as error:
         raise click.BadParameter(f"{error.message}; {error.hint}", ctx, param) from None
 
 
-def with_config(function: F) -> F:
-    """Add ``--config`` and ``--set``, and call with ``config``, the :class:`JobConfig` that they give."""
-
-    @click.option(
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+task_option = click.option("--task", callback=_task, metavar="TASK", help="'Partition N', or just N.")
+_OPTIONS = {
+    "config": click.option(
         "--config",
         "-c",
         "config_file",
@@ -45,18 +77,48 @@ def with_config(function: F) -> F:
         show_default=True,
         type=click.Path(),
         help="Configuration file of the job.",
-    )
-    @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a key for this run. Repeatable.")
-    @functools.wraps(function)
-    def wrapper(*args: Any, config_file: str, settings: tuple[str, ...], **kwargs: Any) -> Any:
-        return function(*args, config=load(config_file, settings), **kwargs)
+    ),
+    "set": click.option(
+        "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a key for this run. Repeatable."
+    ),
+    "json": json_option,
+    "tasks": click.option(
+        "--task",
+        "tasks",
+        callback=_task,
+        metavar="TASK",
+        multiple=True,
+        help="'Partition N', or just N. Repeatable; default: all tasks.",
+    ),
+    "checkpoint": click.option(
+        "--checkpoint",
+        "checkpoint_id",
+        callback=_checkpoint_id,
+        metavar="ID",
+        help="A retained checkpoint. Default: the current one.",
+    ),
+}
 
-    return wrapper  # type: ignore[return-value]
 
+def job_options(*more: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command ``--config``, ``--set``, ``--json`` and ``more`` (``tasks``, ``checkpoint``).
 
-def load(config_file: str, settings: tuple[str, ...]) -> JobConfig:
-    """The configuration from a file and ``KEY=VALUE`` texts. Raises: ConfigError, click.UsageError."""
-    return JobConfig.from_file(config_file, overrides(settings))
+    The function gets them as its first argument, a :class:`Call`, with the configuration loaded.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*, config_file: str, settings: tuple[str, ...], as_json: bool, **rest: Any) -> Any:
+            shared = {name: rest.pop(name) for name in ("tasks", "checkpoint_id") if name in rest}
+            config = JobConfig.from_file(config_file, overrides(settings))
+            return function(Call(config=config, as_json=as_json, **shared), **rest)
+
+        decorated: Callable[..., Any] = wrapper
+        for name in reversed(("config", "set", "json", *more)):
+            decorated = _OPTIONS[name](decorated)
+        return decorated
+
+    return decorate
 
 
 def overrides(settings: tuple[str, ...]) -> dict[str, object]:
@@ -65,26 +127,7 @@ def overrides(settings: tuple[str, ...]) -> dict[str, object]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():
-            # The text itself is not repeated: it may hold a secret.
+            # do not repeat the text: it may contain a secret
             raise click.UsageError("--set needs KEY=VALUE")
         found[key.strip()] = value
     return found
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-task_option = click.option("--task", callback=_task, metavar="TASK", help="'Partition N', or just N.")
-tasks_option = click.option(
-    "--task",
-    "tasks",
-    callback=_task,
-    metavar="TASK",
-    multiple=True,
-    help="'Partition N', or just N. Repeatable; default: all tasks.",
-)
-checkpoint_option = click.option(
-    "--checkpoint",
-    "checkpoint_id",
-    callback=_checkpoint_id,
-    metavar="ID",
-    help="A retained checkpoint. Default: the current one.",
-)

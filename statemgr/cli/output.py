@@ -1,4 +1,4 @@
-"""How results are shown: tables and progress bars for people, JSON for machines. Writes to the terminal."""
+"""Shows results: tables and progress bars for people, JSON for machines. Writes to the terminal."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from statemgr import ports
+from statemgr.errors import StatemgrError
 
-#: Columns of a table that does not go to a terminal: nothing is cut there.
+#: Columns of a table that does not go to a terminal, so that nothing is cut off there.
 _WIDE = 400
 
 
 def console() -> Console:
-    """Where results go."""
+    """Standard output, for results."""
     found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=_WIDE)
 
 
 def messages() -> Console:
-    """Where everything else goes: progress, notes, errors."""
+    """Standard error, for everything else: progress, notes, errors."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document. Values that JSON does not have become texts."""
     click.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str))
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-    """A table; ``empty`` is said instead when there are no rows. Texts are never taken for markup."""
+    """Print a table, or ``empty`` if there are no rows. Texts are never interpreted as markup."""
     if not rows:
-        messages().print(empty, markup=False)
+        say(empty)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers:
@@ -51,8 +52,13 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, emp
     console().print(table)
 
 
+def say(message: str, *, style: str | None = None) -> None:
+    """Print a note on standard error, as plain text."""
+    messages().print(message, markup=False, style=style)
+
+
 def show_error(message: str, hint: str | None = None) -> None:
-    """One red line, and what to do about it."""
+    """Print a red line on standard error, and a second line with what to do about it."""
     stderr = messages()
     stderr.print("error:", style="bold red", end=" ")
     stderr.print(message, style="red", markup=False)
@@ -60,13 +66,19 @@ def show_error(message: str, hint: str | None = None) -> None:
         stderr.print(f"hint: {hint}", markup=False)
 
 
+def describe(error: StatemgrError) -> str:
+    """The message of an error, and where it happened. (Messages about a key name the key themselves.)"""
+    where = ", ".join(f"{name}={value}" for name, value in error.where.items() if name != "key")
+    return f"{error.message} [{where}]" if where else error.message
+
+
 def size(number: int) -> str:
-    """A number of bytes for people."""
+    """A number of bytes with a unit, such as ``1.2 MB``."""
     return decimal(number)
 
 
 def moment(millis: int) -> str:
-    """Epoch milliseconds for people: UTC, to the millisecond. A time beyond the calendar stays a number."""
+    """Epoch milliseconds as text: UTC, to the millisecond. A time beyond the calendar stays a number."""
     try:
         return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
     except (ValueError, OverflowError, OSError):
@@ -75,7 +87,7 @@ def moment(millis: int) -> str:
 
 @contextmanager
 def progress_bars(*, quiet: bool) -> Iterator[ports.Progress]:
-    """One bar per thing that reports progress, on stderr; none when ``quiet`` or not on a terminal."""
+    """Show a bar for each thing that reports progress, on standard error; none if ``quiet`` or not on a terminal."""
     stderr = Console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),

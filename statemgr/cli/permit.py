@@ -1,15 +1,14 @@
-"""``statemgr permit``: one-shot permissions for the next opening, which wait for it on the checkpoint topic."""
+"""``statemgr permit``: writes one-shot permissions to the checkpoint topic, where the next opening uses them up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 
 import click
 
-from statemgr.cli.options import json_option, tasks_option, with_config
-from statemgr.cli.output import print_json, print_table
-from statemgr.config import JobConfig
+from statemgr.cli.options import Call, job_options
 from statemgr.ids import task_name
 from statemgr.model.permissions import PERMISSIONS, Permissions, Permit
 
@@ -30,15 +29,11 @@ def _flags(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command("permit")
-@with_config
-@json_option
-@tasks_option
+@job_options("tasks")
 @click.option("--list", "only_list", is_flag=True, help="Show the permissions that are waiting, and give none.")
 @click.option("--revoke", is_flag=True, help="Revoke the permissions that are waiting.")
 @_flags
-def command(
-    config: JobConfig, as_json: bool, tasks: tuple[str, ...], only_list: bool, revoke: bool, **flags: bool
-) -> None:
+def command(call: Call, only_list: bool, revoke: bool, **flags: bool) -> None:
     """Give the next opening of tasks a permission that it uses up. A running owner is not disturbed."""
     from statemgr.kafka.permits import PermitTopic
     from statemgr.local.clock import SystemClock, system_ids
@@ -46,26 +41,21 @@ def command(
     given = Permissions(**flags)
     if bool(given.names) + only_list + revoke != 1:
         raise click.UsageError("name the permissions to give, or use --list or --revoke")
-    names = tasks or tuple(task_name(index) for index in range(config.tasks))
-    topic = PermitTopic(config, SystemClock(), system_ids())
-    try:
+    names = call.tasks or tuple(task_name(index) for index in range(call.config.tasks))
+    with closing(PermitTopic(call.config, SystemClock(), system_ids())) as topic:
         if given.names:
             shown = topic.give(names, given)
         else:
             shown = topic.waiting(names)
             if revoke:
                 topic.revoke(shown)
-    finally:
-        topic.close()
-    if as_json:
-        print_json([_fields(permit) for permit in shown])
-        return
-    print_table(
+    call.show(
+        [_fields(permit) for permit in shown],
         ("task", "permission", "given"),
         [(p.task, ", ".join(p.permissions.names), _fields(p)["given"]) for p in shown],
         empty="no permissions are waiting",
     )
-    if revoke and shown:
+    if revoke and shown and not call.as_json:
         click.echo("revoked")
 
 

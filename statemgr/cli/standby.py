@@ -1,4 +1,4 @@
-"""``statemgr standby``: a copy of tasks' state on this machine, kept up to date. Fences nobody."""
+"""``statemgr standby``: keeps a copy of the state of tasks on this machine up to date. Fences nobody."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from collections.abc import Callable
 
 import click
 
-from statemgr.cli.options import json_option, tasks_option, with_config
-from statemgr.cli.output import messages, progress_bars, show_error, size
-from statemgr.config import JobConfig
+from statemgr.cli.options import Call, job_options
+from statemgr.cli.output import say, show_error, size
 from statemgr.flows.standby import Followed
 
 
 @click.command("standby")
-@with_config
-@json_option
-@tasks_option
+@job_options("tasks")
 @click.option("--once", is_flag=True, help="Fetch the current state once, and exit.")
 @click.option(
     "--interval",
@@ -27,7 +24,7 @@ from statemgr.flows.standby import Followed
     metavar="SECONDS",
     help="Time between checks for new checkpoints.",
 )
-def command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], once: bool, interval: float) -> None:
+def command(call: Call, once: bool, interval: float) -> None:
     """Keep a copy of the state of tasks in state.dir, at most one checkpoint behind. The job is not disturbed.
 
     A task that opens on this machine then fetches nothing. Runs until SIGTERM or SIGINT. With --json, prints one line
@@ -35,15 +32,15 @@ def command(config: JobConfig, as_json: bool, tasks: tuple[str, ...], once: bool
     """
     from statemgr.engine.standby import Standby
 
-    report = _print_json if as_json else _print
-    with progress_bars(quiet=as_json) as progress, Standby(config, tasks, progress) as standby:
+    report = _print_json if call.as_json else _print
+    with call.progress() as progress, Standby(call.config, call.tasks, progress) as standby:
         if once:
             _once(standby.once(), report)
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, standby.stop)
-        if not as_json:
-            messages().print("following the job; press Ctrl-C to stop", markup=False)
+        if not call.as_json:
+            say("following the job; press Ctrl-C to stop")
         standby.run(report, interval)
 
 
@@ -54,7 +51,7 @@ def _once(turn: list[Followed], report: Callable[[Followed], None]) -> None:
     if errors:
         raise SystemExit(errors[0].exit_status)
     if not turn:
-        messages().print("no checkpoints yet", markup=False)
+        say("no checkpoints yet")
 
 
 def _print_json(followed: Followed) -> None:

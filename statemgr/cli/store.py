@@ -1,4 +1,4 @@
-"""``statemgr store``: keys and values of a published store, restored where nobody else looks."""
+"""``statemgr store``: shows keys and values of a published store, which it restores into a temporary directory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from statemgr.cli.options import checkpoint_option, json_option, tasks_option, with_config
-from statemgr.cli.output import console, messages, print_json, print_table, progress_bars, show_error
+from statemgr.cli.options import Call, job_options
+from statemgr.cli.output import console, print_json, say, show_error
 from statemgr.config import JobConfig, StoreConfig
 from statemgr.errors import ConfigError, InvalidError, StatemgrError
 from statemgr.ports import LocalStore
@@ -29,45 +29,32 @@ def command() -> None:
 
 
 @command.command("get")
-@with_config
-@json_option
-@tasks_option
-@checkpoint_option
+@job_options("tasks", "checkpoint")
 @_key_serde
 @_value_serde
 @click.argument("store")
 @click.argument("key")
-def get_command(
-    config: JobConfig,
-    as_json: bool,
-    tasks: tuple[str, ...],
-    checkpoint_id: str | None,
-    key_serde: str | None,
-    value_serde: str | None,
-    store: str,
-    key: str,
-) -> None:
+def get_command(call: Call, key_serde: str | None, value_serde: str | None, store: str, key: str) -> None:
     """Print the value of KEY, from any task unless --task names one; exit status 1 if there is none."""
-    wanted = parse(key, key_serde or _configured(config, store).key_serde)
-    show = _value_serde_of(_configured(config, store), value_serde)
-    for task, opened in _stores(config, store, tasks, checkpoint_id, quiet=as_json):
-        value = opened.get(wanted)
-        if value is None:
+    configured = _configured(call.config, store)
+    wanted = parse(key, key_serde or configured.key_serde)
+    serde = _value_serde_of(configured, value_serde)
+    for task, opened in _stores(call, store):
+        found = opened.get(wanted)
+        if found is None:
             continue
-        if as_json:
-            print_json({"task": task, "store": store, "key": key, "value": render(value, show)})
+        value = render(found, serde)
+        if call.as_json:
+            print_json({"task": task, "store": store, "key": key, "value": value})
         else:
-            click.echo(text(render(value, show)))
+            click.echo(text(value))
         return
     show_error(f"store {store} has no such key", "a key is found only with the serde that wrote it")
     raise SystemExit(1)
 
 
 @command.command("scan")
-@with_config
-@json_option
-@tasks_option
-@checkpoint_option
+@job_options("tasks", "checkpoint")
 @_key_serde
 @_value_serde
 @click.option("--from", "start", help="First key.")
@@ -78,10 +65,7 @@ def get_command(
 )
 @click.argument("store")
 def scan_command(
-    config: JobConfig,
-    as_json: bool,
-    tasks: tuple[str, ...],
-    checkpoint_id: str | None,
+    call: Call,
     key_serde: str | None,
     value_serde: str | None,
     start: str | None,
@@ -91,12 +75,12 @@ def scan_command(
     store: str,
 ) -> None:
     """Print keys and values in key order, task by task."""
-    keys = key_serde or _configured(config, store).key_serde
-    values = _value_serde_of(_configured(config, store), value_serde)
+    configured = _configured(call.config, store)
+    keys, values = key_serde or configured.key_serde, _value_serde_of(configured, value_serde)
     bounds = _bounds(start, end, prefix, lambda given: parse(given, keys))
     entries = (
         (task, render(key, keys), render(value, values))
-        for task, opened in _stores(config, store, tasks, checkpoint_id, quiet=as_json)
+        for task, opened in _stores(call, store)
         for key, value in opened.scan(*bounds)
     )
     shown, more = 0, False
@@ -106,42 +90,33 @@ def scan_command(
             more = True
             break
         shown += 1
-        if as_json:
-            # Written one by one: a store may be larger than the memory.
+        if call.as_json:
+            # one by one, because a store may be larger than the memory
             click.echo(separator + json.dumps({"task": task, "key": key, "value": value}, ensure_ascii=False))
             separator = ","
         else:
             click.echo(f"{task}\t{text(key)}\t{text(value)}")
-    if as_json:
+    if call.as_json:
         click.echo("]" if shown else "[]")
     elif more:
-        messages().print(f"note: stopped after {limit} keys; use --limit 0 to show all", markup=False)
+        say(f"note: stopped after {limit} keys; use --limit 0 to show all")
 
 
 @command.command("count")
-@with_config
-@json_option
-@tasks_option
-@checkpoint_option
+@job_options("tasks", "checkpoint")
 @click.argument("store")
-def count_command(
-    config: JobConfig, as_json: bool, tasks: tuple[str, ...], checkpoint_id: str | None, store: str
-) -> None:
+def count_command(call: Call, store: str) -> None:
     """Count the keys of each task."""
-    _configured(config, store)
-    counts = [
-        {"task": task, "store": store, "count": sum(1 for _ in opened.scan(None, None))}
-        for task, opened in _stores(config, store, tasks, checkpoint_id, quiet=as_json)
-    ]
-    if as_json:
-        print_json(counts)
-        return
-    print_table(("task", "keys"), [(entry["task"], entry["count"]) for entry in counts], empty="no tasks")
-    console().print(f"{sum(int(str(entry['count'])) for entry in counts)} keys")
+    _configured(call.config, store)
+    counts = [(task, sum(1 for _ in opened.scan(None, None))) for task, opened in _stores(call, store)]
+    found = [{"task": task, "store": store, "count": count} for task, count in counts]
+    call.show(found, ("task", "keys"), counts, empty="no tasks")
+    if not call.as_json:
+        console().print(f"{sum(count for _, count in counts)} keys")
 
 
 def parse(given: str, serde_name: str) -> bytes:
-    """A key from the command line as bytes. Raises: InvalidError."""
+    """A key as bytes. Raises: InvalidError if it is not a key of that serde."""
     from statemgr.serdes import serde
 
     try:
@@ -158,7 +133,7 @@ def parse(given: str, serde_name: str) -> bytes:
 
 
 def render(data: bytes, serde_name: str | Serde) -> Any:
-    """Bytes as something that JSON can hold. Raises: InvalidError."""
+    """Bytes as a value that JSON has. Raises: InvalidError if the serde cannot read them."""
     from statemgr.serdes import serde
 
     if serde_name == "hex":
@@ -178,7 +153,7 @@ def render(data: bytes, serde_name: str | Serde) -> Any:
 
 
 def _for_json(value: Any) -> Any:
-    """Bytes, dates and the like, which Avro and MessagePack have and JSON has not, as text."""
+    """Turn what JSON does not have (bytes, dates) into text."""
     if isinstance(value, dict):
         return {str(_for_json(key)): _for_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -209,7 +184,6 @@ def _bounds(
 
 
 def _value_serde_of(store: StoreConfig, given: str | None) -> str | Serde:
-    """The given serde, or the store's own."""
     from statemgr.serdes import value_serde
 
     return given or (value_serde(store) if store.value_serde == "avro" else store.value_serde)
@@ -222,15 +196,11 @@ def _configured(config: JobConfig, store: str) -> StoreConfig:
     return config.stores[store]
 
 
-def _stores(
-    config: JobConfig, store: str, tasks: tuple[str, ...], checkpoint_id: str | None, *, quiet: bool
-) -> Iterator[tuple[str, LocalStore]]:
+def _stores(call: Call, store: str) -> Iterator[tuple[str, LocalStore]]:
     """Each task's store, opened one after the other. Raises: MissingState."""
-    from statemgr.reader import JobReader
-
-    with JobReader(config) as reader:
-        for task in list(tasks) or reader.tasks(checkpoint_id):
+    with call.reader() as reader:
+        for task in call.tasks or reader.tasks(call.checkpoint_id):
             with ExitStack() as stack:
-                with progress_bars(quiet=quiet) as progress:
-                    opened = stack.enter_context(reader.open_store(task, store, checkpoint_id, progress))
+                with call.progress() as progress:
+                    opened = stack.enter_context(reader.open_store(task, store, call.checkpoint_id, progress))
                 yield task, opened

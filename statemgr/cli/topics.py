@@ -1,12 +1,12 @@
-"""``statemgr topics``: the checkpoint topic and the changelogs."""
+"""``statemgr topics``: creates, checks and repairs the checkpoint topic and the changelogs."""
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import click
 
-from statemgr.cli.options import json_option, with_config
-from statemgr.cli.output import print_json, print_table
-from statemgr.config import JobConfig
+from statemgr.cli.options import Call, job_options
 
 
 @click.group("topics")
@@ -15,34 +15,29 @@ def command() -> None:
 
 
 @command.command("create")
-@with_config
-@json_option
+@job_options()
 @click.option(
     "--allow-empty-start",
     is_flag=True,
     help="Create the checkpoint topic and start empty, although the job had state.",
 )
-def create_command(config: JobConfig, as_json: bool, allow_empty_start: bool) -> None:
+def create_command(call: Call, allow_empty_start: bool) -> None:
     """Create the topics that are missing, and check the others."""
     from statemgr.flows.empty_start import refuse_lost_job
     from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
     from statemgr.local.clock import SystemClock
     from statemgr.wiring import open_services
 
+    config = call.config
     specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
     with TopicAdmin(config, SystemClock()) as admin:
         if not allow_empty_start and not admin.exists(config.checkpoint_topic):
-            services = open_services(config)
-            try:
+            with closing(open_services(config)) as services:
                 refuse_lost_job(services)
-            finally:
-                services.close()
         created = admin.create_missing(specs)
         admin.verify([spec for spec in specs if spec.name not in created])
-    if as_json:
-        print_json({"created": created, "topics": [spec.name for spec in specs]})
-        return
-    print_table(
+    call.show(
+        {"created": created, "topics": [spec.name for spec in specs]},
         ("topic", "partitions", ""),
         [(s.name, s.partitions, "created" if s.name in created else "existed") for s in specs],
         empty="no topics",
@@ -50,20 +45,22 @@ def create_command(config: JobConfig, as_json: bool, allow_empty_start: bool) ->
 
 
 @command.command("check")
-@with_config
-@json_option
-def check_command(config: JobConfig, as_json: bool) -> None:
+@job_options()
+def check_command(call: Call) -> None:
     """Check that every topic exists and has the right settings; exit status 1 if not."""
     from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
     from statemgr.local.clock import SystemClock
 
-    specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
-    with TopicAdmin(config, SystemClock()) as admin:
+    specs = [checkpoint_topic_spec(call.config), *changelog_topic_specs(call.config)]
+    with TopicAdmin(call.config, SystemClock()) as admin:
         problems = admin.check(specs)
-    if as_json:
-        print_json([{"topic": p.topic, "problem": p.message, "fix": p.fix_command} for p in problems])
-    elif problems:
-        print_table(("topic", "problem", "fix"), [(p.topic, p.message, p.fix_command) for p in problems], empty="")
+    if problems or call.as_json:
+        call.show(
+            [{"topic": p.topic, "problem": p.message, "fix": p.fix_command} for p in problems],
+            ("topic", "problem", "fix"),
+            [(p.topic, p.message, p.fix_command) for p in problems],
+            empty="",
+        )
     else:
         click.echo(f"ok: {', '.join(spec.name for spec in specs)}")
     if problems:
@@ -71,11 +68,10 @@ def check_command(config: JobConfig, as_json: bool) -> None:
 
 
 @command.command("repair")
-@with_config
-@json_option
+@job_options()
 @click.option("--to", "target", metavar="TOPIC", help="The new topic.  [default: <checkpoint topic>-repaired]")
 @click.option("--dry-run", is_flag=True, help="List what would be left out, and copy nothing.")
-def repair_command(config: JobConfig, as_json: bool, target: str | None, dry_run: bool) -> None:
+def repair_command(call: Call, target: str | None, dry_run: bool) -> None:
     """Copy the valid records of the checkpoint topic to a new topic, and list what is left out.
 
     Run it with --dry-run first. The copy fences every owner of the job. Afterwards, set task.checkpoint.topic.
@@ -86,26 +82,24 @@ def repair_command(config: JobConfig, as_json: bool, target: str | None, dry_run
     from statemgr.kafka.topic_repair import copy_valid, look
     from statemgr.wiring import open_services
 
+    config = call.config
     target = target or f"{config.checkpoint_topic}-repaired"
-    services = open_services(config)
-    try:
+    with closing(open_services(config)) as services:
         if dry_run:
             result = look(config, services.clock)
         else:
             tasks = [task_transactional_id(config, task_name(index)) for index in range(config.tasks)]
             fence_ids(services, [job_transactional_id(config), *tasks])
             result = copy_valid(config, services.clock, target)
-    finally:
-        services.close()
-    if as_json:
-        left_out = [{"offset": r.offset, "key": r.key, "why": r.why} for r in result.left_out]
-        print_json({"to": None if dry_run else target, "valid": result.copied, "left_out": left_out})
-        return
-    print_table(
+    left_out = [{"offset": r.offset, "key": r.key, "why": r.why} for r in result.left_out]
+    call.show(
+        {"to": None if dry_run else target, "valid": result.copied, "left_out": left_out},
         ("offset", "key", "left out because"),
-        [(r.offset, r.key, r.why) for r in result.left_out],
+        [tuple(r.values()) for r in left_out],
         empty="every record is valid",
     )
+    if call.as_json:
+        return
     if dry_run:
         click.echo(f"{result.copied} valid records; nothing was changed")
     else:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from statemgr import __version__, errors
 from statemgr.cli import main, output
-from statemgr.cli.init import filled_template
+from statemgr.cli.config import filled_template
 from statemgr.cli.main import cli
 from statemgr.config import JobConfig
 from statemgr.config.table import KEYS

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from statemgr.blobs.memory import MemoryBlobStore
-from statemgr.cli.checks import Status, guarded
-from statemgr.cli.checks.blobs import check_blobs
-from statemgr.cli.checks.brokers import CLOCK_TOLERANCE_MS, clock_finding
-from statemgr.cli.checks.local import check_disk, check_java
+from statemgr.cli import checks
+from statemgr.cli.checks import CLOCK_TOLERANCE_MS, Finding, Report, Status
 from statemgr.cli.main import cli
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied
@@ -24,22 +23,32 @@ def config(**given: object) -> JobConfig:
     return JobConfig.from_mapping({"job.name": "orders", **{k.replace("__", "."): v for k, v in given.items()}})
 
 
+def found(check: Callable[..., object], *arguments: object, **options: object) -> list[Finding]:
+    """What a check reports."""
+    report = Report()
+    check(report, *arguments, **options)
+    return report.findings
+
+
 @pytest.mark.parametrize("spark", [True, False])
 def test_no_java_is_a_problem_only_with_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spark: bool) -> None:
     """A consumer loop needs no Java; the fix says what to install."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: object() if spark else None)
-    (finding,) = check_java()
+    (finding,) = found(checks.check_java)
     assert finding.status is (Status.PROBLEM if spark else Status.NOTE)
     assert "install Java" in (finding.fix or "")
 
 
 def test_the_disk_is_really_written_to(tmp_path: Path) -> None:
     """A writable directory is fine and left as it was; a file in its place is a problem."""
-    assert {f.status for f in check_disk(config(state__dir=str(tmp_path / "state")))} <= {Status.OK, Status.NOTE}
+    assert {f.status for f in found(checks.check_disk, config(state__dir=str(tmp_path / "state")))} <= {
+        Status.OK,
+        Status.NOTE,
+    }
     assert list((tmp_path / "state").iterdir()) == []
     (tmp_path / "file").write_text("")
-    (finding,) = check_disk(config(state__dir=str(tmp_path / "file" / "state")))
+    (finding,) = found(checks.check_disk, config(state__dir=str(tmp_path / "file" / "state")))
     assert finding.status is Status.PROBLEM
     assert "state.dir" in (finding.fix or "")
 
@@ -51,9 +60,9 @@ def test_little_space_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         free = 500 * 1024**2
 
     monkeypatch.setattr("shutil.disk_usage", lambda _path: Usage)
-    assert check_disk(config(state__dir=str(tmp_path)))[0].status is Status.NOTE
+    assert found(checks.check_disk, config(state__dir=str(tmp_path)))[0].status is Status.NOTE
     Usage.free = 1024
-    assert check_disk(config(state__dir=str(tmp_path)))[0].status is Status.PROBLEM
+    assert found(checks.check_disk, config(state__dir=str(tmp_path)))[0].status is Status.PROBLEM
 
 
 def test_a_file_system_without_hard_links_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,13 +72,13 @@ def test_a_file_system_without_hard_links_is_noted(tmp_path: Path, monkeypatch: 
         raise OSError("no links")
 
     monkeypatch.setattr(os, "link", refuse)
-    assert any("hard links" in finding.detail for finding in check_disk(config(state__dir=str(tmp_path))))
+    assert any("hard links" in finding.detail for finding in found(checks.check_disk, config(state__dir=str(tmp_path))))
 
 
 def test_clocks_may_differ_a_little() -> None:
     """Beyond the tolerance it is a problem, with the direction."""
-    assert clock_finding("the broker's", CLOCK_TOLERANCE_MS).status is Status.OK
-    ahead, behind = clock_finding("the broker's", 60_000), clock_finding("the broker's", -60_000)
+    assert found(checks.check_clock, "the broker's", CLOCK_TOLERANCE_MS)[0].status is Status.OK
+    (ahead,), (behind,) = (found(checks.check_clock, "the broker's", skew) for skew in (60_000, -60_000))
     assert ahead.status is behind.status is Status.PROBLEM
     assert "60 s ahead of" in ahead.detail
     assert "60 s behind" in behind.detail
@@ -77,7 +86,7 @@ def test_clocks_may_differ_a_little() -> None:
 
 def test_every_request_to_the_blob_store_is_tried_and_nothing_stays(tmp_path: Path) -> None:
     """Put, get, overwrite, TTL, delete on a real directory."""
-    findings = check_blobs(config(blob__store__uri=(tmp_path / "blobs").as_uri()), fix=False)
+    findings = found(checks.check_blobs, config(blob__store__uri=(tmp_path / "blobs").as_uri()), fix=False)
     assert {f.check for f in findings} >= {"blob put", "blob get", "blob overwrite", "blob TTL", "blob delete"}
     assert {f.status for f in findings} == {Status.OK}
     assert not [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()]
@@ -93,7 +102,7 @@ def test_a_refused_request_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch
         raise AccessDenied("403", hint="ask for the right")
 
     monkeypatch.setattr(MemoryBlobStore, method, refuse)
-    findings = check_blobs(config(blob__store__uri="memory://doctor"), fix=False)
+    findings = found(checks.check_blobs, config(blob__store__uri="memory://doctor"), fix=False)
     problems = [finding for finding in findings if finding.status is Status.PROBLEM]
     assert [problem.check for problem in problems] == [check]
     assert problems[0].fix
@@ -107,13 +116,13 @@ def test_other_bytes_than_were_put_are_a_problem(monkeypatch: pytest.MonkeyPatch
         real(self, blob_id, bytes(reversed(body)), ttl_days=ttl_days)
 
     monkeypatch.setattr(MemoryBlobStore, "put", spoil)
-    findings = check_blobs(config(blob__store__uri="memory://spoiled"), fix=False)
+    findings = found(checks.check_blobs, config(blob__store__uri="memory://spoiled"), fix=False)
     assert [f.check for f in findings if f.status is Status.PROBLEM] == ["blob get"]
 
 
 def test_without_a_blob_store_there_is_nothing_to_check() -> None:
     """A note, so that a mistyped key is seen."""
-    (finding,) = check_blobs(config(), fix=False)
+    (finding,) = found(checks.check_blobs, config(), fix=False)
     assert finding.status is Status.NOTE
 
 
@@ -121,7 +130,7 @@ def test_one_problem_makes_the_exit_status_1(tmp_path: Path, monkeypatch: pytest
     """And each is one object of the array."""
     (tmp_path / "job.toml").write_text('job.name = "orders"\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("statemgr.cli.doctor.check_java", lambda: [])
+    monkeypatch.setattr("statemgr.cli.checks.check_java", lambda _report: None)
     result = CliRunner().invoke(cli, ["doctor", "--json"])
     assert result.exit_code == 1
     problems = [entry for entry in json.loads(result.stdout) if entry["status"] == "problem"]
@@ -133,5 +142,5 @@ def test_one_problem_makes_the_exit_status_1(tmp_path: Path, monkeypatch: pytest
 
 def test_the_guard_lets_other_errors_through() -> None:
     """Only typed errors become findings: a fault in the program is no finding."""
-    with pytest.raises(ZeroDivisionError), guarded("x", []):
+    with pytest.raises(ZeroDivisionError), Report().guarded("x"):
         raise ZeroDivisionError

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from statemgr.cli import main
+from statemgr.config import blob_stores, factories
+
 ROOT = Path(__file__).parents[2]
 _SHOW = (
     "import json, pathlib, statemgr; from statemgr.model.codecs.schemas import load_schema_files; "
@@ -91,12 +94,12 @@ def test_an_editable_install_loads_the_schemas_of_the_source_tree(tmp_path: Path
     assert schemas == _schemas()
 
 
-def test_every_entry_point_leads_to_an_object() -> None:
-    """Commands, backends and the script exist where the metadata says."""
+def test_every_name_of_an_object_leads_to_it() -> None:
+    """The script, the commands, the backends and the blob stores exist where the tables say."""
     with open(ROOT / "pyproject.toml", "rb") as file:
-        project = tomllib.load(file)["project"]
-    groups = [project["scripts"], *project["entry-points"].values()]
-    targets = [target for group in groups for target in group.values()]
+        scripts = tomllib.load(file)["project"]["scripts"]
+    commands = (target for target, _ in main._BUILT_IN.values())
+    targets = [*scripts.values(), *commands, *factories.BUILT_IN.values(), *blob_stores._BUILT_IN.values()]
     code = (
         "import importlib, sys\n"
         "for target in sys.argv[1:]:\n"
