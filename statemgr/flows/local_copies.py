@@ -40,8 +40,9 @@ from statemgr.ports import SegmentBackupManager
 
 #: Files in level 0 from which a store is compacted next to the attempts: half to all of this number, by task.
 _LIMIT = 10
-#: Files from which an attempt compacts itself: below 20, where RocksDB slows writes down.
-_MOST = 18
+#: Files from which an attempt compacts itself: more than a restore leaves, and fewer than where RocksDB slows writes
+#: down (statemgr.local.rocksdb.options).
+_MOST = 100
 _LEVEL0 = "rocksdb.num-files-at-level0"
 _SWEEP_EVERY_S = 600
 _UNUSED_S = 3600

@@ -2,6 +2,7 @@
 
 from statemgr.local.durable import hash_file, remove
 from statemgr.local.rocksdb.memory import use_memory
+from statemgr.local.rocksdb.tables import is_readable, write_table
 from statemgr.local.stores import ChangeWriter, bulk_writer, key_ranges, open_snapshot, open_store
 from statemgr.local.trees import cloned, unshare
 
@@ -10,10 +11,12 @@ __all__ = [
     "bulk_writer",
     "cloned",
     "hash_file",
+    "is_readable",
     "key_ranges",
     "open_snapshot",
     "open_store",
     "remove",
     "unshare",
     "use_memory",
+    "write_table",
 ]

@@ -95,6 +95,12 @@ class MemoryStore:
                 content[key] = value
         self._sequence_number += len(pending)
 
+    def ingest(self, tables: Sequence[Path]) -> None:
+        """Raises: InvalidError, always: only stores of another type have tables."""
+        raise InvalidError(
+            "a store in memory takes no tables", hint="set stores.<name>.type to rocksdb", path=self._directory
+        )
+
     def delete_range(self, start: bytes | None, end: bytes | None) -> None:
         """Raises: ClosedError."""
         self.write([(key, None) for key in self._keys_in(start, end)])

@@ -39,6 +39,10 @@ class ReadOnlyStore:
         """Raises: InvalidError."""
         raise self._refused()
 
+    def ingest(self, tables: Sequence[Path]) -> None:
+        """Raises: InvalidError."""
+        raise self._refused()
+
     def delete_range(self, start: bytes | None, end: bytes | None) -> None:
         """Raises: InvalidError."""
         raise self._refused()

@@ -1,18 +1,24 @@
-"""Change segments: puts and deletes in order, checksummed and compressed, streamed both ways. Pure.
+"""Change segments: the puts and deletes of consecutive sequence numbers, checksummed and compressed. Pure.
 
 ::
 
-    header  "SMCS" · version (1 byte, 2) · sequence number of the first change u64 (version 1 lacks it: 0)
+    header  "SMCS" · version (1 byte, 3) · body (1 byte) · sequence number of the first change u64
     block*  01 · raw size u32 · compressed size u32 · changes u32 · XXH3-64 · one zstandard frame
     end     00 · number of blocks u32 · number of changes u64 · XXH3-128
 
-The changes have consecutive sequence numbers. Integers are little-endian, hashes canonical (big-endian). A block's
-hash covers the block's number (u64, from 0), its 13 bytes of tag and sizes, and the frame; the hash at the end covers
-every byte before it. A block's raw content is whole changes: key size u32 · value size u32 (``FFFFFFFF``: delete) ·
-key · value. Nothing may follow the end.
+Integers are little-endian, hashes canonical (big-endian). A block's hash covers the block's number (u64, from 0), its
+13 bytes of tag and sizes, and the frame; the hash at the end covers every byte before it. Nothing may follow the end.
 
-Blocks are cut at :data:`BLOCK_SIZE` raw bytes, so both directions hold one block in memory; only a change
-that is larger makes a larger one, and no block may be larger than one change of the largest size.
+A segment has one of two bodies:
+
+- ``00``, records: the raw content of a block is whole changes, in order: key size u32 · value size u32 (``FFFFFFFF``:
+  delete) · key · value.
+- ``01``, a table: the raw contents of all blocks, joined, are one RocksDB table file with the newest change of each
+  key. Its blocks have 0 changes each. The number at the end says how many changes the table stands for; it has as many
+  entries or fewer.
+
+Blocks are cut at :data:`BLOCK_SIZE` raw bytes, so both directions hold one block in memory. Only a change that is
+larger makes a larger one, and no block may be larger than one change of the largest size.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Iterable, Iterator
+from enum import IntEnum
 from itertools import islice
 from typing import BinaryIO
 
@@ -30,13 +37,12 @@ from statemgr.errors import ANOTHER_COPY, CorruptBlob, InvalidError
 from statemgr.model.commit import Change
 from statemgr.model.hashing import HASH_SIZE, hasher
 
-MAGIC = b"SMCS\x02"
-_MAGIC_V1 = b"SMCS\x01"
+MAGIC = b"SMCS\x03"
 #: Raw bytes after which a block is closed.
 BLOCK_SIZE = 1024 * 1024
 #: Largest key and largest value, in bytes.
 MAX_KEY_SIZE = MAX_VALUE_SIZE = 64 * 1024 * 1024
-_FIRST = struct.Struct("<Q")
+_HEADER = struct.Struct("<5sBQ")
 _CHANGE = struct.Struct("<II")
 _BLOCK = struct.Struct("<BIII")
 _END = struct.Struct("<BIQ")
@@ -47,12 +53,19 @@ _MAX_COMPRESSED = _MAX_RAW + _MAX_RAW // 128 + 1024
 _READ_SIZE = 1024 * 1024
 
 
+class Body(IntEnum):
+    """What the blocks of a segment hold."""
+
+    RECORDS = 0
+    TABLE = 1
+
+
 def write_segment(changes: Iterable[Change], sink: BinaryIO, first: int = 0) -> None:
-    """Write a segment of all changes, in order and numbered from ``first`` on.
+    """Write a segment of all changes as records, in order and numbered from ``first`` on.
 
     Raises: InvalidError for a key or value above 64 MiB.
     """
-    writer = _Writer(sink, first)
+    writer = _Writer(sink, Body.RECORDS, first)
     pieces: list[bytes] = []
     size = count = 0
     for key, value in changes:
@@ -82,16 +95,47 @@ def encode_segment(changes: Iterable[Change], first: int = 0) -> bytes:
     return sink.getvalue()
 
 
+def write_table_segment(table: BinaryIO, changes: int, sink: BinaryIO, first: int) -> None:
+    """Write a segment whose body is a table file, which stands for ``changes`` changes numbered from ``first`` on."""
+    writer = _Writer(sink, Body.TABLE, first)
+    while piece := table.read(BLOCK_SIZE):
+        writer.block(piece, 0)
+    writer.end(changes)
+
+
+def is_table(source: BinaryIO) -> bool:
+    """Whether a segment says that its body is a table. Reads the header of a seekable file and goes back to it."""
+    header = source.read(_HEADER.size)
+    source.seek(-len(header), io.SEEK_CUR)
+    return header[len(MAGIC) : len(MAGIC) + 1] == bytes([Body.TABLE])
+
+
+def read_table(source: BinaryIO, sink: BinaryIO, first: int, end: int, blob_id: str | None = None) -> None:
+    """Write the table file of a segment to ``sink``. The table must stand for the changes ``first`` to ``end`` - 1.
+
+    The file may be used only after this has returned: the last check is at the segment's end. Whoever ingests the
+    table applies all of it, although a store may already have the changes below some number between ``first`` and
+    ``end``. This is safe, because puts and deletes are absolute. A key that the table has gets its newest value below
+    ``end``. For any other key there is no change from ``first`` to ``end`` - 1, so the store already has its newest
+    value below ``end``. A store that also has some changes from ``end`` on (a background snapshot may) gets them again
+    from the segments that follow.
+
+    Raises: CorruptBlob naming the blob, for any byte that differs from what was written, and for other changes.
+    """
+    for _, _, raw in _blocks(source, blob_id, Body.TABLE, first, end - first):
+        sink.write(raw)
+
+
 def read_segment(source: BinaryIO, blob_id: str | None = None) -> Iterator[Change]:
-    """Yield a segment's changes in order, holding one block in memory.
+    """Yield the changes of a segment of records in order, holding one block in memory.
 
     Each block is verified before its changes are yielded. Whether the segment is complete is known only at its end: the
     last step of the iterator may raise, and the changes before it are then only a part. A caller that cannot undo what
     it has applied calls :func:`verify_segment` first.
 
-    Raises: CorruptBlob naming the blob, for any byte that differs from what was written.
+    Raises: CorruptBlob naming the blob, for any byte that differs from what was written, and for a table.
     """
-    for _, count, raw in _blocks(source, blob_id):
+    for _, count, raw in _blocks(source, blob_id, Body.RECORDS):
         yield from _changes(raw, count, blob_id)
 
 
@@ -101,7 +145,7 @@ def read_range(source: BinaryIO, first: int, end: int, after: int, blob_id: str 
     Otherwise it is like :func:`read_segment`. Raises: CorruptBlob, also when the segment has other changes.
     """
     found = first
-    for number, count, raw in _blocks(source, blob_id, first):
+    for number, count, raw in _blocks(source, blob_id, Body.RECORDS, first):
         found = number + count
         if found > after:
             yield from islice(_changes(raw, count, blob_id), max(after - number, 0), None)
@@ -117,13 +161,13 @@ def verify_segment(source: BinaryIO, blob_id: str | None = None) -> int:
 class _Writer:
     """Frames blocks and counts them."""
 
-    def __init__(self, sink: BinaryIO, first: int) -> None:
+    def __init__(self, sink: BinaryIO, body: Body, first: int) -> None:
         self._sink = sink
         self._hash = hasher()
         self._compressor = zstandard.ZstdCompressor(level=1, write_content_size=True)
         self._blocks = 0
         self._changes = 0
-        self._write(MAGIC + _FIRST.pack(first))
+        self._write(_HEADER.pack(MAGIC, body, first))
 
     def block(self, raw: bytes, count: int) -> None:
         frame = self._compressor.compress(raw)
@@ -134,8 +178,9 @@ class _Writer:
         self._blocks += 1
         self._changes += count
 
-    def end(self) -> None:
-        self._write(_END.pack(0, self._blocks, self._changes))
+    def end(self, changes: int | None = None) -> None:
+        """``changes``: of a table, whose blocks do not count them."""
+        self._write(_END.pack(0, self._blocks, self._changes if changes is None else changes))
         self._sink.write(self._hash.digest())
 
     def _write(self, data: bytes) -> None:
@@ -144,10 +189,10 @@ class _Writer:
 
 
 def _blocks(
-    source: BinaryIO, blob_id: str | None, expected_first: int | None = None
+    source: BinaryIO, blob_id: str | None, body: Body, expected_first: int | None = None, of_table: int = 0
 ) -> Iterator[tuple[int, int, bytes]]:
     """Each block's first sequence number, number of changes and raw content, verified. The iterator ends only at an end
-    mark that matches the blocks."""
+    mark that matches the blocks; of a table, at one that says ``of_table`` changes."""
     whole = hasher()
 
     def take(size: int) -> bytes:
@@ -155,19 +200,22 @@ def _blocks(
         whole.update(data)
         return data
 
-    magic = take(len(MAGIC))
-    if magic not in (MAGIC, _MAGIC_V1):
+    magic, found, first = _HEADER.unpack(take(_HEADER.size))
+    if magic != MAGIC:
         raise _corrupt("it is not a change segment of a known version", blob_id)
-    first = _FIRST.unpack(take(_FIRST.size))[0] if magic == MAGIC else 0
+    if found != body:
+        raise _corrupt(f"its body is of kind {found}, not {body}", blob_id)
     if expected_first not in (None, first):
         raise _corrupt(f"it begins with change {first}, not {expected_first}", blob_id)
     decompressor = zstandard.ZstdDecompressor()
-    blocks = changes = 0
+    blocks, changes = 0, of_table
     while (tag := take(1)) == b"\x01":
         header = tag + take(_BLOCK.size - 1)
         _, raw_size, frame_size, count = _BLOCK.unpack(header)
-        if raw_size > _MAX_RAW or frame_size > _MAX_COMPRESSED or count * _CHANGE.size > raw_size or not count:
+        if raw_size > _MAX_RAW or frame_size > _MAX_COMPRESSED or count * _CHANGE.size > raw_size:
             raise _corrupt(f"block {blocks} declares absurd sizes", blob_id)
+        if (count == 0) != (body is Body.TABLE):
+            raise _corrupt(f"block {blocks} declares {count} changes", blob_id)
         expected = take(8)
         frame = take(frame_size)
         if _block_hash(blocks, header, frame) != expected:

@@ -28,6 +28,11 @@ class LocalStore(Protocol):
     def write(self, changes: Iterable[Change]) -> None:
         """Apply changes in order, all or nothing per call."""
 
+    def ingest(self, tables: Sequence[Path]) -> None:
+        """Apply table files, the oldest first, all or none. The store takes the files away.
+
+        Raises: CorruptError when one of them is not a table that it can use."""
+
     def delete_range(self, start: bytes | None, end: bytes | None) -> None:
         """Delete all keys with ``start`` ≤ key < ``end``, all or nothing; None is an open end."""
 

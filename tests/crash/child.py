@@ -12,6 +12,7 @@ import signal
 import sys
 
 from statemgr import JobConfig, StateManager
+from statemgr.backends.blobs import tables
 from statemgr.flows import persist_ahead
 from statemgr.phases import Phase, add_observer
 from tests.crash.model import STORES, changes
@@ -55,6 +56,8 @@ def main() -> None:
         die_at(Phase(order["phase"]), order["occurrence"])
     if order.get("ahead"):
         persist_ahead.AHEAD_BYTES = order["ahead"]
+    # commits of the model are small; where they are segments, they shall be tables
+    tables._FEWEST = 20
     run(JobConfig.from_mapping(order["config"]), order["commits"])
 
 

@@ -15,12 +15,21 @@ from statemgr.errors import CorruptBlob, InvalidError
 from statemgr.model import segment
 from statemgr.model.commit import Change
 from statemgr.model.hashing import content_hash
-from statemgr.model.segment import encode_segment, read_range, read_segment, verify_segment, write_segment
+from statemgr.model.segment import (
+    encode_segment,
+    is_table,
+    read_range,
+    read_segment,
+    read_table,
+    verify_segment,
+    write_segment,
+    write_table_segment,
+)
 
 CHANGES: list[Change] = [(b"a", b"1"), (b"a", None), (b"a", b"2"), (b"", b""), (b"absent", None), (b"b", b"x" * 99)]
 
 #: Bytes before the first block.
-HEADER = 13
+HEADER = 14
 
 
 @pytest.fixture
@@ -44,7 +53,7 @@ def test_empty_segment() -> None:
     data = encode_segment([])
     assert read(data) == []
     assert verify_segment(io.BytesIO(data)) == 0
-    assert data[:13] == b"SMCS\x02" + bytes(8)
+    assert data[:HEADER] == b"SMCS\x03\x00" + bytes(8)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -96,17 +105,17 @@ def test_dropped_swapped_and_repeated_blocks_are_refused() -> None:
             read(sealed(forged, end))
 
 
-def sealed(blocks: list[bytes], end: bytes) -> bytes:
+def sealed(blocks: list[bytes], end: bytes, body: int = 0) -> bytes:
     """A segment of these blocks with a hash that is right."""
-    body = b"SMCS\x02" + bytes(8) + b"".join(blocks) + end
-    return body + content_hash(body)
+    data = b"SMCS\x03" + bytes([body]) + bytes(8) + b"".join(blocks) + end
+    return data + content_hash(data)
 
 
-def forged(raw_size: int, count: int, frame: bytes) -> bytes:
+def forged(raw_size: int, count: int, frame: bytes, body: int = 0) -> bytes:
     """A segment of one block with right checksums, whatever it declares."""
     header = struct.pack("<BIII", 1, raw_size, len(frame), count)
     block = header + segment._block_hash(0, header, frame) + frame
-    return sealed([block], struct.pack("<BIQ", 0, 1, count))
+    return sealed([block], struct.pack("<BIQ", 0, 1, count), body)
 
 
 def raw(*changes: tuple[int, int, bytes]) -> bytes:
@@ -139,17 +148,9 @@ def test_block_that_contradicts_itself_is_refused(content: bytes, count: int) ->
 def test_unknown_version_is_refused() -> None:
     """A segment of another version is not guessed at."""
     data = encode_segment(CHANGES)
-    with pytest.raises(CorruptBlob, match="known version"):
-        read(data[:4] + b"\x03" + data[5:])
-
-
-def test_version_one_is_read() -> None:
-    """A segment without a sequence number, as older software wrote them, begins with number 0."""
-    data = encode_segment(CHANGES)
-    body = b"SMCS\x01" + data[HEADER:-16]
-    old = body + content_hash(body)
-    assert read(old) == CHANGES
-    assert list(read_range(io.BytesIO(old), 0, len(CHANGES), 2)) == CHANGES[2:]
+    for version in (1, 2, 4):
+        with pytest.raises(CorruptBlob, match="known version"):
+            read(data[:4] + bytes([version]) + data[5:])
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -178,7 +179,7 @@ def test_decompression_bomb_is_refused_before_it_is_allocated() -> None:
             with pytest.raises(CorruptBlob):
                 read(forged(raw_size, 1, frame))
         with pytest.raises(CorruptBlob):
-            read(b"SMCS\x01" + struct.pack("<BIII", 1, 100 << 20, 100 << 20, 1) + bytes(8) + b"short")
+            read(b"SMCS\x03" + bytes(9) + struct.pack("<BIII", 1, 100 << 20, 100 << 20, 1) + bytes(8) + b"short")
         assert tracemalloc.get_traced_memory()[1] < 16 * 1024 * 1024
     finally:
         tracemalloc.stop()
@@ -227,3 +228,77 @@ def test_memory_is_bounded_by_a_block(tmp_path: object) -> None:
         assert tracemalloc.get_traced_memory()[1] < 16 * 1024 * 1024
     finally:
         tracemalloc.stop()
+
+
+#: Stands for a table file: the codec does not look into it.
+TABLE = b"key and value, " * 5 + b"footer"
+
+
+def of_table(table: bytes, changes: int = 7, first: int = 100) -> bytes:
+    """A segment whose body is a table."""
+    sink = io.BytesIO()
+    write_table_segment(io.BytesIO(table), changes, sink, first)
+    return sink.getvalue()
+
+
+def table_in(data: bytes, first: int = 100, end: int = 107) -> bytes:
+    """The table in a segment."""
+    sink = io.BytesIO()
+    read_table(io.BytesIO(data), sink, first, end, "j/1/seg")
+    return sink.getvalue()
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_table_comes_back_byte_for_byte() -> None:
+    """The table's file is cut into blocks and joined again, and the header says that it is one."""
+    data = of_table(TABLE)
+    assert data.count(b"\x28\xb5\x2f\xfd") > 2
+    assert table_in(data) == TABLE
+    source = io.BytesIO(data)
+    assert is_table(source)
+    assert source.tell() == 0
+    for other in (encode_segment(CHANGES), b"", b"SMCS\x03"):
+        assert not is_table(io.BytesIO(other))
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
+def test_every_flipped_byte_of_a_table_is_refused(mask: int) -> None:
+    """B9: in the header, in each part of each block, and at the end: no table is used that differs by a byte."""
+    data = of_table(TABLE)
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= mask
+        with pytest.raises(CorruptBlob) as caught:
+            table_in(bytes(damaged))
+        assert caught.value.where == {"blob": "j/1/seg"}
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_table_that_is_cut_or_followed_by_bytes_is_refused() -> None:
+    """B9, B10: whatever is missing at the end, whole blocks included, or does not belong there, is noticed."""
+    data = of_table(TABLE)
+    for wrong in (*(data[:end] for end in range(len(data))), data + b"x"):
+        with pytest.raises(CorruptBlob):
+            table_in(wrong)
+
+
+@pytest.mark.parametrize(("first", "end"), [(99, 106), (100, 106), (100, 108), (101, 107), (0, 7)])
+def test_a_table_of_other_changes_than_expected_is_refused(first: int, end: int) -> None:
+    """A table that stands for other numbers than whoever refers to it says is not the one that was meant."""
+    with pytest.raises(CorruptBlob):
+        table_in(of_table(TABLE), first, end)
+
+
+def test_neither_body_passes_for_the_other() -> None:
+    """A table is not read as changes, nor changes as a table, even where all checksums are right."""
+    with pytest.raises(CorruptBlob, match="kind 1"):
+        read(of_table(TABLE))
+    with pytest.raises(CorruptBlob, match="kind 0"):
+        table_in(encode_segment(CHANGES, first=100), 100, 106)
+    with pytest.raises(CorruptBlob, match="declares 0 changes"):
+        read(forged(len(TABLE), 0, zstandard.compress(TABLE)))
+    with pytest.raises(CorruptBlob, match="declares 1 changes"):
+        table_in(forged(len(ONE), 1, zstandard.compress(ONE), body=1), 0, 1)
+    with pytest.raises(CorruptBlob, match="kind 2"):
+        read(forged(len(ONE), 1, zstandard.compress(ONE), body=2))

@@ -2,36 +2,60 @@
 
 from __future__ import annotations
 
+import io
 import random
 import struct
+from pathlib import Path
 
 import pytest
 import xxhash
 import zstandard
+from rocksdict import Options, Rdict
 
+from statemgr.local import write_table
 from statemgr.model import segment
 from statemgr.model.commit import Change
-from statemgr.model.segment import encode_segment
+from statemgr.model.segment import encode_segment, write_table_segment
+
+Found = list[tuple[int, bytes, bytes | None]]
 
 
-def read(data: bytes) -> list[tuple[int, bytes, bytes | None]]:
-    """(sequence number, key, value or None for a delete) of every change. Raises: ValueError, struct.error."""
+def blocks_of(data: bytes, body: int) -> tuple[int, list[tuple[int, bytes]], int]:
+    """The first sequence number, (number of changes, raw content) of every block, and the number of changes at the end.
+
+    Raises: ValueError, struct.error.
+    """
     if xxhash.xxh3_128(data[:-16]).digest() != data[-16:]:
         raise ValueError("the hash of the whole is wrong")
-    if data[:4] != b"SMCS" or data[4] not in (1, 2):
-        raise ValueError("not a segment")
-    number, at = (struct.unpack_from("<Q", data, 5)[0], 13) if data[4] == 2 else (0, 5)
-    found: list[tuple[int, bytes, bytes | None]] = []
-    blocks = 0
+    if data[:6] != b"SMCS\x03" + bytes([body]):
+        raise ValueError("not a segment with this body")
+    (first,), at = struct.unpack_from("<Q", data, 6), 14
+    found: list[tuple[int, bytes]] = []
     while data[at] == 1:
         header = data[at : at + 13]
         raw_size, frame_size, count = struct.unpack("<III", header[1:])
         frame = data[at + 21 : at + 21 + frame_size]
-        if xxhash.xxh3_64(struct.pack("<Q", blocks) + header + frame).digest() != data[at + 13 : at + 21]:
-            raise ValueError(f"the hash of block {blocks} is wrong")
+        if xxhash.xxh3_64(struct.pack("<Q", len(found)) + header + frame).digest() != data[at + 13 : at + 21]:
+            raise ValueError(f"the hash of block {len(found)} is wrong")
         raw = zstandard.ZstdDecompressor().decompress(frame, max_output_size=raw_size)
         if len(raw) != raw_size:
             raise ValueError("a block has another size")
+        found.append((count, raw))
+        at += 21 + frame_size
+    tag, blocks, changes = struct.unpack("<BIQ", data[at:-16])
+    if tag or blocks != len(found):
+        raise ValueError("the end mark is wrong")
+    return first, found, changes
+
+
+def read(data: bytes) -> Found:
+    """(sequence number, key, value or None for a delete) of every change of a segment of records.
+
+    Raises: ValueError, struct.error.
+    """
+    number, blocks, changes = blocks_of(data, 0)
+    found: Found = []
+    for count, raw in blocks:
         position = 0
         for _ in range(count):
             key_size, value_size = struct.unpack_from("<II", raw, position)
@@ -40,12 +64,29 @@ def read(data: bytes) -> list[tuple[int, bytes, bytes | None]]:
             value = None if value_size == 0xFFFFFFFF else raw[position : position + value_size]
             position += 0 if value is None else value_size
             found.append((number + len(found), key, value))
-        if position != raw_size:
+        if position != len(raw):
             raise ValueError("a block has other changes")
-        at, blocks = at + 21 + frame_size, blocks + 1
-    if data[at:-16] != struct.pack("<BIQ", 0, blocks, len(found)):
+    if changes != len(found):
         raise ValueError("the end mark is wrong")
     return found
+
+
+def applied(data: bytes, before: dict[bytes, bytes], directory: Path) -> tuple[int, int, dict[bytes, bytes]]:
+    """The first sequence number and the number of changes of a segment that is a table, and a state after it.
+
+    Stock rocksdict ingests the table into a database with the state before it.
+    """
+    first, blocks, changes = blocks_of(data, 1)
+    assert {count for count, _ in blocks} == {0}
+    directory.mkdir()
+    (directory / "1.sst").write_bytes(b"".join(raw for _, raw in blocks))
+    database = Rdict(str(directory / "db"), Options(raw_mode=True))
+    for key, value in before.items():
+        database[key] = value
+    database.ingest_external_file([str(directory / "1.sst")])
+    after = dict(database.items())
+    database.close()
+    return first, changes, after  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("count", [0, 1, 500])
@@ -62,3 +103,29 @@ def test_an_independent_reader_reads_what_is_written(monkeypatch: pytest.MonkeyP
     for cut in (1, 17, len(data) // 2):
         with pytest.raises((ValueError, struct.error)):
             read(data[:-cut])
+
+
+def test_an_independent_reader_applies_a_table(tmp_path: Path) -> None:
+    """B8, B10: puts, overwrites and deletes in a table that other software takes out of a segment and ingests."""
+    chance = random.Random(5)
+    keys = [b"", *(chance.randbytes(8) for _ in range(3_000))]
+    before = dict.fromkeys(keys[::2], b"before")
+    changes: list[Change] = [
+        (key, None if chance.random() < 0.3 else chance.randbytes(chance.choice([0, 900])))
+        for key in chance.choices(keys, k=5_000)
+    ]
+    after = dict(before)
+    for key, value in changes:
+        if value is None:
+            after.pop(key, None)
+        else:
+            after[key] = value
+    write_table(tmp_path / "table.sst", changes, {})
+    sink = io.BytesIO()
+    with open(tmp_path / "table.sst", "rb") as table:
+        write_table_segment(table, len(changes), sink, 7_000)
+    data = sink.getvalue()
+    assert applied(data, before, tmp_path / "other") == (7_000, 5_000, after)
+    for cut in (1, 17, len(data) // 2):
+        with pytest.raises((ValueError, struct.error)):
+            applied(data[:-cut], before, tmp_path / "cut")

@@ -4,7 +4,8 @@ Steps of :meth:`BlobBackup.prepare_all`, for all stores of a task at once:
 
 1. continue the published chain; or store a snapshot, which a chain begins with: of a store that has no chain yet, at
    every commit where the configuration says so, or where its new files are fewer bytes than the changes
-2. write the changes that no stored segment has yet as one segment, and the chain that ends with it
+2. write the changes that no stored segment has yet as one segment, which is a table when they are many, and the chain
+   that ends with it
 3. what is very small, and a chain without segments, travels inline; all else goes into one blob
 4. wait until that blob, which commits of other tasks may share, is put; each marker says where in it its chain lies
 
@@ -17,6 +18,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import BinaryIO
 
 from statemgr.backends.blobs.catalogue import Catalogue, validate_for
 from statemgr.backends.blobs.clean_up import Cleaner
@@ -26,6 +28,7 @@ from statemgr.backends.blobs.segment_batch import SegmentBatches, Stored
 from statemgr.backends.blobs.segment_cache import SegmentCache
 from statemgr.backends.blobs.shared_segments import Read, SharedSegments
 from statemgr.backends.blobs.snapshots import Snapshots, StoredSnapshot
+from statemgr.backends.blobs.tables import table_of
 from statemgr.backends.blobs.writer_state import Materialized, SegmentLog
 from statemgr.backends.services import Services
 from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
@@ -35,7 +38,7 @@ from statemgr.model.checkpoint import BlobMarker, Marker
 from statemgr.model.codecs import encode_chain
 from statemgr.model.commit import NumberedChanges, PreparedChanges, StoreSession
 from statemgr.model.record_size import inline_chain_limit
-from statemgr.model.segment import encode_segment, write_segment
+from statemgr.model.segment import encode_segment, write_segment, write_table_segment
 from statemgr.phases import Phase, announce
 from statemgr.ports import Backlog, Moment, PreparedBackup, StagedChanges, StoreIdentity, StoreSnapshot
 from statemgr.transfer.packs import PackedBlob
@@ -245,7 +248,8 @@ class BlobBackup:
         chain, changes, first = draft.chain, draft.changes, draft.first
         segments = tuple(_moved(segment, blob) for segment in chain.segments)
         if changes.count:
-            ref = blob.section(lambda section: write_segment(changes, section, first), changes.size)
+            with table_of(self._services, draft.snapshot.identity, changes) as table:
+                ref = blob.section(lambda section: _write(section, changes, table, first), changes.size)
             segments = (*segments, ChainSegment(first, draft.end, ref))
         chain = replace(chain, segments=segments)
         self._check(draft, chain)
@@ -387,6 +391,13 @@ class BlobBackup:
 
     def _now_ms(self) -> int:
         return self._services.clock.time_ns() // 1_000_000
+
+
+def _write(section: BinaryIO, changes: NumberedChanges, table: BinaryIO | None, first: int) -> None:
+    if table is None:
+        write_segment(changes, section, first)
+    else:
+        write_table_segment(table, changes.count, section, first)
 
 
 def _moved(segment: ChainSegment, blob: PackedBlob) -> ChainSegment:

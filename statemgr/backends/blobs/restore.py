@@ -5,7 +5,8 @@ Steps:
 1. get the segment chain (of this store, without gaps, nothing hostile in it), before anything local is changed
 2. the beginning: a local directory of a state that the chain goes through, or else the snapshot
 3. fetch the segments in parallel, those that are here already aside, and verify each whole
-4. apply them in order to the store in the staging directory, from the beginning's sequence number on
+4. apply them in order to the store in the staging directory, from the beginning's sequence number on: tables are
+   ingested whole and in groups, records are written
 5. flush and close it: the directory is the state
 6. where a snapshot or a segment is missing or corrupt: begin again at 2 with an older snapshot, or another segment with
    the same changes, that older retained chains of the same lineage have; the error stands when nothing can replace it
@@ -19,23 +20,21 @@ from __future__ import annotations
 import logging
 import shutil
 from dataclasses import replace
-from itertools import islice
 
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
 from statemgr.backends.blobs.local_notes import ChainPositions, Position
-from statemgr.backends.blobs.segment_cache import LocalSegment, SegmentCache
+from statemgr.backends.blobs.segment_cache import SegmentCache
+from statemgr.backends.blobs.tables import SegmentReplay
 from statemgr.backends.services import Services
 from statemgr.errors import CorruptError, CorruptFile, MissingError, MissingFile
 from statemgr.local import cloned, open_store, unshare
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, Way, another_way, own_way
 from statemgr.model.checkpoint import BlobRef
-from statemgr.model.segment import read_range
 from statemgr.phases import Phase, announce
-from statemgr.ports import LocalStore, Restored, RestoreRequest
+from statemgr.ports import Restored, RestoreRequest
 
 log = logging.getLogger(__name__)
-_BATCH = 10_000
 
 
 class BlobRestore:
@@ -89,28 +88,30 @@ class BlobRestore:
         announce(Phase.APPLY_SEGMENTS, f"{identity.task}/{identity.store}", identity.job_key)
         config = self._services.config.stores[identity.store]
         unshare(request.staging)
-        store = open_store(config.type, request.staging, config.rocksdb)
-        records = fetched = 0
-        reached = start
+        store = open_store(config.type, request.staging, config.rocksdb, briefly=True)
+        replay = SegmentReplay(self._services, store)
+        fetched, reached = 0, start
         try:
             cache = SegmentCache(self._services, identity)
             for local in cache.bring(segments):  # 3
-                records += _apply(store, local, reached)  # 4
+                replay.apply(local, reached)  # 4
                 reached = local.segment.end
                 fetched += local.fetched
                 request.progress(f"apply {config.name}", reached - start, chain.end - start)
+            replay.finish()
             store.flush()  # 5
         except (MissingError, CorruptError) as error:
-            broken.add_segments(self._unreadable(way.segments, error))
+            broken.add_segments([*replay.refused, *self._unreadable(way.segments, error)])
             raise
         finally:
             store.close()
+            replay.close()
         positions.note(chain)
         return Restored(
             None,
             bytes_fetched=began.bytes_fetched + fetched,
             bytes_reused=began.bytes_reused,
-            records=records,
+            records=replay.changes,
             tables=began.files,
         )
 
@@ -172,15 +173,3 @@ class _Broken:
     def add_segments(self, segments: list[ChainSegment]) -> None:
         self.is_new = not self.segments.issuperset(segments)
         self.segments.update(segments)
-
-
-def _apply(store: LocalStore, local: LocalSegment, after: int) -> int:
-    """Apply the changes of a segment from the number ``after`` on, in large batches. Returns how many."""
-    segment, count = local.segment, 0
-    blob_id = segment.blob.blob_id if segment.blob else None
-    with local.open() as source:
-        changes = read_range(source, segment.first, segment.end, after, blob_id)
-        while batch := list(islice(changes, _BATCH)):
-            store.write(batch)
-            count += len(batch)
-    return count

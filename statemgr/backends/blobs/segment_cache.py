@@ -146,6 +146,6 @@ def _in_memory(data: bytes) -> Callable[[], BinaryIO]:
 def _from_file(path: Path) -> Callable[[], BinaryIO]:
     def opened() -> BinaryIO:
         with disk_errors(path):
-            return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=1 << 20)
+            return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=1 << 16)
 
     return opened

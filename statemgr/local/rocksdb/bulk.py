@@ -24,8 +24,7 @@ from statemgr.model.commit import Change
 from statemgr.os_errors import translated as os_translated
 
 _BULK_BATCH = 10_000
-#: Files in level 0 that are left to the store's own compaction, which runs while the store is read. From 20 files on it
-#: slows writers down.
+#: Files in level 0 that are left to the store's own compaction, which runs while the store is read.
 _LEVEL0_LIMIT = 16
 
 

@@ -24,6 +24,9 @@ _BULK_BUFFER = 64 * 1024 * 1024
 _BULK_BUFFERS = 3
 #: Set by code only: the store is open briefly, and begins no compaction that its close would cut off.
 BRIEF = "opened.briefly"
+#: Files in level 0 from which RocksDB delays and stops writes. A restore may leave 80 (statemgr.backends.blobs.tables);
+#: with RocksDB's own limits of 20 and 36 the first write would wait for their compaction.
+_LEVEL0_SLOWDOWN, _LEVEL0_STOP = 120, 160
 
 
 def normal(options: Mapping[str, object], *, create: bool) -> Options:
@@ -40,6 +43,8 @@ def normal(options: Mapping[str, object], *, create: bool) -> Options:
     made.set_max_write_buffer_number(integer("num.write.buffers"))
     made.set_target_file_size_base(integer("target.file.size.bytes"))
     made.set_level_zero_file_num_compaction_trigger(integer("level0.compaction.trigger"))
+    made.set_level_zero_slowdown_writes_trigger(_LEVEL0_SLOWDOWN)
+    made.set_level_zero_stop_writes_trigger(_LEVEL0_STOP)
     made.set_level_compaction_dynamic_level_bytes(True)
     made.set_disable_auto_compactions(_is_true(value.get(BRIEF, False)))
     made.set_optimize_filters_for_hits(_is_true(value["optimize.filters.for.hits"]))
@@ -68,6 +73,11 @@ def bulk(options: Mapping[str, object]) -> Options:
     made.set_write_buffer_size(_BULK_BUFFER)
     made.set_max_write_buffer_number(_BULK_BUFFERS)
     return made
+
+
+def uncompressed(options: Mapping[str, object]) -> Options:
+    """As :func:`normal`, for tables that are compressed as a whole when they are stored, which saves more."""
+    return normal({**options, "compression": "none"}, create=True)
 
 
 def without_wal() -> WriteOptions:

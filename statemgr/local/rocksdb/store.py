@@ -31,6 +31,7 @@ from statemgr.local.rocksdb.handle import (
     range_deletion,
     unflushed_changes,
 )
+from statemgr.local.rocksdb.tables import ingest
 from statemgr.model.commit import Change
 from statemgr.os_errors import translated as os_translated
 
@@ -155,6 +156,11 @@ class RocksDbStore:
             batch = batch_of(in_key_order(changes))
             if batch.len():
                 self._writable.write(batch, self._write_options)
+
+    def ingest(self, tables: Sequence[Path]) -> None:
+        """Raises: DiskFull, CorruptError (a file is not a table; then none was taken), ClosedError."""
+        with self._writing("cannot ingest tables"):
+            ingest(self._writable, tables)
 
     def delete_range(self, start: bytes | None, end: bytes | None) -> None:
         """Writes one tombstone, whatever the number of keys. Raises: DiskFull, ClosedError."""

@@ -1,0 +1,68 @@
+"""RocksDB table files of changes: one entry per key, its newest change. Touches only the paths that it is given.
+
+A database takes such a file in as it is, which costs far less than writing each change.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rocksdict import IngestExternalFileOptions, Rdict, SstFileWriter
+
+from statemgr.errors import CorruptError
+from statemgr.local.rocksdb import options as rocksdb_options
+from statemgr.local.rocksdb.errors import translated
+from statemgr.local.rocksdb.handle import Scan, close_database, in_key_order, open_database
+from statemgr.model.commit import Change
+
+
+def write_table(path: Path, changes: Iterable[Change], options: Mapping[str, object]) -> None:
+    """Make a new table of at least one change. All of its keys are in memory meanwhile.
+
+    Args:
+        options: names after ``stores.<name>.rocksdb.``; they decide on blocks and filters, but not on compression.
+
+    Raises: DiskFull, InvalidError (a key is not bytes), RetryableError.
+    """
+    with translated("cannot write a table of changes", path):
+        writer = SstFileWriter(rocksdb_options.uncompressed(options))
+        writer.open(str(path))
+        put, delete = writer.__setitem__, writer.__delitem__
+        for key, value in in_key_order(changes):
+            if value is None:
+                delete(key)
+            else:
+                put(key, value)
+        writer.finish()
+
+
+def ingest(database: Rdict, tables: Sequence[Path]) -> None:
+    """Make tables part of a database, all or none, the oldest first. It takes the files away, and may write to them."""
+    options = IngestExternalFileOptions()
+    options.set_move_files(True)
+    database.ingest_external_file([str(path) for path in tables], options)
+
+
+def is_readable(table: Path) -> bool:
+    """Whether RocksDB takes a table and can read it to its end. Makes a database next to the table for that.
+
+    Raises: DiskFull, RetryableError.
+    """
+    directory = table.with_name(f"{table.name}.read")
+    options = rocksdb_options.uncompressed({})
+    try:
+        database = open_database(directory, options)
+        try:
+            with translated("cannot read a table of changes", table):
+                database.ingest_external_file([str(table)])
+            for _ in Scan(database, None, None, directory):
+                pass
+        finally:
+            close_database(database, directory)
+    except CorruptError:
+        return False
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return True
