@@ -120,15 +120,16 @@ class _Wiring:
             self._scratch.tidy()  # also where nothing of what follows needs it
             return Transfer(
                 self._blobs(),
+                self._clock,
+                self._executors,
                 parallelism=config.parallelism,
                 part_size=config.part_size,
                 ttl_days=config.ttl_days,
                 most_bytes=config.inflight_bytes,
-                compress_in=self._scratch if config.compresses else None,
+                compress_in=partial(self.services.scratch_file, "frame") if config.compresses else None,
                 # a store on this machine has no slow moments that a second request would avoid
-                hedge_by=None if (config.blob_uri or "").startswith(("file:", "memory:")) else self._clock,
+                hedged=not (config.blob_uri or "").startswith(("file:", "memory:")),
                 patience_s=config.commit_timeout_ms / 1000,
-                executors=self._executors,
             )
 
         return self._once("transfer", make, Transfer.close)

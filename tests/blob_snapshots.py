@@ -11,6 +11,7 @@ from statemgr.backends.blobs.backend import BlobStoreBackend
 from statemgr.config import JobConfig
 from statemgr.flows.open_store import NO_CHANGES
 from statemgr.ids import IdSource
+from statemgr.local.executors import Threads
 from statemgr.model.chain import ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
 from statemgr.model.codecs import decode_chain, decode_index, encode_chain
@@ -96,7 +97,7 @@ class Snapshots:
     ) -> None:  # fmt: skip
         self.blobs = blobs
         self.identity = identity
-        self.transfer = Transfer(blobs, parallelism=4, part_size=part_size, ttl_days=30)
+        self.transfer = Transfer(blobs, clock, Threads(), parallelism=4, part_size=part_size, ttl_days=30)
         self.tmp_path = tmp_path
         self._numbers = itertools.count()
         self._clock = clock

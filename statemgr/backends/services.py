@@ -60,6 +60,10 @@ class Services:
     give_up: Callable[[], None]
     close: Callable[[], None]
 
+    def scratch_file(self, kind: str) -> Path:
+        """The path of a new file in :attr:`scratch`; ``kind`` begins its name. Raises: DiskFull."""
+        return self.scratch() / f"{kind}-{self.ids.token()}"
+
     def identity(self, task: str, store: str) -> StoreIdentity:
         """The full name of a store of this job."""
         return StoreIdentity(self.config.job_name, self.config.job_id, task, store)

@@ -12,12 +12,14 @@ from statemgr.ports import Clock, Moment
 
 #: Seconds, longer than any deadline.
 _LEAP_S = 7 * 24 * 3600.0
+#: Seconds of a wait after the clock was told to give up: a loop of waits must not keep a processor busy.
+_SHORTEST_S = 0.01
 
 
 class SystemClock:
     """Wall time, monotonic time and waiting on this machine.
 
-    After :meth:`give_up` every deadline has passed and every wait ends at once, so what is in progress ends with the
+    After :meth:`give_up` every deadline has passed and every wait is short, so what is in progress ends with the
     error of a time-out.
     """
 
@@ -46,7 +48,7 @@ class SystemClock:
 
     def wait(self, changed: threading.Condition, seconds: float) -> bool:
         """Wait on a condition that is held."""
-        return changed.wait(0 if self._given_up else seconds)
+        return changed.wait(min(seconds, _SHORTEST_S) if self._given_up else seconds)
 
 
 def moment(clock: Clock) -> Moment:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,23 @@ def scan(directory: Path) -> Tree:
         if len(files) + len(dirs) > MAX_FILES or prefix.count("/") > MAX_DEPTH:
             raise CorruptFile(f"more than {MAX_FILES} files or {MAX_DEPTH} levels", path=directory)
     return Tree(files, tuple(sorted(dirs)))
+
+
+def look_up(directory: Path, files: Iterable[str]) -> Tree:
+    """The status of these files, and all sub-directories. Ignores everything else, and follows no links.
+
+    Raises: OSError, also for a file that is gone.
+    """
+    dirs: list[str] = []
+    for found, below, _ in os.walk(directory, onerror=_raise):
+        # os.walk lists links to directories here, and does not follow them
+        inner = [name for name in below if not Path(found, name).is_symlink()]
+        dirs += [Path(found, name).relative_to(directory).as_posix() for name in inner]
+    return Tree({path: os.lstat(directory / path) for path in files}, tuple(sorted(dirs)))
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def is_state(path: str) -> bool:

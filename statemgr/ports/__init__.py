@@ -33,7 +33,7 @@ from statemgr.ports.blobs import (
     UnfinishedUpload,
     list_blobs,
 )
-from statemgr.ports.clock import Clock, Moment
+from statemgr.ports.clock import Clock, Moment, wait_for
 from statemgr.ports.executors import Executors
 from statemgr.ports.kafka import (
     Changelog,
@@ -97,4 +97,5 @@ __all__ = [
     "UnfinishedUpload",
     "list_blobs",
     "no_progress",
+    "wait_for",
 ]

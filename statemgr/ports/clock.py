@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Condition
 from typing import Protocol
@@ -51,3 +52,19 @@ class Clock(Protocol):
 
     def give_up(self) -> None:
         """End what is in progress: from now on every deadline has passed, and no wait lasts."""
+
+
+def wait_for(clock: Clock, changed: Condition, ready: Callable[[], bool], seconds: float | None) -> bool:
+    """Wait on a condition that is held until ``ready``, at most so many seconds; None waits as long as it takes.
+
+    Returns: whether it is ready.
+    """
+    if seconds is None:
+        return changed.wait_for(ready)
+    until = clock.monotonic() + seconds
+    while not ready():
+        left = until - clock.monotonic()
+        if left <= 0:
+            return False
+        clock.wait(changed, left)
+    return True

@@ -1,13 +1,11 @@
-"""Parts of files as zstandard frames (RFC 8878): made in a scratch file each, read while they arrive.
+"""Parts of files as zstandard frames (RFC 8878). Each is made in a scratch file, and decompressed while it arrives.
 
-Only what gets smaller is stored so. A frame declares the size of its content, and has no checksum of its own: what
-comes out of it is hashed like everything else.
+A part is stored as a frame only if that makes it smaller. A frame declares the size of its content and has no checksum:
+its content is hashed like everything else.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,31 +13,33 @@ from typing import IO, cast
 
 import zstandard
 
+from statemgr.local import durable
 from statemgr.local.transfer_files import SourceFile, disk_errors
 from statemgr.ports import BlobReader, FileSlice
 
 _LEVEL = 3
-#: A frame is worth its time where it is at most this share of its content, first of a sample and then of all.
+#: A frame is used if it is at most this share of its content, first of a sample and then of all.
 _WORTH = 0.9
 #: Bytes of frames that are read at once.
 _PIECE = 256 * 1024
-#: What a reader spends on one frame at most; level 3 makes windows of up to 2 MiB.
+#: Most memory in bytes that a reader uses for one frame; level 3 makes windows of up to 2 MiB.
 _MAX_WINDOW = 8 * 1024 * 1024
 
 
 class DamagedFrame(Exception):
-    """What a blob holds cannot be decompressed."""
+    """A blob cannot be decompressed."""
 
 
 @contextmanager
 def compressed(
-    part: FileSlice, scratch: Path, buffer: memoryview, check: Callable[[], None]
+    part: FileSlice, target: Path, buffer: memoryview, check: Callable[[], None]
 ) -> Iterator[FileSlice | None]:
-    """The part as one frame in a new file in ``scratch``, which is removed at the end; None where that is not worth it.
+    """The part as one frame, or None if a frame would not be much smaller.
 
     Args:
+        target: a new file, which is removed at the end of the block.
         buffer: to read into.
-        check: called between pieces; what it raises ends the work.
+        check: called between pieces; an exception from it ends the work.
 
     Raises: CorruptError (the file is shorter than the part), DiskFull.
     """
@@ -49,48 +49,46 @@ def compressed(
             if len(compressor.compress(sample)) > len(sample) * _WORTH:
                 yield None
                 return
-        with disk_errors(scratch):
-            descriptor, name = tempfile.mkstemp(dir=scratch, prefix="frame-")
-        path = Path(name)
         try:
             frame, size = compressor.compressobj(size=part.length), 0
-            with disk_errors(path), os.fdopen(descriptor, "wb") as sink:
+            with disk_errors(target), durable.create(target) as sink:
                 for piece in source.pieces(part.offset, part.length, buffer):
                     check()
                     size += sink.write(frame.compress(piece))
                 size += sink.write(frame.flush())
-            yield FileSlice(path, 0, size) if size <= part.length * _WORTH else None
+            yield FileSlice(target, 0, size) if size <= part.length * _WORTH else None
         finally:
             with suppress(OSError):
-                path.unlink()
+                durable.remove(target)
 
 
 class FrameReader:
-    """The content of a frame that a GET brings, as a GET of its own."""
+    """Reads the content of a frame that a GET brings, as if the blob had it."""
 
     def __init__(self, reader: BlobReader) -> None:
         decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
         self._content = decompressor.stream_reader(cast(IO[bytes], _Source(reader)), read_size=_PIECE)
 
     def readinto(self, buffer: memoryview) -> int:
-        """As of a GET, of the content. Raises: DamagedFrame."""
+        """Raises: also DamagedFrame."""
         try:
             return int(self._content.readinto(buffer))
         except zstandard.ZstdError as error:
             raise DamagedFrame(str(error)) from error
 
     def copy_to(self, fd: int, offset: int, size: int) -> int | None:
-        """Not from here."""
+        """Not possible: the content has to be decompressed."""
         return None
 
 
 class _Source:
-    """What the decompressor reads from. It must not know who holds that: no collector finds a cycle through it."""
+    """The decompressor reads from this. It holds no reference to its user, because no collector finds a cycle through
+    the decompressor."""
 
     def __init__(self, reader: BlobReader) -> None:
         self._reader = reader
         self._buffer = memoryview(bytearray(_PIECE))
 
     def read(self, size: int) -> bytes:
-        """What arrives next."""
+        """The next bytes that arrive."""
         return bytes(self._buffer[: self._reader.readinto(self._buffer[:size])])

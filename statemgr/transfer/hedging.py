@@ -1,11 +1,11 @@
-"""Hedged calls: when an attempt takes longer than most, another one starts beside it and the first to succeed wins.
+"""Hedged calls: when an attempt takes longer than most, another one starts, and the first to succeed wins.
 
-Runs attempts on threads of its own; the attempts do the I/O. The delay is learnt from recent latencies, and a
-budget caps the extra attempts, so that a store that is slow as a whole is not given more work.
+Attempts run on threads of the hedger; they do the I/O. The delay is learnt from recent latencies. A budget limits the
+extra attempts, so that a store that is slow as a whole gets no more work.
 
 The defaults come from a simulation of 100 writers at once and a long-tailed store (p50 459 ms, p99 1.5 s, p999
 3.2 s): 8 % extra attempts bring the 99.9th percentile of the time until all 100 are durable to 0.43 of what it was. A
-third attempt waits half as long as the second: it is rare, and the worst of many calls hangs on it.
+third attempt waits half as long as the second: it is rare, and the worst of many calls depends on it.
 """
 
 from __future__ import annotations
@@ -16,36 +16,37 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from statemgr.local.executors import Threads
-from statemgr.ports import Clock, Executors
+from statemgr.ports import Clock, Executors, wait_for
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: Extra attempts of one call at most.
+#: Most extra attempts of one call.
 _MOST_EXTRA = 2
-#: How many of the last latencies the delay is learnt from.
+#: Number of recent latencies that the delay is learnt from.
 _WINDOW = 500
 
 
 class Hedger:
     """Hedges calls of one kind, whose latencies are alike. Safe to use from many threads.
 
-    ``first``, ``extra`` and ``lost`` count first attempts, extra ones, and those that succeeded too late.
-
     Args:
-        clock: measures latencies.
+        clock: measures latencies, and waits until an extra attempt starts.
         threads: attempts that run at a time; further ones queue.
         budget: extra attempts for each first one, in the long run.
         burst: most extra attempts that are saved up in quiet times.
         percentile: an extra attempt starts when the others have taken longer than this share of recent ones.
         least_samples: latencies that must be known before anything is hedged.
         least_delay: seconds below which hedging is not worth its request.
+
+    Attributes:
+        first, extra, lost: number of first attempts, of extra ones, and of those that succeeded too late.
     """
 
     def __init__(
         self,
         clock: Clock,
+        executors: Executors,
         *,
         threads: int,
         budget: float = 0.1,
@@ -53,10 +54,9 @@ class Hedger:
         percentile: float = 0.93,
         least_samples: int = 20,
         least_delay: float = 0.05,
-        executors: Executors | None = None,
     ) -> None:
         self._clock = clock
-        self._pool = (executors or Threads()).pool("hedged", threads)
+        self._pool = executors.pool("hedged", threads)
         self._budget = budget
         self._burst = burst
         self._percentile = percentile
@@ -75,12 +75,12 @@ class Hedger:
         Args:
             attempt: called with 0, and with 1 and 2 for extra attempts, which must not get in each other's way: a
                 PUT takes a blob name for each number, so that a late loser never touches the winner's blob.
-            lost: given the results of attempts that succeeded too late, on another thread; its errors are logged.
+            lost: gets the result of each attempt that succeeds too late, on another thread; its errors are logged.
 
-        Raises: what the last attempt to fail raised, when all have failed. None is started after a failure: trying
-            again is the attempt's own business.
+        Raises: the error of the last attempt to fail, if all have failed. A failure starts no attempt: an attempt
+            retries by itself.
         """
-        race = _Race(attempt, lost)
+        race = _Race(self._clock, attempt, lost)
         with self._lock:
             self.first += 1
             self._tokens = min(self._tokens + self._budget, self._burst)
@@ -106,7 +106,7 @@ class Hedger:
         return max(known[int(self._percentile * len(known))], self._least_delay)
 
     def close(self) -> None:
-        """Wait for what runs, losers too, and stop the threads."""
+        """Wait for all running attempts, also those that have lost, and stop the threads."""
         self._pool.shutdown(wait=True)
 
     def _start(self, race: _Race[T], number: int) -> None:
@@ -115,7 +115,7 @@ class Hedger:
 
     def _run(self, race: _Race[T], number: int) -> None:
         if not race.begin(number):
-            with self._lock:  # it has queued until it was of no use: no request was made
+            with self._lock:  # it queued until it was no longer needed: no request was made
                 self.extra -= 1
                 self._tokens = min(self._tokens + 1, self._burst)
             return
@@ -144,8 +144,9 @@ class Hedger:
 class _Race(Generic[T]):
     """The attempts of one call."""
 
-    def __init__(self, attempt: Callable[[int], T], lost: Callable[[T], None] | None) -> None:
+    def __init__(self, clock: Clock, attempt: Callable[[int], T], lost: Callable[[T], None] | None) -> None:
         self.attempt = attempt
+        self._clock = clock
         self._lost = lost
         self._changed = threading.Condition()
         self._begun = False
@@ -155,12 +156,12 @@ class _Race(Generic[T]):
         self._error: BaseException | None = None
 
     def enter(self) -> None:
-        """Another attempt is about to be queued."""
+        """Count an attempt that is about to be queued."""
         with self._changed:
             self._pending += 1
 
     def begin(self, number: int) -> bool:
-        """An attempt's turn has come. False when it is an extra one that is not needed any more."""
+        """An attempt begins to run. Returns: False for an extra one that is no longer needed."""
         with self._changed:
             if number and self._over():
                 self._pending -= 1
@@ -170,7 +171,7 @@ class _Race(Generic[T]):
             return True
 
     def win(self, result: T) -> bool:
-        """An attempt has succeeded. False when it is too late."""
+        """An attempt has succeeded. Returns: False if another one was first."""
         with self._changed:
             self._pending -= 1
             if self._decided:
@@ -188,24 +189,24 @@ class _Race(Generic[T]):
             self._changed.notify_all()
 
     def give_up(self) -> Sequence[T]:
-        """Nobody waits any more: whatever succeeds from now on is lost. Returns what has won already."""
+        """The caller no longer waits, and later results are lost. Returns: the result, if there already was one."""
         with self._changed:
             self._decided = True
             return self._won
 
     def discard(self, result: T) -> None:
-        """Give a late result to whoever takes care of it."""
+        """Give a late result to ``lost``."""
         if self._lost is not None:
             try:
                 self._lost(result)
             except Exception:
-                log.warning("what a late attempt uploaded could not be deleted", exc_info=True)
+                log.warning("the blob of a late attempt could not be deleted; it expires", exc_info=True)
 
     def ends_within(self, seconds: float | None) -> bool:
         """Wait until an attempt runs, and then at most ``seconds`` (None: as long as it takes) for the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._begun)
-            return self._changed.wait_for(self._over, timeout=seconds)
+            return wait_for(self._clock, self._changed, self._over, seconds)
 
     def result(self) -> T:
         """Wait for the end. Raises: the last attempt's error."""

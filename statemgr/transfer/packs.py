@@ -1,8 +1,7 @@
-"""Blobs of several sections, each at an offset, so that much costs few requests: packs of small files, and of segments.
+"""Blobs of several sections, each at an offset, so that many small files or segments need few requests.
 
-A pack of files is held in memory while it is sent, and so is a run of neighbours while it is fetched: both are bounded
-by ``PACK_SIZE``. A :class:`PackedBlob` moves to a scratch file when it grows. Touches the files that it is given, and
-blobs through the transfer engine.
+A pack of files is in memory while it is sent, and its size is limited. A :class:`PackedBlob` moves to a scratch file
+when it grows.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from statemgr.errors import CorruptFile
+from statemgr.local import durable
 from statemgr.local.transfer_files import SourceFile, disk_errors
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.diff import LocalFile
@@ -26,7 +26,7 @@ from statemgr.transfer.transfer import Transfer
 PACK_LIMIT = 1024 * 1024
 #: Largest pack.
 PACK_SIZE = 4 * 1024 * 1024
-#: Bytes up to which a blob of sections is made in memory.
+#: Bytes up to which a :class:`PackedBlob` is made in memory.
 IN_MEMORY = 8 * 1024 * 1024
 
 
@@ -80,28 +80,27 @@ def _groups(files: Iterable[LocalFile]) -> Iterator[list[LocalFile]]:
 
 
 class PackedBlob:
-    """Used from one thread at a time.
+    """A blob of several sections, made in memory while it is small. Used by one thread at a time.
 
     Args:
-        path: a new file's path, made only when there is too much for memory.
+        path: the path of a new file, which is created when the blob is too large for memory.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._sink: BinaryIO = io.BytesIO()
         self._in_memory = True
-        #: Bytes written so far, those of sections that failed included.
+        self._written = 0
+        #: Bytes of all sections, also of those that failed.
         self.size = 0
 
-    def section(self, write: Callable[[BinaryIO], object], expected: int) -> BlobRef:
-        """Add what ``write`` writes, about ``expected`` bytes.
+    def section(self, write: Callable[[BinaryIO], object]) -> BlobRef:
+        """Add the bytes that ``write`` writes.
 
-        Returns: where it lies; its blob ID is empty, for this blob.
-        Raises: DiskFull, and what ``write`` raises; other sections are whole all the same.
+        Returns: the place of the section; its blob ID is empty, for this blob.
+        Raises: DiskFull, and the errors of ``write``; the other sections stay whole.
         """
-        if self._in_memory and self.size + expected > IN_MEMORY:
-            self._move_to_disk()
-        section = _Section(self._sink)
+        section = _Section(self)
         try:
             with disk_errors(self._path):
                 write(cast(BinaryIO, section))
@@ -109,8 +108,17 @@ class PackedBlob:
         finally:
             self.size += section.size
 
+    def append(self, data: bytes) -> int:
+        """Add bytes to the current section. Returns: how many."""
+        self._written += len(data)
+        if self._in_memory and self._written > IN_MEMORY:
+            sink = durable.create(self._path)
+            sink.write(cast(io.BytesIO, self._sink).getbuffer())
+            self._sink, self._in_memory = sink, False
+        return self._sink.write(data)
+
     def body(self) -> Body:
-        """All of it. Nothing can be added any more. Raises: DiskFull."""
+        """The whole blob. Nothing can be added afterwards. Raises: DiskFull."""
         if self._in_memory:
             return cast(io.BytesIO, self._sink).getvalue()
         with disk_errors(self._path):
@@ -118,32 +126,25 @@ class PackedBlob:
         return FileSlice(self._path, 0, self.size)
 
     def close(self) -> None:
-        """Let go of memory and file."""
+        """Release memory and file."""
         self._sink.close()
         if not self._in_memory:
-            self._path.unlink(missing_ok=True)
-
-    def _move_to_disk(self) -> None:
-        so_far = cast(io.BytesIO, self._sink).getbuffer()
-        with disk_errors(self._path):
-            sink = self._path.open("xb", buffering=1 << 20)
-            sink.write(so_far)
-        self._sink, self._in_memory = sink, False
+            durable.remove(self._path)
 
 
 class _Section:
-    """A sink that counts and hashes what goes through it."""
+    """A sink that counts and hashes the bytes of one section."""
 
-    def __init__(self, sink: BinaryIO) -> None:
-        self._sink = sink
+    def __init__(self, blob: PackedBlob) -> None:
+        self._blob = blob
         self._hash = hasher()
         self.size = 0
 
     def write(self, data: bytes) -> int:
-        written = self._sink.write(data)
+        self._blob.append(data)
         self._hash.update(data)
         self.size += len(data)
-        return written
+        return len(data)
 
     def digest(self) -> bytes:
         return self._hash.digest()

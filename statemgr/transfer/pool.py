@@ -1,7 +1,7 @@
 """The jobs of many callers on one bounded pool of threads, with fair turns.
 
-A call's jobs are a batch. Batches with jobs to do take turns, so that a huge one does not starve a small one; within
-a batch jobs start in their order. Jobs are leaves: none waits for another, so any number of callers can share a pool.
+The jobs of one call are a batch. Batches with waiting jobs take turns, so that a large one does not starve a small one;
+the jobs of a batch start in their order. No job waits for another one, so any number of callers can share a pool.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ from types import TracebackType
 from typing import Self
 
 from statemgr.errors import RetryableError
-from statemgr.local.executors import Threads
-from statemgr.ports import Executors
+from statemgr.ports import Clock, Executors, wait_for
 
 #: Seconds between two reports of progress.
 _REPORT_INTERVAL_S = 0.2
-#: Most jobs of one batch that wait for their turn: what a caller with a million files holds in memory.
+#: Most waiting jobs of one batch. This bounds the memory of a caller with a million files.
 _WINDOW = 1000
 
 
 class Cancelled(RetryableError):
-    """The job was given up because another of its batch failed. Callers see that other's error instead."""
+    """Another job of the batch failed. Callers see the error of that job instead."""
 
 
 class Room:
-    """Bytes that may be on their way at a time; a single larger piece goes alone. Safe to use from many threads.
+    """Bounds the bytes in flight; a single larger piece goes alone. Safe to use from many threads.
 
     Args:
         most: bytes.
         patience_s: seconds that a piece waits for room; None waits as long as it takes.
     """
 
-    def __init__(self, most: int, patience_s: float | None = None) -> None:
+    def __init__(self, clock: Clock, most: int, patience_s: float | None = None) -> None:
+        self._clock = clock
         self._most = most
         self._patience_s = patience_s
         self._used = 0
         self._changed = threading.Condition()
-        #: Pieces that had to wait so far.
+        #: Number of pieces that had to wait.
         self.waited = 0
 
     @contextmanager
     def taken(self, size: int) -> Iterator[None]:
-        """While a piece of ``size`` bytes is on its way. Raises: RetryableError when there is no room in time."""
+        """Take room for a piece of ``size`` bytes inside the block. Raises: RetryableError without room in time."""
         with self._changed:
             if not self._fits(size):
                 self.waited += 1
-                if not self._changed.wait_for(lambda: self._fits(size), self._patience_s):
+                if not wait_for(self._clock, self._changed, lambda: self._fits(size), self._patience_s):
                     raise RetryableError(
                         f"uploads of {self._used} bytes make no progress",
                         hint="check the network and the blob store; the next commit has the changes of this one",
@@ -74,31 +74,34 @@ class Pool:
         most_bytes: sum of the sizes of the jobs that run at a time; a larger one runs alone.
     """
 
-    def __init__(self, threads: int, most_bytes: int, executors: Executors | None = None) -> None:
-        self._executor = (executors or Threads()).pool("transfer", threads)
-        self._room = Room(most_bytes)
+    def __init__(self, clock: Clock, executors: Executors, threads: int, most_bytes: int) -> None:
+        self.clock = clock
+        self._executor = executors.pool("transfer", threads)
+        self._room = Room(clock, most_bytes)
         self._turns: deque[Batch] = deque()
-        #: guards this and all batches; told whenever a job ends
+        #: Guards this and all batches. Notified when a job ends.
         self.changed = threading.Condition()
 
     def batch(self, report: Callable[[], None] = lambda: None) -> Batch:
-        """The jobs of one call; ``report`` is called on the caller's thread while it waits."""
+        """The jobs of one call. ``report`` is called on the caller's thread while it waits."""
         return Batch(self, report)
 
     def close(self) -> None:
-        """Wait for what runs and stop the threads."""
+        """Wait for running jobs and stop the threads."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def offer(self, batch: Batch) -> None:
-        """A batch has one more job waiting; the lock is held."""
-        if len(batch.waiting) == 1:
-            self._turns.append(batch)
-        self._executor.submit(self._run_next)
+    def enqueue(self, batch: Batch, job: Callable[[], object], size: int) -> None:
+        """Add a job to a batch."""
+        with self.changed:
+            batch.waiting.append((job, size))
+            if len(batch.waiting) == 1:
+                self._turns.append(batch)
+            self._executor.submit(self._run_next)
 
     def _run_next(self) -> None:
         with self.changed:
             while self._turns and not self._turns[0].waiting:
-                self._turns.popleft()  # it was given up
+                self._turns.popleft()  # the batch has failed
             if not self._turns:
                 return
             batch = self._turns.popleft()
@@ -121,7 +124,7 @@ class Pool:
 
 
 class Batch:
-    """The jobs of one call; use as a context manager, which waits for them all. The first error ends it.
+    """The jobs of one call. A context manager that waits for all of them; the first error ends the batch.
 
     ``waiting`` (jobs and their sizes), ``running`` and ``error`` belong to the pool.
     """
@@ -135,14 +138,12 @@ class Batch:
         self.error: BaseException | None = None
 
     def submit(self, job: Callable[[], object], size: int = 0) -> None:
-        """Add a job that moves ``size`` bytes. Waits while too many are waiting. Raises: the first error so far."""
+        """Add a job that moves ``size`` bytes. Blocks while too many are waiting. Raises: the first error so far."""
         self._wait(lambda: len(self.waiting) < _WINDOW)
-        with self._pool.changed:
-            self.waiting.append((job, size))
-            self._pool.offer(self)
+        self._pool.enqueue(self, job, size)
 
     def check(self) -> None:
-        """For a job, between pieces of work. Raises: Cancelled when the batch has failed."""
+        """A job calls this between pieces of work. Raises: Cancelled if the batch has failed."""
         if self._cancelled or self.error is not None:
             raise Cancelled("cancelled: another part of the transfer failed")
 
@@ -156,7 +157,7 @@ class Batch:
             if error is None:
                 self._wait(lambda: not self.waiting and not self.running)
         finally:
-            # after an error, or one that the caller's thread raised: nothing runs on when this returns
+            # also after an error: no job of the batch runs on when this returns
             with self._pool.changed:
                 self._cancelled = True
                 self.waiting.clear()
@@ -164,9 +165,10 @@ class Batch:
         self._report()
 
     def _wait(self, ready: Callable[[], bool]) -> None:
+        changed = self._pool.changed
         while True:
-            with self._pool.changed:
-                is_ready = self._pool.changed.wait_for(lambda: self.error or ready(), timeout=_REPORT_INTERVAL_S)
+            with changed:
+                is_ready = wait_for(self._pool.clock, changed, lambda: bool(self.error) or ready(), _REPORT_INTERVAL_S)
                 if self.error is not None:
                     raise self.error
             if is_ready:
@@ -175,19 +177,13 @@ class Batch:
 
 
 class Counter:
-    """Bytes or blobs done so far, counted from many threads."""
+    """A number of bytes, counted from many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._value = 0
+        self.value = 0
 
     def add(self, amount: int) -> None:
-        """Count ``amount`` more (or fewer)."""
+        """Add ``amount``, which may be negative."""
         with self._lock:
-            self._value += amount
-
-    @property
-    def value(self) -> int:
-        """What was counted."""
-        with self._lock:
-            return self._value
+            self.value += amount

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from statemgr import JobConfig, StateManager
-from statemgr.backends.blobs import segment_batch, shared_segments
+from statemgr.backends.blobs import clean_up, segment_batch
 from statemgr.engine.task import Task
 from statemgr.errors import CorruptBlob, MissingBlob, RetryableError, UnavailableError
 from statemgr.flows.background_snapshots import materialize
@@ -443,7 +443,7 @@ def test_tasks_of_a_process_share_a_blob_until_none_needs_it(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C5, C6: commits that come together are one PUT; the blob goes after the last task has let go of it."""
-    monkeypatch.setattr(shared_segments, "_MANY", 1)
+    monkeypatch.setattr(clean_up, "_MANY", 1)
     config = config_of(kafka, tmp_path, tasks=2, task__checkpoint__retained=1)
     with StateManager(config) as manager:
         tasks = [manager.open_task(f"Partition {number}") for number in range(2)]

@@ -14,7 +14,7 @@ import statemgr.local.rocksdb.store as rocksdb
 from statemgr import JobConfig, StateManager
 from statemgr.backends.blobs import segment_cache
 from statemgr.backends.blobs.backup import BlobBackup
-from statemgr.backends.blobs.writer_state import SegmentLog
+from statemgr.backends.blobs.writer_state import WriterState
 from statemgr.engine import open_attempt
 from statemgr.errors import DiskFull, RetryableError, StatemgrError
 from statemgr.flows.background_snapshots import AttemptSnapshots
@@ -131,14 +131,14 @@ def test_a_late_snapshot_on_an_old_base(kafka: KafkaServer, tmp_path: Path, monk
         task._stores["totals"].local.compact()  # type: ignore[attr-defined]
         task.commit({"orders-0": 2}, materialize=True)  # another snapshot; the old one's blobs go
         store.put(b"b", BIG)
-        original = SegmentLog.unpersisted
+        original = WriterState.unpersisted
 
         def unpersisted(self, changes):  # type: ignore[no-untyped-def]
             held.go_on.set()
             background.join()
             return original(self, changes)
 
-        monkeypatch.setattr(SegmentLog, "unpersisted", unpersisted)
+        monkeypatch.setattr(WriterState, "unpersisted", unpersisted)
         task.commit({"orders-0": 3})
     assert referenced(config) <= blob_files(tmp_path)
     assert len(published(config, tmp_path / "other")) == 202
@@ -401,13 +401,14 @@ def test_old_blobs_of_a_long_materialisation(kafka: KafkaServer, tmp_path: Path)
         task.store("totals").put(b"a", BIG)
         task.commit({"orders-0": 1})
         backup: BlobBackup = task._services.backup_manager(FACTORY)  # type: ignore[assignment]
-        now, late = backup._now, [0]
+        chains = backup._chains
+        now, late = chains.now, [0]
 
         def later() -> Moment:
             moment = now()
             return Moment(moment.boot, moment.monotonic_s + late[0], moment.wall_ms + late[0] * 1000)
 
-        backup._now = later  # type: ignore[method-assign]
+        chains.now = later  # type: ignore[method-assign]
 
         def slow(phase: Phase, _: str) -> None:
             if phase is Phase.PUT_INDEX:

@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from statemgr import JobConfig, StateManager
-from statemgr.backends.blobs.local_notes import Offers
+from statemgr.backends.blobs.local_notes import PendingNote
 from statemgr.engine import MicroBatch, open_attempt, read_attachment
 from statemgr.engine.host import _host, attempt_host
 from statemgr.errors import (
@@ -122,7 +122,7 @@ def test_of_two_attempts_only_the_published_one_counts(driver: StateManager, tmp
 
 def test_attempts_of_segments_are_one_version(kafka: KafkaServer, tmp_path: Path) -> None:
     """B7, B8: of two attempts at a batch one becomes the version, whole; a late one is refused. When a snapshot is due
-    and no other attempt's machine has one to offer, an attempt stores one in place of its segment, sooner or later."""
+    and no other attempt's machine has a pending one, an attempt stores one in place of its segment, sooner or later."""
     config = job(
         kafka, tmp_path, backup=(FACTORY,), tasks=1, task__commit__snapshot__interval=["3 commits"],
         task__checkpoint__retained=1,
@@ -153,7 +153,7 @@ def test_attempts_of_segments_are_one_version(kafka: KafkaServer, tmp_path: Path
             marker = checkpoints[TASK].marker(FACTORY, "totals")
             assert marker is not None
             backlogs.append(backlog(config, marker))
-    assert blob_files(tmp_path, expiring=True) >= expiring  # and what was offered to nobody
+    assert blob_files(tmp_path, expiring=True) >= expiring  # and those of pending snapshots that nobody used
     assert backlogs[0] == 0
     assert any(after < before for before, after in itertools.pairwise(backlogs)), "a snapshot was due"
     assert 2 <= max(backlogs) <= 6
@@ -195,18 +195,20 @@ def test_a_snapshot_is_made_beside_the_attempts(kafka: KafkaServer, tmp_path: Pa
 
 
 def test_an_offer_that_has_lost_a_blob_is_not_taken(kafka: KafkaServer, tmp_path: Path) -> None:
-    """What is offered is looked at before a commit begins with it; who finds it gone takes the offer back. While
+    """Before a commit begins with a pending snapshot, its blobs are checked; the note of a lost one is removed. While
     another process makes one, nobody else does."""
     config = job(kafka, tmp_path, backup=(FACTORY,), tasks=1, task__commit__snapshot__interval=["2 commits"])
     there, model = elsewhere(config, tmp_path / "executor", FACTORY), dict[bytes, bytes]()
     snapshots, identity = attempt_host(there).snapshots, attempt_host(there).services.identity(TASK, "totals")
-    offered = tmp_path / "executor" / config.job_name / config.job_id / "Partition_0" / "totals" / "snapshot.offer"
+    note_path = tmp_path / "executor" / config.job_name / config.job_id / "Partition_0" / "totals" / "snapshot.pending"
     with StateManager(config) as driver:
         epoch = driver.acquire()
         checkpoints = epoch.checkpoints
         for batch in range(6):
             items = {b"%d" % batch: random.Random(batch).randbytes(30_000)}
-            making = contextlib.nullcontext() if batch != 2 else Offers(attempt_host(there).services).making(identity)
+            making = (
+                contextlib.nullcontext() if batch != 2 else PendingNote(attempt_host(there).services, identity).making()
+            )
             with making:
                 prepared = attempt(there, epoch, TASK, items, batch, checkpoints=checkpoints)
                 snapshots.worker.wait()
@@ -214,12 +216,12 @@ def test_an_offer_that_has_lost_a_blob_is_not_taken(kafka: KafkaServer, tmp_path
             model |= items
             assert totals(config, FACTORY) == {TASK: model}
             if batch == 2:
-                assert not offered.exists()
+                assert not note_path.exists()
             if batch == 3:
-                [*_, blob] = json.loads(offered.read_bytes().partition(b"\n")[2])["blobs"]
+                [*_, blob] = json.loads(note_path.read_bytes().partition(b"\n")[2])["blobs"]
                 assert blob in blob_files(tmp_path, expiring=True)
                 (tmp_path / "blobs" / blob).unlink()
-    assert not offered.exists()
+    assert not note_path.exists()
 
 
 def test_a_snapshot_whose_index_is_lost_is_made_anew(kafka: KafkaServer, tmp_path: Path) -> None:

@@ -169,8 +169,9 @@ class _Jumping(SystemClock):
 def _services(config: JobConfig) -> Iterator[Services]:
     clock, changelog = SystemClock(), ChangelogTopics(config, SystemClock(), system_ids(), stall_s=20)
     blobs = open_blob_store(config, clock)
-    transfer = Transfer(blobs, parallelism=2, part_size=config.part_size, ttl_days=config.ttl_days)
     services = open_services(config)
+    more = {"part_size": config.part_size, "ttl_days": config.ttl_days}
+    transfer = Transfer(blobs, services.clock, services.executors, parallelism=2, **more)
     yield replace(services, blobs=lambda: blobs, transfer=lambda: transfer, changelog=lambda: changelog)
     services.close()
     transfer.close()

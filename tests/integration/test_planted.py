@@ -29,14 +29,14 @@ LEVELS = (
     "{job}/1/Partition_0/totals/staging",
     "{job}/1/Partition_0/totals/owners",
     "{job}/1/Partition_0/totals/segments",
-    "{job}/1/Partition_0/totals/snapshot.offer",
+    "{job}/1/Partition_0/totals/snapshot.pending",
 )
 FILES = (
     "{job}/1/scratch/lock",
     "{job}/1/Partition_0/PUBLISHED",
     "{job}/1/Partition_0/totals/lock",
-    "{job}/1/Partition_0/totals/snapshot.offer",
-    "{job}/1/Partition_0/totals/snapshot.offer.lock",
+    "{job}/1/Partition_0/totals/snapshot.pending",
+    "{job}/1/Partition_0/totals/snapshot.pending.lock",
 )
 
 

@@ -14,6 +14,7 @@ from statemgr.blobs.s3 import client, reading
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, CorruptBlob, InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.local.clock import SystemClock
+from statemgr.local.executors import Threads
 from statemgr.model.hashing import content_hash
 from statemgr.ports import list_blobs
 from statemgr.transfer.plan import Fetch, Upload
@@ -230,7 +231,7 @@ def test_expired_credentials_at_a_head(store: RetryingBlobStore, proxy: S3Proxy,
 
 def make_transfer(store: RetryingBlobStore) -> Transfer:
     """An engine over the store."""
-    return Transfer(store, parallelism=4, part_size=100_000, ttl_days=30)
+    return Transfer(store, SystemClock(), Threads(), parallelism=4, part_size=100_000, ttl_days=30)
 
 
 def flip(body: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import resource
+import secrets
 import signal
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import zstandard
 from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptBlob, DiskFull, UnavailableError
+from statemgr.local.executors import Threads
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import FileIndex
 from statemgr.ports import list_blobs
@@ -41,10 +43,17 @@ def scratch(tmp_path: Path) -> Path:
     return path
 
 
+def new(directory: Path) -> Callable[[], Path]:
+    """Paths of new files."""
+    return lambda: directory / secrets.token_hex(8)
+
+
 @pytest.fixture
 def transfer(blobs: FaultyBlobStore, scratch: Path) -> Iterator[Transfer]:
     """An engine that compresses."""
-    engine = Transfer(blobs, parallelism=4, part_size=PART, ttl_days=30, compress_in=lambda: scratch)
+    engine = Transfer(
+        blobs, ManualClock(), Threads(), parallelism=4, part_size=PART, ttl_days=30, compress_in=new(scratch)
+    )
     yield engine
     engine.close()
 
@@ -106,7 +115,9 @@ def test_what_is_not_worth_it_is_stored_as_it_is(
 
 def test_a_sample_that_deceives_costs_no_room(blobs: FaultyBlobStore, scratch: Path, tmp_path: Path) -> None:
     """A part that begins with words and goes on with noise is stored as it is, and its frame is gone."""
-    big = Transfer(blobs, parallelism=1, part_size=1 << 30, ttl_days=1, compress_in=lambda: scratch)
+    big = Transfer(
+        blobs, ManualClock(), Threads(), parallelism=1, part_size=1 << 30, ttl_days=1, compress_in=new(scratch)
+    )
     assert upload(big, tmp_path, words(1 << 20) + noise(15 << 20)).frames == ()
     assert list(scratch.iterdir()) == []
     big.close()
@@ -221,8 +232,8 @@ def test_a_get_that_breaks_off_is_taken_up(blobs: FaultyBlobStore, scratch: Path
     """FAULTS 9: the GET goes on where the frame broke off, and the content is right."""
     retry = JobConfig.from_mapping({"job.name": "orders"}).retry
     engine = Transfer(
-        RetryingBlobStore(blobs, retry, ManualClock()), parallelism=1, part_size=PART, ttl_days=30,
-        compress_in=lambda: scratch,
+        RetryingBlobStore(blobs, retry, ManualClock()), ManualClock(), Threads(),
+        parallelism=1, part_size=PART, ttl_days=30, compress_in=new(scratch),
     )  # fmt: skip
     data = b"".join(b"%d" % (number * number) for number in range(20_000))
     file = upload(engine, tmp_path, data)

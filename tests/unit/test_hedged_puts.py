@@ -10,6 +10,7 @@ import pytest
 
 from statemgr.errors import RetryableError
 from statemgr.local.clock import SystemClock
+from statemgr.local.executors import Threads
 from statemgr.ports import list_blobs
 from statemgr.transfer import transfer
 from statemgr.transfer.transfer import Transfer
@@ -45,8 +46,9 @@ def open_uploads(blobs: FaultyBlobStore, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     def make(patience_s: float | None = None) -> Transfer:
         engine = Transfer(
-            blobs, parallelism=1, part_size=1000, ttl_days=30, hedge_by=SystemClock(), patience_s=patience_s
-        )
+            blobs, SystemClock(), Threads(),
+            parallelism=1, part_size=1000, ttl_days=30, hedged=True, patience_s=patience_s,
+        )  # fmt: skip
         opened.append(engine)
         return engine
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from statemgr.errors import UnavailableError
+from statemgr.local.executors import Threads
 from statemgr.transfer.hedging import Hedger
 from tests.blob_faults import ManualClock
 
@@ -25,7 +26,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def hedger(clock: ManualClock) -> Iterator[Hedger]:
     """One that hedges at once: it has learnt that attempts take no time."""
-    made = Hedger(clock, threads=8, budget=1, least_samples=5, least_delay=0)
+    made = Hedger(clock, Threads(), threads=8, budget=1, least_samples=5, least_delay=0)
     for _ in range(5):
         made.call(lambda number: number)
     yield made
@@ -39,7 +40,7 @@ def waiting(event: threading.Event) -> None:
 
 def test_one_attempt_is_enough(clock: ManualClock) -> None:
     """Nothing is hedged before enough latencies are known."""
-    hedger = Hedger(clock, threads=2, budget=1, least_samples=100, least_delay=0)
+    hedger = Hedger(clock, Threads(), threads=2, budget=1, least_samples=100, least_delay=0)
     assert [hedger.call(lambda number: number) for _ in range(50)] == [0] * 50
     hedger.close()
     assert (hedger.first, hedger.extra, hedger.lost) == (50, 0, 0)
@@ -101,7 +102,7 @@ def test_when_all_attempts_fail_the_last_error_is_raised(hedger: Hedger) -> None
 
 def test_a_first_attempt_that_fails_before_the_delay_is_the_answer(clock: ManualClock) -> None:
     """Hedging is no retrying: a quick failure surfaces at once, without a second request."""
-    hedger = Hedger(clock, threads=2, budget=1, least_samples=1, least_delay=LIMIT_S)
+    hedger = Hedger(clock, Threads(), threads=2, budget=1, least_samples=1, least_delay=LIMIT_S)
     hedger.call(lambda number: number)
 
     def attempt(number: int) -> None:
@@ -133,7 +134,7 @@ def test_an_error_in_lost_changes_nothing(hedger: Hedger, caplog: pytest.LogCapt
 
 def test_the_budget_caps_the_extra_attempts(clock: ManualClock) -> None:
     """C8: a store that is slow as a whole gets at most the budget's extra requests."""
-    hedger = Hedger(clock, threads=4, budget=0.1, least_samples=1, least_delay=0)
+    hedger = Hedger(clock, Threads(), threads=4, budget=0.1, least_samples=1, least_delay=0)
 
     def attempt(number: int) -> int:
         threading.Event().wait(0.001)  # longer than what was learnt from the clock, which stands still
@@ -148,7 +149,7 @@ def test_the_budget_caps_the_extra_attempts(clock: ManualClock) -> None:
 
 def test_the_delay_is_a_high_percentile_of_recent_latencies(clock: ManualClock) -> None:
     """An attempt that takes as long as usual is not hedged; the delay follows what is seen."""
-    hedger = Hedger(clock, threads=1, budget=1, least_samples=20, least_delay=0)
+    hedger = Hedger(clock, Threads(), threads=1, budget=1, least_samples=20, least_delay=0)
 
     def taking(seconds: float) -> Callable[[int], None]:
         def attempt(number: int) -> None:
@@ -168,7 +169,7 @@ def test_the_delay_is_a_high_percentile_of_recent_latencies(clock: ManualClock) 
 
 def test_calls_beyond_the_threads_queue(clock: ManualClock) -> None:
     """More calls than threads all end, also when extra attempts wait behind them and are not needed any more."""
-    hedger = Hedger(clock, threads=2, budget=1, least_samples=1, least_delay=0)
+    hedger = Hedger(clock, Threads(), threads=2, budget=1, least_samples=1, least_delay=0)
     dice = random.Random(7)
     naps = [dice.random() / 200 for _ in range(100)]
 

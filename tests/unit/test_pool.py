@@ -8,6 +8,8 @@ from functools import partial
 
 import pytest
 
+from statemgr.local.clock import SystemClock
+from statemgr.local.executors import Threads
 from statemgr.transfer.pool import Pool
 
 LIMIT_S = 20
@@ -16,7 +18,7 @@ LIMIT_S = 20
 @pytest.fixture
 def pool() -> Iterator[Pool]:
     """One thread: jobs run one after the other."""
-    made = Pool(1, most_bytes=100)
+    made = Pool(SystemClock(), Threads(), 1, most_bytes=100)
     yield made
     made.close()
 
@@ -44,7 +46,7 @@ def test_batches_take_turns(pool: Pool) -> None:
 
 def test_bytes_in_flight_are_bounded() -> None:
     """Invariant 13: jobs run together only while their sizes are within the limit; a larger one runs alone."""
-    pool = Pool(8, most_bytes=100)
+    pool = Pool(SystemClock(), Threads(), 8, most_bytes=100)
     running: list[int] = []
     most: list[int] = []
     lock = threading.Lock()

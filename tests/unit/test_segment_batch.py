@@ -17,6 +17,7 @@ from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.config import JobConfig
 from statemgr.errors import RetryableError, UnavailableError
 from statemgr.local.clock import SystemClock
+from statemgr.local.executors import Threads
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.ports import Body, StoreIdentity
@@ -53,7 +54,7 @@ def store() -> SlowStore:
 def batches(store: SlowStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SegmentBatches]:
     """Batches that wait for what is known to be coming, however long."""
     monkeypatch.setattr(segment_batch, "LINGER_S", 30)
-    transfer = Transfer(store, parallelism=1, part_size=1000, ttl_days=30, hedge_by=SystemClock())
+    transfer = Transfer(store, SystemClock(), Threads(), parallelism=1, part_size=1000, ttl_days=30, hedged=True)
     batches = SegmentBatches(services_of(transfer, tmp_path))
     yield batches
     store.open.set()
@@ -81,7 +82,7 @@ def write(batches: SegmentBatches, task: int, data: bytes, fail: bool = False) -
             raise RetryableError("half way")
 
     with batches.joined(owner(task), f"{task}-a", len(data)) as (blob, done):
-        ref = blob.section(section, len(data))
+        ref = blob.section(section)
     return ref, batches.wait(done)
 
 

@@ -22,13 +22,15 @@ from statemgr.errors import (
     MissingBlob,
     UnavailableError,
 )
+from statemgr.local.clock import SystemClock
+from statemgr.local.executors import Threads
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher
 from statemgr.model.snapshot import FileIndex
 from statemgr.ports import FileSlice, list_blobs
 from statemgr.transfer.plan import Fetch, Upload
 from statemgr.transfer.transfer import Transfer
-from tests.blob_faults import FaultyBlobStore, ManualClock, read
+from tests.blob_faults import FaultyBlobStore, read
 
 PART = 1_000
 #: Parts of a file that is given up early: a busy machine may stop the thread that failed for some time.
@@ -44,7 +46,7 @@ def blobs() -> FaultyBlobStore:
 @pytest.fixture
 def transfer(blobs: FaultyBlobStore) -> Iterator[Transfer]:
     """An engine with small parts."""
-    engine = Transfer(blobs, parallelism=4, part_size=PART, ttl_days=30)
+    engine = Transfer(blobs, SystemClock(), Threads(), parallelism=4, part_size=PART, ttl_days=30)
     yield engine
     engine.close()
 
@@ -230,7 +232,7 @@ def test_a_bounded_number_is_in_flight(tmp_path: Path) -> None:
                 self.running -= 1
 
     blobs = Counting()
-    engine = Transfer(blobs, parallelism=3, part_size=PART, ttl_days=1)
+    engine = Transfer(blobs, SystemClock(), Threads(), parallelism=3, part_size=PART, ttl_days=1)
     uploads = [source(tmp_path, f"f{n}", noise(10 * PART, n)) for n in range(4)]
     threads = [threading.Thread(target=engine.upload_files, args=([upload],)) for upload in uploads]
     for thread in threads:
@@ -256,7 +258,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     for _ in range(300):
         whole.update(b"\0" * 1024 * 1024)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    engine = Transfer(Discarding(), parallelism=4, part_size=64 * 1024 * 1024, ttl_days=1)
+    engine = Transfer(Discarding(), SystemClock(), Threads(), parallelism=4, part_size=64 * 1024 * 1024, ttl_days=1)
     engine.upload_files([Upload(path, 300 * 1024 * 1024, whole.digest(), "j/1/x")])
     engine.close()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
@@ -358,7 +360,7 @@ def test_what_was_uploaded_is_what_the_store_has(transfer: Transfer, blobs: Faul
 @pytest.fixture
 def hedging(blobs: FaultyBlobStore) -> Iterator[Transfer]:
     """An engine that hedges at once: it has learnt from a clock that stands still that requests take no time."""
-    engine = Transfer(blobs, parallelism=4, part_size=PART, ttl_days=30, hedge_by=ManualClock())
+    engine = Transfer(blobs, SystemClock(), Threads(), parallelism=4, part_size=PART, ttl_days=30, hedged=True)
     for hedger in (engine.hedged_gets, engine.hedged_puts):
         assert hedger is not None
         for _ in range(50):

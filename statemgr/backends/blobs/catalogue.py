@@ -1,15 +1,14 @@
-"""Reading what says where a state is: segment chains and snapshot indexes, verified, the last few remembered.
-
-I/O through the transfer engine.
-"""
+"""Reads and verifies segment chains and snapshot indexes, and remembers the last few."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
-from statemgr.errors import CorruptBlob, MissingState
+from statemgr.errors import CorruptBlob, MissingBlob, MissingState
 from statemgr.model.chain import MAX_CHAIN_SIZE, SegmentChain, validate_chain
 from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
 from statemgr.model.codecs import decode_chain, decode_index
@@ -17,6 +16,9 @@ from statemgr.model.snapshot import MAX_INDEX_SIZE, SnapshotIndex, blob_id_probl
 from statemgr.ports import StoreIdentity
 from statemgr.transfer.transfer import Transfer
 
+R = TypeVar("R")
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 _CHAINS = 4096
 #: Indexes that are remembered whatever their size, and bytes of all of them as encoded.
 _INDEXES = 16
@@ -41,7 +43,7 @@ class Catalogue:
         """
         if not isinstance(marker, BlobMarker):
             raise MissingState(
-                f"a marker of {type(marker).__name__} names neither a snapshot nor segments",
+                f"a {type(marker).__name__} names neither a snapshot nor segments",
                 hint="restore with the factory that wrote it",
                 **identity.where,
             )
@@ -53,6 +55,15 @@ class Catalogue:
         validate_for(chain, identity, (marker.blob or chain.snapshot.index).blob_id)
         self.remember_chain(marker, chain)
         return chain
+
+    def if_readable(self, identity: StoreIdentity, read: Callable[[StoreIdentity, R], T], found: R) -> T | None:
+        """The result of ``read`` (:meth:`chain` or :meth:`index`). If it is missing or corrupt, logs a warning and
+        returns None. Raises: UnavailableError, AccessDenied."""
+        try:
+            return read(identity, found)
+        except (MissingBlob, CorruptBlob) as error:
+            log.warning("%s: the last backup cannot be read, so everything is uploaded again: %s", identity, error)
+            return None
 
     def remember_chain(self, marker: BlobMarker, chain: SegmentChain) -> None:
         """Keep a chain that was just written or read."""
@@ -88,7 +99,7 @@ class Catalogue:
                 self._index_bytes -= self._indexes.popitem(last=False)[1][0].size
 
     def forget_index(self, blob_id: str) -> None:
-        """The blob is to be deleted."""
+        """Drop an index whose blob was deleted."""
         with self._lock:
             forgotten = self._indexes.pop(blob_id, None)
             if forgotten is not None:

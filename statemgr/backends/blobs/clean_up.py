@@ -1,15 +1,16 @@
-"""Clean-up: deletes what no retained checkpoint of the task references, and nothing else.
+"""Clean-up: deletes the blobs that no retained checkpoint of the task references, and nothing else.
 
-Steps:
+Steps of :class:`Cleaner`:
 
 1. read the chains of the retained and the evicted checkpoints, of all stores of the task
-2. delete blobs of segments that no retained chain of any store has; those that other tasks may share are only named
-3. delete snapshots that no retained chain stands on, store by store
+2. delete blobs of segments that no retained chain of any store has; those that other tasks may share are only named,
+   and :class:`SharedSegments` deletes them
+3. delete snapshots that no retained chain begins with, store by store
 
-Candidates of step 3 are the evicted indexes, and whatever their and the retained ones' ``previous`` lead to: a clean-up
-that a crashed owner left half done is finished by walking that way. Older indexes go first, each after its blobs, so
-that the way always leads to what is left. Blobs of segments that a crash leaves between a publish and their deletion
-are left to a collection. Only blobs below the task's own prefix are deleted.
+Candidates of step 3 are the evicted indexes, and all that the ``previous`` of these and of the retained ones lead to:
+this finishes a clean-up that a crashed owner left incomplete. Older indexes are deleted first, each after its blobs, so
+that ``previous`` always leads to the remaining ones. Garbage collection deletes blobs of segments that a crash leaves
+between a publish and their deletion. Only blobs below the task's own prefix are deleted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.names import segments_prefix, store_prefix
 from statemgr.errors import CorruptBlob, MissingBlob, StatemgrError
 from statemgr.model.chain import SegmentChain
-from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
+from statemgr.model.checkpoint import BlobMarker, BlobRef, CheckpointRecord, Marker
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.phases import Phase, announce
 from statemgr.ports import StoreIdentity
@@ -33,10 +34,18 @@ log = logging.getLogger(__name__)
 #: Most indexes that one clean-up walks back.
 _LONGEST_WALK = 1000
 _REMEMBERED = 10_000
+#: Shared blobs are checked when so many are no longer needed by a task, or when one is for so many seconds.
+_MANY = 32
+_SECONDS = 60.0
+#: Shared blobs that are remembered. Garbage collection deletes older ones.
+_MOST_SHARED = 100_000
+
+#: Reads the newest records of some tasks from the topic.
+Read = Callable[[Collection[str]], Mapping[str, CheckpointRecord]]
 
 
 class Cleaner:
-    """Deletes what nothing retained needs. Idempotent; may run in several owners at once."""
+    """Deletes blobs of evicted checkpoints. Idempotent; several owners may run it at the same time."""
 
     def __init__(self, transfer: Callable[[], Transfer], catalogue: Catalogue) -> None:
         self._transfer = transfer
@@ -54,12 +63,12 @@ class Cleaner:
         """Delete what only evicted markers (store → markers, newest first) reference.
 
         Args:
-            undeleted: blobs of segments of the task that earlier calls could not delete; changed. None when there may
-                be stores that are not named here: then no blob of segments is deleted.
+            undeleted: blobs of segments of the task that earlier calls could not delete; updated. None if the task may
+                have stores that are not named here: then no blob of segments is deleted.
 
-        Returns: blobs of segments that the task does not need any more, and that other tasks may share.
-        Raises: UnavailableError, AccessDenied; then what is left is tried again. MissingBlob, CorruptBlob: the newest
-            chain or index of a store is damaged, and nothing more was deleted.
+        Returns: blobs of segments that the task no longer needs, and that other tasks may share.
+        Raises: UnavailableError, AccessDenied; then the next call tries the rest again. MissingBlob, CorruptBlob: the
+            newest chain or index of a store is damaged, and nothing more was deleted.
         """
         live: set[str] = set()
         gone: dict[str, None] = {}
@@ -88,7 +97,7 @@ class Cleaner:
     def _chains(
         self, identity: StoreIdentity, markers: Sequence[Marker], *, missing_is_gone: bool = False
     ) -> dict[BlobMarker, SegmentChain] | None:
-        """The chains of markers; None when an older one cannot be read, unless a missing one is no wonder."""
+        """The chains of markers. None if an older one than the first cannot be read, unless ``missing_is_gone``."""
         found = {}
         for marker in markers:
             if not isinstance(marker, BlobMarker):
@@ -149,7 +158,7 @@ class Cleaner:
                     self._note_gone(ref.blob_id)
                     break
                 except CorruptBlob as error:
-                    log.warning("%s/%s: old blobs were not deleted: %s", identity.task, identity.store, error)
+                    log.warning("%s: old blobs were not deleted: %s", identity, error)
                     break
                 walk.append((ref, index))
                 ref = index.previous
@@ -159,11 +168,11 @@ class Cleaner:
     def _delete_snapshot(
         self, identity: StoreIdentity, ref: BlobRef, index: SnapshotIndex, live: Collection[str]
     ) -> None:
-        own, subject = store_prefix(identity), f"{identity.task}/{identity.store}"
+        own = store_prefix(identity)
         blobs = [b.blob_id for b in index.blobs() if b.blob_id not in live and b.blob_id.startswith(own)]
-        announce(Phase.DELETE_BLOBS, subject, identity.job_key)
+        identity.announce(Phase.DELETE_BLOBS)
         _raise_first(self._transfer().delete_all(blobs).values())
-        announce(Phase.DELETE_INDEX, subject, identity.job_key)
+        identity.announce(Phase.DELETE_INDEX)
         if ref.blob_id.startswith(own):
             _raise_first(self._transfer().delete_all([ref.blob_id]).values())
         self._catalogue.forget_index(ref.blob_id)
@@ -174,7 +183,7 @@ class Cleaner:
             return blob_id in self._gone
 
     def _note_gone(self, blob_id: str) -> None:
-        """Spare the next clean-ups the question for an index that is known to be deleted."""
+        """Remember a deleted index, so that the next clean-ups do not ask for it."""
         with self._lock:
             self._gone[blob_id] = None
             while len(self._gone) > _REMEMBERED:
@@ -187,10 +196,7 @@ def _raise_first(errors: Collection[StatemgrError]) -> None:
 
 
 def _nothing_is_deleted(identity: StoreIdentity, error: StatemgrError) -> None:
-    log.warning(
-        "%s/%s: nothing was deleted, because what a retained checkpoint needs cannot be read: %s",
-        identity.task, identity.store, error,
-    )  # fmt: skip
+    log.warning("%s: nothing was deleted, because a retained checkpoint cannot be read: %s", identity, error)
 
 
 def _segment_blobs(marker: BlobMarker, chain: SegmentChain) -> list[str]:
@@ -200,3 +206,82 @@ def _segment_blobs(marker: BlobMarker, chain: SegmentChain) -> list[str]:
 
 def _indexes(found: Mapping[BlobMarker, SegmentChain]) -> list[BlobRef]:
     return list(dict.fromkeys(chain.snapshot.index for chain in found.values()))
+
+
+class SharedSegments:
+    """Blobs of segments that several tasks of this process share: which tasks are in each, and when it can be deleted.
+
+    A task's own clean-up cannot know whether another task still needs such a blob. Blobs that a task no longer needs
+    are checked together, now and then, by a fresh read of the topic. One is deleted when no checkpoint that any of its
+    tasks retains refers to it, and when each of these tasks has a snapshot that covers its changes in the blob. Garbage
+    collection deletes the others, and those whose tasks this process does not know. Safe to use from many threads.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        #: blob → store → the sequence number after its last change there
+        self._members: dict[str, dict[StoreIdentity, int]] = {}
+        #: blob that some task no longer needs → since when
+        self._unneeded: dict[str, float] = {}
+
+    def stored(self, blob_id: str, owner: StoreIdentity, end: int) -> None:
+        """Note that a blob has a store's changes below ``end`` (and after its earlier segments)."""
+        with self._lock:
+            self._members.setdefault(blob_id, {})[owner] = end
+            while len(self._members) > _MOST_SHARED:
+                oldest = next(iter(self._members))
+                del self._members[oldest]
+                self._unneeded.pop(oldest, None)
+
+    def no_longer_needed(self, blob_ids: Collection[str]) -> None:
+        """Note blobs that one task no longer needs."""
+        now = self._monotonic()
+        with self._lock:
+            for blob_id in blob_ids:
+                if blob_id in self._members:
+                    self._unneeded.setdefault(blob_id, now)
+
+    def release(self, read: Read, catalogue: Catalogue, transfer: Transfer) -> None:
+        """If it is time to check, delete the blobs that no task needs.
+
+        Raises: UnavailableError, AccessDenied, CorruptRecord, MissingError; then they are checked again later.
+        """
+        due = self._due()
+        if not due:
+            return
+        records = read({owner.task for members in due.values() for owner in members})
+        garbage = [blob for blob, members in due.items() if _is_garbage(blob, members, records, catalogue)]
+        failed = transfer.delete_all(garbage)
+        with self._lock:
+            for blob in garbage:
+                if blob not in failed:
+                    self._members.pop(blob, None)
+            for blob in due:
+                self._unneeded.pop(blob, None)
+                if blob in failed or blob in self._members:
+                    self._unneeded[blob] = self._monotonic()
+
+    def _due(self) -> dict[str, dict[StoreIdentity, int]]:
+        with self._lock:
+            oldest = next(iter(self._unneeded.values()), None)
+            if oldest is None or (len(self._unneeded) < _MANY and self._monotonic() - oldest < _SECONDS):
+                return {}
+            return {blob: dict(self._members[blob]) for blob in self._unneeded}
+
+
+def _is_garbage(
+    blob_id: str, members: Mapping[StoreIdentity, int], records: Mapping[str, CheckpointRecord], catalogue: Catalogue
+) -> bool:
+    for owner, end in members.items():
+        record = records.get(owner.task)
+        if record is None:
+            return False
+        for number, checkpoint in enumerate(record.checkpoints):
+            for of_store in checkpoint.state_checkpoint_markers.values():
+                marker = of_store.get(owner.store)
+                if isinstance(marker, BlobMarker):
+                    chain = catalogue.chain(owner, marker)
+                    if blob_id in _segment_blobs(marker, chain) or (number == 0 and chain.start < end):
+                        return False
+    return True

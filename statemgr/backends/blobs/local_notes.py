@@ -1,10 +1,10 @@
-"""What this machine knows of a store's chain, for a later restore or commit here: positions and offers.
+"""Notes on this machine about a store's chain, for a later restore or commit here.
 
-A position says at which point of its chain a local directory is: a restore begins there, not at the snapshot. An offer
-is a snapshot of a published state, stored next to the attempts that went on from it: a later commit begins with it.
+A *position* says at which point of its chain a local directory is: a restore begins there instead of at the snapshot. A
+*pending snapshot* was made next to the attempts from a published state: a later commit begins with it.
 
-Each is a file next to the store's directories, so that every process here finds it. It is a cache: what is damaged,
-does not fit the published chain or waited too long is not used, and the blobs of an offer expire.
+Each note is a file next to the store's directories, so that every process here finds it. It is a cache: a note that is
+damaged, does not fit the published chain or is too old is not used, and the blobs of a pending snapshot expire.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from statemgr.backends.blobs.writer_state import is_young
+from statemgr.backends.blobs.writer_state import PendingSnapshot
 from statemgr.backends.services import Services
 from statemgr.errors import InvalidError
 from statemgr.local import durable, levels
@@ -27,23 +27,23 @@ from statemgr.model.checkpoint import BlobRef
 from statemgr.ports import Moment, StoreIdentity
 
 log = logging.getLogger(__name__)
-_POSITIONS, _OFFER = "positions.json", "snapshot.offer"
+_POSITIONS, _PENDING = "positions.json", "snapshot.pending"
 _MOST_POSITIONS = 8
 _POSITIONS_SIZE = 64 * 1024
-#: Bytes; an offer names the blobs of one snapshot.
-_OFFER_SIZE = 64 * 1024 * 1024
+#: Bytes; a pending snapshot names its blobs.
+_PENDING_SIZE = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One local directory.
+    """The position of one local directory.
 
     Attributes:
-        state_id: whose directory it is.
-        base: where the index of the snapshot is that the segments begin at.
+        state_id: the state of the directory.
+        base: the index of the snapshot that the segments begin at.
         end: the sequence number after the last change that the directory has.
-        history: those segments (:func:`history_of`): numbers alone do not tell two histories apart.
-        compacted: it was compacted, so that a restore from it and the newer segments is worth more than a newer copy.
+        history: those segments (:func:`history_of`), because numbers alone do not distinguish two histories.
+        compacted: it was compacted, so that a restore prefers it, and newer segments, to a newer directory.
     """
 
     state_id: str
@@ -66,30 +66,30 @@ def _place(ref: BlobRef) -> str:
 
 
 class ChainPositions:
-    """The positions of the local directories of one store of one task."""
+    """The positions of the local directories of one store of one task. A note that cannot be written is no error."""
 
     def __init__(self, services: Services, identity: StoreIdentity) -> None:
         self._path: Path = services.task_directory(identity.task) / identity.store / _POSITIONS
 
     def note(self, chain: SegmentChain) -> None:
-        """The directory of the chain's own state is at its end. Failing is no error."""
+        """Note that the directory of the chain's state is at the chain's end."""
         position = Position(chain.state_id, _place(chain.snapshot.index), chain.end, history_of(chain.segments).hex())
         others = [known for known in self._read() if known.state_id != chain.state_id]
         self._write([position, *others])
 
     def mark_compacted(self, state_id: str, *, compacted: bool) -> None:
-        """Say of a directory that is known whether it is compacted. Failing is no error."""
+        """Note whether a directory is compacted, if its position is known."""
         known = self._read()
         marked = [replace(p, compacted=compacted) if p.state_id == state_id else p for p in known]
         if marked != known:
             self._write(marked)
 
     def fitting(self, chain: SegmentChain) -> Mapping[str, Position]:
-        """State ID → its position, of those that the chain goes through."""
+        """State ID → position, for the directories that the chain goes through."""
         return {known.state_id: known for known in self._read() if known.fits(chain)}
 
     def compacted(self) -> Sequence[Position]:
-        """Those that were compacted."""
+        """The compacted directories."""
         return [known for known in self._read() if known.compacted]
 
     def _read(self) -> list[Position]:
@@ -105,96 +105,62 @@ class ChainPositions:
             log.warning("the positions of local directories were not saved: %s", error)
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A snapshot that no published chain has yet.
+class PendingNote:
+    """The pending snapshot of one store of one task, for the commits of every process on this machine."""
 
-    Attributes:
-        snapshot: its index, and the state that it is of.
-        base: the index that it was diffed against, whose blobs it shares.
-        history: the segments on top of the base that it has (:func:`history_of`): numbers alone do not tell two
-            histories apart.
-        blobs: what was added for it.
-        stored: when that was begun.
-    """
-
-    snapshot: ChainSnapshot
-    base: BlobRef
-    history: bytes
-    blobs: tuple[str, ...]
-    stored: Moment
-
-    def fits(self, chain: SegmentChain, now: Moment) -> bool:
-        """Whether a commit that continues the chain may begin with the snapshot."""
-        covered = [segment for segment in chain.segments if segment.end <= self.snapshot.end]
-        return (
-            chain.snapshot.index == self.base
-            and bool(covered)
-            and covered[-1].end == self.snapshot.end
-            and history_of(covered) == self.history
-            and is_young(self.stored, now)
-        )
-
-
-class Offers:
-    """The offers on this machine."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, services: Services, identity: StoreIdentity) -> None:
+        self._levels = services.task_directory(identity.task), identity.store
+        self._path = Path(*self._levels) / _PENDING
 
     @contextmanager
-    def making(self, identity: StoreIdentity) -> Iterator[bool]:
-        """While an offer of a store is made: whether no other process here is at it. Raises: DiskFull."""
-        path = self._path(identity)
-        with disk_errors(path):
-            levels.make(self._services.task_directory(identity.task), identity.store)
-        with disk_errors(path), exclusive_if_free(path.with_name(f"{path.name}.lock")) as is_free:
+    def making(self) -> Iterator[bool]:
+        """Make a snapshot inside the block. Yields: whether no other process here makes one. Raises: DiskFull."""
+        with disk_errors(self._path):
+            levels.make(*self._levels)
+        with disk_errors(self._path), exclusive_if_free(self._path.with_name(f"{_PENDING}.lock")) as is_free:
             yield is_free
 
-    def make(self, identity: StoreIdentity, offer: Offer) -> None:
-        """Leave an offer in place of an older one, while :meth:`making` one. Failing is no error: its blobs expire."""
+    def write(self, pending: PendingSnapshot) -> None:
+        """Replace the note, inside :meth:`making`. A failure is no error: the blobs expire."""
         try:
-            durable.write_note(self._path(identity), _to_json(offer))
+            durable.write_note(self._path, _to_json(pending))
         except OSError as error:
             log.warning("a snapshot was not saved for later commits on this machine: %s", error)
 
-    def find(self, identity: StoreIdentity, chain: SegmentChain, now: Moment) -> Offer | None:
-        """The offer that fits a published chain."""
+    def find(self, chain: SegmentChain, now: Moment) -> PendingSnapshot | None:
+        """The pending snapshot, if it fits a published chain."""
         try:
-            levels.check(self._services.task_directory(identity.task), identity.store)
-            offer = _from_json(durable.read_note(self._path(identity), _OFFER_SIZE))
+            levels.check(*self._levels)
+            pending = _from_json(durable.read_note(self._path, _PENDING_SIZE))
         except (OSError, InvalidError, ValueError, KeyError, TypeError):
             return None
-        return offer if offer.fits(chain, now) else None
+        return pending if pending.fits(chain, now) else None
 
-    def take_back(self, identity: StoreIdentity) -> None:
-        """An offer turned out to be of no use."""
-        with suppress(OSError):  # whatever else stands there is not read as an offer either
-            self._path(identity).unlink()
-
-    def _path(self, identity: StoreIdentity) -> Path:
-        return self._services.task_directory(identity.task) / identity.store / _OFFER
+    def remove(self) -> None:
+        """Remove the note of a snapshot that is of no use."""
+        with suppress(OSError):  # anything else there is not read as a note either
+            durable.remove(self._path)
 
 
-def _to_json(offer: Offer) -> dict[str, Any]:
-    index = offer.snapshot
+def _to_json(pending: PendingSnapshot) -> dict[str, Any]:
+    index = pending.snapshot
     return {
         "snapshot": {"index": _ref(index.index), "state_id": index.state_id, "end": index.end},
-        "base": _ref(offer.base),
-        "history": offer.history.hex(),
-        "blobs": offer.blobs,
-        "stored": astuple(offer.stored),
+        "base": _ref(pending.base),
+        "history": (pending.history or b"").hex(),
+        "blobs": pending.blobs,
+        "stored": astuple(pending.stored),
     }
 
 
-def _from_json(found: dict[str, Any]) -> Offer:
+def _from_json(found: dict[str, Any]) -> PendingSnapshot:
     snapshot = found["snapshot"]
-    return Offer(
+    return PendingSnapshot(
         ChainSnapshot(_blob(snapshot["index"]), snapshot["state_id"], snapshot["end"]),
         _blob(found["base"]),
-        bytes.fromhex(found["history"]),
         tuple(found["blobs"]),
         Moment(*found["stored"]),
+        history=bytes.fromhex(found["history"]),
     )
 
 

@@ -2,18 +2,14 @@
 
 Steps of :meth:`Snapshots.store`:
 
-1. diff the directory against the acknowledged index, by content; what nobody has hashed is read for that only where
-   another file has its size
-2. upload what is new, and hash it in the same pass (small files go inside the index or into packs)
-3. put the index blob, with which alone the directory is rebuilt
-
-All I/O goes through the transfer engine and reads of the snapshot's own directory.
+1. diff the directory against the acknowledged index, by content; a file without a known hash is read only if a file of
+   the same size exists
+2. upload new files, and hash them in the same pass (small files go inside the index or into packs)
+3. put the index blob, from which alone the directory can be rebuilt
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +17,9 @@ from pathlib import Path
 
 from statemgr.backends.blobs.catalogue import Catalogue, validate_for
 from statemgr.backends.blobs.names import file_prefix, index_blob, pack_blob
-from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
+from statemgr.errors import InvalidError
 from statemgr.local.transfer_files import disk_errors
+from statemgr.local.trees import look_up
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.codecs import encode_index
 from statemgr.model.diff import LocalFile, LocalTree, assemble, comparable, diff
@@ -35,18 +32,16 @@ from statemgr.model.snapshot import (
     FileIndex,
     SnapshotIndex,
 )
-from statemgr.phases import Phase, announce
+from statemgr.phases import Phase
 from statemgr.ports import Clock, FinishedDirectory, StoreIdentity, StoreSnapshot
 from statemgr.transfer.packs import PACK_LIMIT, read_file, upload_packs
 from statemgr.transfer.plan import Upload
 from statemgr.transfer.transfer import Transfer
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
-    """A snapshot's index; the blobs that were added for it, the index among them, and their bytes."""
+    """A snapshot's index; the blobs that were added for it, including the index, and their bytes."""
 
     index: BlobRef
     blobs: tuple[str, ...]
@@ -62,26 +57,27 @@ class Snapshots:
         self._catalogue = catalogue
 
     def store(self, snapshot: StoreSnapshot, base: BlobRef | None) -> StoredSnapshot:
-        """Store a finished directory; ``base`` is the index that it is diffed against. Uploads bear a TTL.
+        """Store a finished directory; ``base`` is the index that it is diffed against. Uploads have a TTL.
 
         Raises: UnavailableError, AccessDenied, DiskFull, CorruptError (a local file is not what was committed).
         """
         identity, attempt = snapshot.identity, snapshot.attempt
-        subject = f"{identity.task}/{identity.store}"
-        announce(Phase.DIFF, subject, snapshot.identity.job_key)
-        base_index = self._base(identity, base)
+        identity.announce(Phase.DIFF)
+        base_index = self._catalogue.if_readable(identity, self._catalogue.index, base) if base else None
         tree = self._tree(snapshot.directory, base_index.root if base_index else None)
         difference = diff(tree, base_index.root if base_index else None)
 
-        announce(Phase.UPLOAD, subject, snapshot.identity.job_key)
+        identity.announce(Phase.UPLOAD)
         inline, large = _split(difference.added, difference.kept)
-        files = dict(difference.kept)
-        files.update({file.path: _inline(snapshot.directory.path, file) for file in inline})
         uploaded = self._upload(snapshot, large)
-        files.update(uploaded)
+        files = {
+            **difference.kept,
+            **{file.path: _inline(snapshot.directory.path, file) for file in inline},
+            **uploaded,
+        }
         snapshot.directory.files.update((path, file.identity) for path, file in files.items())
 
-        announce(Phase.PUT_INDEX, subject, snapshot.identity.job_key)
+        identity.announce(Phase.PUT_INDEX)
         index = SnapshotIndex(
             identity.job_name, identity.job_id, identity.task, identity.store, snapshot.state_id, attempt,
             self._clock.time_ns() // 1_000_000, assemble(tree, files), previous=base,
@@ -92,41 +88,29 @@ class Snapshots:
         return StoredSnapshot(ref, blobs, sum(parts.values()) + ref.size)
 
     def new_bytes(self, snapshot: StoreSnapshot, base: BlobRef) -> int | None:
-        """At most how many bytes of a directory's files a base lacks; None when that cannot be read.
+        """An upper bound of the bytes of a directory's files that a base lacks; None if the base cannot be read.
 
         Raises: UnavailableError, AccessDenied.
         """
-        try:
-            index = self._catalogue.index(snapshot.identity, base)
-        except (MissingBlob, CorruptBlob):
+        index = self._catalogue.if_readable(snapshot.identity, self._catalogue.index, base)
+        if index is None:
             return None
         known = {file.identity for _, file in index.root.walk()}
         return sum(file[0] for file in snapshot.directory.files.values() if file not in known)
 
-    def _base(self, identity: StoreIdentity, base: BlobRef | None) -> SnapshotIndex | None:
-        if base is None:
-            return None
-        try:
-            return self._catalogue.index(identity, base)
-        except (MissingBlob, CorruptBlob) as error:
-            log.warning(
-                "%s/%s: the last index cannot be read; everything is uploaded again: %s",
-                identity.task, identity.store, error,
-            )  # fmt: skip
-            return None
-
     def _tree(self, directory: FinishedDirectory, base: DirIndex | None) -> LocalTree:
-        """What the diff sees. Hashes that it needs, and that nobody knows, are noted in the directory."""
+        """The local side of the diff. Hashes that it needs and that are unknown are added to the directory."""
         for path in comparable({path: size for path, (size, _) in directory.files.items()}, base):
             size, known = directory.files[path]
             directory.files[path] = size, known or self._transfer().hash_of(directory.path / path, 0, size)
+        with disk_errors(directory.path):
+            there = look_up(directory.path, sorted(directory.files))
         files = []
         for path, (size, known) in sorted(directory.files.items()):
-            with disk_errors(directory.path / path):
-                status = os.lstat(directory.path / path)
+            status = there.files[path]
             mode, modified_ms = stat.S_IMODE(status.st_mode), status.st_mtime_ns // 1_000_000
             files.append(LocalFile(path, size, known, mode, modified_ms))
-        return LocalTree(tuple(files), _dirs(directory.path))
+        return LocalTree(tuple(files), there.dirs)
 
     def _upload(self, snapshot: StoreSnapshot, files: Sequence[LocalFile]) -> dict[str, FileIndex]:
         # files of the same content are uploaded once; no other one has the size of a file without a hash
@@ -148,7 +132,7 @@ class Snapshots:
 
     def _put_index(self, identity: StoreIdentity, index: SnapshotIndex) -> BlobRef:
         blob_id = index_blob(identity, index.attempt)
-        # what would be refused at a restore must never be published
+        # an index that a restore would refuse must never be published
         validate_for(index, identity, blob_id)
         data = encode_index(index)
         if len(data) > MAX_INDEX_SIZE:
@@ -161,22 +145,8 @@ class Snapshots:
         return ref
 
 
-def _dirs(root: Path) -> tuple[str, ...]:
-    dirs: list[str] = []
-    with disk_errors(root):
-        for found, below, _ in os.walk(root, onerror=_raise):
-            # os.walk lists links to directories here, and does not follow them
-            inner = [name for name in below if not Path(found, name).is_symlink()]
-            dirs += [Path(found, name).relative_to(root).as_posix() for name in inner]
-    return tuple(sorted(dirs))
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
 def _split(added: Sequence[LocalFile], kept: Mapping[str, FileIndex]) -> tuple[list[LocalFile], list[LocalFile]]:
-    """Which files go inside the index, smallest first until its limit, and which become blobs."""
+    """The files to put inside the index, smallest first until its limit, and those to store as blobs."""
     room = INLINE_TOTAL_LIMIT - sum(len(file.inline or b"") for file in kept.values())
     inline: list[LocalFile] = []
     large: list[LocalFile] = []

@@ -1,75 +1,88 @@
-"""What the writer of one store knows of its segment chain beyond what is published. No I/O.
+"""What the writer of one store knows about its segment chain beyond what is published. No I/O.
 
-The changes of an open store are numbered from 0 on when it is opened; those of its chain go on where the published
-one ends. Between them lies an offset, which is known as soon as a commit names the chain that it continues.
+The changes of an open store are numbered from 0 when it is opened; those of its chain continue where the published one
+ends. The offset between the two is known as soon as a commit names the chain that it continues.
 
-Source: Flink's generalised incremental checkpoints (FLIP-158). *append* is the change buffer's business; *persist*
-(after a number) is :meth:`SegmentLog.unpersisted` and :meth:`SegmentLog.persisted`; *truncate* (before a number) is
-what a materialised snapshot does, and *confirm* that a chain was published is :meth:`SegmentLog.continue_from`.
+Source: Flink's generalised incremental checkpoints (FLIP-158). The change buffer does *append*; *persist* (after a
+number) is :meth:`WriterState.unpersisted` and :meth:`WriterState.persisted`; *truncate* (before a number) is what a
+background snapshot does, and *confirm* that a chain was published is :meth:`WriterState.continue_from`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, truncated
+from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, history_of, truncated
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.commit import NumberedChanges
 from statemgr.ports import Moment
 
-#: Seconds for which what was stored may wait for a publish: less than half of the shortest grace period, after
-#: which a collection might take it.
+#: Seconds for which a stored segment or snapshot may wait for a publish: less than half of the shortest grace period,
+#: after which a garbage collection might delete it.
 REUSE_S = 6 * 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Materialized:
-    """A snapshot that no published chain has yet.
+class PendingSnapshot:
+    """A stored snapshot that no published chain begins with yet.
 
-    It has every change below ``end`` (a number of the open store's) and perhaps some that were made while it was taken:
-    only a commit that was frozen after that may begin with it, of a later ``freeze``.
-
-    ``base``: the index that it was diffed against, whose blobs it shares. ``blobs`` were added for it, from
-    ``stored`` on.
+    Attributes:
+        snapshot: its index, its state, and the number after the last change that it has for certain: a number of the
+            open store's changes, or of the chain if there is a ``history``. It may have later changes that were made
+            while it was taken.
+        base: the index that it was diffed against, whose blobs it shares.
+        blobs: the blobs that were added for it.
+        stored: when the upload began.
+        freeze: only a commit of a later freeze may begin with it.
+        history: the segments on top of the base that it has (:func:`statemgr.model.chain.history_of`), because numbers
+            alone do not distinguish two histories; None in the process that keeps the store open.
     """
 
-    index: BlobRef
-    state_id: str
-    end: int
-    freeze: int
+    snapshot: ChainSnapshot
     base: BlobRef
     blobs: tuple[str, ...]
     stored: Moment
+    freeze: int = -1
+    history: bytes | None = None
+
+    def fits(self, chain: SegmentChain, now: Moment) -> bool:
+        """Whether a commit that continues the chain may begin with it."""
+        if chain.snapshot.index != self.base or not is_young(self.stored, now):
+            return False
+        if self.history is None:
+            return True
+        covered = [segment for segment in chain.segments if segment.end <= self.snapshot.end]
+        return bool(covered) and covered[-1].end == self.snapshot.end and history_of(covered) == self.history
 
 
 @dataclass
-class SegmentLog:
-    """The unpublished part of one open store's chain. One commit at a time uses it; a materialisation may run beside.
+class WriterState:
+    """The unpublished part of one open store's chain. One commit at a time uses it, also during a background snapshot.
 
-    ``chain`` is the published one that the next continues. ``durable``: segments after its end that earlier, failed
-    commits have stored, and when; the next commit takes them as they are.
+    Attributes:
+        chain: the published chain that the next commit continues.
+        durable: segments after its end that earlier, failed commits have stored, and when. The next commit uses them.
+        pending: a snapshot that the next commit may begin with.
     """
 
     chain: SegmentChain | None = None
     durable: list[tuple[ChainSegment, Moment]] = field(default_factory=list)
-    waiting: Materialized | None = None
+    pending: PendingSnapshot | None = None
     _offset: int = 0
 
     def continue_from(self, chain: SegmentChain, changes: NumberedChanges, now: Moment) -> None:
-        """The next commit continues a published chain. What that has already, or what waited too long, is let go.
-
-        So is everything when the chain is of another lineage: the backend was filled again meanwhile.
-        """
+        """Let the next commit continue a published chain. Drops stored segments that the chain already has or that
+        are too old, and everything if the chain has another lineage: the backend was filled again meanwhile."""
         if self.chain is not None and self.chain.lineage != chain.lineage:
-            self.start_anew()
+            self.start_lineage()
         self.chain = chain
         self._offset = chain.end - changes.first
         kept = [(s, at) for s, at in self.durable if s.first >= chain.end]
         self.durable = kept if all(is_young(at, now) for _, at in kept) else []
 
-    def start_anew(self) -> None:
-        """The next commit fills the backend: nothing of what was stored before counts."""
-        self.chain = self.waiting = None
+    def start_lineage(self) -> None:
+        """Let the next commit fill the backend: nothing that was stored before counts."""
+        self.chain = self.pending = None
         self.durable, self._offset = [], 0
 
     @property
@@ -88,36 +101,29 @@ class SegmentLog:
         return changes.since(end - self._offset), end
 
     def persisted(self, segment: ChainSegment, now: Moment) -> None:
-        """A segment was stored: if the commit that it was made for fails, the next one uses it again."""
+        """Note a stored segment. If its commit fails, the next one uses it again."""
         self.durable.append((segment, now))
 
-    def usable(self, chain: SegmentChain, now: Moment) -> Materialized | None:
-        """The snapshot that waits, unless the published chain stands on another one by now, or it waited too long."""
-        waiting = self.waiting
-        if waiting is None or waiting.base != chain.snapshot.index or not is_young(waiting.stored, now):
-            return None
-        return waiting
-
-    def begin_with(self, snapshot: ChainSnapshot, base: BlobRef, blobs: tuple[str, ...], stored: Moment) -> None:
-        """The next commit takes a snapshot up of a state that is in the published chain."""
-        end = snapshot.end - self._offset
-        self.waiting = Materialized(snapshot.index, snapshot.state_id, end, -1, base, blobs, stored)
+    def begin_with(self, pending: PendingSnapshot) -> None:
+        """Let the next commit begin with a snapshot of a state in the published chain."""
+        snapshot = replace(pending.snapshot, end=pending.snapshot.end - self._offset)
+        self.pending = replace(pending, snapshot=snapshot, history=None)
 
     def snapshot_for(self, changes: NumberedChanges, now: Moment) -> tuple[ChainSnapshot, tuple[str, ...]] | None:
-        """The snapshot that a commit of these changes takes up, and its blobs; None when the published one stays."""
+        """The snapshot that a commit of these changes begins with, and its blobs; None for the published snapshot."""
         assert self.chain is not None
-        waiting = self.usable(self.chain, now)
-        if waiting is None or waiting.freeze >= changes.freeze:
+        pending = self.pending
+        if pending is None or pending.freeze >= changes.freeze or not pending.fits(self.chain, now):
             return None
-        return ChainSnapshot(waiting.index, waiting.state_id, self.number_of(waiting.end)), waiting.blobs
+        return replace(pending.snapshot, end=self.number_of(pending.snapshot.end)), pending.blobs
 
     def stored_after(self, number: int) -> tuple[ChainSegment, ...]:
-        """All stored segments that have changes from ``number`` on: one that straddles it stays whole."""
+        """All stored segments that have changes from ``number`` on; a segment with earlier ones too stays whole."""
         assert self.chain is not None
         return truncated((*self.chain.segments, *(segment for segment, _ in self.durable)), number)
 
 
 def is_young(stored: Moment, now: Moment) -> bool:
-    """Whether what was stored may still be published. Not where nobody knows how long ago that was."""
+    """Whether something that was stored at a moment may still be published; False if its age is unknown."""
     age_s = now.seconds_since(stored)
     return age_s is not None and age_s < REUSE_S

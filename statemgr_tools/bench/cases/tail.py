@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.local.clock import SystemClock
+from statemgr.local.executors import Threads
 from statemgr.transfer.hedging import Hedger
 from statemgr_tools.bench.latency import FLIP_158, Latencies
 from statemgr_tools.bench.measure import percentile, seconds
@@ -36,7 +37,7 @@ def commit_tail(session: Session) -> Iterator[Line]:
     """Time until all of 100 writers' commits are durable, and what hedging costs in requests."""
     rounds = session.count(_ROUNDS, least=20)
     store = SlowStore(FLIP_158, _FASTER)
-    hedger = Hedger(SystemClock(), threads=_THREADS, least_delay=_LEAST_DELAY_S / _FASTER)
+    hedger = Hedger(SystemClock(), Threads(), threads=_THREADS, least_delay=_LEAST_DELAY_S / _FASTER)
     plain: list[float] = []
     hedged: list[float] = []
     with ThreadPoolExecutor(2 * _WRITERS) as writers, ThreadPoolExecutor(2) as sides:

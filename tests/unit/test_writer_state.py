@@ -1,11 +1,11 @@
-"""segment_log: what a commit takes up, repeats or leaves, by the sequence numbers of FLIP-158."""
+"""writer_state: what a commit takes up, repeats or leaves, by the sequence numbers of FLIP-158."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from statemgr.backends.blobs.writer_state import REUSE_S, Materialized, SegmentLog
+from statemgr.backends.blobs.writer_state import REUSE_S, PendingSnapshot, WriterState
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobRef
@@ -39,59 +39,59 @@ def ranges(segments: Sequence[ChainSegment]) -> list[tuple[int, int]]:
 
 def test_numbers_go_on_where_the_published_chain_ends(tmp_path: Path) -> None:
     """A store that was opened at change 100 writes change 100 next, whatever it counts itself."""
-    log, changes = SegmentLog(), frozen(ChangeBuffer(tmp_path, 1000), b"a", b"b")
-    log.continue_from(chain(90, (90, 100)), changes, NOW)
-    pending, first = log.unpersisted(changes)
-    assert (first, log.number_of(changes.end), list(pending)) == (100, 102, list(changes))
+    writer, changes = WriterState(), frozen(ChangeBuffer(tmp_path, 1000), b"a", b"b")
+    writer.continue_from(chain(90, (90, 100)), changes, NOW)
+    pending, first = writer.unpersisted(changes)
+    assert (first, writer.number_of(changes.end), list(pending)) == (100, 102, list(changes))
 
 
 def test_a_stored_segment_is_not_written_again(tmp_path: Path) -> None:
     """C2: after a failed commit only what came later is written; once published, nothing is left over."""
-    log, buffer = SegmentLog(), ChangeBuffer(tmp_path, 1000)
+    writer, buffer = WriterState(), ChangeBuffer(tmp_path, 1000)
     base = chain(0)
-    log.continue_from(base, frozen(buffer, b"a"), NOW)
-    log.persisted(segment(0, 1), NOW)
+    writer.continue_from(base, frozen(buffer, b"a"), NOW)
+    writer.persisted(segment(0, 1), NOW)
     changes = frozen(buffer, b"b")
-    log.continue_from(base, changes, NOW)
-    pending, first = log.unpersisted(changes)
+    writer.continue_from(base, changes, NOW)
+    pending, first = writer.unpersisted(changes)
     assert (first, list(pending)) == (1, [(b"b", b"")])
-    assert ranges(log.stored_after(0)) == [(0, 1)]
+    assert ranges(writer.stored_after(0)) == [(0, 1)]
     buffer.acknowledge(changes)
-    log.continue_from(chain(0, (0, 1), (1, 2)), frozen(buffer), NOW)
-    assert log.durable == []
+    writer.continue_from(chain(0, (0, 1), (1, 2)), frozen(buffer), NOW)
+    assert writer.durable == []
 
 
 def test_what_waited_too_long_is_written_again(tmp_path: Path) -> None:
     """FAULT 38: a segment or a snapshot that a collection might have taken is not published."""
-    log, buffer, base = SegmentLog(), ChangeBuffer(tmp_path, 1000), chain(0)
-    log.continue_from(base, frozen(buffer, b"a"), NOW)
-    log.persisted(segment(0, 1), NOW)
-    log.waiting = Materialized(NEWER, "new", 1, 0, INDEX, (), NOW)
+    writer, buffer, base = WriterState(), ChangeBuffer(tmp_path, 1000), chain(0)
+    writer.continue_from(base, frozen(buffer, b"a"), NOW)
+    writer.persisted(segment(0, 1), NOW)
+    writer.pending = PendingSnapshot(ChainSnapshot(NEWER, "new", 1), INDEX, (), NOW, freeze=0)
     changes = frozen(buffer)
-    log.continue_from(base, changes, LATE)
-    assert log.unpersisted(changes)[1] == 0
-    assert log.snapshot_for(changes, LATE) is None
+    writer.continue_from(base, changes, LATE)
+    assert writer.unpersisted(changes)[1] == 0
+    assert writer.snapshot_for(changes, LATE) is None
 
 
 def test_a_snapshot_is_taken_up_by_a_later_commit_alone(tmp_path: Path) -> None:
     """C1: not by the commit that was frozen before it, and never by one on another base."""
-    log, buffer = SegmentLog(), ChangeBuffer(tmp_path, 1000)
+    writer, buffer = WriterState(), ChangeBuffer(tmp_path, 1000)
     base, before = chain(40, (40, 50)), frozen(buffer, b"a")
-    log.continue_from(base, before, NOW)
+    writer.continue_from(base, before, NOW)
     mark = buffer.nothing_until(buffer.seal())
-    log.waiting = Materialized(NEWER, "new", mark.end, mark.freeze, INDEX, ("x",), NOW)
-    assert log.snapshot_for(before, NOW) is None
+    writer.pending = PendingSnapshot(ChainSnapshot(NEWER, "new", mark.end), INDEX, ("x",), NOW, mark.freeze)
+    assert writer.snapshot_for(before, NOW) is None
     after = frozen(buffer, b"b")
-    assert log.snapshot_for(after, NOW) == (ChainSnapshot(NEWER, "new", 51), ("x",))
-    log.continue_from(chain(40, (40, 50), index=NEWER), after, NOW)
-    assert log.snapshot_for(after, NOW) is None
+    assert writer.snapshot_for(after, NOW) == (ChainSnapshot(NEWER, "new", 51), ("x",))
+    writer.continue_from(chain(40, (40, 50), index=NEWER), after, NOW)
+    assert writer.snapshot_for(after, NOW) is None
 
 
 def test_a_fill_forgets_what_was_stored(tmp_path: Path) -> None:
-    """Invariant 4: a backend that is filled anew continues nothing of before."""
-    log, buffer = SegmentLog(), ChangeBuffer(tmp_path, 1000)
-    log.continue_from(chain(0, (0, 7)), frozen(buffer, b"a"), NOW)
-    log.persisted(segment(7, 8), NOW)
-    log.waiting = Materialized(NEWER, "new", 1, 0, INDEX, (), NOW)
-    log.start_anew()
-    assert (log.durable, log.waiting, log.published, log.number_of(3)) == ([], None, (), 3)
+    """Invariant 4: a backend that is filled again continues nothing from before."""
+    writer, buffer = WriterState(), ChangeBuffer(tmp_path, 1000)
+    writer.continue_from(chain(0, (0, 7)), frozen(buffer, b"a"), NOW)
+    writer.persisted(segment(7, 8), NOW)
+    writer.pending = PendingSnapshot(ChainSnapshot(NEWER, "new", 1), INDEX, (), NOW, freeze=0)
+    writer.start_lineage()
+    assert (writer.durable, writer.pending, writer.published, writer.number_of(3)) == ([], None, (), 3)

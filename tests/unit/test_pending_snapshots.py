@@ -1,4 +1,4 @@
-"""snapshot_offers: what is offered on this machine is taken by exactly the histories that it fits."""
+"""local_notes: a pending snapshot on this machine is used by exactly the histories that it fits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.backends.blobs.local_notes import Offer, Offers
-from statemgr.backends.blobs.writer_state import REUSE_S
+from statemgr.backends.blobs.local_notes import PendingNote
+from statemgr.backends.blobs.writer_state import REUSE_S, PendingSnapshot
 from statemgr.config import JobConfig
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, history_of
 from statemgr.model.checkpoint import BlobRef
@@ -28,16 +28,18 @@ SEGMENTS = tuple(
     for first in (100, 110, 120)
 )
 CHAIN = SegmentChain("j", "1", "Partition 0", "s", "id", "a", "l", 0, ChainSnapshot(BASE, "snap", 100), SEGMENTS)
-OFFER = Offer(ChainSnapshot(MADE, "newer", 120), BASE, history_of(SEGMENTS[:2]), ("j/1/b/x", "j/1/b/index"), at(1000))
+PENDING = PendingSnapshot(
+    ChainSnapshot(MADE, "newer", 120), BASE, ("j/1/b/x", "j/1/b/index"), at(1000), history=history_of(SEGMENTS[:2])
+)
 IDENTITY = StoreIdentity("j", "1", "Partition 0", "s")
 
 
-def test_an_offer_fits_every_chain_that_has_what_it_has() -> None:
+def test_a_pending_snapshot_fits_every_chain_that_has_what_it_has() -> None:
     """What came after it does not matter, nor where its segments are stored."""
-    assert OFFER.fits(CHAIN, at(1000))
-    assert OFFER.fits(replace(CHAIN, segments=SEGMENTS[:2]), at(1000 + REUSE_S - 1))
+    assert PENDING.fits(CHAIN, at(1000))
+    assert PENDING.fits(replace(CHAIN, segments=SEGMENTS[:2]), at(1000 + REUSE_S - 1))
     inline = replace(SEGMENTS[0], blob=None, inline=b"100")
-    assert OFFER.fits(replace(CHAIN, segments=(inline, *SEGMENTS[1:])), at(1000))
+    assert PENDING.fits(replace(CHAIN, segments=(inline, *SEGMENTS[1:])), at(1000))
 
 
 @pytest.mark.parametrize(
@@ -66,12 +68,12 @@ def test_an_offer_fits_every_chain_that_has_what_it_has() -> None:
         "other numbers",
     ],
 )
-def test_an_offer_of_another_history_is_not_taken(chain: SegmentChain, now: Moment) -> None:
+def test_a_pending_snapshot_of_another_history_is_not_used(chain: SegmentChain, now: Moment) -> None:
     """After a rollback the same numbers may name other changes."""
-    assert not OFFER.fits(chain, now)
+    assert not PENDING.fits(chain, now)
 
 
-def test_offers_are_found_by_every_process_and_damaged_ones_by_none(tmp_path: Path) -> None:
+def test_notes_are_found_by_every_process_and_damaged_ones_by_none(tmp_path: Path) -> None:
     """It is a file: one process at a time makes it, another reads it, the newest wins, a damaged one counts as none."""
     config = {
         "job.name": "j",
@@ -79,16 +81,17 @@ def test_offers_are_found_by_every_process_and_damaged_ones_by_none(tmp_path: Pa
         "kafka.bootstrap.servers": "none:1",
         "stores.s.type": "memory",
     }
-    offers, others = (Offers(open_services(JobConfig.from_mapping(config))) for _ in range(2))
-    assert others.find(IDENTITY, CHAIN, at(1000)) is None
-    with offers.making(IDENTITY) as is_free, others.making(IDENTITY) as is_free_too:
+    services = [open_services(JobConfig.from_mapping(config)) for _ in range(2)]
+    note, other = (PendingNote(one, IDENTITY) for one in services)
+    assert other.find(CHAIN, at(1000)) is None
+    with note.making() as is_free, other.making() as is_free_too:
         assert (is_free, is_free_too) == (True, False)
-        offers.make(IDENTITY, replace(OFFER, base=MADE))
-        offers.make(IDENTITY, OFFER)
-    assert others.find(IDENTITY, CHAIN, at(1000)) == OFFER
-    assert others.find(replace(IDENTITY, store="t"), CHAIN, at(1000)) is None
-    [path] = (p for p in tmp_path.rglob("snapshot.offer*") if p.suffix == ".offer")
+        note.write(replace(PENDING, base=MADE))
+        note.write(PENDING)
+    assert other.find(CHAIN, at(1000)) == PENDING
+    assert PendingNote(services[1], replace(IDENTITY, store="t")).find(CHAIN, at(1000)) is None
+    [path] = (p for p in tmp_path.rglob("snapshot.pending*") if p.suffix == ".pending")
     whole = path.read_bytes()
     for damaged in (b"", whole[:-1], whole.replace(b"120", b"110"), whole[40:], b"{}", b"\n{}"):
         path.write_bytes(damaged)
-        assert others.find(IDENTITY, CHAIN, at(1000)) is None
+        assert other.find(CHAIN, at(1000)) is None

@@ -1,0 +1,104 @@
+"""The directory that a restore fills with files of a snapshot. Touches only the paths that it is given.
+
+New files belong to this user alone. Nothing is synced.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from statemgr.errors import DiskFull
+from statemgr.local import trees
+from statemgr.local.durable import PRIVATE
+from statemgr.local.transfer_files import disk_errors
+from statemgr.os_errors import CANNOT_LINK
+
+#: A cache may vanish at any time, or be on another file system.
+_CANNOT_LINK = CANNOT_LINK | {errno.ENOENT}
+
+
+def make(root: Path, dirs: Iterable[str], needed: int) -> None:
+    """Create a directory, which must not exist, and its sub-directories.
+
+    Args:
+        needed: bytes that will be written there.
+
+    Raises: DiskFull if they do not fit; InvalidError if something exists already.
+    """
+    with disk_errors(root):
+        root.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(root.parent).free
+        if free < needed:
+            raise DiskFull(
+                f"the restore needs {needed} bytes, but only {free} are free",
+                hint="free space and try again", path=root,
+            )  # fmt: skip
+        # mkdir fails if something exists: a planted directory is never entered
+        root.mkdir()
+        for path in dirs:
+            (root / path).mkdir()
+
+
+def left_files(leftovers: Sequence[Path]) -> dict[str, tuple[Path, int]]:
+    """Relative path → a file of that name that an earlier try left, and its size."""
+    found: dict[str, tuple[Path, int]] = {}
+    for leftover in leftovers:
+        for directory, _, names in os.walk(leftover):
+            for name in names:
+                path = Path(directory, name)
+                with suppress(OSError):
+                    found[path.relative_to(leftover).as_posix()] = path, path.lstat().st_size
+    return found
+
+
+def take_over(left: Path, target: Path, size: int) -> bool:
+    """Move a file that an earlier try left. Returns: False, without a target, if it cannot be written to."""
+    try:
+        os.rename(left, target)
+    except OSError:
+        return False  # another try was faster
+    status = target.lstat()
+    # a file that another directory has too must not change
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size == size:
+        os.chmod(target, PRIVATE)
+        return True
+    target.unlink()
+    return False
+
+
+def link(source: Path, target: Path, size: int, mode: int) -> bool:
+    """Link a file of this size and these owner's permissions. Returns: False, without a target, if it is not that."""
+    with disk_errors(target):
+        try:
+            os.link(source, target, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in _CANNOT_LINK:
+                return False
+            raise
+        found = target.lstat()
+        same_mode = found.st_mode & stat.S_IRWXU == mode  # setting another mode would change the source
+        if stat.S_ISREG(found.st_mode) and found.st_size == size and same_mode:
+            return True
+        target.unlink()
+        return False
+
+
+def set_modes(root: Path, modes: Mapping[str, int]) -> None:
+    """Set the permissions of files: relative path → mode."""
+    with disk_errors(root):
+        for path, mode in modes.items():
+            if mode != PRIVATE:
+                os.chmod(root / path, mode)
+
+
+def sizes(root: Path) -> dict[str, int | None]:
+    """Relative path → size of a file, None for a directory. Raises: CorruptError for anything else."""
+    with disk_errors(root):
+        tree = trees.scan(root)
+    return {**{path: status.st_size for path, status in tree.files.items()}, **dict.fromkeys(tree.dirs)}

@@ -1,0 +1,267 @@
+"""Downloads: blobs become verified files or bytes, in parallel parts.
+
+Each part is hashed as it arrives. A blob that has the wrong bytes is read once more, because a network may have altered
+them. Touches the files that it is given.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+from statemgr.errors import ANOTHER_COPY, CorruptBlob
+from statemgr.local.transfer_files import NewFile, SourceFile, write_new
+from statemgr.model.checkpoint import BlobRef
+from statemgr.model.hashing import content_hash, hasher, read_buffer
+from statemgr.model.snapshot import FileIndex
+from statemgr.ports import BlobReader, BlobStore, Progress, no_progress
+from statemgr.transfer.compression import DamagedFrame, FrameReader
+from statemgr.transfer.hedging import Hedger
+from statemgr.transfer.plan import Fetch, Run, runs
+from statemgr.transfer.pool import Batch, Counter, Pool
+
+#: Bytes that are read, hashed and written at once, or copied by the system and then looked at.
+_BUFFER = 1024 * 1024
+
+
+class Downloads:
+    """Fetches files and bytes from ``blobs``. Safe to call from many threads.
+
+    Args:
+        hedged_gets: opens a second GET when the first one is slow; None opens one.
+    """
+
+    def __init__(self, blobs: BlobStore, pool: Pool, hedged_gets: Hedger | None) -> None:
+        self._blobs = blobs
+        self._pool = pool
+        self._local = threading.local()
+        self.hedged_gets = hedged_gets
+
+    def fetch_files(self, fetches: Sequence[Fetch], progress: Progress = no_progress) -> int:
+        """Write files, part by part in parallel, verified; the smallest first. Writes to no existing file, and syncs
+        none.
+
+        Returns: the bytes that were already there, in files that are continued.
+        Raises: MissingBlob, CorruptBlob (twice the wrong bytes), UnavailableError, AccessDenied, DiskFull.
+        """
+        done, kept, total = Counter(), Counter(), sum(fetch.file.size for fetch in fetches)
+        with self._pool.batch(lambda: progress("fetch", done.value, total)) as batch:
+            together, others = runs(fetches)
+            for run in together:
+                batch.submit(partial(self._fetch_run, batch, run, done), run.size)
+            for fetch in sorted(others, key=lambda fetch: fetch.file.size):
+                self._fetch(batch, fetch, done, kept)
+        return kept.value
+
+    def fetch_blob(self, ref: BlobRef, target: Path) -> None:
+        """Write one blob to a new file, verified. Raises: as :meth:`fetch_files`."""
+        self.fetch_files([Fetch(FileIndex(target.name, ref.size, ref.hash, parts=(ref,)), target)])
+
+    def get_bytes(self, ref: BlobRef, limit: int) -> bytes:
+        """Read one blob of at most ``limit`` bytes, verified.
+
+        Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied.
+        """
+        if ref.size > limit:
+            raise CorruptBlob(f"a blob of {ref.size} bytes is refused: the limit is {limit}", blob=ref.blob_id)
+        destination = _IntoMemory()
+        self._read_verified(ref, destination)
+        return bytes(destination.data)
+
+    def read_back(self, ref: BlobRef, stored: int) -> None:
+        """Verify every byte of a blob, or of its part that ``ref`` names, which takes ``stored`` bytes there.
+
+        Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied.
+        """
+        self._read_verified(ref, _Nowhere(), stored if stored != ref.size else 0)
+
+    def hash_of(self, path: Path, offset: int, length: int) -> bytes:
+        """XXH3-128 of a part of a local file. Raises: CorruptError if the file is shorter."""
+        digest = hasher()
+        with SourceFile(path) as source:
+            for piece in source.pieces(offset, length, self._buffer()):
+                digest.update(piece)
+        return digest.digest()
+
+    # --- files ---------------------------------------------------------------------------------------------------
+
+    def _fetch_run(self, batch: Batch, run: Run, done: Counter) -> None:
+        batch.check()
+        data = read_buffer(run.size)
+        got = 0
+        with self._opened(run.blob_id, run.offset, run.size) as reader:
+            while got < run.size and (size := reader.readinto(data[got:])):
+                got += size
+        offset = 0
+        for fetch in run.fetches:
+            content = data[offset : offset + fetch.file.size]
+            offset += fetch.file.size
+            part = fetch.file.parts[0]
+            if content_hash(content) == part.hash == fetch.file.hash:
+                write_new(fetch.target, content)
+                done.add(len(content))
+            else:  # read it once more by itself, which tells what is wrong
+                self._fetch_part(batch, fetch, NewFile(fetch.target, fetch.file.size, 1), 0, 0, done, Counter())
+
+    def _fetch(self, batch: Batch, fetch: Fetch, done: Counter, kept: Counter) -> None:
+        if not fetch.file.parts:
+            write_new(fetch.target, b"")
+        target = NewFile(fetch.target, fetch.file.size, len(fetch.file.parts), exists=fetch.continued)
+        offset = 0
+        for number, part in enumerate(fetch.file.parts):
+            batch.submit(partial(self._fetch_part, batch, fetch, target, number, offset, done, kept), part.size)
+            offset += part.size
+
+    def _fetch_part(
+        self,
+        batch: Batch,
+        fetch: Fetch,
+        target: NewFile,
+        number: int,
+        offset: int,
+        done: Counter,
+        kept: Counter,
+    ) -> None:
+        file, part = fetch.file, fetch.file.parts[number]
+        if fetch.continued and self.hash_of(fetch.target, offset, part.size) == part.hash:
+            kept.add(part.size)
+            done.add(part.size)
+        else:
+            with target.part() as fd:
+                destination = _IntoFile(target, fd, offset, self._buffer(), batch, done)
+                self._read_verified(part, destination, file.frame_of(number))
+        # the only part of a file has been hashed already
+        whole_is_known = len(file.parts) == 1 and part.hash == file.hash
+        if target.part_done() and not whole_is_known and self.hash_of(target.path, 0, file.size) != file.hash:
+            raise CorruptBlob(
+                "each part of a file is right, but together they are not the file",
+                blob=file.parts[0].blob_id,
+                file=file.name,
+                hint=ANOTHER_COPY,
+            )
+
+    # --- one blob ------------------------------------------------------------------------------------------------
+
+    def _read_verified(self, ref: BlobRef, destination: _Nowhere, frame: int = 0) -> None:
+        """``frame``: the size of the zstandard frame that the blob holds; 0 if it holds the bytes themselves."""
+        # a GET of a whole blob has no length, so that bytes beyond its size are noticed
+        length = frame or (None if ref.offset is None else ref.size)
+        for last in (False, True):
+            with self._opened(ref.blob_id, ref.offset or 0, length) as reader:
+                written, problem = self._read_once(FrameReader(reader) if frame else reader, ref, destination)
+            if problem is None:
+                return
+            destination.restart(written)
+            if last:
+                raise CorruptBlob(
+                    f"the blob has {problem}, but {ref.size} bytes with a known hash were written",
+                    blob=ref.blob_id,
+                    hint=ANOTHER_COPY,
+                )
+
+    def _read_once(self, reader: BlobReader, ref: BlobRef, destination: _Nowhere) -> tuple[int, str | None]:
+        """Returns: how many bytes the destination got, and what is wrong with them."""
+        buffer, hashed, written = self._buffer(), hasher(), 0
+        while True:
+            wanted = ref.size - written
+            piece = destination.move(reader, written, wanted) if wanted else None
+            if piece is None:
+                try:
+                    piece = buffer[: reader.readinto(buffer)]
+                except DamagedFrame:
+                    return written, "a damaged frame"
+                if len(piece) > wanted:
+                    return written, "more bytes"
+                destination.write(written, piece)
+            if not piece:
+                break
+            hashed.update(piece)
+            written += len(piece)
+        if written < ref.size:
+            return written, f"{written} bytes"
+        return written, None if hashed.digest() == ref.hash else "other content"
+
+    @contextmanager
+    def _opened(self, blob_id: str, offset: int, length: int | None) -> Iterator[BlobReader]:
+        """A GET; if two were opened, the one that answered first."""
+
+        def attempt(number: int) -> tuple[ExitStack, BlobReader]:
+            stack = ExitStack()
+            return stack, stack.enter_context(self._blobs.get(blob_id, offset, length))
+
+        hedger = self.hedged_gets
+        stack, reader = hedger.call(attempt, lost=lambda late: late[0].close()) if hedger else attempt(0)
+        with stack:
+            yield reader
+
+    def _buffer(self) -> memoryview:
+        """This thread's own buffer."""
+        if not hasattr(self._local, "buffer"):
+            self._local.buffer = read_buffer(_BUFFER)
+        buffer: memoryview = self._local.buffer
+        return buffer
+
+
+# --- where a verified GET writes to ------------------------------------------------------------------------------
+
+
+class _Nowhere:
+    """Drops the bytes, which are only verified. Positions are counted from 0."""
+
+    def write(self, position: int, piece: memoryview) -> None:
+        """Take a piece that was read."""
+
+    def move(self, reader: BlobReader, position: int, wanted: int) -> memoryview | None:
+        """Take up to ``wanted`` bytes directly from the reader. Returns: those bytes; None if that is impossible."""
+        return None
+
+    def restart(self, written: int) -> None:
+        """Forget the bytes so far, of which there were ``written``: they were wrong and are read again."""
+
+
+class _IntoMemory(_Nowhere):
+    """Keeps the bytes in ``data``."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, position: int, piece: memoryview) -> None:
+        self.data.extend(piece)
+
+    def restart(self, written: int) -> None:
+        self.data.clear()
+
+
+class _IntoFile(_Nowhere):
+    """Writes to a part of a file, from ``offset`` on. Raises Cancelled once the batch has failed."""
+
+    def __init__(self, target: NewFile, fd: int, offset: int, buffer: memoryview, batch: Batch, done: Counter) -> None:
+        self._target = target
+        self._fd = fd
+        self._offset = offset
+        self._buffer = buffer
+        self._batch = batch
+        self._done = done
+
+    def write(self, position: int, piece: memoryview) -> None:
+        self._batch.check()
+        self._target.write(self._fd, self._offset + position, piece)
+        self._done.add(len(piece))
+
+    def move(self, reader: BlobReader, position: int, wanted: int) -> memoryview | None:
+        """The system copies from file to file, and the copied bytes are read back."""
+        self._batch.check()
+        offset = self._offset + position
+        size = reader.copy_to(self._fd, offset, min(wanted, len(self._buffer)))
+        if size is None:
+            return None
+        piece = self._buffer[:size]
+        self._target.read(self._fd, offset, piece)
+        self._done.add(size)
+        return piece
+
+    def restart(self, written: int) -> None:
+        self._done.add(-written)
