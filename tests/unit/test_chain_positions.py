@@ -12,7 +12,7 @@ from statemgr.backends.blobs.local_notes import ChainPositions
 from statemgr.model.chain import ChainSegment, SegmentChain
 from statemgr.wiring import open_services
 from tests.segment_tasks import config_of
-from tests.unit.test_snapshot_offers import CHAIN, IDENTITY, MADE, SEGMENTS
+from tests.unit.test_pending_snapshots import CHAIN, IDENTITY, MADE, SEGMENTS
 
 OLDER = replace(CHAIN, state_id="older", segments=SEGMENTS[:2])
 
