@@ -29,17 +29,23 @@ from statemgr.wiring import open_services
 
 
 class JobReader:
-    """Reads the checkpoint topic, indexes and stores of a job that may be running. Close it when done."""
+    """Reads the checkpoint topic, indexes and stores of a job that may be running. Close it when done.
 
-    def __init__(self, config: JobConfig) -> None:
+    Args:
+        only_settled: read the topic up to the first open transaction. By default a read waits for its end, which takes
+            ``task.commit.timeout.ms`` if its owner is dead.
+    """
+
+    def __init__(self, config: JobConfig, *, only_settled: bool = False) -> None:
         self.config = config
+        self._only_settled = only_settled
         self._services = open_services(config)
         self._catalogue = Catalogue(self._services.transfer)
         self._log = CheckpointTopic(config, self._services.clock)
 
     def records(self) -> Mapping[str, CheckpointRecord]:
         """Task → its newest record. Raises: UnavailableError, CorruptRecord, MissingState (no such topic)."""
-        return self._log.read()
+        return self._log.read(only_settled=self._only_settled)
 
     def history(self) -> Iterator[CheckpointRecord]:
         """Every committed record of the job that is still on the topic, oldest first."""

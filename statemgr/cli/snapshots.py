@@ -153,7 +153,7 @@ def verify_command(call: Call, read_data: bool, sample: float | None) -> None:
         closing(CheckpointTopic(call.config, services.clock)) as log,
         call.progress() as progress,
     ):
-        found = verify_blobs(services, log, call.tasks, share, progress)
+        found = verify_blobs(services, log.read, call.tasks, share, progress)
     if call.as_json:
         print_json(asdict(found))
     else:

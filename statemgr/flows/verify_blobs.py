@@ -25,7 +25,7 @@ from statemgr.errors import CorruptBlob, CorruptError, MissingError, StatemgrErr
 from statemgr.ids import task_index
 from statemgr.model.checkpoint import BlobRef, Checkpoint, CheckpointRecord
 from statemgr.model.hashing import content_hash
-from statemgr.ports import CheckpointLog, Progress
+from statemgr.ports import Progress
 
 T = TypeVar("T")
 #: Blobs that are checked before progress is reported.
@@ -88,17 +88,22 @@ class _Needed:
 
 
 def verify_blobs(
-    services: Services, log: CheckpointLog, tasks: Sequence[str], sample: float, progress: Progress
+    services: Services,
+    read: Callable[[], Mapping[str, CheckpointRecord]],
+    tasks: Sequence[str],
+    sample: float,
+    progress: Progress,
 ) -> Verified:
     """Check the blobs of ``tasks`` (empty: of all).
 
     Args:
+        read: reads the newest record of every task from the topic.
         sample: the share of the blobs that is also read whole: 0 reads none, 1 reads all.
 
     Raises: MissingState without a checkpoint topic; CorruptRecord; UnavailableError, AccessDenied: then nothing is
         known of the blobs that were left.
     """
-    records = _chosen(log.read(), tasks)
+    records = _chosen(read(), tasks)
     needed = _needed(services, records)  # 1
     found = Verified(
         tasks=len(records),
@@ -110,7 +115,7 @@ def verify_blobs(
     _look(services, _undamaged(needed.uses, found), found, progress)  # 2
     _read(services, _undamaged(needed.uses, found), sample, found, progress)  # 3
     if found.damaged or found.expiring:
-        _forget_evicted(found, _needed(services, _chosen(log.read(), tasks)))  # 4
+        _forget_evicted(found, _needed(services, _chosen(read(), tasks)))  # 4
     return found
 
 

@@ -1,4 +1,4 @@
-"""``statemgr migrate``: moves a job to another backend, step by step, and back."""
+"""``statemgr migrate verify``: proves that both backends hold the same state. Fences nobody."""
 
 from __future__ import annotations
 
@@ -26,15 +26,7 @@ if TYPE_CHECKING:
 _TRIES = 5
 
 
-@click.group("migrate")
-def command() -> None:
-    """Move the job to another backend, step by step, and back."""
-
-
-# --- verify -----------------------------------------------------------------------------------------------
-
-
-@command.command("verify")
+@click.command("verify")
 @job_options("tasks", "checkpoint")
 @click.option("--store", "stores", multiple=True, help="Verify only this store. Repeatable; default: all stores.")
 @click.option(

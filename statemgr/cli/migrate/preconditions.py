@@ -1,0 +1,159 @@
+"""What must hold before a job moves to another stage. Each is tried; nothing that is published changes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from statemgr.backends.services import Services
+from statemgr.cli.checks import Report, Status, check_blobs, check_brokers
+from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
+from statemgr.errors import RetryableError, StatemgrError
+from statemgr.flows.migration import StoreStatus, survey
+from statemgr.flows.verify_blobs import verify_blobs
+from statemgr.model.checkpoint import CheckpointRecord
+from statemgr.model.stages import Stage, Step, StorePosition
+from statemgr.ports import Progress
+from statemgr.reader import JobReader
+
+_PROBE_SIZE = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Precondition:
+    """One precondition. ``fix``: what to do if it is not met."""
+
+    name: str
+    met: bool
+    detail: str
+    fix: str | None = None
+
+
+def check(
+    services: Services,
+    reader: JobReader,
+    step: Step,
+    positions: Sequence[StorePosition],
+    records: Sequence[CheckpointRecord],
+    trials: int,
+    progress: Progress,
+) -> tuple[list[Precondition], int | None, float | None]:
+    """Every precondition of a step; the bytes that its first commits write, and the seconds that they take for it.
+
+    Raises: UnavailableError, AccessDenied.
+    """
+    found = survey(services, positions)
+    forward = step.target > step.stage
+    switched_on = step.target in (Stage.DUAL_COMMIT, Stage.BLOBS_FIRST) and step.stage in (Stage.CHANGELOG, Stage.BLOBS)
+    conditions = [_complete(services, records), _settled(step, positions, forward)]
+    if not switched_on:
+        needed = BLOB_STORE if forward else KAFKA_CHANGELOG
+        conditions.append(_markers(positions, needed))
+        conditions += _trials(reader, found, needed, trials, progress)
+    if step.stage is not Stage.CHANGELOG and services.config.get("blob.store.uri") is not None:
+        conditions.append(_blobs(services, reader, progress))
+    conditions += _rights(services)
+    if not switched_on:
+        return conditions, None, None
+    amount = sum(one.size for one in found)
+    return conditions, amount, _upload_seconds(services, amount) if forward else None
+
+
+def _complete(services: Services, records: Sequence[CheckpointRecord]) -> Precondition:
+    tasks = services.config.tasks
+    detail = f"{len(records)} of {tasks} tasks have one"
+    return Precondition("checkpoints", len(records) == tasks, detail, "wait until every task has committed")
+
+
+def _settled(step: Step, positions: Sequence[StorePosition], forward: bool) -> Precondition:
+    """No store is between stages. On the way back from stage 4 they may be: it was interrupted."""
+    others = [one for one in positions if one.stage is None]
+    if others:
+        fix = "move one store at a time with --store"
+        return Precondition("stage", False, f"store {others[0].store} uses other backends", fix)
+    allowed = {step.stage} if forward and not step.written else {step.stage, step.target}
+    elsewhere = [one for one in positions if one.stage not in allowed]
+    detail = f"all stores are in stage {step.stage.value}"
+    if elsewhere:
+        one = elsewhere[0]
+        detail = f"{one.record.task} / {one.store} is in stage {one.stage}, not {step.stage.value}"
+    fix = "restart the job with its configuration, and wait with `statemgr migrate advance --wait`"
+    return Precondition("stage", not elsewhere, detail, fix)
+
+
+def _markers(positions: Sequence[StorePosition], factory: str) -> Precondition:
+    without = [one for one in positions if one.record.current.marker(factory, one.store) is None]
+    detail = f"{factory} has the newest checkpoint of every task"
+    if without:
+        detail = f"{factory} lacks the newest checkpoint of {len(without)} stores, such as {without[0].record.task}"
+    return Precondition("markers", not without, detail, "wait until every task has committed")
+
+
+def _trials(
+    reader: JobReader, found: Sequence[StoreStatus], factory: str, trials: int, progress: Progress
+) -> Iterator[Precondition]:
+    """Restore the largest tasks from the backend that the next stage restores from."""
+    sizes: dict[str, int] = {}
+    stores: dict[str, list[str]] = {}
+    for one in found:
+        task = one.position.record.task
+        sizes[task] = sizes.get(task, 0) + one.size
+        stores.setdefault(task, []).append(one.position.store)
+    for task in sorted(sizes, key=lambda name: -sizes[name])[:trials]:
+        with tempfile.TemporaryDirectory(prefix="statemgr-trial-") as directory:
+            name, into = f"restore of {task} from {factory}", Path(directory) / "restored"
+            try:
+                restored = reader.restore(task, into, None, stores[task], [factory], progress)
+            except StatemgrError as error:
+                if isinstance(error, RetryableError):
+                    raise
+                yield Precondition(name, False, error.message, error.hint)
+            else:
+                seconds = sum(one.seconds for one in restored)
+                fetched = sum(one.bytes_fetched for one in restored)
+                yield Precondition(name, True, f"{fetched:,} bytes in {seconds:.1f} s")
+
+
+def _blobs(services: Services, reader: JobReader, progress: Progress) -> Precondition:
+    found = verify_blobs(services, reader.records, (), 0.0, progress)
+    if found.damaged:
+        fix = "use `statemgr snapshots verify` to see all of them"
+        return Precondition("blobs", False, f"{found.damaged[0].blob_id}: {found.damaged[0].problem}", fix)
+    if found.expiring:
+        detail = f"{len(found.expiring)} blobs still have a TTL, such as {found.expiring[0].blob_id}"
+        return Precondition("blobs", False, detail, "use `statemgr gc --fix` to remove it")
+    return Precondition("blobs", True, f"all {found.blobs} blobs are there, and none has a TTL")
+
+
+def _rights(services: Services) -> Iterator[Precondition]:
+    """Every kind of request that a job makes to the brokers and to the blob store is tried."""
+    kafka, blobs = Report(), Report()
+    check_brokers(kafka, services.config)
+    if services.config.get("blob.store.uri") is None:
+        blobs.problem("blobs", "blob.store.uri is not set", "set blob.store.uri")
+    else:
+        check_blobs(blobs, services.config, fix=False)
+    for name, report in (("Kafka", kafka), ("blob store", blobs)):
+        problem = next((one for one in report.findings if one.status is Status.PROBLEM), None)
+        if problem is None:
+            yield Precondition(name, True, "every kind of request was allowed")
+        else:
+            yield Precondition(name, False, f"{problem.check}: {problem.detail}", problem.fix)
+
+
+def _upload_seconds(services: Services, amount: int) -> float | None:
+    """The time of an upload at the speed of one of 8 MiB; the job's uploads are parallel, and so rather faster."""
+    if services.config.get("blob.store.uri") is None:
+        return None
+    blob_id = f"{services.config.job_key}/_doctor/{services.ids.attempt_id()}"
+    try:
+        started = services.clock.monotonic()
+        services.blobs().put(blob_id, os.urandom(_PROBE_SIZE), ttl_days=services.config.ttl_days)
+        seconds = services.clock.monotonic() - started
+        services.blobs().delete(blob_id)
+    except StatemgrError:
+        return None  # the check of the rights says why
+    return amount / _PROBE_SIZE * seconds

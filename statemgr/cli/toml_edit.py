@@ -1,0 +1,96 @@
+"""Changes keys of a configuration file and keeps everything else in it: comments, order, spelling. Writes the file."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from statemgr.config import JobConfig
+from statemgr.config.loading import read_toml
+from statemgr.config.samza import our_key
+from statemgr.errors import ConfigError
+from statemgr.local.durable import sync, write_file
+from statemgr.os_errors import translated
+
+
+class TomlEdit:
+    """The new text of a configuration file, in which lists of factories are changed.
+
+    Raises: ConfigError if the file cannot be read, or cannot be changed without changing something else.
+    """
+
+    def __init__(self, path: Path, changes: Mapping[str, Sequence[str]]) -> None:
+        self.path = path
+        self.changes = changes
+        before = JobConfig.from_mapping(read_toml(path))
+        self.old = path.read_text(encoding="utf-8")
+        try:
+            self.new = _changed(self.old, changes)
+            found = tomlkit.parse(self.new).unwrap()
+        except (TOMLKitError, TypeError, ValueError) as error:
+            raise self._refused(changes) from error
+        after = JobConfig.from_mapping(found)
+        if after.to_mapping() != {**before.to_mapping(), **{key: list(names) for key, names in changes.items()}}:
+            raise self._refused(changes)
+
+    def diff(self) -> str:
+        """A unified diff; empty if the file stays as it is."""
+        old, new = self.old.splitlines(keepends=True), self.new.splitlines(keepends=True)
+        return "".join(difflib.unified_diff(old, new, str(self.path), f"{self.path} (new)"))
+
+    def write(self, saved_as: Path) -> None:
+        """Save the old file under another name, then replace it by rename. Raises: DiskFull, AccessDenied."""
+        with translated("the configuration file cannot be written", self.path):
+            if self.path.read_text(encoding="utf-8") != self.old:
+                raise ConfigError("the configuration file was changed meanwhile", hint="run the command again")
+            target = self.path.resolve()  # a link stays a link
+            mode = target.stat().st_mode
+            for path, text in ((saved_as, self.old), (target, self.new)):
+                write_file(path, text.encode())
+                path.chmod(mode)
+            sync(target.parent)
+
+    def _refused(self, changes: Mapping[str, Sequence[str]]) -> ConfigError:
+        lines = "; ".join(f"{key} = {list(names)}" for key, names in changes.items())
+        return ConfigError(f"{self.path} cannot be changed by this command", hint=f"change it by hand: {lines}")
+
+
+def _changed(text: str, changes: Mapping[str, Sequence[str]]) -> str:
+    document = tomlkit.parse(text)
+    first = ""
+    for key, names in changes.items():
+        places = list(_places(document, "", key))
+        for table, name in places:
+            table[name] = list(names)
+        if not places and not _added(document, key.split("."), list(names)):
+            first += f'"{key}" = {tomlkit.item(list(names)).as_string()}\n'
+    return first + tomlkit.dumps(document)
+
+
+def _added(document: Any, words: list[str], names: list[str]) -> bool:
+    """Add a key to the table of the task, or of the store. Returns: False if the file has no such table."""
+    parent = document
+    for word in words[:-2]:
+        parent = parent.get(word)
+        if not isinstance(parent, dict):
+            return False
+    inner = parent.get(words[-2])
+    if isinstance(inner, dict):
+        inner[words[-1]] = names
+    else:
+        parent.append(tomlkit.key(words[-2:]), tomlkit.item(names))
+    return True
+
+
+def _places(table: Any, prefix: str, wanted: str) -> Iterator[tuple[Any, str]]:
+    for name, value in table.items():
+        path = f"{prefix}.{name}" if prefix else str(name)
+        if our_key(path) == wanted and not isinstance(value, dict):
+            yield table, name
+        elif isinstance(value, dict):
+            yield from _places(value, path, wanted)
