@@ -78,6 +78,8 @@ def plain_producer(config: JobConfig, transactional_id: str | None = None) -> Pr
         settings |= {"transactional.id": transactional_id, "transaction.timeout.ms": 30_000}
     made = Producer(settings)
     if transactional_id is not None:
+        for _ in range(2):  # without a connection that stays, it would ask for its coordinator again after 500 ms
+            made.list_topics(config.checkpoint_topic, timeout=30)
         made.init_transactions(30)
     return made
 
@@ -106,6 +108,7 @@ def committed(
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the broker answers at the end of the topic after this
         }
     )
     place = TopicPartition(topic, partition, 0)

@@ -22,6 +22,8 @@ from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 
 ROOT = Path(__file__).resolve().parents[1]
+#: A group that soon hears of members that come, go and die; 6 s is the least that a broker allows by default.
+QUICK_GROUP = {"kafka__consumer__session__timeout__ms": 6000, "kafka__consumer__heartbeat__interval__ms": 300}
 
 
 def make_topic(kafka: KafkaServer, name: str, partitions: int, **settings: str) -> None:
@@ -70,7 +72,7 @@ def member(
     **permissions: bool,
 ) -> tuple[Callable[[], None], list[Exception]]:
     """Start a member of the group in a thread. Returns how to stop it, and what it raised."""
-    consumer = consumer or with_changes(config, kafka__consumer__session__timeout__ms=6000).consumer(group)
+    consumer = consumer or with_changes(config, **QUICK_GROUP).consumer(group)
     manager = StateManager(config)
     topics = [topic] if isinstance(topic, str) else topic
     loop = manager.loop(consumer, process, topics=topics, **permissions)

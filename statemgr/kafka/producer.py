@@ -43,8 +43,11 @@ class TransactionalProducer:
     def init(self, deadline: float) -> None:
         """Take over the transactional ID."""
         with contextlib.suppress(KafkaException):
-            # a client without a connection asks for its coordinator again only after 500 ms
-            self.client.list_topics(self._topic, timeout=min(SLICE_S, max(deadline - self._clock.monotonic(), 0.01)))
+            # A client without a connection asks for its coordinator again only after 500 ms. The first answer comes
+            # over the bootstrap connection, which librdkafka closes then; the second over one that stays.
+            for _ in range(2):
+                left_s = max(deadline - self._clock.monotonic(), 0.01)
+                self.client.list_topics(self._topic, timeout=min(SLICE_S, left_s))
         self._until(self.client.init_transactions, deadline)
 
     def commit(self, deadline: float) -> None:

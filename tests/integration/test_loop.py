@@ -6,21 +6,41 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from statemgr import JobConfig, StateManager
+from statemgr import JobConfig, StateManager, Task
 from statemgr.errors import MissingState
+from statemgr.reader import JobReader
 from tests.commits import commit
 from tests.jobs import contents, elsewhere, job_mapping
 from tests.kafka_jobs import wait_until
-from tests.loop_members import make_topic, member, produce
+from tests.loop_members import count, make_topic, member, produce
 from tests.servers import KafkaServer
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+class Seeing:
+    """A process function that counts, and keeps the values of the messages that it was given."""
+
+    def __init__(self) -> None:
+        self.seen: set[object] = set()
+
+    def __call__(self, task: Task, message: Message) -> None:
+        count(task, message)
+        self.seen.add(message.value())
+
+
+def committed_messages(config: JobConfig) -> int:
+    """Messages that the job has committed, read without disturbing it."""
+    try:
+        with JobReader(config) as reader:
+            return sum(sum(record.current.input_offsets.values()) for record in reader.records().values())
+    except MissingState:  # it has not made its topics yet
+        return 0
 
 
 def counted(config: JobConfig, partitions: int) -> int:
@@ -40,21 +60,26 @@ def test_tasks_move_between_members_without_losing_or_doubling(kafka: KafkaServe
     config = JobConfig.from_mapping(
         job_mapping(kafka, tmp_path, tasks=partitions, backup=("blob-store",), task__commit__ms=300)
     )
+    first, second = Seeing(), Seeing()
     produce(kafka, topic, partitions, range(1000))
-    stop_first, first_errors = member(config, group, topic)
-    time.sleep(4)
+    stop_first, first_errors = member(config, group, topic, first)
+    wait_until(lambda: len(first.seen) == 1000)
     other = elsewhere(config, tmp_path / "other", "blob-store")
-    stop_second, second_errors = member(other, group, topic)
+    stop_second, second_errors = member(other, group, topic, second)
     produce(kafka, topic, partitions, range(1000, 2000))
-    time.sleep(6)
+    sent = 2000
+    while not second.seen:  # the group takes a moment to give it partitions
+        produce(kafka, topic, partitions, [sent])
+        sent += 1
+    wait_until(lambda: len(first.seen | second.seen) == sent)
     stop_first()
-    produce(kafka, topic, partitions, range(2000, 2500))
-    time.sleep(6)
+    produce(kafka, topic, partitions, range(sent, sent + 500))
+    wait_until(lambda: len(first.seen | second.seen) == sent + 500)
     stop_second()
     assert not first_errors
     assert not second_errors
     checker = elsewhere(config, tmp_path / "check", "blob-store")
-    assert counted(checker, partitions) == 2500
+    assert counted(checker, partitions) == sent + 500
 
 
 def test_input_that_is_gone_stops_the_loop(kafka: KafkaServer, tmp_path: Path) -> None:
@@ -109,10 +134,10 @@ def test_the_example_of_the_readme_runs(kafka: KafkaServer, tmp_path: Path) -> N
     make_topic(kafka, topic, 4)
     produce(kafka, topic, 4, range(200))
     child = subprocess.Popen([sys.executable, "main.py"], cwd=tmp_path)
-    time.sleep(8)
+    config = JobConfig.from_file(tmp_path / "job.toml", {"state.dir": str(tmp_path / "other")})
+    wait_until(lambda: committed_messages(config) == 200)
     child.send_signal(signal.SIGTERM)
     assert child.wait(60) == 0
-    config = JobConfig.from_file(tmp_path / "job.toml", {"state.dir": str(tmp_path / "other")})
     total = sum(
         int(value)
         for partition in range(4)

@@ -240,7 +240,7 @@ def test_an_opening_that_fails_for_now_may_be_repeated(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FAULTS 8 and 13: no factory could supply the store, and one of them only could not be asked: call again."""
-    config = config_of(kafka, tmp_path)
+    config = config_of(kafka, tmp_path, blob__store__retry__policy__max__retries=1)
     noise = random.Random(1).randbytes(100_000)
     put_and_commit(config, {b"a": noise}, 1)
 
