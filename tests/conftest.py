@@ -13,8 +13,11 @@ import pytest
 
 from statemgr_tools.dev.kafka import KafkaBroker
 from tests import servers
+from tests.secured import SecuredKafka
 
 _LAYERS = {"integration": pytest.mark.integration, "spark": pytest.mark.spark, "crash": pytest.mark.crash}
+
+_SERVERS = {"kafka", "s3", "forgetful", "own_kafka", "secured_kafka"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,8 +42,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(_LAYERS[layer])
             if layer == "spark":
                 item.add_marker(pytest.mark.xdist_group("spark"))
-        elif {"kafka", "s3", "own_kafka"} & set(getattr(item, "fixturenames", ())):
+        elif _SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(_LAYERS["integration"])
+        if "secured_kafka" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("secured"))
     # they stay on one worker and take longest, so they begin first
     items.sort(key=lambda item: item.get_closest_marker("spark") is None)
 
@@ -49,6 +54,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def kafka() -> servers.KafkaServer:
     """The run's broker; tests share it and take names from ``fresh_name``."""
     return servers.kafka_server()
+
+
+@pytest.fixture(scope="session")
+def forgetful() -> servers.KafkaServer:
+    """A broker of the run's that forgets an ID after 1.5 s without use."""
+    return servers.forgetful_server()
+
+
+@pytest.fixture(scope="session")
+def secured_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    """A broker with an authorizer; the tests that take it run on one worker."""
+    with SecuredKafka(tmp_path_factory.mktemp("secured-kafka")) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

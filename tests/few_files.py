@@ -104,7 +104,7 @@ def tasks(config: JobConfig, directory: Path, counts: list[int]) -> Iterator[dic
         for left in counts:
             there = directory / f"{factory}-{left}"
             mapping = {**config.to_mapping(), "state.dir": str(there), "task.restore.factories": [factory]}
-            with StateManager(JobConfig.from_mapping(mapping)) as manager:
+            with StateManager(JobConfig.from_mapping(mapping | {"task.commit.timeout.ms": 1_000})) as manager:
 
                 def restore(manager: StateManager = manager) -> None:
                     manager.open_task(TASK).close()

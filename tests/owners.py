@@ -21,24 +21,17 @@ from tests.jobs import job_mapping
 from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 
-#: A broker that forgets a transactional ID after 2.5 s, and what an idle producer wrote.
-FORGETFUL = {
-    "transactional.id.expiration.ms": "2500",
-    "transaction.remove.expired.transaction.cleanup.interval.ms": "200",
-    "producer.id.expiration.ms": "2500",
-    "producer.id.expiration.check.interval.ms": "200",
-}
 #: A broker that aborts a transaction soon after its timeout.
 STRICT = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
 
 
-def job(broker: KafkaBroker, directory: Path, **more: object) -> JobConfig:
+def job(broker: KafkaBroker | KafkaServer, directory: Path, **more: object) -> JobConfig:
     """A dual-commit job on a broker of the test's own; keys have ``__`` for ``.``."""
     server = KafkaServer(bootstrap_servers=broker.bootstrap_servers, kind="local")
     return JobConfig.from_mapping(job_mapping(server, directory, **more))  # type: ignore[arg-type]
 
 
-def forgotten(broker: KafkaBroker, *transactional_ids: str) -> None:
+def forgotten(broker: KafkaServer, *transactional_ids: str) -> None:
     """Return when the broker has forgotten transactional IDs: it notes that on its own topic, by a tombstone."""
     reader = Consumer(
         {"bootstrap.servers": broker.bootstrap_servers, "group.id": "look", "auto.offset.reset": "earliest"}

@@ -17,6 +17,7 @@ from confluent_kafka.admin import (
     AclOperation,
     AclPermissionType,
     AdminClient,
+    NewTopic,
     ResourcePatternType,
     ResourceType,
 )
@@ -82,11 +83,15 @@ class SecuredKafka:
         }
         self.broker = KafkaBroker(directory=self.directory, port=port, controller_port=controller, settings=settings)
         self.broker.start()
-        self._admin = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
         return self
 
     def __exit__(self, *_: object) -> None:
         self.broker.delete()
+
+    def make_topic(self, name: str) -> None:
+        """A topic with one partition."""
+        admin = self._admin()
+        admin.create_topics([NewTopic(name, 1)])[name].result(30)
 
     @property
     def settings(self) -> dict[str, object]:
@@ -104,11 +109,16 @@ class SecuredKafka:
         everything = AclBindingFilter(
             ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
         )
-        for future in self._admin.delete_acls([everything]).values():
+        admin = self._admin()
+        for future in admin.delete_acls([everything]).values():
             future.result(30)
         bindings = [_binding(right) for right in rights if right.server == "Kafka"]
-        for made in self._admin.create_acls(bindings).values():
+        for made in admin.create_acls(bindings).values():
             made.result(30)
+
+    def _admin(self) -> AdminClient:
+        # none is kept: it would outlive the broker, and complain about that once a second
+        return AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
 
 
 def _binding(right: Right) -> AclBinding:

@@ -34,6 +34,16 @@ _CONTAINER_DEADLINE_S = 120
 #: Quick cleaning and expiry, so that a test can see compaction; topics ask for it by their settings.
 BROKER_SETTINGS = {"log.cleaner.backoff.ms": "500", "log.retention.check.interval.ms": "1000"}
 
+#: A broker that forgets a transactional ID after 1.5 s, and what an idle producer wrote; and that aborts a transaction
+#: soon after its timeout.
+FORGETFUL_SETTINGS = {
+    "transactional.id.expiration.ms": "1500",
+    "transaction.remove.expired.transaction.cleanup.interval.ms": "200",
+    "producer.id.expiration.ms": "1500",
+    "producer.id.expiration.check.interval.ms": "200",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+}
+
 _containers: list[Any] = []
 
 
@@ -87,6 +97,11 @@ def kafka_server() -> KafkaServer:
     return KafkaServer(**_shared("kafka", _containers_kafka if _in_containers() else _local_kafka))
 
 
+def forgetful_server() -> KafkaServer:
+    """The run's local broker that soon forgets its producers, started if it does not run yet."""
+    return KafkaServer(**_shared("forgetful", _local_forgetful))
+
+
 def s3_server() -> S3Server:
     """The run's S3 server, started if it does not run yet."""
     if os.environ.get("STATEMGR_TEST_S3_ENDPOINT"):
@@ -122,7 +137,7 @@ def run_directory() -> Path:
 
 
 def _end(directory: Path) -> None:
-    for servers in ("kafka", "s3"):
+    for servers in ("kafka", "forgetful", "s3"):
         down(directory / servers)
     shutil.rmtree(directory, ignore_errors=True)
 
@@ -157,6 +172,12 @@ def _in_containers() -> bool:
 
 def _local_kafka() -> dict[str, Any]:
     servers = up(run_directory() / "kafka", s3=False, kafka_settings=BROKER_SETTINGS)
+    return {"bootstrap_servers": servers.bootstrap_servers, "kind": "local"}
+
+
+def _local_forgetful() -> dict[str, Any]:
+    settings = BROKER_SETTINGS | FORGETFUL_SETTINGS
+    servers = up(run_directory() / "forgetful", s3=False, kafka_settings=settings)
     return {"bootstrap_servers": servers.bootstrap_servers, "kind": "local"}
 
 

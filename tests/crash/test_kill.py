@@ -32,9 +32,23 @@ BACKENDS = {
     "dual": DUAL,
     "segments": ("blob-store",),
 }
-#: The kinds whose steps the other kinds take as well.
-ALONE = ("changelog", "blobs")
 LONG = pytest.mark.long
+#: The kills of `make test`: the steps around which what is durable changes. The long tests kill at every step.
+COMMIT_KILLS = {
+    ("dual", Phase.UPLOAD),
+    ("dual", Phase.SEND_CHECKPOINT),
+    ("dual", Phase.ACKNOWLEDGED),
+    ("segments", Phase.PUT_SEGMENTS),
+    ("segments", Phase.COMMIT_TRANSACTION),
+    ("segments", Phase.MATERIALIZED),
+    ("segments", Phase.DELETE_BLOBS),
+}
+RESTORE_KILLS = {
+    ("changelog", Phase.REPLAY),
+    ("blobs", Phase.FETCH),
+    ("blobs", Phase.SWAP),
+    ("segments", Phase.APPLY_SEGMENTS),
+}
 COMMIT_PHASES = (
     Phase.FLUSH,
     Phase.CHECKPOINT_DIR,
@@ -147,7 +161,7 @@ def occurrence_of(phase: Phase, backends: str) -> int:
 @pytest.mark.parametrize(
     ("backends", "phase"),
     [
-        pytest.param(b, p, id=f"{b}-{p}", marks=LONG if b in ALONE else ())
+        pytest.param(b, p, id=f"{b}-{p}", marks=() if (b, p) in COMMIT_KILLS else LONG)
         for b in BACKENDS
         for p in COMMIT_PHASES
         if applies(p, b)
@@ -184,7 +198,7 @@ _PER_STORE = {
 @pytest.mark.parametrize(
     ("backends", "phase"),
     [
-        pytest.param(b, p, id=f"{b}-{p}")
+        pytest.param(b, p, id=f"{b}-{p}", marks=() if (b, p) in RESTORE_KILLS else LONG)
         for b in ("changelog", "blobs", "segments")
         for p in RESTORE_PHASES
         if applies(p, b)
@@ -202,8 +216,11 @@ def test_killed_in_a_restore(kafka: KafkaServer, tmp_path: Path, backends: str, 
     check_exact(JobConfig.from_mapping(moved), tmp_path, 2, 2)
 
 
-@pytest.mark.parametrize("backends", [pytest.param("dual", marks=LONG), "segments"])
-def test_killed_at_random_moments(kafka: KafkaServer, tmp_path: Path, backends: str) -> None:
+@pytest.mark.parametrize(
+    ("backends", "kills"),
+    [("segments", 3), pytest.param("segments", 10, marks=LONG), pytest.param("dual", 10, marks=LONG)],
+)
+def test_killed_at_random_moments(kafka: KafkaServer, tmp_path: Path, backends: str, kills: int) -> None:
     """Random kills, again and again, on the same job: never a lost commit, never a state between two commits.
 
     With segments some of each commit's are stored ahead of it.
@@ -214,7 +231,7 @@ def test_killed_at_random_moments(kafka: KafkaServer, tmp_path: Path, backends: 
     mapping = mapping_of(kafka, tmp_path, backends, **{f"stores.{store}.write.batch.size": 5 for store in STORES})
     config = JobConfig.from_mapping(mapping)
     done, most_s = 0, 2.5
-    for round_number in range(6):
+    for round_number in range(kills):
         child = start(mapping, 10_000, ahead=2_000)
         time.sleep(1.0 + draw.random() * (most_s - 1.0))
         child.kill()

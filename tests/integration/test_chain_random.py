@@ -19,7 +19,14 @@ from tests.integration.test_blob_changelog import config_of, published, snapshot
 from tests.servers import KafkaServer
 
 
-@pytest.mark.parametrize(("seed", "kind", "retained"), [(0, "rocksdb", 2), (1, "memory", 2), (2, "rocksdb", 100)])
+@pytest.mark.parametrize(
+    ("seed", "kind", "retained"),
+    [
+        (0, "rocksdb", 2),
+        pytest.param(1, "memory", 2, marks=pytest.mark.long),
+        pytest.param(2, "rocksdb", 100, marks=pytest.mark.long),
+    ],
+)
 def test_every_checkpoint_is_exact_whatever_happens(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, kind: str, retained: int
 ) -> None:

@@ -23,6 +23,12 @@ from tests.servers import KafkaServer
 _DAY_NS = 24 * 3600 * 1_000_000_000
 _FACTORY = "kafka-changelog"
 SKEWS = [-3, 0, 3]
+#: Days by which the clocks of the committing and of the restoring machine are off; the long tests take every pair.
+PAIRS = [
+    pytest.param(committing, restoring, marks=() if committing + restoring == 0 else pytest.mark.long)
+    for committing in SKEWS
+    for restoring in SKEWS
+]
 
 
 @contextmanager
@@ -83,7 +89,7 @@ def newest(config: JobConfig) -> object:
         return reader.checkpoint(TASK).checkpoint_id
 
 
-@pytest.mark.parametrize("factories", [(_FACTORY,), DUAL])
+@pytest.mark.parametrize("factories", [pytest.param((_FACTORY,), marks=pytest.mark.long), DUAL])
 def test_an_older_checkpoint_whose_deletes_were_compacted(
     kafka: KafkaServer, tmp_path: Path, quick: dict[str, object], factories: tuple[str, ...]
 ) -> None:
@@ -115,8 +121,7 @@ def _toml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-@pytest.mark.parametrize("restoring", SKEWS)
-@pytest.mark.parametrize("committing", SKEWS)
+@pytest.mark.parametrize(("committing", "restoring"), PAIRS)
 def test_an_older_checkpoint_while_clocks_are_off(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committing: int, restoring: int
 ) -> None:
@@ -135,8 +140,7 @@ def test_an_older_checkpoint_while_clocks_are_off(
         assert at(config, newest(config)) == {b"kept": b"1"}
 
 
-@pytest.mark.parametrize("restoring", SKEWS)
-@pytest.mark.parametrize("committing", SKEWS)
+@pytest.mark.parametrize(("committing", "restoring"), PAIRS)
 def test_a_replay_onto_an_older_directory_while_clocks_are_off(
     kafka: KafkaServer,
     tmp_path: Path,

@@ -13,7 +13,7 @@ from statemgr.local.clock import SystemClock
 from statemgr.ports import list_blobs
 from statemgr.reader import JobReader
 from tests.commits import TASK, Items, write
-from tests.jobs import INTERVALS, contents, elsewhere, job_mapping, with_changes
+from tests.jobs import SEGMENTS, SNAPSHOTS, contents, elsewhere, job_mapping, with_changes
 from tests.servers import KafkaServer, S3Server
 
 
@@ -37,7 +37,7 @@ def stored(config: JobConfig) -> int:
     return total
 
 
-@pytest.mark.parametrize("kind", INTERVALS)
+@pytest.mark.parametrize("kind", [SNAPSHOTS, pytest.param(SEGMENTS, marks=pytest.mark.long)])
 def test_compression_comes_and_goes(kafka: KafkaServer, s3: S3Server, tmp_path: Path, kind: str) -> None:
     """Issue 4, A.6: recorded per blob, so that what was stored either way is restored together, and kept."""
     plain = JobConfig.from_mapping(

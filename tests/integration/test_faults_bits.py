@@ -49,6 +49,7 @@ def _make(broker: KafkaBroker, topics: list[str]) -> None:
         made.result(60)
 
 
+@pytest.mark.long
 def test_a_flipped_bit_on_the_checkpoint_topic(own_kafka: Callable[..., KafkaBroker]) -> None:
     """FAULT 43: whichever bit of a record's batch flips, the same checkpoints are read, or the error names its place;
     what the batch's checksum covers is always the latter."""

@@ -129,6 +129,7 @@ def _failure(task: Task, offset: int) -> StatemgrError:
     return caught.value
 
 
+@pytest.mark.long
 def test_a_bounced_broker_delays_a_commit_and_loses_nothing(
     own_kafka: Callable[..., KafkaBroker], tmp_path: Path
 ) -> None:

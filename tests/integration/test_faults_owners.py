@@ -22,14 +22,8 @@ from statemgr_tools.dev.kafka import KafkaBroker
 from tests.commits import TASK, attempt, current, totals, write
 from tests.jobs import DUAL, elsewhere, job_mapping
 from tests.kafka_jobs import client, committed, plain_producer, recreate, send, state_of, wait_until
-from tests.owners import FORGETFUL, STRICT, Suspended, forgotten, job
+from tests.owners import STRICT, Suspended, forgotten, job
 from tests.servers import KafkaServer
-
-
-@pytest.fixture
-def forgetful(own_kafka: Callable[..., KafkaBroker]) -> KafkaBroker:
-    """A broker that forgets an ID after 2.5 s without use."""
-    return own_kafka(**FORGETFUL)
 
 
 def ids(config: JobConfig) -> tuple[str, str]:
@@ -77,7 +71,7 @@ def whole(config: JobConfig, number: int) -> None:
     assert changelog == totals(config, "blob-store")[TASK], "the changelog and the blobs hold the same"
 
 
-def test_a_zombie_whose_id_was_forgotten_publishes_nothing(forgetful: KafkaBroker, tmp_path: Path) -> None:
+def test_a_zombie_whose_id_was_forgotten_publishes_nothing(forgetful: KafkaServer, tmp_path: Path) -> None:
     """FAULT 39, invariant 7: another owner has published and both IDs are forgotten; the older one is fenced."""
     config = job(forgetful, tmp_path)
     there = elsewhere(config, tmp_path / "other", "blob-store")
@@ -95,7 +89,7 @@ def test_a_zombie_whose_id_was_forgotten_publishes_nothing(forgetful: KafkaBroke
         whole(config, 5)
 
 
-def test_a_zombie_task_never_fences_the_owner_of_the_whole_job(forgetful: KafkaBroker, tmp_path: Path) -> None:
+def test_a_zombie_task_never_fences_the_owner_of_the_whole_job(forgetful: KafkaServer, tmp_path: Path) -> None:
     """FAULT 39: owners of both kinds: what the older one finds on the topic ends it before it fences anybody."""
     config = job(forgetful, tmp_path)
     with StateManager(config) as older, StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as newer:
@@ -110,7 +104,7 @@ def test_a_zombie_task_never_fences_the_owner_of_the_whole_job(forgetful: KafkaB
         whole(config, 3)
 
 
-def test_a_zombie_driver_never_fences_the_owner_of_a_task(forgetful: KafkaBroker, tmp_path: Path) -> None:
+def test_a_zombie_driver_never_fences_the_owner_of_a_task(forgetful: KafkaServer, tmp_path: Path) -> None:
     """FAULT 39: the same the other way round."""
     config = job(forgetful, tmp_path)
     with StateManager(config) as older, StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as newer:
@@ -125,7 +119,7 @@ def test_a_zombie_driver_never_fences_the_owner_of_a_task(forgetful: KafkaBroker
         whole(config, 3)
 
 
-def test_of_two_owners_that_published_nothing_yet_one_goes_on(forgetful: KafkaBroker, tmp_path: Path) -> None:
+def test_of_two_owners_that_published_nothing_yet_one_goes_on(forgetful: KafkaServer, tmp_path: Path) -> None:
     """FAULT 39: the topic cannot tell them apart; whichever publishes first fences the other, and nothing is mixed."""
     config = job(forgetful, tmp_path)
     with StateManager(config) as older, StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as newer:
@@ -140,9 +134,11 @@ def test_of_two_owners_that_published_nothing_yet_one_goes_on(forgetful: KafkaBr
         whole(config, 3)
 
 
-@pytest.mark.parametrize("when", ["a task opens", "a job is acquired", "a task commits"])
+@pytest.mark.parametrize(
+    "when", ["a task opens", pytest.param("a job is acquired", marks=pytest.mark.long), "a task commits"]
+)
 def test_the_very_first_publish_fences_the_other_owner(
-    forgetful: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+    forgetful: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """FAULTS 23 and 39: the other one finds changes on its changelog that it cannot explain, and asks for no permission
     to delete them: they are the first one's."""
@@ -171,7 +167,7 @@ def test_the_very_first_publish_fences_the_other_owner(
 
 
 @pytest.mark.parametrize("kind", ["task", "whole job"])
-def test_an_idle_owner_commits_as_if_nothing_had_happened(forgetful: KafkaBroker, tmp_path: Path, kind: str) -> None:
+def test_an_idle_owner_commits_as_if_nothing_had_happened(forgetful: KafkaServer, tmp_path: Path, kind: str) -> None:
     """FAULT 39: nobody else came while the ID was forgotten: no commit fails."""
     config = job(forgetful, tmp_path)
     with StateManager(config) as manager:
@@ -188,7 +184,9 @@ def test_an_idle_owner_commits_as_if_nothing_had_happened(forgetful: KafkaBroker
         whole(config, 3)
 
 
-@pytest.mark.parametrize("phase", [Phase.SEND_CHECKPOINT, Phase.COMMIT_TRANSACTION])
+@pytest.mark.parametrize(
+    "phase", [pytest.param(Phase.SEND_CHECKPOINT, marks=pytest.mark.long), Phase.COMMIT_TRANSACTION]
+)
 def test_a_process_that_was_suspended_learns_that_and_goes_on(
     own_kafka: Callable[..., KafkaBroker], tmp_path: Path, phase: Phase
 ) -> None:
@@ -224,12 +222,17 @@ def test_a_process_that_was_suspended_while_another_published_is_fenced(
         whole(config, 8)
 
 
-@pytest.mark.parametrize("how", ["by hand", "by the broker", "and written to"])
+@pytest.mark.parametrize("how", ["by hand", pytest.param("by the broker", marks=pytest.mark.long), "and written to"])
 def test_a_checkpoint_topic_that_was_created_again_takes_no_commit(
-    own_kafka: Callable[..., KafkaBroker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    kafka: KafkaServer,
+    own_kafka: Callable[..., KafkaBroker],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
 ) -> None:
     """FAULT 50, invariant 8: its owner is told that, and not that there is another owner; nothing is published."""
-    config = job(own_kafka(**{"auto.create.topics.enable": str(how == "by the broker").lower()}), tmp_path)
+    broker = own_kafka(**{"auto.create.topics.enable": "true"}) if how == "by the broker" else kafka
+    config = job(broker, tmp_path)
     topic = config.checkpoint_topic
     with StateManager(config) as manager:
         task = manager.open_task(TASK)

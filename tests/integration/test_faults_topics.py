@@ -104,7 +104,7 @@ def test_a_deleted_checkpoint_topic_is_no_empty_start(kafka: KafkaServer, tmp_pa
 
 
 @pytest.mark.parametrize("kind", INTERVALS)
-@pytest.mark.parametrize("where", ["file", "s3"])
+@pytest.mark.parametrize("where", ["file", pytest.param("s3", marks=pytest.mark.long)])
 def test_a_lost_record_of_one_task_is_no_empty_start(
     kafka: KafkaServer, s3: S3Server, tmp_path: Path, where: str, kind: str
 ) -> None:

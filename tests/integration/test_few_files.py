@@ -12,7 +12,7 @@ import pytest
 
 from statemgr import JobConfig
 from tests.commits import TASK, totals
-from tests.jobs import DUAL, INTERVALS, job_mapping
+from tests.jobs import DUAL, SEGMENTS, SNAPSHOTS, job_mapping
 from tests.servers import KafkaServer, S3Server
 
 pytestmark = pytest.mark.integration
@@ -62,7 +62,7 @@ def test_a_store_without_descriptors(kafka: KafkaServer, tmp_path: Path) -> None
     check(run("rocksdb", mapping_of(kafka, tmp_path), tmp_path / "work"), {"rocksdb"})
 
 
-@pytest.mark.parametrize("kind", INTERVALS)
+@pytest.mark.parametrize("kind", [SEGMENTS, pytest.param(SNAPSHOTS, marks=pytest.mark.long)])
 def test_tasks_without_descriptors(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
     """FAULT 24: restores and commits with too few descriptors fail for now only, and the next ones do all."""
     mapping = mapping_of(kafka, tmp_path, backup=DUAL, kind=kind)

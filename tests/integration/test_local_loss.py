@@ -21,6 +21,9 @@ from tests.commits import TASK, attempt, blob_files, commit, published, referenc
 from tests.jobs import ALL, job_mapping
 from tests.servers import KafkaServer
 
+LONG = pytest.mark.long
+#: One kind of backup for `make test`; the long tests take all of them.
+ONE = [pytest.param(*of, marks=() if of == ALL[2] else LONG) for of in ALL]
 MODEL = {b"%04d" % n: random.Random(n).randbytes(500) for n in range(1000)}
 
 
@@ -64,8 +67,14 @@ def scan(task: Task) -> None:
         pass
 
 
-@pytest.mark.parametrize(("factory", "kind"), ALL)
-@pytest.mark.parametrize("use", [read_each, read_many, scan])
+@pytest.mark.parametrize(
+    ("use", "factory", "kind"),
+    [
+        pytest.param(use, *of, marks=() if of == ALL[number] else LONG)
+        for number, use in enumerate((read_each, read_many, scan))
+        for of in ALL
+    ],
+)
 def test_a_rotten_file_is_found_at_a_read_and_restored(
     kafka: KafkaServer, tmp_path: Path, use: Callable[[Task], None], factory: str, kind: str
 ) -> None:
@@ -174,7 +183,7 @@ def test_a_rotten_file_that_is_found_during_a_commit_is_not_trusted_by_its_local
             assert dict(task.store("totals").range()) == MODEL
 
 
-@pytest.mark.parametrize(("factory", "kind"), ALL)
+@pytest.mark.parametrize(("factory", "kind"), ONE)
 def test_state_dir_deleted_under_an_open_task(kafka: KafkaServer, tmp_path: Path, factory: str, kind: str) -> None:
     """FAULT 47: commits after that succeed, or end in an error that says to open the task again; then nothing that was
     committed is lost, in the same process."""
@@ -204,7 +213,7 @@ def test_state_dir_deleted_under_an_open_task(kafka: KafkaServer, tmp_path: Path
     assert totals(config, factory)[TASK] == MODEL | more
 
 
-@pytest.mark.parametrize(("factory", "kind"), ALL)
+@pytest.mark.parametrize(("factory", "kind"), ONE)
 @pytest.mark.parametrize("what", ["state", "owners"])
 def test_state_dir_deleted_between_the_attempts_of_a_worker(
     kafka: KafkaServer, tmp_path: Path, factory: str, kind: str, what: str

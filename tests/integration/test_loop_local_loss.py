@@ -90,7 +90,9 @@ def job(kafka: KafkaServer, tmp_path: Path, request: pytest.FixtureRequest) -> t
     return config, topic
 
 
-@pytest.mark.parametrize("job", ALL, indirect=True)
+@pytest.mark.parametrize(
+    "job", [pytest.param(of, marks=() if of == ALL[2] else pytest.mark.long) for of in ALL], indirect=True
+)
 def test_state_dir_deleted_under_a_loop(job: tuple[JobConfig, str]) -> None:
     """FAULT 47: everything local is deleted again and again while messages arrive; the loop goes on, and every message
     is counted exactly once."""
@@ -105,7 +107,9 @@ def test_state_dir_deleted_under_a_loop(job: tuple[JobConfig, str]) -> None:
     assert counts(config) == {4}
 
 
-@pytest.mark.parametrize("job", ALL, indirect=True)
+@pytest.mark.parametrize(
+    "job", [pytest.param(of, marks=() if of == ALL[1] else pytest.mark.long) for of in ALL], indirect=True
+)
 def test_a_rotten_file_under_a_loop(job: tuple[JobConfig, str]) -> None:
     """FAULT 44: a flipped bit of a table, size and time as they were: the loop restores the task and goes on."""
     config, topic = job

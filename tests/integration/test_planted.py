@@ -120,7 +120,15 @@ def _huge(path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, _huge, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        pytest.param(Path.mkdir, marks=pytest.mark.long),
+        pytest.param(_huge, marks=pytest.mark.long),
+        pytest.param(lambda path: path.symlink_to("/dev/zero"), id="device", marks=pytest.mark.long),
+    ],
+)
 def test_an_odd_file_in_place_of_ours(kafka: KafkaServer, tmp_path: Path, make: Callable[[Path], None]) -> None:
     """FAULT 49: a FIFO, a directory, a file of 4 TiB, a link to a device: nobody waits for it or reads it whole."""
     config = job(kafka, tmp_path)

@@ -1,6 +1,7 @@
 """Random histories of owners in processes of their own, on a broker that soon forgets them.
 
-Each history has a seed; ``STATEMGR_TEST_HISTORIES`` is how many are tried (2), from ``STATEMGR_TEST_SEED`` (0) on.
+Each history has a seed; ``STATEMGR_TEST_HISTORIES`` is how many are tried (4), from ``STATEMGR_TEST_SEED`` (0) on. All
+but the first are long tests.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,13 @@ from statemgr import JobConfig, StateManager
 from statemgr.ids import task_name
 from statemgr.phases import Phase
 from statemgr.reader import JobReader
-from statemgr_tools.dev.kafka import KafkaBroker
 from tests.commits import totals
 from tests.jobs import DUAL, with_changes
 from tests.kafka_jobs import committed, state_of
-from tests.owners import FORGETFUL, STRICT, job
+from tests.owners import job
 from tests.servers import KafkaServer
 
-HISTORIES = int(os.environ.get("STATEMGR_TEST_HISTORIES", "2"))
+HISTORIES = int(os.environ.get("STATEMGR_TEST_HISTORIES", "4"))
 SEED = int(os.environ.get("STATEMGR_TEST_SEED", "0"))
 #: What an owner may be told: it is not the owner any more, or that it may try again.
 EXPECTED = {"FencedError", "RetryableError", "OutcomeUnknownError"}
@@ -229,31 +229,25 @@ class History:
 
 
 @pytest.fixture
-def broker(own_kafka: Callable[..., KafkaBroker]) -> KafkaBroker:
-    """Forgets IDs, and aborts transactions of those that are suspended."""
-    return own_kafka(**FORGETFUL, **STRICT)
-
-
-@pytest.fixture
 def running() -> Iterator[ExitStack]:
     """Ends what a failed history leaves."""
     with ExitStack() as ending:
         yield ending
 
 
-@pytest.mark.timeout(60 + 120 * HISTORIES)
-def test_owners_that_come_go_die_and_wake_up(broker: KafkaBroker, tmp_path: Path, running: ExitStack) -> None:
+@pytest.mark.parametrize(
+    "seed", [pytest.param(SEED + n, marks=pytest.mark.long if n else ()) for n in range(HISTORIES)]
+)
+def test_owners_that_come_go_die_and_wake_up(
+    forgetful: KafkaServer, tmp_path: Path, running: ExitStack, seed: int
+) -> None:
     """FAULTS 4, 5, 23 and 39, invariants 4, 7 and 11: two owners of two tasks, or of the whole job, in turn and at
     once."""
-    for seed in range(SEED, SEED + HISTORIES):
-        print(f"seed {seed}")
-        directory = tmp_path / str(seed)
-        name = KafkaServer(bootstrap_servers="", kind="").fresh_name("job")
-        config = job(broker, directory, name=name, tasks=2, task__commit__timeout__ms=5000)
-        history = History(config, directory, seed)
-        for process in history.processes:
-            running.callback(lambda process=process: process.end())
-        history.run(40)
-        for process in history.processes:
-            process.end()
-        history.check_all(with_changes(config, state__dir=str(directory / "end"), task__commit__timeout__ms=30_000))
+    config = job(forgetful, tmp_path, tasks=2, task__commit__timeout__ms=5000)
+    history = History(config, tmp_path, seed)
+    for process in history.processes:
+        running.callback(lambda process=process: process.end())
+    history.run(40)
+    for process in history.processes:
+        process.end()
+    history.check_all(with_changes(config, state__dir=str(tmp_path / "end"), task__commit__timeout__ms=30_000))

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from statemgr import JobConfig, StateManager
 from statemgr.blobs import open_blob_store
@@ -32,15 +31,15 @@ _STEP_OF = {"run": "commit", "restore": "commit"}
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SecuredKafka, SecuredS3]]:
+def servers(
+    secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[SecuredKafka, SecuredS3]]:
     """A broker and an S3 server with users."""
     if find_versitygw() is None:
         pytest.skip("needs versitygw, which enforces policies")
-    directory = tmp_path_factory.mktemp("secured")
-    with SecuredKafka(directory / "kafka") as kafka, SecuredS3(directory / "s3") as s3:
-        root = AdminClient({"bootstrap.servers": kafka.broker.bootstrap_servers})
-        root.create_topics([NewTopic(INPUT, 1)])[INPUT].result(30)
-        yield kafka, s3
+    secured_kafka.make_topic(INPUT)
+    with SecuredS3(tmp_path_factory.mktemp("secured-s3")) as s3:
+        yield secured_kafka, s3
 
 
 class Life:
@@ -133,6 +132,7 @@ def test_the_documented_rights_suffice(servers: tuple[SecuredKafka, SecuredS3], 
     assert all(found["Key"].startswith(own) for found in listed), "nothing is outside of the job's prefix"
 
 
+@pytest.mark.long
 def test_each_right_of_kafka_is_needed_and_named(servers: tuple[SecuredKafka, SecuredS3], tmp_path: Path) -> None:
     """FAULT 10: without any one of Kafka's rights its step ends with AccessDenied, which names right and resource."""
     life = Life(servers, tmp_path, "orders")

@@ -7,7 +7,7 @@ import tempfile
 from itertools import count
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -135,6 +135,4 @@ class StoreHistory(RuleBasedStateMachine):
 
 
 TestStoreHistory = StoreHistory.TestCase
-TestStoreHistory.settings = settings(
-    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestStoreHistory.settings = settings(max_examples=settings().max_examples // 2, stateful_step_count=25)

@@ -163,4 +163,4 @@ class StoreUse(RuleBasedStateMachine):
 
 
 TestStoreUse = StoreUse.TestCase
-TestStoreUse.settings = settings(max_examples=40, stateful_step_count=25)
+TestStoreUse.settings = settings(max_examples=settings().max_examples // 2, stateful_step_count=25)
