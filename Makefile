@@ -9,6 +9,8 @@ PEERS ?= $(wildcard ../shared/peers)
 PYTEST_ARGS ?=
 # four tests at a time (they wait more than they compute); those that share a Spark session stay on one worker
 PARALLEL ?= -n 4 --dist loadgroup
+# examples of each property in the long tests
+EXAMPLES ?= 300
 # one word of the shell, whatever is in it
 quoted = '$(subst ','\'',$(1))'
 # SUM is split at spaces; a column with a space in its name: ARGS="--sum 'Unit Price'"
@@ -39,10 +41,10 @@ test: $(STAMP) ## Run the tests on local servers, but for the long ones (PYTEST_
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'not long' $(PYTEST_ARGS)
 
 test-long: $(STAMP) ## Run the long tests: full crash matrices, several brokers, long properties
-	@$(BIN)/python -m pytest $(PARALLEL) -m long $(PYTEST_ARGS)
+	@STATEMGR_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(PARALLEL) -m 'long or property' $(PYTEST_ARGS)
 
 test-all: $(STAMP) ## Run every test
-	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+	@STATEMGR_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 test-containers: $(STAMP) ## Run the integration tests on containers (needs Docker)
 	@STATEMGR_TEST_SERVERS=containers $(BIN)/python -m pytest -m 'integration or containers' $(PYTEST_ARGS)

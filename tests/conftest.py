@@ -15,7 +15,12 @@ from statemgr_tools.dev.kafka import KafkaBroker
 from tests import servers
 from tests.secured import SecuredKafka
 
-_LAYERS = {"integration": pytest.mark.integration, "spark": pytest.mark.spark, "crash": pytest.mark.crash}
+_LAYERS = {
+    "crash": pytest.mark.crash,
+    "integration": pytest.mark.integration,
+    "property": pytest.mark.property,
+    "spark": pytest.mark.spark,
+}
 
 _SERVERS = {"kafka", "s3", "forgetful", "own_kafka", "secured_kafka"}
 
@@ -40,9 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         layer = item.path.relative_to(root).parts[0]
         if layer in _LAYERS:
             item.add_marker(_LAYERS[layer])
-            if layer == "spark":
+            if "spark" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.xdist_group("spark"))
-        elif _SERVERS & set(getattr(item, "fixturenames", ())):
+        if layer not in ("crash", "spark") and _SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(_LAYERS["integration"])
         if "secured_kafka" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("secured"))

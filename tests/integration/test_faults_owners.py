@@ -222,6 +222,13 @@ def test_a_process_that_was_suspended_while_another_published_is_fenced(
         whole(config, 8)
 
 
+def recreated_by_the_broker(config: JobConfig, topic: str) -> None:
+    """Delete a topic and have the broker make it again, as it does for a producer that asks for it."""
+    admin, other = client(config), plain_producer(config)
+    admin.delete_topics([topic])[topic].result(30)
+    wait_until(lambda: other.list_topics(topic, timeout=10).topics[topic].error is None)
+
+
 @pytest.mark.parametrize("how", ["by hand", pytest.param("by the broker", marks=pytest.mark.long), "and written to"])
 def test_a_checkpoint_topic_that_was_created_again_takes_no_commit(
     kafka: KafkaServer,
@@ -239,9 +246,7 @@ def test_a_checkpoint_topic_that_was_created_again_takes_no_commit(
         for number in (1, 2):
             commit(task, number)
         if how == "by the broker":
-            admin, other = client(config), plain_producer(config)
-            admin.delete_topics([topic])[topic].result(30)
-            wait_until(lambda: other.list_topics(topic, timeout=10).topics[topic].error is None)
+            recreated_by_the_broker(config, topic)
         else:
             recreate(config, topic)
         if how == "and written to":  # its offsets are beyond those of the old one

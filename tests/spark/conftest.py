@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ class Outputs:
 class Pipeline:
     """A job of its own: a topic, a configuration, a checkpoint location, an output."""
 
-    spark: SparkSession
+    spark: SparkSession | None
     kafka: KafkaServer
     directory: Path
     config: JobConfig
@@ -184,16 +185,19 @@ class Pipeline:
         )
 
 
+def make_pipeline(
+    spark: SparkSession | None, kafka: KafkaServer, directory: Path, tasks: int = 3, partitions: int = 3, **more: object
+) -> Pipeline:
+    """A pipeline with its topic; one without a session is for a query in another process."""
+    mapping = job_mapping(kafka, directory, tasks=tasks, **more)  # type: ignore[arg-type]
+    topic = kafka.fresh_name("rows")
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    for created in admin.create_topics([NewTopic(topic, partitions, 1)]).values():
+        created.result(timeout=30)
+    return Pipeline(spark, kafka, directory, JobConfig.from_mapping(mapping), topic)
+
+
 @pytest.fixture
 def pipeline(spark: SparkSession, kafka: KafkaServer, tmp_path: Path) -> Callable[..., Pipeline]:
     """A factory of pipelines: ``pipeline(tasks=3, partitions=3, **configuration)``."""
-
-    def make(tasks: int = 3, partitions: int = 3, **more: object) -> Pipeline:
-        mapping = job_mapping(kafka, tmp_path, tasks=tasks, **more)  # type: ignore[arg-type]
-        topic = kafka.fresh_name("rows")
-        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        for created in admin.create_topics([NewTopic(topic, partitions, 1)]).values():
-            created.result(timeout=30)
-        return Pipeline(spark, kafka, tmp_path, JobConfig.from_mapping(mapping), topic)
-
-    return make
+    return partial(make_pipeline, spark, kafka, tmp_path)

@@ -6,19 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pyspark
 import pytest
 
-from tests.spark.conftest import ROOT, Pipeline
+from tests.servers import KafkaServer
+from tests.spark.conftest import ROOT, make_pipeline
 
 
 @pytest.mark.timeout(480)
-def test_two_executors_commit_one_checkpoint(pipeline: Callable[..., Pipeline], tmp_path: Path) -> None:
+def test_two_executors_commit_one_checkpoint(kafka: KafkaServer, tmp_path: Path) -> None:
     """Tasks on two executor processes, two batches: state from both backends and output equal the input."""
-    job = pipeline(tasks=4)
+    job = make_pipeline(None, kafka, tmp_path, tasks=4)
     job.produce(120)
     config = tmp_path / "config.json"
     config.write_text(json.dumps(job.config.to_mapping()))

@@ -99,6 +99,7 @@ def test_wrong_use_is_one_line(
     assert "install Java 17" in page
 
 
+@pytest.mark.long
 @pytest.mark.timeout(480)
 def test_the_summary_for_machines(kafka: KafkaServer, table: Path, tmp_path: Path) -> None:
     """With --json stdout is one object, and everything that people read is on stderr."""

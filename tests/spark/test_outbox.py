@@ -24,7 +24,7 @@ def accepted(job: Pipeline) -> set[str]:
     return {content[b"!attempt"].decode() for content in job.contents().values()}
 
 
-@pytest.mark.parametrize("fetched_by", ["driver", "executors"])
+@pytest.mark.parametrize("fetched_by", [pytest.param("driver", marks=pytest.mark.long), "executors"])
 def test_a_dropped_cached_block_does_not_change_the_output(
     pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch, fetched_by: str
 ) -> None:
@@ -167,7 +167,7 @@ class InParts:
             vars(produced).update(before)
 
 
-@pytest.mark.parametrize("fetched_by", ["driver", "executors"])
+@pytest.mark.parametrize("fetched_by", ["driver", pytest.param("executors", marks=pytest.mark.long)])
 def test_output_that_is_too_large_for_one_blob(
     pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch, fetched_by: str
 ) -> None:

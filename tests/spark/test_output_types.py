@@ -73,7 +73,7 @@ def shown(rows: DataFrame) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in rows.orderBy("id").selectExpr(*columns).collect()]
 
 
-@pytest.mark.parametrize("fetched_by", ["driver", "executors"])
+@pytest.mark.parametrize("fetched_by", ["driver", pytest.param("executors", marks=pytest.mark.long)])
 def test_every_type_and_its_null(
     pipeline: MakePipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, fetched_by: str
 ) -> None:
@@ -146,9 +146,14 @@ def test_a_type_that_cannot_be_stored(pipeline: MakePipeline, kind: Any, column:
         to_arrow(StructType.fromDDL("a int, b int, a int"))
 
 
-@pytest.mark.parametrize("location", ["kept", "lost"])
 @pytest.mark.parametrize(
-    "deployed", ["total bigint, change bigint, id int", "id int, change bigint, total bigint, extra string"]
+    ("deployed", "location"),
+    [
+        pytest.param("total bigint, change bigint, id int", "kept", marks=pytest.mark.long),
+        ("total bigint, change bigint, id int", "lost"),
+        ("id int, change bigint, total bigint, extra string", "kept"),
+        pytest.param("id int, change bigint, total bigint, extra string", "lost", marks=pytest.mark.long),
+    ],
 )
 def test_a_deploy_changes_the_columns_before_a_replay(pipeline: MakePipeline, deployed: str, location: str) -> None:
     """FAULT 55: two columns change places, or one is added: rows that are given again keep the names they had."""

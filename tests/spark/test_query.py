@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from statemgr.errors import BatchMismatch
-from tests.jobs import ALL, DUAL, INTERVALS
+from tests.jobs import ALL, DUAL, SEGMENTS, SNAPSHOTS
 from tests.spark.conftest import Pipeline
 
 MakePipeline = Callable[..., Pipeline]
 
 
-@pytest.mark.parametrize("kind", INTERVALS)
+@pytest.mark.parametrize("kind", [pytest.param(SNAPSHOTS, marks=pytest.mark.long), SEGMENTS])
 def test_state_and_output_hold_every_row_once(pipeline: MakePipeline, kind: str) -> None:
     """Several batches, rows without a key among them: every backend and the output equal the input."""
     job = pipeline(backup=DUAL, kind=kind)
@@ -29,7 +29,9 @@ def test_state_and_output_hold_every_row_once(pipeline: MakePipeline, kind: str)
     assert [sequence for sequence, _ in job.outputs.calls] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("factory", "kind"), ALL)
+@pytest.mark.parametrize(
+    ("factory", "kind"), [pytest.param(*of, marks=pytest.mark.long if of == ALL[1] else ()) for of in ALL]
+)
 def test_a_new_machine_restores_from_the_configured_backend(pipeline: MakePipeline, factory: str, kind: str) -> None:
     """With the local state gone, the next batch continues from the backend that is listed, and says so."""
     job = pipeline(backup=[factory], kind=kind)
@@ -62,7 +64,7 @@ def test_a_lost_checkpoint_location_loses_nothing(pipeline: MakePipeline) -> Non
     assert job.outputs.counts() == job.produced
 
 
-@pytest.mark.parametrize("form", ["file://{}", "{}"])
+@pytest.mark.parametrize("form", [pytest.param("file://{}", marks=pytest.mark.long), "{}"])
 def test_directories_with_a_space(pipeline: MakePipeline, form: str) -> None:
     """Location, state and blobs below such a path: Spark and statemgr mean the same directory, and it goes on."""
     job = pipeline(tasks=2)

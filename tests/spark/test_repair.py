@@ -9,7 +9,7 @@ import pytest
 
 from statemgr.errors import CorruptError, MissingError
 from tests.commits import published, referenced
-from tests.jobs import DUAL, INTERVALS
+from tests.jobs import DUAL, SEGMENTS, SNAPSHOTS
 from tests.spark.conftest import Pipeline
 
 MakePipeline = Callable[..., Pipeline]
@@ -29,7 +29,7 @@ def with_rows(job: Pipeline) -> dict[int, list[tuple[object, ...]]]:
     return {sequence: rows for sequence, rows in job.outputs.calls if rows}
 
 
-@pytest.mark.parametrize("kind", INTERVALS)
+@pytest.mark.parametrize("kind", [pytest.param(SNAPSHOTS, marks=pytest.mark.long), SEGMENTS])
 def test_a_query_without_input_repairs_what_is_damaged(pipeline: MakePipeline, kind: str) -> None:
     """FAULT 45, invariant 12: no micro-batch comes; the driver repairs, and gives no row a second sequence number."""
     job = pipeline(backup=DUAL, restore=("kafka-changelog",), kind=kind)
