@@ -26,6 +26,8 @@ NOT_AHEAD = {
     "kafka.consumer.max.partition.fetch.bytes": 20_000,
     "kafka.consumer.fetch.max.bytes": 20_000,
     "kafka.consumer.message.max.bytes": 20_000,
+    # a consumer made by hand would wait a second before each of its fetches
+    "kafka.consumer.fetch.queue.backoff.ms": 2,
 }
 ROW = 10_000
 
