@@ -18,6 +18,7 @@ from statemgr.blobs import open_blob_store
 from statemgr.cli.main import cli
 from statemgr.errors import StatemgrError
 from statemgr.kafka import clients as kafka_clients
+from statemgr.kafka.errors import ClientErrors, translated
 from statemgr.local.clock import SystemClock
 from statemgr.ports import list_blobs
 from tests.commits import TASK, write
@@ -105,7 +106,7 @@ def test_of_kafka(
     sasl = with_changes(
         config, kafka__security__protocol="SASL_PLAINTEXT", kafka__sasl__mechanism="PLAIN", kafka__debug="all"
     )
-    admin = kafka_clients.admin(sasl, kafka_clients.ClientErrors())
+    admin = kafka_clients.admin(sasl, ClientErrors())
     for _ in range(5):
         admin.poll(0.2)
     said += [repr(config), json.dumps(config.masked()), repr(config.stores)]
@@ -118,9 +119,9 @@ def test_of_kafka(
 
 
 def _ask(config: JobConfig) -> None:
-    errors = kafka_clients.ClientErrors()
+    errors = ClientErrors()
     admin = kafka_clients.admin(config, errors)
-    with kafka_clients.translated("asking", errors):
+    with translated("asking", errors):
         admin.list_topics(timeout=1.0)
 
 
