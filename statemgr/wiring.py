@@ -24,7 +24,7 @@ from statemgr.local import levels, open_store, use_memory
 from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.local.executors import Threads
-from statemgr.local.scratch import Scratch
+from statemgr.local.owners import Scratch
 from statemgr.ports import BlobStore, Changelog, Clock, Executors, LocalDirectories, LocalStore, StateBackend
 from statemgr.transfer.transfer import Transfer
 

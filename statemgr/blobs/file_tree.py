@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import stat
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import IO
 
 from statemgr import os_errors
 from statemgr.blobs.body import CHUNK
-from statemgr.blobs.names import BlobExists
+from statemgr.blobs.names import BlobExists, unique_name
 from statemgr.errors import CorruptBlob, MissingBlob, StatemgrError, UnavailableError
 from statemgr.os_errors import Fault
 from statemgr.ports import BlobInfo
@@ -152,7 +151,7 @@ def write_new(directory: int, name: str, stream: IO[bytes]) -> None:
 @contextmanager
 def temporary(directory: int, stream: IO[bytes]) -> Iterator[str]:
     """A new file under a name of its own, removed at the end."""
-    name = f".{uuid.uuid4().hex}{TEMPORARY}"
+    name = f".{unique_name()}{TEMPORARY}"
     try:
         write_new(directory, name, stream)
         yield name

@@ -6,6 +6,7 @@ the blobs, and is short enough to be a file name everywhere.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
@@ -30,6 +31,11 @@ def check_blob_id(blob_id: str) -> tuple[str, ...]:
     if problem:
         raise InvalidError(f"{blob_id[:200]!r} cannot be the name of a blob: {problem}")
     return tuple(blob_id.split("/"))
+
+
+def unique_name() -> str:
+    """32 random hexadecimal digits, for what a store writes next to blobs for a short time."""
+    return uuid.uuid4().hex
 
 
 def delete_each(blob_ids: Iterable[str], delete: Callable[[str], None]) -> dict[str, StatemgrError]:

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import tenacity
 
-from statemgr.blobs.decorator import BlobStoreDecorator
 from statemgr.config import RetryPolicy
 from statemgr.errors import StatemgrError, UnavailableError
 from statemgr.ports import (
@@ -34,7 +33,7 @@ T = TypeVar("T")
 _FLOOR = 8 * 1024
 
 
-class RetryingBlobStore(BlobStoreDecorator):
+class RetryingBlobStore:
     """A blob store that tries again by ``policy``; each call has a deadline of its own."""
 
     def __init__(
@@ -44,9 +43,13 @@ class RetryingBlobStore(BlobStoreDecorator):
         clock: Clock,
         uniform: Callable[[], float] = random.random,
     ) -> None:
-        super().__init__(inner)
+        self.inner = inner
         self._call = Retries(policy, clock, uniform)
         self._new_pace = partial(_Pace, clock, policy.max_duration_ms / 1000)
+
+    @property
+    def checks_uploads(self) -> bool:
+        return self.inner.checks_uploads
 
     @property
     def administration(self) -> RetryingAdministration:
@@ -93,6 +96,9 @@ class RetryingBlobStore(BlobStoreDecorator):
         except UnavailableError as error:
             failed |= dict.fromkeys(left, error)
         return failed
+
+    def close(self) -> None:
+        self.inner.close()
 
 
 class RetryingAdministration:

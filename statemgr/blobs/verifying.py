@@ -6,20 +6,24 @@ name taken. The PUT counts as done if the blob has the same bytes, and is refuse
 
 from __future__ import annotations
 
-import xxhash
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from statemgr.blobs.body import CHUNK, body_size, chunks, open_body
-from statemgr.blobs.decorator import BlobStoreDecorator
 from statemgr.blobs.names import BlobExists
-from statemgr.errors import CorruptBlob, InvalidError, MissingBlob
-from statemgr.ports import Body
+from statemgr.errors import CorruptBlob, InvalidError, MissingBlob, StatemgrError
+from statemgr.model.hashing import hasher
+from statemgr.ports import BlobAdministration, BlobInfo, BlobReader, BlobStore, Body
 
 
-class VerifyingBlobStore(BlobStoreDecorator):
+class VerifyingBlobStore:
     """A blob store whose finished PUTs are known to hold what was sent."""
 
     #: The store inside checks them, or they are read back.
     checks_uploads = True
+
+    def __init__(self, inner: BlobStore) -> None:
+        self.inner = inner
 
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
         """Raises: CorruptBlob when the store twice kept other bytes than were sent."""
@@ -49,13 +53,37 @@ class VerifyingBlobStore(BlobStoreDecorator):
             )
 
     def _holds(self, blob_id: str, body: Body) -> bool:
-        there, size = xxhash.xxh3_128(), 0
+        there, size = hasher(), 0
         with self.inner.get(blob_id) as reader:
             for piece in chunks(reader, memoryview(bytearray(min(CHUNK, body_size(body) + 1)))):
                 there.update(piece)
                 size += len(piece)
-        sent = xxhash.xxh3_128()
+        sent = hasher()
         with open_body(body) as stream:
             while data := stream.read(CHUNK):
                 sent.update(data)
         return size == body_size(body) and there.digest() == sent.digest()
+
+    # --- passed on ---
+
+    @property
+    def administration(self) -> BlobAdministration:
+        return self.inner.administration
+
+    def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> AbstractContextManager[BlobReader]:
+        return self.inner.get(blob_id, offset, length)
+
+    def stat(self, blob_id: str) -> BlobInfo:
+        return self.inner.stat(blob_id)
+
+    def remove_ttl(self, blob_id: str) -> None:
+        self.inner.remove_ttl(blob_id)
+
+    def delete(self, blob_id: str) -> None:
+        self.inner.delete(blob_id)
+
+    def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
+        return self.inner.delete_many(blob_ids)
+
+    def close(self) -> None:
+        self.inner.close()

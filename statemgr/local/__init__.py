@@ -1,7 +1,7 @@
 """Local adapters: stores, the directories that hold them, and the clock. Only this package touches them."""
 
 from statemgr.local.durable import hash_file, remove
-from statemgr.local.rocksdb.memory import use_memory
+from statemgr.local.rocksdb.options import use_memory
 from statemgr.local.rocksdb.tables import is_readable, write_table
 from statemgr.local.stores import ChangeWriter, bulk_writer, key_ranges, open_snapshot, open_store
 from statemgr.local.trees import cloned, unshare

@@ -1,7 +1,12 @@
-"""Shows who uses a store's local directories: one lock for short changes, and one locked file per living owner.
+"""Directories that several processes share: locks, and signs that show which process still uses its part.
+
+::
+
+    <root>/lock              locked for short changes
+    <root>/owners/<token>    a file that its owner keeps locked as long as it lives
 
 Both are advisory file locks. The kernel releases them when a process dies in any way, and no reused process ID can pass
-for a living owner. Touches ``<root>/lock`` and ``<root>/owners/``.
+for a living owner. :class:`Scratch` is the simplest such directory: temporary files of each process.
 """
 
 from __future__ import annotations
@@ -9,20 +14,27 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
+import shutil
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from statemgr.errors import UnavailableError
-from statemgr.local.durable import open_regular
+from statemgr.ids import IdSource
+from statemgr.local import durable, levels
+from statemgr.local.transfer_files import disk_errors
 from statemgr.ports import Clock
 
 _FLAGS = os.O_RDWR | os.O_CREAT
-#: No file of that name, or something else: nobody gives a sign of life there.
+#: There is no file of that name, or something else: nobody gives a sign of life there.
 _NO_SIGN = {errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENXIO}
 _DEADLINE_SECONDS = 60.0
 _STEP_SECONDS = 0.005
+#: Names of owners. Anything with another name is not ours, and stays.
+_TOKEN = re.compile(r"[0-9a-f]{16}\Z")
 
 
 class Owner:
@@ -39,14 +51,14 @@ class Owner:
         self._give_sign()
 
     def _give_sign(self) -> None:
-        self._descriptor = open_regular(self._path, _FLAGS | os.O_EXCL)
+        self._descriptor = durable.open_regular(self._path, _FLAGS | os.O_EXCL)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         self._end = weakref.finalize(self, _end, self._path, self._descriptor, os.getpid())
 
     def renew(self) -> None:
-        """Give the sign of life again where somebody deleted its file. The lock of the directories is held.
+        """Give the sign of life again if somebody deleted its file. The caller holds the lock of the root.
 
-        Raises: OSError when the directory of the signs is gone too.
+        Raises: OSError if the directory of the signs is gone too.
         """
         try:
             there, own = os.lstat(self._path), os.fstat(self._descriptor)
@@ -61,7 +73,7 @@ class Owner:
         os.close(before)
 
     def close(self) -> None:
-        """Give the sign of life up: what still bears this owner's name may be removed by others."""
+        """Give up the sign of life, so that others may remove what has this owner's name."""
         self._end()
 
 
@@ -74,10 +86,10 @@ def _end(path: Path, descriptor: int, process: int) -> None:
 
 
 def is_alive(directory: Path, token: str) -> bool:
-    """Whether the owner of that name still exists; the file of a dead one is removed."""
+    """Whether the owner of that name still exists. The sign of a dead one is removed."""
     path = directory / token
     try:
-        descriptor = open_regular(path, os.O_RDWR)
+        descriptor = durable.open_regular(path, os.O_RDWR)
     except OSError as error:
         if error.errno in _NO_SIGN:
             return False
@@ -95,7 +107,7 @@ def is_alive(directory: Path, token: str) -> bool:
 @contextmanager
 def exclusive_if_free(lock: Path) -> Iterator[bool]:
     """Hold a lock file against all other threads and processes, unless one has it. Gives whether it is held."""
-    descriptor = open_regular(lock, _FLAGS)
+    descriptor = durable.open_regular(lock, _FLAGS)
     try:
         yield _locked(descriptor)
     finally:
@@ -106,10 +118,10 @@ def exclusive_if_free(lock: Path) -> Iterator[bool]:
 def exclusive(lock: Path, clock: Clock) -> Iterator[None]:
     """Hold a lock file against all other threads and processes.
 
-    Raises: UnavailableError when another one holds it for a minute.
+    Raises: UnavailableError if another one holds it for a minute.
     """
     deadline = clock.monotonic() + _DEADLINE_SECONDS
-    descriptor = open_regular(lock, _FLAGS)
+    descriptor = durable.open_regular(lock, _FLAGS)
     try:
         while not _locked(descriptor):
             if clock.monotonic() >= deadline:
@@ -131,3 +143,101 @@ def _locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+class SharedRoot:
+    """A directory with a lock and owners. It is created when it is needed.
+
+    Args:
+        base: a directory above the root, at any depth. No level in between may be a link. Default: the root's parent.
+    """
+
+    #: Directories below the root.
+    parts: tuple[str, ...] = ("owners",)
+
+    def __init__(self, root: Path, clock: Clock, ids: IdSource, base: Path | None = None) -> None:
+        self._root = root
+        self._base = base or root.parent
+        self._levels = root.relative_to(self._base).parts
+        self._clock = clock
+        self._ids = ids
+        self._owner: Owner | None = None
+
+    def _exists(self) -> bool:
+        """Raises: InvalidError if a level of the path is a link; OSError."""
+        return levels.check(self._base, *self._levels).is_dir()
+
+    @contextmanager
+    def _holding_lock(self) -> Iterator[None]:
+        """Create what is missing, and hold the lock. Raises: UnavailableError, InvalidError, OSError."""
+        levels.make(self._base, *self._levels)
+        for part in self.parts:
+            levels.make(self._root, part)
+        with exclusive(self._root / "lock", self._clock):
+            yield
+
+    def _own(self) -> Owner:
+        """This owner, with its sign of life in place. The caller holds the lock."""
+        if self._owner is None:
+            self._owner = Owner(self._root / "owners", self._ids.token()[:16])
+        else:
+            self._owner.renew()
+        return self._owner
+
+    def _alive(self) -> set[str]:
+        """Living owners, including this one even if its sign was deleted. The caller holds the lock."""
+        signs = self._root / "owners"
+        alive = {token for token in os.listdir(signs) if is_alive(signs, token)}
+        return alive | {self._owner.token} if self._owner is not None else alive
+
+    def close(self) -> None:
+        """Give up what this object owns. Idempotent."""
+        if self._owner is not None:
+            self._owner.close()
+            self._owner = None
+
+
+class Scratch(SharedRoot):
+    """Temporary files: ``<root>/<token>/`` has those of one process, which nobody needs after its end.
+
+    A call creates this process's directory and returns it, after removing those of dead processes.
+    """
+
+    def __init__(self, root: Path, clock: Clock, ids: IdSource, base: Path | None = None) -> None:
+        super().__init__(root, clock, ids, base)
+        self._mutex = threading.Lock()
+
+    def __call__(self) -> Path:
+        """Raises: DiskFull, UnavailableError (another process holds the lock), InvalidError (a link in the path)."""
+        with self._mutex, disk_errors(self._root):
+            # local files are a cache: somebody may remove them while a process runs
+            if self._owner is None or not levels.check(self._root, self._owner.token).is_dir():
+                self._owner = None
+                with self._holding_lock():
+                    self._remove_dead()
+                    (self._root / self._own().token).mkdir(0o700)
+            else:
+                self._owner.renew()
+            assert self._owner is not None
+            return self._root / self._owner.token
+
+    def tidy(self) -> None:
+        """Remove the files of dead processes. Raises: UnavailableError."""
+        with disk_errors(self._root):
+            if self._exists():
+                with self._holding_lock():
+                    self._remove_dead()
+
+    def close(self) -> None:
+        """Remove this process's directory. Idempotent. The next call creates a new one."""
+        with self._mutex:
+            if self._owner is not None:
+                shutil.rmtree(self._root / self._owner.token, ignore_errors=True)
+            super().close()
+
+    def _remove_dead(self) -> None:
+        alive = self._alive()
+        for entry in self._root.iterdir():
+            if _TOKEN.match(entry.name) and entry.name not in alive:
+                with suppress(OSError):
+                    durable.remove(entry)

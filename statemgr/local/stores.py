@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
-from statemgr.errors import ConfigError, CorruptFile
+from statemgr.errors import ConfigError, CorruptFile, InvalidError
 from statemgr.local.memory import FILE, MemoryStore
-from statemgr.local.read_only import ReadOnlyStore
 from statemgr.local.rocksdb.bulk import bulk_load
 from statemgr.local.rocksdb.options import BRIEF
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.commit import Change
-from statemgr.ports import LocalStore
+from statemgr.ports import Items, LocalStore
 
 
 class ChangeWriter(Protocol):
@@ -94,3 +93,56 @@ def _memory_load(directory: Path) -> Iterator[MemoryStore]:
 
 def _unknown(kind: str) -> ConfigError:
     return ConfigError(f"there is no local store of the type {kind!r}", hint="use rocksdb or memory")
+
+
+class ReadOnlyStore:
+    """Implements ``ports.LocalStore`` for a finished snapshot. Everything that would write raises InvalidError."""
+
+    def __init__(self, store: LocalStore, directory: Path) -> None:
+        self._store = store
+        self._directory = directory
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._store.get(key)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return self._store.get_many(keys)
+
+    def scan(self, start: bytes | None, end: bytes | None) -> Items:
+        return self._store.scan(start, end)
+
+    def statistics(self) -> Mapping[str, float]:
+        return self._store.statistics()
+
+    @property
+    def sequence_number(self) -> int:
+        return self._store.sequence_number
+
+    def write(self, changes: Iterable[Change]) -> None:
+        raise self._refused()
+
+    def ingest(self, tables: Sequence[Path]) -> None:
+        raise self._refused()
+
+    def delete_range(self, start: bytes | None, end: bytes | None) -> None:
+        raise self._refused()
+
+    def flush(self) -> None:
+        pass
+
+    def compact_if_needed(self, limit: int) -> bool:
+        return False
+
+    def checkpoint(self, directory: Path) -> None:
+        raise self._refused()
+
+    def checkpoint_beside(self, directory: Path) -> None:
+        raise self._refused()
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _refused(self) -> InvalidError:
+        return InvalidError(
+            "the store is a snapshot and can only be read", hint="open a copy of it to write", path=self._directory
+        )

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from statemgr.errors import CorruptError, DiskFull, InvalidError
-from statemgr.local.rocksdb import memory as rocksdb_memory
 from statemgr.local.rocksdb import options as rocksdb_options
 from statemgr.local.rocksdb.bulk import bulk_load
 from statemgr.local.rocksdb.store import RocksDbStore
@@ -166,16 +165,16 @@ def test_stores_share_one_memory(open_at: Callable[..., RocksDbStore], tmp_path:
     stores that are open, a smaller one changes nothing."""
     one, two = open_at(tmp_path / "one"), open_at(tmp_path / "two")
     own = open_at(tmp_path / "own", block_cache_size_bytes=1 << 20)
-    shared = rocksdb_memory.shared_memory()
+    shared = rocksdb_options.shared_memory()
     capacity = one.statistics()["rocksdb.block-cache-capacity"]
     assert two.statistics()["rocksdb.block-cache-capacity"] == capacity == 2 * shared.memtables.get_buffer_size()
     assert own.statistics()["rocksdb.block-cache-capacity"] == 1 << 20
     before = two.statistics()["rocksdb.block-cache-usage"]
     one.write([(b"%06d" % i, os.urandom(100)) for i in range(40_000)])
     assert two.statistics()["rocksdb.block-cache-usage"] > before + 4_000_000
-    rocksdb_memory.use_memory(int(capacity) * 2)
+    rocksdb_options.use_memory(int(capacity) * 2)
     assert one.statistics()["rocksdb.block-cache-capacity"] == capacity * 2
-    rocksdb_memory.use_memory(1 << 23)
+    rocksdb_options.use_memory(1 << 23)
     assert two.statistics()["rocksdb.block-cache-capacity"] == capacity * 2
     assert shared.memtables.get_buffer_size() == capacity
 

@@ -8,6 +8,7 @@ import pytest
 
 from statemgr.blobs.s3 import reading
 from statemgr.blobs.s3.reading import LargeReads
+from statemgr.local.clock import SystemClock
 
 
 class Raw:
@@ -36,7 +37,7 @@ def test_a_read_that_ends_as_it_is_broken_off_leaves_the_others_watched(
     """FAULT 59: the connection may be released at that moment; the next read that lasts too long is broken off, too."""
     monkeypatch.setattr(reading, "_MOST_S", 0.0)
     monkeypatch.setattr(reading, "_LOOK_S", 0.01)
-    large = LargeReads()
+    large = LargeReads(SystemClock())
     for raw in (Raw(failure), Raw()):
         assert large.read(raw, memoryview(bytearray(1))) == 0
     large.close()

@@ -14,13 +14,13 @@ import pytest
 
 from statemgr.errors import InvalidError
 from statemgr.local.clock import SystemClock, system_ids
-from statemgr.local.scratch import Scratch
+from statemgr.local.owners import Scratch
 
 #: A process that writes to its scratch directory, says so, and waits.
 _OTHER = """
 import sys
 from pathlib import Path
-from statemgr.local.scratch import Scratch
+from statemgr.local.owners import Scratch
 from statemgr.local.clock import SystemClock, system_ids
 scratch = Scratch(Path(sys.argv[1]), SystemClock(), system_ids())
 own = scratch()

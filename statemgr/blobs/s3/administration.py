@@ -1,12 +1,13 @@
-"""An S3 bucket as a whole: listing, lifecycle rules, clock, multipart uploads. Touches one prefix of it.
+"""Administers an S3 bucket: listing, lifecycle rules, clock, multipart uploads. Touches one prefix of it.
 
-statemgr itself sends each part of a file as an object of its own. Multipart uploads come from other software that
-copied blobs here; nobody sees what they hold, and it is paid for.
+statemgr itself sends each part of a file as its own object. Multipart uploads come from other software that copied
+blobs here. An upload that never ended is in no listing, but it costs storage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -20,7 +21,7 @@ from statemgr.ports import BlobInfo, BlobPage, UnfinishedUpload
 
 
 class S3Administration:
-    """Of the blobs below a place.
+    """Implements :class:`statemgr.ports.BlobAdministration` for the blobs below a place.
 
     Args:
         ttl_days: the TTL whose lifecycle rule :meth:`probe` looks for.
@@ -36,7 +37,7 @@ class S3Administration:
         self._checks_uploads = checks_uploads
 
     def list(self, prefix: str, token: str | None = None) -> BlobPage:
-        """A page as the server makes it, without expiry records: in a directory bucket it has no order."""
+        """Leaves expiry records out. A page of a directory bucket has no order."""
         place = self._place
         start: Any = {"ContinuationToken": token} if token else {}
         wanted = place.prefix + prefix
@@ -50,7 +51,7 @@ class S3Administration:
         return BlobPage(blobs, page.get("NextContinuationToken"))
 
     def time_ms(self) -> int:
-        """The server's clock by the date of an answer (whole seconds)."""
+        """The date of an answer (whole seconds)."""
         place = self._place
         with translated(place.bucket):
             headers = place.client.head_bucket(Bucket=place.bucket)["ResponseMetadata"]["HTTPHeaders"]
@@ -62,15 +63,12 @@ class S3Administration:
             ) from error
 
     def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """Multipart uploads."""
         place, wanted = self._place, self._place.prefix + prefix
-        pages = place.client.get_paginator("list_multipart_uploads").paginate(
-            Bucket=place.bucket, Prefix=place.listable(wanted)
-        )
-        iterator = iter(pages)
+        uploads = place.client.get_paginator("list_multipart_uploads")
+        pages = iter(uploads.paginate(Bucket=place.bucket, Prefix=place.listable(wanted)))
         while True:
             with translated(place.bucket):
-                page = next(iterator, None)
+                page = next(pages, None)
             if page is None:
                 return
             for found in page.get("Uploads", ()):
@@ -79,15 +77,9 @@ class S3Administration:
                     yield UnfinishedUpload(blob_id, found["UploadId"], _epoch_ms(found["Initiated"]))
 
     def abandon(self, upload: UnfinishedUpload) -> None:
-        """Abort a multipart upload."""
-        place = self._place
-        try:
-            with translated(place.bucket, upload.blob_id):
-                place.client.abort_multipart_upload(
-                    Bucket=place.bucket, Key=place.prefix + upload.blob_id, UploadId=upload.token
-                )
-        except MissingBlob:
-            pass
+        place, key = self._place, self._place.prefix + upload.blob_id
+        with suppress(MissingBlob), translated(place.bucket, upload.blob_id):
+            place.client.abort_multipart_upload(Bucket=place.bucket, Key=key, UploadId=upload.token)
 
     def probe(self) -> Sequence[str]:
         problems = [self._rule_problem()]
@@ -96,9 +88,9 @@ class S3Administration:
         return [problem for problem in problems if problem]
 
     def fix(self) -> Sequence[str]:
-        """Install the rule that expires what carries the TTL tag, next to the bucket's other rules.
+        """Add the lifecycle rule that expires objects with the TTL tag. The bucket's other rules stay.
 
-        Raises: InvalidError where the server has no lifecycle rules.
+        Raises: InvalidError if the server has no lifecycle rules.
         """
         if self._place.is_directory:
             return ()

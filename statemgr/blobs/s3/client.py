@@ -1,9 +1,10 @@
-"""A client of boto3: its settings, its connections, what it may log, and the place that it works on. Touches the SDK.
+"""Makes boto3 clients: settings, connections, masked logs, and the place in a bucket. Touches the SDK.
 
-- The SDK's own retries are off: the retrying decorator owns the deadline.
-- A request to a server that does not answer lasts until its read time-out, and the SDK's ``close`` leaves it alone:
-  :class:`Connections` can break it off. The SDK has no public way to its connections.
-- At the level DEBUG the SDK logs the headers of every request and what they are signed from: credentials are masked.
+- The SDK's own retries are off, because the retrying decorator owns the deadline.
+- A request to a server that does not answer lasts until its read time-out. The SDK's public ``close`` does not end it,
+  and neither ``Config`` nor the event hooks give access to sockets. So :class:`Connections` uses two private
+  attributes of botocore. It reads them when the client is made, so a botocore that renames them fails at once.
+- At the level DEBUG the SDK logs the headers of every request and the text that it signs. Credentials are masked there.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ _READ_TIMEOUT_S = 30
 #: Settings that are credentials.
 _SECRETS = ("access.key", "secret.key", "session.token")
 _LIBRARIES = ("botocore", "boto3", "s3transfer", "urllib3")
-#: A session token that the SDK has renewed by itself, as a header or a parameter, in any quoting.
+#: A session token that the SDK has renewed itself, as a header or a parameter, in any quoting.
 _TOKEN = re.compile(r"(x-amz-security-token\W{1,6})[\w+/=%-]{16,}", re.IGNORECASE)
 
 
 def make_client(settings: Mapping[str, str | bool], connections: int) -> S3Client:
-    """A client by the settings after ``blob.store.s3.``; what is not set comes from boto3's own chain."""
+    """A client with the settings after ``blob.store.s3.``. boto3 finds credentials and region that are not set."""
 
     def text(name: str) -> str | None:
         return str(settings[name]) if settings.get(name) else None
 
-    # before the SDK sees them, and again when it has loaded all its parts
+    # before the SDK sees them, and again after it has made all its loggers
     secrets = [str(settings[name]) for name in _SECRETS if settings.get(name)]
     hide(secrets)
     style = "path" if settings.get("path.style") in (True, "true") else "auto"
     with translated(""):
-        # an own session: the default one is shared by whoever else uses boto3 in this process
+        # a session of its own: other software in this process may use the default one
         client = boto3.session.Session().client(
             "s3",
             endpoint_url=text("endpoint"),
@@ -86,12 +87,12 @@ class Place:
         return self.bucket.endswith("--x-s3")
 
     def key(self, blob_id: str) -> str:
-        """Raises: InvalidError."""
+        """The key of a blob. Raises: InvalidError if it is not a blob's name."""
         check_blob_id(blob_id)
         return self.prefix + blob_id
 
     def listable(self, prefix: str) -> str:
-        """The longest start of a prefix that the bucket can list."""
+        """The longest start of ``prefix`` that the bucket can list."""
         return prefix[: prefix.rfind("/") + 1] if self.is_directory else prefix
 
     def head(self, blob_id: str) -> Any:
@@ -112,7 +113,7 @@ class Place:
 
 
 class Connections:
-    """All connections that a client has open."""
+    """The open connections of a client."""
 
     def __init__(self, client: S3Client) -> None:
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -126,8 +127,6 @@ class Connections:
         connections = self
 
         class Watched(kind):  # type: ignore[misc]
-            """A connection that can be broken off."""
-
             def connect(self) -> None:
                 if connections._broken:
                     raise ConnectionAbortedError("the client is closed")
@@ -137,7 +136,7 @@ class Connections:
         return Watched
 
     def break_off(self) -> None:
-        """Requests in progress fail, and so do further ones."""
+        """Make requests in progress and later ones fail."""
         self._broken = True
         for connection in list(self._open):
             sock = connection.sock
@@ -155,12 +154,12 @@ class _Hiding(logging.Filter):
         self._texts: frozenset[str] = frozenset()
 
     def add(self, texts: Iterable[str]) -> None:
-        """Hide these texts, too."""
+        """Also hide these texts."""
         with self._lock:
             self._texts |= {text for text in texts if len(text) > 3}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Every record passes, masked."""
+        """Mask a record, and let it pass."""
         try:
             record.msg, record.args = self._masked(record.getMessage()), ()
         except Exception:  # the library made a wrong record
@@ -177,7 +176,7 @@ _HIDING = _Hiding()
 
 
 def hide(texts: Iterable[str]) -> None:
-    """Mask these texts in what the libraries log from now on. Covers the loggers that exist by now."""
+    """Mask these texts in what the libraries log from now on, by all loggers that exist now."""
     _HIDING.add(texts)
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if name.partition(".")[0] in _LIBRARIES and isinstance(logger, logging.Logger):

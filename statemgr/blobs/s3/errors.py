@@ -1,4 +1,4 @@
-"""What S3's and botocore's errors mean, in statemgr's words. The only place that reads their codes."""
+"""Translates the errors of S3 and botocore into statemgr's. The only place that reads their codes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ import urllib3.exceptions
 from botocore import exceptions as sdk
 
 from statemgr.blobs.names import BlobExists
-from statemgr.errors import (
-    AccessDenied,
-    DiskFull,
-    InvalidError,
-    MissingBlob,
-    StatemgrError,
-    UnavailableError,
-)
+from statemgr.errors import AccessDenied, DiskFull, InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.os_errors import Fault, limit_behind, translate
 
 _CREDENTIALS = {
@@ -28,7 +21,7 @@ _CREDENTIALS = {
 }  # fmt: skip
 _BUCKET = {"NoSuchBucket", "InvalidBucketName", "InvalidBucketState"}
 _REGION = {"PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException", "301", "307"}
-#: Damaged on the way: sent again, it may arrive whole.
+#: The bytes were damaged in transit, so a retry may succeed.
 DIGEST = {
     "BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch",
     "IncompleteBody",
@@ -60,7 +53,7 @@ _NETWORK_EXCEPTIONS = (
 )
 
 _KEYS_HINT = "check blob.store.s3.access.key, .secret.key and .session.token, the rights, and the clock of this machine"
-#: Of the credentials' refusals, those that mean that a right is missing; a HEAD has no more than its status.
+#: Codes that mean that a right is missing. The answer to a HEAD has only its status.
 _RIGHT_MISSING = {"AccessDenied", "AllAccessDisabled", "Forbidden", "UnauthorizedAccess", "403"}
 #: Request → the right that it needs.
 _RIGHTS = {
@@ -78,12 +71,11 @@ _RIGHTS = {
     "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
     "PutBucketLifecycleConfiguration": "s3:PutLifecycleConfiguration",
 }
-_BUCKET_HINT = "create the bucket, or correct blob.store.uri"
 
 
 @contextmanager
 def translated(bucket: str, blob_id: str | None = None) -> Iterator[None]:
-    """The SDK's and the network's exceptions of the block as statemgr's."""
+    """Raise errors of the SDK and of the network inside the block as statemgr's."""
     try:
         yield
     except sdk.ClientError as error:
@@ -107,12 +99,9 @@ def code_and_status(error: sdk.ClientError) -> tuple[str, int]:
 
 
 def of_key(code: str, message: str, bucket: str, blob_id: str) -> StatemgrError:
-    """What the answer to a request for many objects says about one of them, as statemgr's error."""
+    """The error for one object in the answer to a request for many objects."""
     status = {"AccessDenied": 403, "NoSuchKey": 404}.get(code, 500)
-    response: Any = {
-        "Error": {"Code": code, "Message": message},
-        "ResponseMetadata": {"HTTPStatusCode": status},
-    }
+    response: Any = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
     return _of_answer(sdk.ClientError(response, "DeleteObjects"), bucket, blob_id)
 
 
@@ -120,54 +109,44 @@ def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> Stat
     code, status = code_and_status(error)
     message = str(error.response.get("Error", {}).get("Message", ""))[:200]
     text = f"S3 answered {status or '?'} {code}: {message}".rstrip(": ")
+    where = {"bucket": bucket, "blob": blob_id}
     if code in _BUCKET:
-        return AccessDenied(text, hint=_BUCKET_HINT, bucket=bucket, blob=blob_id)
+        return AccessDenied(text, hint="create the bucket, or correct blob.store.uri", **where)
     if code in _REGION or status in (301, 307):
-        return AccessDenied(
-            text, hint="set blob.store.s3.region to the region of the bucket", bucket=bucket, blob=blob_id
-        )
+        return AccessDenied(text, hint="set blob.store.s3.region to the region of the bucket", **where)
     # the answer to a HEAD has no body: 400 is all that S3 says of an expired token there
     if code in _CREDENTIALS or status in (401, 403) or (status == 400 and code == "400"):
         hint = "set this machine's clock" if code == "RequestTimeTooSkewed" else _KEYS_HINT
         right = _RIGHTS.get(error.operation_name) if code in _RIGHT_MISSING else None
         if right:
             hint = f"grant this user the rights in docs/security.md, or {_KEYS_HINT}"
-        return AccessDenied(text, hint=hint, missing_right=right, bucket=bucket, blob=blob_id)
+        return AccessDenied(text, hint=hint, missing_right=right, **where)
     if status == 412 or code == "PreconditionFailed":
-        return BlobExists("a blob of this name exists already", bucket=bucket, blob=blob_id)
+        return BlobExists("a blob of this name exists already", **where)
     if code in _FULL or status == 507:
-        return DiskFull(text, hint="free space in the object store: it is full", bucket=bucket, blob=blob_id)
+        return DiskFull(text, hint="free space in the object store: it is full", **where)
     if code == "NotImplemented" or status == 501:
-        return InvalidError(
-            text, hint="use another S3 server: this one lacks the function", bucket=bucket, blob=blob_id
-        )
+        return InvalidError(text, hint="use another S3 server: this one lacks the function", **where)
     if code in DIGEST or code in _BUSY or status in (408, 409, 429) or status >= 500:
-        return UnavailableError(text, bucket=bucket, blob=blob_id)
+        return UnavailableError(text, **where)
     if status in (404, 410):
-        return MissingBlob("the blob does not exist", bucket=bucket, blob=blob_id)
-    return InvalidError(text, bucket=bucket, blob=blob_id)
-
-
-def _of_limit(error: OSError, bucket: str, blob_id: str | None) -> StatemgrError:
-    """Of this process, not of S3: the same request succeeds later."""
-    kinds = {Fault.LIMIT: UnavailableError, Fault.FAILED: UnavailableError}
-    return translate(error, "no request can be sent to S3", kinds=kinds, bucket=bucket, blob=blob_id)
+        return MissingBlob("the blob does not exist", **where)
+    return InvalidError(text, **where)
 
 
 def _of_network(error: BaseException, bucket: str, blob_id: str | None) -> StatemgrError:
+    where = {"bucket": bucket, "blob": blob_id}
     if limit := limit_behind(error):
         return _of_limit(limit, bucket, blob_id)
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return AccessDenied(
-            "the S3 endpoint's certificate is not trusted",
-            hint="install the certificate of its authority, or set AWS_CA_BUNDLE",
-            bucket=bucket,
-            blob=blob_id,
-        )
-    # the text may hold the signed address; the type says enough
-    return UnavailableError(
-        f"S3 could not be reached: {type(error).__name__}",
-        hint="check blob.store.s3.endpoint and the network",
-        bucket=bucket,
-        blob=blob_id,
-    )
+        hint = "install the certificate of its authority, or set AWS_CA_BUNDLE"
+        return AccessDenied("the S3 endpoint's certificate is not trusted", hint=hint, **where)
+    # the text may contain the signed address; the type says enough
+    hint = "check blob.store.s3.endpoint and the network"
+    return UnavailableError(f"S3 could not be reached: {type(error).__name__}", hint=hint, **where)
+
+
+def _of_limit(error: OSError, bucket: str, blob_id: str | None) -> StatemgrError:
+    """A limit of this process was reached. S3 has no part in it, so the same request may succeed later."""
+    kinds = {Fault.LIMIT: UnavailableError, Fault.FAILED: UnavailableError}
+    return translate(error, "no request can be sent to S3", kinds=kinds, bucket=bucket, blob=blob_id)

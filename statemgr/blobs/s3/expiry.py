@@ -1,10 +1,10 @@
-"""Where an S3 bucket keeps TTLs: in tags, or in metadata and records where there are no tags. Touches one prefix of it.
+"""Keeps the TTLs of blobs in an S3 bucket: in tags, or in metadata and records. Touches one prefix of the bucket.
 
 - :class:`Tags`: the tag ``statemgr-ttl=<days>``, set by a header of the PUT. A lifecycle rule of the bucket expires
   tagged objects, and removing the tag keeps an object for ever.
 - :class:`Records`, for directory buckets (S3 Express One Zone), which have no tags: the days are in the object's own
-  metadata, also set by the PUT, and an empty object ``.<name>.kept`` next to it says that the TTL was removed. No rule
-  can tell the two apart, so that only ``statemgr gc`` deletes what failed commits left behind.
+  metadata, also set by the PUT, and an empty object ``.<name>.kept`` next to it says that the TTL was removed. No
+  lifecycle rule sees this, so only ``statemgr gc`` deletes what failed commits left behind.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ TTL_TAG = "statemgr-ttl"
 
 
 class Expiry(Protocol):
-    """Where TTLs are."""
+    """How a bucket keeps TTLs."""
 
     def fields(self, ttl_days: int) -> Mapping[str, Any]:
         """The fields of a PUT that set a TTL."""
 
     def days(self, blob_id: str, head: Mapping[str, Any]) -> str | None:
-        """A blob's TTL as it was set, given the answer to its HEAD; None where it has none, or no longer."""
+        """A blob's TTL as text. None if it has none. ``head`` is the answer to the HEAD of the blob."""
 
     def remove(self, blob_id: str) -> None:
         """Remove a TTL. Raises: MissingBlob."""
 
     def keys(self, blob_id: str) -> Sequence[str]:
-        """All keys of a blob."""
+        """The keys of a blob and of its record."""
 
 
 class Tags:

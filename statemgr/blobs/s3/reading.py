@@ -9,12 +9,12 @@ when it lasts too long. The caller then goes on in another connection.
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import suppress
 from typing import Any
 
 from statemgr.blobs.s3.errors import translated
 from statemgr.errors import UnavailableError
+from statemgr.ports import Clock
 
 #: Seconds after which a read returns with what has arrived.
 _PATIENCE_S = 1
@@ -31,7 +31,8 @@ _LOOK_S = 1.0
 class LargeReads:
     """The large reads in progress on all connections of a client."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
         self._until: dict[object, tuple[float, Any]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -42,7 +43,7 @@ class LargeReads:
         if self._thread is None:
             self._watch()
         read = object()
-        self._until[read] = time.monotonic() + _MOST_S, raw
+        self._until[read] = self.clock.monotonic() + _MOST_S, raw
         try:
             size: int = raw.readinto(buffer)
             return size
@@ -61,7 +62,7 @@ class LargeReads:
 
     def _break_off_overdue(self) -> None:
         while not self._closed.wait(_LOOK_S):
-            now = time.monotonic()
+            now = self.clock.monotonic()
             for until, raw in list(self._until.values()):
                 if now >= until:
                     # the read may have ended meanwhile, and its connection be closed or somebody else's
@@ -94,7 +95,7 @@ class S3Reader:
         Raises: UnavailableError when the body ends early or arrives too slowly.
         """
         wanted = len(buffer) if self._left is None else min(len(buffer), self._left)
-        got, begun = 0, time.monotonic()
+        got, begun = 0, self._large.clock.monotonic()
         patience = begun + _PATIENCE_S
         while got < wanted:
             with translated(self._bucket, self._blob_id):
@@ -102,7 +103,7 @@ class S3Reader:
             if not size:
                 break
             got += size
-            now = time.monotonic()
+            now = self._large.clock.monotonic()
             self._is_fast = size >= _FAST * (now - begun)
             begun = now
             if now >= patience:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import threading
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
@@ -19,7 +18,7 @@ from botocore.exceptions import ClientError
 from zlib_ng import zlib_ng
 
 from statemgr.blobs.body import CHUNK, BytesReader, body_size, open_body
-from statemgr.blobs.names import delete_each
+from statemgr.blobs.names import delete_each, unique_name
 from statemgr.blobs.s3.administration import S3Administration
 from statemgr.blobs.s3.client import Connections, Place, make_client
 from statemgr.blobs.s3.errors import DIGEST, code_and_status, of_key, translated
@@ -47,12 +46,12 @@ class S3BlobStore:
         own: the start of the names of the job's blobs; nothing is written elsewhere.
     """
 
-    def __init__(self, place: Place, *, ttl_days: int, encryption: Mapping[str, Any], own: str) -> None:
+    def __init__(self, place: Place, clock: Clock, *, ttl_days: int, encryption: Mapping[str, Any], own: str) -> None:
         self._place = place
         self._client = place.client
         self._bucket = place.bucket
         self._connections = Connections(place.client)
-        self._large_reads = LargeReads()
+        self._large_reads = LargeReads(clock)
         self._own = own
         self._encryption = encryption
         self._expiry: Expiry = Records(place, encryption) if place.is_directory else Tags(place)
@@ -91,7 +90,7 @@ class S3BlobStore:
         self._client.put_object(Bucket=self._bucket, Key=key, Body=stream, ContentLength=size, **condition, **extra)
 
     def _refuses_wrong_checksum(self) -> bool:
-        key = f"{self._place.prefix}{self._own}_statemgr-probe-{uuid.uuid4().hex}"
+        key = f"{self._place.prefix}{self._own}_statemgr-probe-{unique_name()}"
         with translated(self._bucket):
             try:
                 self._client.put_object(
@@ -223,6 +222,7 @@ def open_store(uri: str, config: JobConfig, clock: Clock) -> S3BlobStore:
     client = make_client(settings, connections=2 * config.parallelism + 2)
     return S3BlobStore(
         Place(client, parts.netloc, f"{prefix}/" if prefix else ""),
+        clock,
         ttl_days=config.ttl_days,
         encryption={field: str(settings[name]) for name, field in _ENCRYPTION.items() if settings.get(name)},
         own=f"{config.job_key}/",

@@ -17,8 +17,7 @@ from rocksdict import Rdict
 
 from statemgr.errors import ClosedError, InvalidError
 from statemgr.local.rocksdb import options as rocksdb_options
-from statemgr.local.rocksdb.errors import translated
-from statemgr.local.rocksdb.handle import batch_of, close_database, open_database
+from statemgr.local.rocksdb.handle import batch_of, close_database, open_database, translated
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.commit import Change
 from statemgr.os_errors import translated as os_translated

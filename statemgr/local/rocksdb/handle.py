@@ -1,10 +1,11 @@
-"""Opens, closes, scans and writes databases with rocksdict. Touches the database's directory.
+"""Opens, closes, scans and writes databases with rocksdict, and translates its errors. Touches the directory.
 
 It depends on these facts about rocksdict:
 
 - Every open must name the column families, or their options are lost.
 - Anything that refers to the database (an iterator, even an exhausted one) keeps its LOCK after ``close``.
 - ``close`` after ``cancel_all_background`` raises "Shutdown in progress" although it has closed the database.
+- Errors are plain ``Exception`` with RocksDB's status as their text (``Corruption: …``, ``IO error: …``).
 - rocksdict's item iterators end silently at a corrupt block, so scans use the raw iterator and ask for its status.
 """
 
@@ -12,16 +13,53 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from rocksdict import AccessType, Options, Rdict, RdictIter, ReadOptions, WriteBatch
+from rocksdict import AccessType, DbClosedError, Options, Rdict, RdictIter, ReadOptions, WriteBatch
 
-from statemgr.errors import ClosedError, InvalidError
-from statemgr.local.rocksdb.errors import translate, translated
+from statemgr.errors import ClosedError, CorruptFile, InvalidError, StatemgrError
 from statemgr.model.commit import Change
-from statemgr.os_errors import Fault, fault_in
+from statemgr.os_errors import Fault, fault_in, of_fault
 
 _PROBE_SIZE = 1024 * 1024
+_NOT_BYTES = "raw mode only support bytes"
+_DAMAGED = "remove the directory: the store is then restored"
+
+
+def translate(error: Exception, what: str, path: Path) -> StatemgrError:
+    """The typed error for an error of rocksdict. ``what``: begins the message (``"cannot …"``)."""
+    if isinstance(error, DbClosedError):
+        return ClosedError("the store is closed", path=path)
+    if _NOT_BYTES in str(error):
+        return InvalidError(f"{what}: {error}", hint="pass bytes as keys and values", path=path)
+    text = str(error).strip()
+    reason = f"{what}: {text}"
+    if "LOCK" in text and ("lock hold by current process" in text or "While lock file" in text):
+        return InvalidError(reason, hint="clone the directory: another store object or process has it open", path=path)
+    is_corrupt = text.startswith(("Corruption", "Invalid argument"))
+    fault = fault_in(text) or (Fault.ALTERED if is_corrupt else Fault.FAILED)
+    hints = {Fault.GONE: _DAMAGED, Fault.ALTERED: _DAMAGED}
+    return of_fault(fault, reason, path, kinds={Fault.GONE: CorruptFile}, hints=hints)
+
+
+def is_vendors(error: Exception) -> bool:
+    """Whether rocksdict raised the error. Errors of an iterator of changes are not translated."""
+    return type(error) is Exception or isinstance(error, DbClosedError) or _NOT_BYTES in str(error)
+
+
+@contextmanager
+def translated(what: str, path: Path) -> Iterator[None]:
+    """A context manager that raises rocksdict's errors as typed ones.
+
+    Raises: DiskFull, CorruptError, InvalidError (locked, or not bytes), ClosedError, AccessDenied, RetryableError.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_vendors(error):
+            raise
+        raise translate(error, what, path) from error
 
 
 def open_database(directory: Path, options: Options, *, read_only: bool = False) -> Rdict:
@@ -182,3 +220,50 @@ def probe_space(directory: Path) -> None:
             os.fsync(file.fileno())
     finally:
         probe.unlink(missing_ok=True)
+
+
+_PROPERTIES = (
+    "rocksdb.estimate-num-keys",
+    "rocksdb.estimate-live-data-size",
+    "rocksdb.live-sst-files-size",
+    "rocksdb.total-sst-files-size",
+    "rocksdb.num-files-at-level0",
+    "rocksdb.estimate-pending-compaction-bytes",
+    "rocksdb.compaction-pending",
+    "rocksdb.num-running-compactions",
+    "rocksdb.num-running-flushes",
+    "rocksdb.num-immutable-mem-table",
+    "rocksdb.cur-size-all-mem-tables",
+    "rocksdb.size-all-mem-tables",
+    "rocksdb.estimate-table-readers-mem",
+    "rocksdb.block-cache-capacity",
+    "rocksdb.block-cache-usage",
+    "rocksdb.block-cache-pinned-usage",
+    "rocksdb.num-snapshots",
+    "rocksdb.actual-delayed-write-rate",
+    "rocksdb.is-write-stopped",
+    "rocksdb.background-errors",
+)
+
+
+def statistics_of(database: Rdict, options: Options) -> dict[str, float]:
+    """RocksDB's properties under their own names, and counters and histograms if the options enable statistics."""
+    found: dict[str, float] = {}
+    for name in _PROPERTIES:
+        value = database.property_int_value(name)
+        if value is not None:
+            found[name] = value
+    for line in (options.get_statistics() or "").splitlines():
+        found.update(_counted(line))
+    return found
+
+
+def _counted(line: str) -> dict[str, float]:
+    """``name COUNT : 3`` is a ticker; ``name P50 : 1.5 P95 : … COUNT : 3 SUM : 7`` is a histogram."""
+    name, *words = line.split()
+    numbers = {
+        label.lower(): float(value) for label, _, value in zip(words[::3], words[1::3], words[2::3], strict=True)
+    }
+    if set(numbers) == {"count"}:
+        return {name: int(numbers["count"])}
+    return {f"{name}.{label}": value for label, value in numbers.items()}

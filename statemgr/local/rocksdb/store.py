@@ -19,8 +19,6 @@ from rocksdict import Checkpoint, CompactOptions, Options, Rdict
 from statemgr.errors import ClosedError, CorruptFile, DiskFull, InvalidError, RetryableError
 from statemgr.local import trees
 from statemgr.local.rocksdb import options as rocksdb_options
-from statemgr.local.rocksdb import statistics as rocksdb_statistics
-from statemgr.local.rocksdb.errors import translate, translated
 from statemgr.local.rocksdb.handle import (
     Scan,
     batch_of,
@@ -29,6 +27,9 @@ from statemgr.local.rocksdb.handle import (
     open_database,
     probe_space,
     range_deletion,
+    statistics_of,
+    translate,
+    translated,
     unflushed_changes,
 )
 from statemgr.local.rocksdb.tables import ingest
@@ -193,7 +194,7 @@ class RocksDbStore:
         Raises: ClosedError.
         """
         with translated("cannot read the statistics of the store", self._directory):
-            return rocksdb_statistics.of(self._db, self._options)
+            return statistics_of(self._db, self._options)
 
     def compact_if_needed(self, limit: int) -> bool:
         """Let RocksDB's own compaction catch up if level 0 has ``limit`` files or more. Returns: whether it had.

@@ -13,8 +13,7 @@ from rocksdict import IngestExternalFileOptions, Rdict, SstFileWriter
 
 from statemgr.errors import CorruptError
 from statemgr.local.rocksdb import options as rocksdb_options
-from statemgr.local.rocksdb.errors import translated
-from statemgr.local.rocksdb.handle import Scan, close_database, in_key_order, open_database
+from statemgr.local.rocksdb.handle import Scan, close_database, in_key_order, open_database, translated
 from statemgr.model.commit import Change
 
 

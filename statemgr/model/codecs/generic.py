@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from statemgr.errors import CorruptError, InvalidError
@@ -163,43 +164,52 @@ class _Walk:
         return _Converters(to_pair, lambda pair: readers[pair[0]](pair[1]))
 
     def _record(self, schema: Any, kind: Any) -> _Converters:
-        """Both functions are put together as text, as dataclasses do it: a loop over the fields is slower."""
-        is_tuple = get_origin(kind) is tuple
         names = [field["name"] for field in schema["fields"]]
+        is_tuple = get_origin(kind) is tuple
         hints = dict(zip(names, get_args(kind), strict=True)) if is_tuple else get_type_hints(kind)
-        scope: dict[str, Any] = {"kind": _values if is_tuple else kind, "rule": self._shapes.rules.get(kind)}
-        to, back = [], []
-        for number, field in enumerate(schema["fields"]):
+        writers: list[tuple[str, _Convert]] = []
+        readers: list[tuple[str, _Convert]] = []
+        for field in schema["fields"]:
             name = field["name"]
-            avro, hint, optional = _without_null(field["type"], hints[name])
-            write, read = self.of(avro, hint)
-            scope |= {f"write_{name}": write, f"read_{name}": read}
-            value = f"value[{number}]" if is_tuple else f"value.{name}"
-            to.append(f"{name!r}: {_converted(value, write and f'write_{name}', optional)}")
-            back.append(f"{name}={_converted(f'fields[{name!r}]', read and f'read_{name}', optional)}")
-        made = f"kind({', '.join(back)})"
-        return _Converters(
-            eval(f"lambda value: {{{', '.join(to)}}}", scope),
-            eval(f"lambda fields: rule({made})" if scope["rule"] else f"lambda fields: {made}", scope),
-        )
+            write, read = self.of(*_without_null(field["type"], hints[name]))
+            writers += [(name, write)] if write else []
+            readers += [(name, read)] if read else []
+        made = _tuple if is_tuple else kind
+        rule = self._shapes.rules.get(kind, _same)
+        # one call for all fields, and a loop over those alone that have another form, is as fast as code for each field
+        get: _Convert = tuple if is_tuple else attrgetter(*names) if len(names) > 1 else _only(names[0])
+
+        def to_fields(value: Any) -> dict[str, Any]:
+            fields = dict(zip(names, get(value), strict=True))
+            for name, write in writers:
+                if fields[name] is not None:
+                    fields[name] = write(fields[name])
+            return fields
+
+        def from_fields(fields: dict[str, Any]) -> Any:
+            for name, read in readers:
+                if fields[name] is not None:
+                    fields[name] = read(fields[name])
+            return rule(made(**fields))
+
+        return _Converters(to_fields, from_fields)
 
 
-def _without_null(schema: Any, kind: Any) -> tuple[Any, Any, bool]:
-    """The schema and the type of a field that is not None, and whether it may be None."""
+def _only(name: str) -> _Convert:
+    get = attrgetter(name)
+    return lambda value: (get(value),)
+
+
+def _without_null(schema: Any, kind: Any) -> tuple[Any, Any]:
+    """The schema and the type of a field that is not None."""
     if not isinstance(schema, list) or "null" not in schema:
-        return schema, kind, False
+        return schema, kind
     (member,) = (member for member in schema if member != "null")
     (other,) = (other for other in get_args(kind) if other is not type(None))
-    return member, other, True
+    return member, other
 
 
-def _converted(value: str, convert: str | None, optional: bool) -> str:
-    if convert is None:
-        return value
-    return f"None if {value} is None else {convert}({value})" if optional else f"{convert}({value})"
-
-
-def _values(**fields: Any) -> tuple[Any, ...]:
+def _tuple(**fields: Any) -> tuple[Any, ...]:
     return tuple(fields.values())
 
 
