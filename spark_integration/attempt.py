@@ -29,8 +29,8 @@ from statemgr import JobConfig
 from statemgr.engine import (
     Attachment,
     Attempt,
+    Epoch,
     SharedCheckpoints,
-    epoch_from_bytes,
     open_attempt,
     prepared_to_bytes,
 )
@@ -97,7 +97,7 @@ def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[b
     # 2. open
     config = JobConfig.from_mapping(json.loads(work.config))
     checkpoint = work.checkpoints.of_task(config, task)
-    with open_attempt(config, task_name(task), checkpoint, epoch_from_bytes(work.epoch)) as opened:
+    with open_attempt(config, task_name(task), checkpoint, Epoch.from_bytes(work.epoch)) as opened:
         # 3. process, 4. keep the output
         own = (work.partitioning.check(batch, task, work.tasks) for batch in rows)
         context = _context(work, task, opened)

@@ -38,7 +38,6 @@ from statemgr.engine import (
     MicroBatch,
     PreparedCommit,
     SharedCheckpoints,
-    epoch_to_bytes,
     prepared_from_bytes,
     share_checkpoints,
 )
@@ -182,7 +181,7 @@ class Driver:
         refill = dict(self._epoch.refill)
         for task, pairs in self._manager.damaged().items():
             refill[task] = refill.get(task, frozenset()) | pairs
-        return replace(self._epoch, refill=refill).for_executor()
+        return replace(self._epoch, refill=refill)
 
     @contextlib.contextmanager
     def _typed(self) -> Iterator[None]:
@@ -294,7 +293,7 @@ class Driver:
         plan, published = self._plan, self.published()
         return Work(
             config=json.dumps(plan.config.to_mapping()),
-            epoch=epoch_to_bytes(self._attempts_epoch()),
+            epoch=self._attempts_epoch().to_bytes(),
             checkpoints=checkpoints,
             tasks=plan.config.tasks,
             partitioning=plan.partitioning,

@@ -12,8 +12,6 @@ from statemgr.engine import (
     PreparedCommit,
     checkpoint_from_bytes,
     checkpoint_to_bytes,
-    epoch_from_bytes,
-    epoch_to_bytes,
     open_attempt,
     prepared_from_bytes,
     prepared_to_bytes,
@@ -76,7 +74,7 @@ def attempt(
     """One attempt on an executor: it is given bytes, and gives bytes."""
     known = (checkpoints or epoch.checkpoints)[task]
     checkpoint = checkpoint_from_bytes(checkpoint_to_bytes(known)) if known is not None else None
-    there = epoch_from_bytes(epoch_to_bytes(epoch.for_executor()))
+    there = Epoch.from_bytes(epoch.to_bytes())
     with open_attempt(config, task, checkpoint, there) as opened:
         for store in opened.stores.values():
             for key, value in items.items():

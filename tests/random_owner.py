@@ -99,7 +99,7 @@ class Owner:
         """One attempt at each task, and a publish of all. It is repeated while that may help."""
         prepared = []
         for task, number in numbers.items():
-            with open_attempt(self._config, task, self._checkpoints[task], self._epoch.for_executor()) as attempt:
+            with open_attempt(self._config, task, self._checkpoints[task], self._epoch) as attempt:
                 _write(attempt.store("totals"), items[task])
                 prepared.append(attempt.prepare({"orders-0": number}))
         for left in (2, 1, 0):

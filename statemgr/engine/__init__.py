@@ -17,18 +17,16 @@ from __future__ import annotations
 from statemgr.engine.attempts import (
     Attempt,
     Epoch,
-    checkpoint_from_bytes,
-    checkpoint_to_bytes,
-    epoch_from_bytes,
-    epoch_to_bytes,
     open_attempt,
-    prepared_from_bytes,
-    prepared_to_bytes,
     read_attachment,
     read_attachments,
 )
 from statemgr.engine.shared_checkpoints import SharedCheckpoints, share_checkpoints
 from statemgr.model.checkpoint import Attachment, MicroBatch
+from statemgr.model.codecs import decode_checkpoint as checkpoint_from_bytes
+from statemgr.model.codecs import decode_prepared as prepared_from_bytes
+from statemgr.model.codecs import encode_checkpoint as checkpoint_to_bytes
+from statemgr.model.codecs import encode_prepared as prepared_to_bytes
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import PERMISSIONS
 
@@ -42,8 +40,6 @@ __all__ = [
     "SharedCheckpoints",
     "checkpoint_from_bytes",
     "checkpoint_to_bytes",
-    "epoch_from_bytes",
-    "epoch_to_bytes",
     "open_attempt",
     "prepared_from_bytes",
     "prepared_to_bytes",

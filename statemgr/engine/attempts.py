@@ -1,4 +1,4 @@
-"""An attempt at a task of a job that an engine runs, and the bytes in which its parts travel between machines."""
+"""An attempt at one task of a job that an engine runs, and the epoch that all attempts share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from statemgr.flows.persist_ahead import PersistAhead
 from statemgr.flows.restore import StoreRestore, restore_task
 from statemgr.ids import NAME, check_offsets, task_path
 from statemgr.local.transfer_files import disk_errors
-from statemgr.model import codecs
 from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, Layout
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import NO_PERMISSIONS, Permissions
@@ -43,7 +42,7 @@ ATTACHMENT_LIMIT = 256 * 1024 * 1024
 class Epoch:
     """A fencing token of a whole job: its number, the layout, and what was published when it was acquired.
 
-    ``refill``: task → (factory, store) pairs that must be filled anew by the next commit.
+    ``refill``: task → (factory, store) pairs that the next commit must fill again.
     ``permissions``: the one-shot permissions that were given to :meth:`statemgr.StateManager.acquire`.
     """
 
@@ -54,12 +53,28 @@ class Epoch:
     permissions: Permissions = NO_PERMISSIONS
 
     def after_publish(self) -> Epoch:
-        """The epoch for the commits after the first: permissions and refills were for that one alone."""
+        """The epoch for the commits after the first one, which used up the permissions and refills."""
         return replace(self, checkpoints={}, refill={}, permissions=NO_PERMISSIONS)
 
-    def for_executor(self) -> Epoch:
-        """A small copy without the checkpoints."""
-        return replace(self, checkpoints={})
+    def to_bytes(self) -> bytes:
+        """The epoch for other machines, as JSON without the checkpoints."""
+        layout = self.layout
+        return json.dumps(
+            {
+                "number": self.number,
+                "layout": [layout.generation, layout.tasks, layout.partitioner],
+                "refill": {task: sorted(pairs) for task, pairs in self.refill.items() if pairs},
+                "permissions": self.permissions.names,
+            }
+        ).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Epoch:
+        """The inverse of :meth:`to_bytes`."""
+        found = json.loads(data)
+        refill = {task: frozenset((f, s) for f, s in pairs) for task, pairs in found["refill"].items()}
+        permissions = Permissions(**dict.fromkeys(found["permissions"], True))
+        return cls(found["number"], Layout(*found["layout"]), {}, refill, permissions)
 
 
 class Attempt:
@@ -106,7 +121,7 @@ class Attempt:
         return self._directory
 
     def attach(self, name: str, data: bytes | Path) -> None:
-        """Publish bytes (or a file's) with the commit, under ``name``: inline when small, else in a blob.
+        """Publish bytes, or those of a file, with the commit: inline if they are few, otherwise in a blob.
 
         Raises: InvalidError for a name that is taken or more than 256 MiB; RetryableError, AccessDenied.
         """
@@ -120,18 +135,18 @@ class Attempt:
                 task=self.task,
             )
         inline_before = sum(len(attached.inline or b"") for attached in self._attachments)
-        if inline_before + size <= inline_attachments_limit(self._services.config.tasks):
+        config = self._services.config
+        if inline_before + size <= inline_attachments_limit(config.tasks):
             inline = data if isinstance(data, bytes) else data.read_bytes()
             self._attachments.append(Attachment(name, inline=inline))
             return
-        config = self._services.config
         blob_id = f"{config.job_name}/{config.job_id}/{task_path(self.task)}/_commit/{self.attempt_id}/{name}"
         body = data if isinstance(data, bytes) else FileSlice(data, 0, size)
         self._attachments.append(Attachment(name, blob=self._services.transfer().put(blob_id, body)))
         self._attached_blobs.append(blob_id)
 
     def prepare(self, input_offsets: Mapping[str, int] | None = None) -> PreparedCommit:
-        """Make everything durable and describe it. The attempt is finished by it: only :meth:`close` remains.
+        """Make everything durable and describe it. Afterwards the attempt can only be closed.
 
         Args:
             input_offsets: source partition → next offset; None when ``manager.publish`` gets those of the whole job.
@@ -198,7 +213,7 @@ def open_attempt(
 ) -> Attempt:
     """Open private copies of a task's stores at ``checkpoint``, on any machine.
 
-    Kafka is needed only where a changelog is what a store is restored from.
+    It needs Kafka only if a store is restored from a changelog.
     Raises: what :func:`statemgr.flows.restore.restore_task` does.
     """
     host = attempt_host(config)
@@ -212,12 +227,12 @@ def open_attempt(
     )
     if checkpoint is not None:
         for store, state_id in checkpoint.stores.items():
-            if store in stores:  # what attempts that have ended made for other states is not needed any more
+            if store in stores:  # directories that ended attempts made for other states are no longer needed
                 others = {f"{attempt}-{store}" for attempt in tuple(host.attempts)}
                 stores[store].directories.keep_only({state_id, *others, *compacted.get(store, ())})
         host.snapshots.start(stores, checkpoint)
     host.sweep.start()
-    # what the restore found to be damaged is filled by this attempt's commit
+    # this attempt's commit fills the backends that the restore found damaged
     damaged = {(factory, one.store) for one in restored for factory in one.damaged}
     refill = epoch.refill.get(task, frozenset()) | damaged
     base = CommitBase(task, epoch.layout, epoch.number, checkpoint, refill)
@@ -237,44 +252,3 @@ def read_attachments(config: JobConfig, attachments: Sequence[Attachment]) -> li
     """The bytes of many attachments, read in parallel, in their order. Raises: as :func:`read_attachment`."""
     with attempt_host(config).services.executors.pool("attachments", _READERS) as pool:
         return list(pool.map(partial(read_attachment, config), attachments))
-
-
-def prepared_to_bytes(prepared: PreparedCommit) -> bytes:
-    """Avro, single-object encoding."""
-    return codecs.encode_prepared(prepared)
-
-
-def prepared_from_bytes(data: bytes) -> PreparedCommit:
-    """Raises: CorruptRecord."""
-    return codecs.decode_prepared(data)
-
-
-def checkpoint_to_bytes(checkpoint: Checkpoint) -> bytes:
-    """Avro, single-object encoding."""
-    return codecs.encode_checkpoint(checkpoint)
-
-
-def checkpoint_from_bytes(data: bytes) -> Checkpoint:
-    """Raises: CorruptRecord."""
-    return codecs.decode_checkpoint(data)
-
-
-def epoch_to_bytes(epoch: Epoch) -> bytes:
-    """JSON, without the checkpoints."""
-    layout = epoch.layout
-    return json.dumps(
-        {
-            "number": epoch.number,
-            "layout": [layout.generation, layout.tasks, layout.partitioner],
-            "refill": {task: sorted(pairs) for task, pairs in epoch.refill.items() if pairs},
-            "permissions": epoch.permissions.names,
-        }
-    ).encode()
-
-
-def epoch_from_bytes(data: bytes) -> Epoch:
-    """The executor's copy of an epoch."""
-    found = json.loads(data)
-    refill = {task: frozenset((f, s) for f, s in pairs) for task, pairs in found["refill"].items()}
-    permissions = Permissions(**dict.fromkeys(found["permissions"], True))
-    return Epoch(found["number"], Layout(*found["layout"]), {}, refill, permissions)

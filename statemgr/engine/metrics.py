@@ -1,69 +1,83 @@
-"""Prometheus metrics of commits and restores, fed by the announced phases. Served when ``metrics.port`` is set."""
+"""Prometheus metrics of one state manager; ``docs/operations.md`` lists them. Served if ``metrics.port`` is set."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from statemgr.engine.commit_metrics import CommitMetrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
 from statemgr.errors import UnavailableError
 from statemgr.flows.restore import StoreRestore
 from statemgr.phases import Phase, add_observer, remove_observer, tasks_of
 from statemgr.ports import Clock
 
-_COMMIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_PUBLISH_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
 class Metrics:
-    """The metrics of one state manager, in a registry of their own.
-
-    ``statemgr_phases_total{task, phase}`` counts the steps that this job took in this process (``task`` is empty for
-    those of the whole job); ``statemgr_publish_seconds`` is the time from the begin of a publishing transaction to its
-    acknowledgement; ``statemgr_restore_*`` describe restores per factory; ``commits`` has those of a consumer loop's
-    commits.
-    """
+    """All metrics, in a registry of their own. Steps of flows are counted from the announced phases."""
 
     def __init__(self, job: str, job_key: str, port: int | None, clock: Clock) -> None:
         self.registry = CollectorRegistry()
-        self._monotonic = clock.monotonic
-        self.commits = CommitMetrics(job, self.registry, clock)
+        self.job = job
+        self.clock = clock
         self._begun: dict[str, float] = {}
-        labels = {"job": job}
-        self._phases = Counter("statemgr_phases", "Steps taken", ["job", "task", "phase"], registry=self.registry)
+        publish = "From the begin of a publishing transaction to its acknowledgement"
         self._publish = Histogram(
-            "statemgr_publish_seconds",
-            "From the begin of a publishing transaction to its acknowledgement",
-            ["job"],
-            buckets=_COMMIT_BUCKETS,
-            registry=self.registry,
-        ).labels(**labels)
-        self._restores = Counter("statemgr_restores", "Stores restored", ["job", "factory"], registry=self.registry)
-        self._restore_bytes = Counter(
-            "statemgr_restore_bytes", "Bytes fetched by restores", ["job", "factory"], registry=self.registry
-        )
-        self._restore_seconds = Counter(
-            "statemgr_restore_seconds",
-            "Seconds spent in restores",
-            ["job", "factory"],
-            registry=self.registry,
-        )
-        self._job = job
+            "statemgr_publish_seconds", publish, ["job"], buckets=_PUBLISH_BUCKETS, registry=self.registry
+        ).labels(job)
+        self._phases = self._counter("phases", "Steps taken", "task", "phase")
+        self._restores = self._counter("restores", "Stores restored", "factory")
+        self._restore_bytes = self._counter("restore_bytes", "Bytes fetched by restores", "factory")
+        self._restore_seconds = self._counter("restore_seconds", "Seconds spent in restores", "factory")
+        self.commits = self._counter("commits", "Commits that ended", "outcome")
+        skipped = "Periodic commits skipped while another was in progress"
+        waits = "Seconds that tasks waited for such commits"
+        blocked = "Waits for commits that took longer than task.commit.max.delay.ms"
+        self.skipped = self._counter("commits_skipped", skipped).labels(job)
+        self.blocked = self._counter("commits_blocked", blocked).labels(job)
+        self.blocked_seconds = self._counter("commit_blocked_seconds", waits).labels(job)
+        self.materializations = self._counter("materializations", "Snapshots that ended", "outcome")
+        self.changes = self._gauge("commit_changes", "Changes in the last commit")
+        self.uploaded = self._gauge("commit_uploaded_bytes", "Bytes of the blobs that the last commit uploaded")
+        self.seconds = self._gauge("commit_seconds", "Seconds that a phase of the last commit took", "phase")
+        self.segments = self._gauge("segments", "Segments after the last snapshot", "store")
+        self.segments_bytes = self._gauge("segments_bytes", "Bytes of the segments after the last snapshot", "store")
+        self.materialization = self._gauge("materialization_seconds", "Seconds that the last snapshot took", "store")
         self._server = self._serve(port)
         add_observer(self._observe, job_key)
 
+    def of(self, task: str) -> TaskMetrics:
+        """The metrics of one task; close them with the task."""
+        return TaskMetrics(self, task)
+
     def restored(self, restore: StoreRestore) -> None:
         """Count one store's restore."""
-        labels = (self._job, restore.factory)
+        labels = (self.job, restore.factory)
         self._restores.labels(*labels).inc()
         self._restore_bytes.labels(*labels).inc(restore.bytes_fetched)
         self._restore_seconds.labels(*labels).inc(restore.seconds)
 
+    @property
+    def port(self) -> int | None:
+        """The port that is served, or None."""
+        return self._server[0].server_port if self._server is not None else None
+
     def close(self) -> None:
+        """Stop counting and serving."""
         remove_observer(self._observe)
         if self._server is not None:
             server, thread = self._server
             server.shutdown()
             server.server_close()
             thread.join()
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"statemgr_{name}", text, ["job", *labels], registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"statemgr_{name}", text, ["job", "task", *labels], registry=self.registry)
 
     def _serve(self, port: int | None):  # type: ignore[no-untyped-def]
         if port is None:
@@ -77,15 +91,96 @@ class Metrics:
                 hint="choose a free port, or 0 for any free port",
             ) from error
 
-    @property
-    def port(self) -> int | None:
-        """The port that is served, or None."""
-        return self._server[0].server_port if self._server is not None else None
-
     def _observe(self, phase: Phase, subject: str) -> None:
         for task in tasks_of(subject) or [""]:
-            self._phases.labels(self._job, task, phase.value).inc()
+            self._phases.labels(self.job, task, phase.value).inc()
         if phase is Phase.BEGIN:
-            self._begun[subject] = self._monotonic()
+            self._begun[subject] = self.clock.monotonic()
         elif phase is Phase.ACKNOWLEDGED and subject in self._begun:
-            self._publish.observe(self._monotonic() - self._begun.pop(subject))
+            self._publish.observe(self.clock.monotonic() - self._begun.pop(subject))
+
+
+class TaskMetrics:
+    """The cost of one task's commits, and how long they blocked it."""
+
+    def __init__(self, metrics: Metrics, task: str) -> None:
+        self._metrics = metrics
+        self._task = task
+        self._blocked_at: float | None = None
+        #: Everything that was set for this task, in order to remove it.
+        self._set: set[tuple[Gauge, tuple[str, ...]]] = set()
+        self._closed = False
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure one phase of a commit: ``flush``, ``upload``, ``publish`` or ``clean-up``."""
+        begun = self._metrics.clock.monotonic()
+        try:
+            yield
+        finally:
+            self._gauge(self._metrics.seconds, self._metrics.clock.monotonic() - begun, name)
+
+    @contextmanager
+    def commit(self) -> Iterator[None]:
+        """Count one commit; as failed if the block raises."""
+        outcome = "failed"
+        try:
+            yield
+            outcome = "published"
+        finally:
+            self._metrics.commits.labels(self._metrics.job, outcome).inc()
+
+    def carried(self, changes: int) -> None:
+        """Set the number of changes in the commit."""
+        self._gauge(self._metrics.changes, changes)
+
+    def uploaded(self, size: int) -> None:
+        """Set the bytes that the commit uploaded."""
+        self._gauge(self._metrics.uploaded, size)
+
+    def backlog(self, store: str, segments: int, size: int) -> None:
+        """Set the number and the bytes of the segments in a store's published chain."""
+        self._gauge(self._metrics.segments, segments, store)
+        self._gauge(self._metrics.segments_bytes, size, store)
+
+    def materialized(self, store: str, seconds: float | None) -> None:
+        """Count a snapshot that took ``seconds``; None if it failed."""
+        outcome = "failed" if seconds is None else "made"
+        self._metrics.materializations.labels(self._metrics.job, outcome).inc()
+        if seconds is not None:
+            self._gauge(self._metrics.materialization, seconds, store)
+
+    def skipped(self) -> None:
+        """Count a periodic commit that was skipped because one was in progress."""
+        self._metrics.skipped.inc()
+
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Count a wait for a commit."""
+        self.hold(True)
+        try:
+            yield
+        finally:
+            self.hold(False)
+
+    def hold(self, held: bool) -> None:
+        """Note whether the task is held back. Counts seconds from call to call."""
+        now = self._metrics.clock.monotonic()
+        if self._blocked_at is not None:
+            self._metrics.blocked_seconds.inc(now - self._blocked_at)
+        elif held:
+            self._metrics.blocked.inc()
+        self._blocked_at = now if held else None
+
+    def close(self) -> None:
+        """Forget the task: another process may own it from now on."""
+        self._closed = True
+        self.hold(False)
+        for gauge, labels in self._set:
+            gauge.remove(*labels)
+
+    def _gauge(self, gauge: Gauge, value: float, *labels: str) -> None:
+        if not self._closed:  # a snapshot may end after its task was closed
+            every = (self._metrics.job, self._task, *labels)
+            self._set.add((gauge, every))
+            gauge.labels(*every).set(value)

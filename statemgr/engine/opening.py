@@ -108,7 +108,7 @@ class TaskOpener:
                 )  # fmt: skip
             for store in stores.values():
                 undo.callback(store.close)
-            metrics = self._metrics.commits.of(task)
+            metrics = self._metrics.of(task)
             coordinator = TaskCoordinator(
                 services, task, publisher, self._log, published, stores, found.refill[task], metrics
             )

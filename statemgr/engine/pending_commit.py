@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 from statemgr.backends.services import Services
-from statemgr.engine.commit_metrics import TaskCommits
+from statemgr.engine.metrics import TaskMetrics
 from statemgr.errors import RetryableError
 from statemgr.flows.repair import GivesWay
 from statemgr.flows.worker import Worker
@@ -61,7 +61,7 @@ class PendingCommit:
     nobody was told of is logged when the task closes.
     """
 
-    def __init__(self, services: Services, task: str, metrics: TaskCommits) -> None:
+    def __init__(self, services: Services, task: str, metrics: TaskMetrics) -> None:
         self._task = task
         self._max_delay_s = services.config.commit_max_delay_ms / 1000
         self._timeout_s = services.config.commit_timeout_ms / 1000

@@ -10,7 +10,7 @@ from typing import Any
 
 from statemgr import serdes
 from statemgr.backends.services import Services
-from statemgr.engine.commit_metrics import TaskCommits
+from statemgr.engine.metrics import TaskMetrics
 from statemgr.engine.pending_commit import PendingCommit, Turn
 from statemgr.engine.store import Store
 from statemgr.engine.task_coordinator import InputIds, TaskCoordinator
@@ -48,7 +48,7 @@ class Task:
         coordinator: TaskCoordinator,
         stores: dict[str, OpenStore],
         restored: Sequence[StoreRestore],
-        metrics: TaskCommits,
+        metrics: TaskMetrics,
         inputs: TaskInputs,
         permissions: Permissions,
         on_close: Callable[[], None],

@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from statemgr.backends.services import Services
-from statemgr.engine.commit_metrics import TaskCommits
 from statemgr.engine.coordinator import Coordinator
+from statemgr.engine.metrics import TaskMetrics
 from statemgr.engine.output import Output
 from statemgr.errors import StatemgrError
 from statemgr.flows.background_snapshots import BackgroundSnapshots
@@ -45,7 +45,7 @@ class TaskCoordinator(Coordinator):
         published: Published,
         stores: Mapping[str, OpenStore],
         refill: Refill,
-        metrics: TaskCommits,
+        metrics: TaskMetrics,
     ) -> None:
         super().__init__(services, checkpoint_log, publisher, published)
         self.output = Output(task)

@@ -45,7 +45,7 @@ class Executor:
 
     def attempt(self, checkpoint: Checkpoint | None, model: Model) -> tuple[PreparedCommit, Attempt]:
         """Check the state, change it and prepare a commit; the model follows."""
-        with open_attempt(self.config, TASK, checkpoint, self.epoch.for_executor()) as opened:
+        with open_attempt(self.config, TASK, checkpoint, self.epoch) as opened:
             assert dict(opened.store("totals").range()) == model
             self.files.append(level0(opened))
             for _ in range(50):
@@ -140,7 +140,7 @@ def test_a_sweep_bounds_the_disk_of_an_executor(kafka: KafkaServer, tmp_path: Pa
         long_ago = time.time() - 2 * 3600
         for root in roots[1:]:
             os.utime(root / "committed", (long_ago, long_ago))
-        with open_attempt(here, tasks[2], None, epoch.for_executor()):
+        with open_attempt(here, tasks[2], None, epoch):
             os.utime(roots[2] / "committed", (long_ago, long_ago))
             host.sweep.run()
             assert os.listdir(roots[2] / "live")

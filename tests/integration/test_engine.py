@@ -289,7 +289,7 @@ def test_much_is_stored_ahead_of_an_attempts_commit(
         model, before = {b"first": b"1"}, blob_files(tmp_path)
         for fails in (True, False):
             items = {b"%d-%d" % (fails, n): chance.randbytes(1000) for n in range(100)}
-            with open_attempt(there, TASK, checkpoints[TASK], epoch.for_executor()) as opened:
+            with open_attempt(there, TASK, checkpoints[TASK], epoch) as opened:
                 for key, value in items.items():
                     opened.store("totals").put(key, value)
                     opened._ahead._worker.wait()

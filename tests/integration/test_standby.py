@@ -147,7 +147,7 @@ def test_an_executor_on_the_same_machine_fetches_nothing(kafka: KafkaServer, tmp
         brought(standby.once())
     with StateManager(config) as manager:
         epoch = manager.acquire()
-        with open_attempt(other, TASK, epoch.checkpoints[TASK], epoch.for_executor()) as opened:
+        with open_attempt(other, TASK, epoch.checkpoints[TASK], epoch) as opened:
             assert [(restored.factory, restored.bytes_fetched) for restored in opened.restored] == [("local", 0)]
             assert opened.stores["totals"].get(b"042") == LARGE[b"042"]
 

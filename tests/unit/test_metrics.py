@@ -1,10 +1,10 @@
-"""commit_metrics: what is kept of a task, and that nothing is when it has gone."""
+"""metrics: what is kept of a task, and that nothing is when it has gone."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from statemgr.engine.commit_metrics import CommitMetrics
+from statemgr.engine.metrics import Metrics
 from tests.blob_faults import ManualClock
 
 
@@ -14,14 +14,13 @@ def values(registry: CollectorRegistry) -> dict[str, float]:
         "/".join((sample.name, *(value for name, value in sample.labels.items() if name != "job"))): sample.value
         for metric in registry.collect()
         for sample in metric.samples
-        if not sample.name.endswith("_created") and sample.labels.keys() - {"job"}
+        if not sample.name.endswith("_created") and sample.labels.keys() - {"job", "le"}
     }
 
 
 def test_nothing_of_a_closed_task_is_left() -> None:
     """B11: what belongs to a task goes with it, also what is told late; what is counted over all of them stays."""
-    registry = CollectorRegistry()
-    metrics = CommitMetrics("orders", registry, ManualClock())
+    metrics = Metrics("orders", "orders/1", None, ManualClock())
     task, other = metrics.of("Partition 0"), metrics.of("Partition 1")
     for told in (task, other):
         told.carried(1)
@@ -33,7 +32,7 @@ def test_nothing_of_a_closed_task_is_left() -> None:
         told.materialized("index", None)
     task.close()
     task.materialized("index", 6)
-    assert values(registry) == {
+    assert values(metrics.registry) == {
         "statemgr_commit_changes/Partition 1": 1,
         "statemgr_commit_uploaded_bytes/Partition 1": 2,
         "statemgr_commit_seconds/Partition 1/upload": 0,
@@ -44,3 +43,4 @@ def test_nothing_of_a_closed_task_is_left() -> None:
         "statemgr_materializations_total/failed": 2,
     }
     metrics.of("Partition 2").close()
+    metrics.close()
