@@ -19,13 +19,17 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class AssignedTask:
-    """Task ``index`` of this member. Used on the loop's thread alone.
+    """Task ``index`` of this member. Only the loop's thread uses it.
 
-    ``reopened``: it was opened again since its last commit, because its local files were damaged or gone.
-    ``lost`` is set when the task was taken away: an opening in progress ends then. ``inputs``: its source partitions.
-    They are paused until the task is restored and they are at its input offsets. ``skip``: go on where the input begins
-    if the checkpoint's offset is gone. ``dirty``: something was processed since the last commit began. ``held``: its
-    partitions are paused until the commit in progress ends.
+    Attributes:
+        opening: the opening of the task, which restores it.
+        inputs: its source partitions. They are paused until the task is restored and they are at its input offsets.
+        task: the open task; None while it is being opened.
+        skip: continue where the input begins if the checkpoint's offset is gone.
+        dirty: whether a message was processed since the last commit began.
+        held: whether its partitions are paused until the commit in progress ends.
+        reopened: whether it was opened again since its last commit, because its local files were damaged or missing.
+        lost: set when the task was taken away, which ends an opening in progress.
     """
 
     index: int
@@ -45,7 +49,7 @@ class AssignedTask:
     _failing_since: float | None = None
 
     def restored(self) -> bool:
-        """Whether the task is open; takes it over when its restore has ended. Raises: what the restore raised."""
+        """Whether the task is open. Raises: the error of the restore."""
         if self.task is None and self.opening.done():
             self.task = self.opening.result()
         return self.task is not None
@@ -58,17 +62,16 @@ class AssignedTask:
         return {**self.task.start_offsets, **reached}
 
     def start_commit(self) -> None:
-        """Start a periodic commit if there is something to commit and none is on its way (the next one covers it).
+        """Start a periodic commit if there is something to commit and no commit is in progress.
 
-        Raises: what the last one failed with, once commits have failed for ``task.commit.timeout.ms`` or when a
-        repetition cannot help.
+        Raises: the error of the last commit, if repeating it cannot help or if commits have failed for
+        ``task.commit.timeout.ms``.
         """
         if self.task is None:
             return
         if self._commit is not None:
-            self.task.metrics.skipped()
-            return
-        if self.dirty:
+            self.task.metrics.skipped()  # the next one covers it
+        elif self.dirty:
             self._commit_started = self.clock.monotonic()
             try:
                 self._prove()
@@ -92,21 +95,14 @@ class AssignedTask:
         return None
 
     def open_again(self, opening: Future[Task], inputs: list[InputPosition]) -> None:
-        """Go on with another opening of the task, at its checkpoint: what was not committed is processed again."""
+        """Continue with another opening of the task, at its checkpoint: uncommitted input is processed again."""
         self.opening, self.inputs, self.task, self._commit = opening, inputs, None, None
         self.dirty = self.held = False
         self.reopened, self._failing_since = True, None
 
-    def _prove(self) -> None:
-        """No message was skipped. Raises: MissingState, UnavailableError."""
-        for position in self.inputs:
-            position.prove()
-
     def hold_back(self) -> bool:
-        """Whether to process nothing more for now: the commit on its way began ``task.commit.max.delay.ms`` ago.
-
-        Raises: UnavailableError for a commit that has not ended within ``task.commit.timeout.ms``.
-        """
+        """Whether to process nothing for now, because the commit in progress is older than
+        ``task.commit.max.delay.ms``. Raises: UnavailableError if it is older than ``task.commit.timeout.ms``."""
         if self.task is None:
             return False
         age = self.task.pending_commit_seconds or 0.0
@@ -119,25 +115,28 @@ class AssignedTask:
         self.task.metrics.hold(held)
         return held
 
-    def commit_and_wait(self, again: Callable[[], bool] = lambda: True) -> Checkpoint | None:
-        """Commit what is not committed; tried once more when it fails for now, unless ``again`` says no.
+    def commit_and_wait(self, again: Callable[[], bool]) -> Checkpoint | None:
+        """Commit what is not committed. A commit that may succeed later is tried once more if ``again`` says so.
 
-        Returns: the checkpoint; None when there was nothing to commit.
+        Returns: the checkpoint; None if there was nothing to commit.
         """
         if self.task is None or not (self.dirty or self._commit is not None):
             return None
         try:
             self._prove()
             checkpoint = self.task.commit(self.offsets)
-        except LocalStateLost:
-            raise
         except (RetryableError, OutcomeUnknownError) as error:
-            if not again():
+            if isinstance(error, LocalStateLost) or not again():
                 raise
             log.warning("%s: a commit failed and is repeated: %s", self.task.name, error)
             checkpoint = self.task.commit(self.offsets)
         self.dirty, self._commit = False, None
         return checkpoint
+
+    def _prove(self) -> None:
+        """Prove that no message was skipped. Raises: MissingState, UnavailableError."""
+        for position in self.inputs:
+            position.prove()
 
     def _failed(self, task: Task, error: BaseException) -> None:
         self._failing_since = self._failing_since or self._commit_started

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
-from typing import Any, Protocol
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -18,41 +18,34 @@ from statemgr.ids import task_name
 from statemgr.kafka.group_consumer import GroupConsumer, GroupOffsets
 from statemgr.kafka.input_position import InputPosition
 
+if TYPE_CHECKING:
+    from statemgr.manager import StateManager
+
 log = logging.getLogger(__name__)
 _OPENERS = 4
 _LAST_COMMITS = 32
-_SKIP = "allow_skipped_input"
-
-
-class Opener(Protocol):
-    """What opens tasks: :class:`statemgr.StateManager`."""
-
-    def fence_tasks(
-        self, tasks: Sequence[str], *, still_owned: Callable[[str], bool] = ..., allow_empty_start: bool = ...
-    ) -> None: ...
-
-    @property
-    def open_task(self) -> Callable[..., Task]: ...
+#: Seconds between two calls of ``stopping`` while last commits are in progress.
+_LOOK_S = 0.1
 
 
 class AssignedTasks:
-    """Used on the loop's thread alone. Tasks are opened on threads of its own.
+    """Only the loop's thread uses it. It opens tasks on other threads.
 
     Args:
         topics: every task reads its partition of each.
-        permissions: given to the first opening of each task alone.
+        permissions: only for the first opening of each task.
     """
 
     def __init__(
         self,
         services: Services,
-        opener: Opener,
+        manager: StateManager,
         consumer: Consumer,
         topics: Sequence[str],
         permissions: Mapping[str, Any],
     ) -> None:
         self._services = services
-        self._opener = opener
+        self._manager = manager
         self._consumer = consumer
         self._topics = list(topics)
         self._permissions = dict(permissions)
@@ -67,7 +60,7 @@ class AssignedTasks:
         return iter(self._owned.values())
 
     def find(self, topic: str | None, partition: int | None) -> tuple[AssignedTask, InputPosition] | None:
-        """The task of a source partition, and its position in it; None when it is not owned."""
+        """The task of a source partition, and its position there; None if this member does not own it."""
         return self._by_place.get((topic, partition))  # type: ignore[arg-type]
 
     def add(self, partitions: Sequence[TopicPartition]) -> None:
@@ -83,54 +76,60 @@ class AssignedTasks:
                 self._services.config.commit_max_delay_ms / 1000,
                 self._services.config.commit_timeout_ms / 1000,
                 lost=lost[index],
-                skip=self._first(index).get(_SKIP, False),
+                skip=self._permissions_of(index).get("allow_skipped_input", False),
             )
         for partition in partitions:
             owned = self._owned[partition.partition]
-            position = self._position(partition)
-            owned.inputs.append(position)
-            self._by_place[partition.topic, partition.partition] = owned, position
+            owned.inputs.append(self._position(owned, partition))
 
     def open_again(self, owned: AssignedTask) -> None:
-        """Open a task again whose local files are damaged or gone: it is restored from a backend."""
+        """Open a task again whose local files are damaged or missing: it is restored from a backend."""
         assert owned.task is not None
         owned.task.close()
         fencing = self._openers.submit(self._fence, {task_name(owned.index): owned.lost})
-        inputs = [self._position(position.place) for position in owned.inputs]
+        inputs = [self._position(owned, position.place) for position in owned.inputs]
         owned.open_again(self._openers.submit(self._open, owned.index, fencing, owned.lost), inputs)
-        for position in inputs:
-            self._by_place[position.place.topic, position.place.partition] = owned, position
 
-    def told(self, owned: AssignedTask, published: Mapping[str, int]) -> None:
-        """Tell the group of a published checkpoint."""
+    def store_offsets(self, owned: AssignedTask, published: Mapping[str, int]) -> None:
+        """Store the offsets of a published checkpoint in the consumer group."""
         self._group.store([position.place for position in owned.inputs], published)
 
     def commit_and_wait(self, tasks: Collection[int], stopping: Callable[[], bool]) -> None:
-        """Commit tasks, all at the same time; raise the first error if there was one, and log the others.
+        """Commit several tasks in parallel. Raises: the first error; the others are logged.
 
-        ``stopping`` is asked while it waits, and says whether a failed commit is not to be tried again.
+        ``stopping`` is called from time to time. If it returns True, a failed commit is not tried again.
         """
         leaving = [self._owned[index] for index in sorted(self._owned.keys() & set(tasks))]
         if not leaving:
             return
+        ended = threading.Condition()
+
+        def notify(_: object) -> None:
+            with ended:
+                ended.notify_all()
+
         with self._services.executors.pool("last-commit", _LAST_COMMITS) as pool:
             commits = [pool.submit(owned.commit_and_wait, lambda: not stopping()) for owned in leaving]
-            while wait(commits, 0.1).not_done:
+            for one in commits:
+                one.add_done_callback(notify)
+            while not all(one.done() for one in commits):
+                with ended:
+                    self._services.clock.wait(ended, _LOOK_S)
                 stopping()
         errors = []
-        for owned, commit in zip(leaving, commits, strict=True):
-            error = commit.exception()
+        for owned, one in zip(leaving, commits, strict=True):
+            error = one.exception()
             if error is not None:
                 errors.append(error)
-            elif (checkpoint := commit.result()) is not None:
-                self.told(owned, checkpoint.input_offsets)
+            elif (checkpoint := one.result()) is not None:
+                self.store_offsets(owned, checkpoint.input_offsets)
         for error in errors[1:]:
             log.error("a last commit failed: %s", error)
         if errors:
             raise errors[0]
 
     def close(self, tasks: Collection[int] | None = None) -> None:
-        """Let tasks (None: all) go without a commit. A restore in progress is cancelled, and not waited for."""
+        """Close tasks (None: all) without a commit. A restore in progress is cancelled, without waiting for it."""
         for index in list(self._owned if tasks is None else tasks):
             owned = self._owned.pop(index, None)
             if owned is None:
@@ -154,23 +153,24 @@ class AssignedTasks:
         finally:
             self._openers.shutdown(wait=True, cancel_futures=True)
 
-    def _position(self, place: TopicPartition) -> InputPosition:
+    def _position(self, owned: AssignedTask, place: TopicPartition) -> InputPosition:
         never_jumps = isinstance(self._consumer, GroupConsumer)
-        return InputPosition(self._consumer, place, self._services.clock, never_jumps=never_jumps)
+        position = InputPosition(self._consumer, place, self._services.clock, never_jumps=never_jumps)
+        self._by_place[place.topic, place.partition] = owned, position
+        return position
 
-    def _first(self, index: int) -> Mapping[str, Any]:
-        """Permissions are for the first opening of a task alone."""
+    def _permissions_of(self, index: int) -> Mapping[str, Any]:
         return {} if task_name(index) in self._opened else self._permissions
 
     def _fence(self, lost: Mapping[str, threading.Event]) -> None:
-        """On a thread of the openers, before any of these tasks reads the checkpoint topic."""
+        """Runs before any of these tasks reads the checkpoint topic."""
         empty = self._permissions.get("allow_empty_start", False) and not self._opened & lost.keys()
-        self._opener.fence_tasks(list(lost), still_owned=lambda task: not lost[task].is_set(), allow_empty_start=empty)
+        self._manager.fence_tasks(list(lost), still_owned=lambda task: not lost[task].is_set(), allow_empty_start=empty)
 
     def _open(self, index: int, fencing: Future[None], lost: threading.Event) -> Task:
-        """On a thread of the openers."""
         fencing.result()
-        task = self._opener.open_task(task_name(index), still_owned=lambda: not lost.is_set(), **self._first(index))
+        permissions = self._permissions_of(index)
+        task = self._manager.open_task(task_name(index), still_owned=lambda: not lost.is_set(), **permissions)
         try:
             task.expect_inputs(self._topics)
         except BaseException:

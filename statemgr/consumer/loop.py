@@ -3,19 +3,20 @@
 Steps of a turn, which takes one message:
 
 1. poll; rebalances arrive here (assign, revoke, lost)
-2. hand the message to ``process``; remember the next offset of its source partition
-3. tasks whose restore has ended: seek to the checkpoint's input offsets, resume their partitions
-4. commits that have ended: tell the group; when ``task.commit.ms`` has passed, start one per task, unless one is in
-   progress; a task whose local files are damaged or gone is opened again, once, and its input goes back
-5. back-pressure: pause the partitions of a task whose commit takes longer than ``task.commit.max.delay.ms``, resume
+2. pass the message to ``process``, and remember the next offset of its source partition
+3. when the restore of a task has ended, seek to the checkpoint's input offsets and resume its partitions
+4. when a commit has ended, tell the consumer group; when ``task.commit.ms`` has passed, start a commit for each task
+   that has none in progress; if the local files of a task are damaged or missing, open the task again, once, and go
+   back to its checkpoint
+5. back-pressure: pause the partitions of a task whose commit takes longer than ``task.commit.max.delay.ms``, and resume
    them when it ends
 
 The loop polls for every message, so a member keeps its membership as long as one message takes less than
-``max.poll.interval.ms``, and a stop, a commit or a rebalance waits for one message at most. Partitions are paused while
-their task restores or is held back, and polling goes on.
+``max.poll.interval.ms``. A stop, a commit or a rebalance waits for one message at most. Partitions are paused while
+their task restores or is held back, and polling continues.
 
-The end, after a stop: restores are cancelled, and tasks commit what they have. What has not ended after
-:data:`STOP_S` seconds is given up: the next owner processes it again.
+After a stop, restores are cancelled, and tasks commit what they have. Work that has not ended after :data:`STOP_S`
+seconds is given up, and the next owner processes that input again.
 """
 
 from __future__ import annotations
@@ -24,68 +25,58 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from statemgr.backends.services import Services
 from statemgr.consumer.assigned_task import AssignedTask
-from statemgr.consumer.assigned_tasks import AssignedTasks, Opener
+from statemgr.consumer.assigned_tasks import AssignedTasks
 from statemgr.engine.task import Task
 from statemgr.errors import ConfigError, LocalStateLost, MissingState, StatemgrError, UnavailableError
 from statemgr.flows.worker import Worker
 from statemgr.ids import task_name
-from statemgr.kafka.errors import translate
+from statemgr.kafka.clients import ANSWER_S
+from statemgr.kafka.errors import DENIED, OUT_OF_RANGE, translate
 from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.kafka.input_position import GONE
 from statemgr.kafka.input_topics import InputTopics, topic_problem
 
+if TYPE_CHECKING:
+    from statemgr.manager import StateManager
+
 log = logging.getLogger(__name__)
-#: Seconds after a stop until what is still in progress is given up.
+#: Seconds after a stop until the work that is still in progress is given up.
 STOP_S = 3.0
 _POLL_S = 0.1
 #: Seconds between two looks at restores, commits and back-pressure while messages arrive.
 _LOOK_S = 0.05
-_ANSWER_S = 5.0
-#: What a client says of a fetch at an offset that the topic does not have.
-_GONE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
-#: What no waiting helps against.
-_REFUSED = (
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.SASL_AUTHENTICATION_FAILED,
-    KafkaError._AUTHENTICATION,
-    KafkaError._SSL,
-)
 
 
 class ConsumerLoop:
     """Runs until SIGTERM or SIGINT (or :meth:`stop`), then commits and closes.
 
-    ``process(task, message)`` is called on one thread for every message; what it raises stops the loop without a
-    commit of the message it raised for.
+    It calls ``process(task, message)`` for every message, on one thread. An exception in it stops the loop, and the
+    message is not committed.
 
     All input topics have ``job.tasks`` partitions, and partition i of each goes to the member that has partition i of
     the others (the ``range`` strategy, which is the client's default).
 
     Args:
-        opener: opens tasks: the state manager.
-        inputs: asks about input topics.
-        permissions: given to the first opening of each task alone.
-        published_tasks: for how many tasks the job has checkpoints; None for a new job.
+        permissions: only for the first opening of each task.
+        published_tasks: returns how many tasks have checkpoints; None for a new job.
     """
 
     def __init__(
         self,
         services: Services,
-        opener: Opener,
+        manager: StateManager,
         inputs: InputTopics,
         consumer: Consumer,
         process: Callable[[Task, Message], None],
         topics: Sequence[str],
         permissions: Mapping[str, Any],
-        *,
-        published_tasks: Callable[[], int | None] = lambda: None,
+        published_tasks: Callable[[], int | None],
     ) -> None:
         if not topics:
             raise ConfigError(
@@ -99,7 +90,7 @@ class ConsumerLoop:
         self._process = process
         self._topics = list(topics)
         self._published_tasks = published_tasks
-        self._tasks = AssignedTasks(services, opener, consumer, topics, permissions)
+        self._tasks = AssignedTasks(services, manager, consumer, topics, permissions)
         self._errors = consumer.errors if isinstance(consumer, GroupConsumer) else None
         self._to_pause: list[TopicPartition] = []
         self._interval = services.config.commit_ms / 1000
@@ -128,7 +119,7 @@ class ConsumerLoop:
                     self._turn()
                 self._stopping()
                 self._tasks.cancel_openings()
-                self._commit_and_wait({owned.index for owned in self._tasks})
+                self._tasks.commit_and_wait({owned.index for owned in self._tasks}, self._stopping_asked)
             finally:
                 self._ending = True
                 self._stopping_asked()
@@ -179,9 +170,9 @@ class ConsumerLoop:
         owned.dirty = True
 
     def _consumer_error(self, error: KafkaError, message: Message) -> None:
-        """Errors that the client recovers from are logged; all others end the loop."""
+        """Log an error that the client recovers from. Raises: all other errors, which end the loop."""
         where: dict[str, Any] = {"topic": message.topic(), "partition": message.partition()}
-        if error.code() in _GONE:
+        if error.code() in OUT_OF_RANGE:
             found = self._tasks.find(message.topic(), message.partition())
             raise MissingState(
                 f"the next records of the input are gone: {error.str()}",
@@ -189,7 +180,7 @@ class ConsumerLoop:
                 offset=found[1].next if found else None,
                 **where,
             )
-        if error.code() in _REFUSED:
+        if error.code() in DENIED:
             raise translate(error, "consuming", reported=self._errors, **where)
         if error.fatal():
             raise UnavailableError(f"consuming failed: {error.str()}", **where)
@@ -197,11 +188,11 @@ class ConsumerLoop:
             log.warning("consumer: %s", error.str())
 
     def _check_refused(self, message: Message | None) -> None:
-        """Credentials that are refused while nothing arrives. A broker that answers after all has the last word."""
+        """While nothing arrives: check the credentials. Raises: AccessDenied if they are refused and no broker answers."""
         if self._errors is None or message is not None or (refused := self._errors.refused()) is None:
             return
         try:
-            self._consumer.list_topics(self._topics[0], timeout=_ANSWER_S)
+            self._consumer.list_topics(self._topics[0], timeout=ANSWER_S)
         except KafkaException as error:
             raise translate(refused, "consuming", topic=self._topics[0]) from error
         self._errors.clear()
@@ -209,10 +200,10 @@ class ConsumerLoop:
     # --- rebalances ----------------------------------------------------------------------------------------------
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """The pause follows the poll. Offsets of the group are not asked for: the checkpoint has them."""
+        """Begin to open tasks. The partitions are paused after the poll. Their offsets are in the checkpoint."""
         for partition in partitions:
             if partition.partition >= self._config.tasks:
-                now = len(consumer.list_topics(partition.topic, timeout=_ANSWER_S).topics[partition.topic].partitions)
+                now = len(consumer.list_topics(partition.topic, timeout=ANSWER_S).topics[partition.topic].partitions)
                 problem = topic_problem(self._config, partition.topic, now, self._published_tasks())
                 if problem is not None:
                     raise problem
@@ -225,7 +216,7 @@ class ConsumerLoop:
         self._to_pause += partitions
 
     def _pause_assigned(self) -> None:
-        """What the poll has returned of them already is dropped in ``_one`` and read again after the seek."""
+        """``_one`` drops messages that the poll has already returned; the seek reads them again."""
         self._consumer.pause(self._to_pause)
         self._to_pause = []
         for owned in self._tasks:
@@ -242,7 +233,7 @@ class ConsumerLoop:
                 self._start(owned)
 
     def _start(self, owned: AssignedTask) -> None:
-        """Go to the checkpoint's input offsets. Where the client has not begun to fetch yet, the next turn does."""
+        """Go to the checkpoint's input offsets. If the client has not begun to fetch yet, the next turn tries again."""
         for position in owned.inputs:
             if position.next is not None:
                 continue
@@ -256,23 +247,26 @@ class ConsumerLoop:
                     return
                 raise UnavailableError(f"seeking failed: {error.args[0].str()}", topic=place.topic) from error
             position.next = offset
-            owned.dirty |= known not in (None, offset)  # what was skipped knowingly is published, input or not
+            owned.dirty |= known not in (
+                None,
+                offset,
+            )  # publish a permitted skip even without new input
             self._consumer.resume([place])
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Commit what the leaving tasks have, then close them, before another member may open them."""
+        """Commit and close the leaving tasks, before another member may open them."""
         leaving = {partition.partition for partition in partitions}
         try:
-            self._commit_and_wait(leaving)
+            self._tasks.commit_and_wait(leaving, self._stopping_asked)
         except MissingState:
             raise  # input was skipped, and the next owner would not know
         except StatemgrError as error:
-            log.warning("the next owner processes again what was not committed: %s", error)
+            log.warning("a last commit failed, and the next owner processes that input again: %s", error)
         finally:
             self._let_go(leaving)
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Another member may own them already: close without a commit."""
+        """Close without a commit, because another member may already own the partitions."""
         self._let_go({partition.partition for partition in partitions})
 
     def _let_go(self, tasks: set[int]) -> None:
@@ -286,7 +280,7 @@ class ConsumerLoop:
             try:
                 checkpoint = owned.ended_commit()
                 if checkpoint is not None:
-                    self._tasks.told(owned, checkpoint.input_offsets)
+                    self._tasks.store_offsets(owned, checkpoint.input_offsets)
                 if now >= self._due:
                     owned.start_commit()
             except LocalStateLost as lost:
@@ -295,9 +289,9 @@ class ConsumerLoop:
             self._due = self._clock.monotonic() + self._interval
 
     def _open_again(self, owned: AssignedTask, lost: LocalStateLost) -> None:
-        """Restore a task whose local files are damaged or gone, and go back to its checkpoint.
+        """Restore a task whose local files are damaged or missing, and go back to its checkpoint.
 
-        Raises: ``lost`` when that happened already since its last commit.
+        Raises: ``lost`` if that has already happened since its last commit.
         """
         if owned.reopened:
             raise lost
@@ -315,9 +309,6 @@ class ConsumerLoop:
             (self._consumer.pause if held else self._consumer.resume)(started)
             log.info("%s is %s", task_name(owned.index), "paused by its commit" if held else "continuing")
 
-    def _commit_and_wait(self, tasks: set[int]) -> None:
-        self._tasks.commit_and_wait(tasks, self._stopping_asked)
-
     # --- the end -------------------------------------------------------------------------------------------------
 
     def _stopping_asked(self) -> bool:
@@ -326,7 +317,7 @@ class ConsumerLoop:
         return self._stop.is_set()
 
     def _stopping(self) -> None:
-        """From now on the end has :data:`STOP_S` seconds."""
+        """Give up the work in progress :data:`STOP_S` seconds from now."""
         self._deadline.attempt("giving up what is in progress", self._give_up_late)
 
     def _give_up_late(self) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from confluent_kafka import Message
 
@@ -119,9 +118,7 @@ class CheckpointTopic:
             return tuple(self._seen.permits.values()) if self._seen is not None else ()
 
     def begin_check(self) -> Callable[[int], None]:
-        if self._watch is None:
-            return lambda end: None
-        return partial(self._watch.check, asked=self._watch.ask())
+        return self._watch.begin_check() if self._watch is not None else lambda end: None
 
     def history(self) -> Iterator[CheckpointRecord]:
         """Every committed checkpoint of the job that is still there, one per record, oldest first.

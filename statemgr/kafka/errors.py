@@ -27,7 +27,8 @@ from statemgr.os_errors import LIMIT_HINT, Fault, fault_in
 
 #: Another owner of the transactional ID has taken over.
 FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
-_DENIED = {
+#: Waiting does not help: the credentials are refused, or lack a right.
+DENIED = {
     KafkaError._AUTHENTICATION,
     KafkaError._SSL,
     KafkaError.SASL_AUTHENTICATION_FAILED,
@@ -44,7 +45,8 @@ MISSING = {
     KafkaError._UNKNOWN_PARTITION,
     KafkaError._NOENT,
 }
-_OUT_OF_RANGE = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET}
+#: The topic does not have the offset of a fetch.
+OUT_OF_RANGE = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET}
 _UNREACHABLE = {
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
@@ -114,7 +116,7 @@ class ClientErrors:
 
     def refused(self) -> KafkaError | None:
         """The last report that says that the credentials were refused, if any."""
-        return next((e for e in reversed(self._recent) if e.code() in _DENIED), None)
+        return next((e for e in reversed(self._recent) if e.code() in DENIED), None)
 
     def fatal(self) -> KafkaError | None:
         """The last report of a fatal error, after which the client cannot be used; None if there is none."""
@@ -151,8 +153,8 @@ def translate(
     refused = reported.refused() if reported else None
     if code in FENCED:
         return FencedError(f"{text}: another owner has taken over", hint="stop this process; nothing is lost", **where)
-    if code in _DENIED or (refused is not None and code in _UNREACHABLE):
-        denied = refused if refused is not None and code not in _DENIED else error
+    if code in DENIED or (refused is not None and code in _UNREACHABLE):
+        denied = refused if refused is not None and code not in DENIED else error
         right = _missing_right(denied, doing, where, reported.group if reported else None)
         return AccessDenied(
             f"{doing}: {hide(denied.str())}",
@@ -164,7 +166,7 @@ def translate(
         )
     if code in MISSING:
         return MissingState(f"{doing}: the topic or partition does not exist", hint=_CREATE, **where)
-    if code in _OUT_OF_RANGE:
+    if code in OUT_OF_RANGE:
         return MissingState(f"{doing}: the topic no longer has these records", hint=ANOTHER_COPY, **where)
     if code in _TOO_LARGE:
         return InvalidError(

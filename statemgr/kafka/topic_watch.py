@@ -7,7 +7,9 @@ have an offset that is not higher than all earlier ones, as in a new topic.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin._topic import TopicDescription
@@ -54,31 +56,28 @@ class TopicWatch:
         with self._lock:
             self._end = max(self._end, end)
 
-    def ask(self) -> Future[TopicDescription] | None:
-        """Ask for the ID without waiting, if it is time to."""
-        if self._clock.monotonic() - self._seen_at < _EVERY_S:
-            return None
-        return self._metadata.describe_later(self._topic)
+    def begin_check(self) -> Callable[[int], None]:
+        """Ask for the topic's ID without waiting, if it is time to.
 
-    def check(self, end: int, asked: Future[TopicDescription] | None) -> None:
-        """Check the topic after records up to this offset were written and before they are committed.
-
-        Raises: MissingState if this is not the topic that was read, or if there is no topic.
+        Call the result after records were written, with the offset after them, and before they are committed. It
+        raises: MissingState if this is not the topic that was read, or if there is no topic.
         """
-        if asked is None and end > self._end:
-            self.reached(end)
-            return
-        asked = asked or self._metadata.describe_later(self._topic)
-        try:
-            self.compare(str(asked.result(ANSWER_S).topic_id))
-        except TimeoutError:
-            return  # the commit itself shows whether the brokers can be reached
-        except KafkaException as error:
-            if error.args[0].code() in MISSING:
+        is_due = self._clock.monotonic() - self._seen_at >= _EVERY_S
+        return partial(self._check, self._metadata.describe_later(self._topic) if is_due else None)
+
+    def _check(self, asked: Future[TopicDescription] | None, end: int) -> None:
+        if asked is not None or end <= self._end:
+            asked = asked or self._metadata.describe_later(self._topic)
+            try:
+                self.compare(str(asked.result(ANSWER_S).topic_id))
+            except TimeoutError:
+                return  # the commit itself shows whether the brokers can be reached
+            except KafkaException as error:
+                if error.args[0].code() not in MISSING:
+                    return
                 raise MissingState(
                     "the checkpoint topic was deleted while this owner was running",
                     hint="stop the job and restore the records of the topic",
                     topic=self._topic,
                 ) from error
-            return
         self.reached(end)
