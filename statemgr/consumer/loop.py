@@ -188,7 +188,7 @@ class ConsumerLoop:
             log.warning("consumer: %s", error.str())
 
     def _check_refused(self, message: Message | None) -> None:
-        """While nothing arrives: check the credentials. Raises: AccessDenied if they are refused and no broker answers."""
+        """While nothing arrives: raises AccessDenied if the credentials are refused and no broker answers."""
         if self._errors is None or message is not None or (refused := self._errors.refused()) is None:
             return
         try:

@@ -2,13 +2,13 @@
 
 Steps of :meth:`TaskOpener.open`:
 
-1. claim the task in this process: one that is being closed, or was taken away from who opened it, is waited for
+1. claim the task in this process, and wait for an earlier assignment of it that gives way
 2. verify the job's topics
 3. fence older owners: the task's transactional ID first, then that of an owner of the whole job
 4. read what is published, and refuse what would lose state (:func:`statemgr.flows.open_job.read_published`)
 5. compare the input topics with those of the checkpoint
 6. restore and open every store
-7. publish the checkpoint once more where the opening has left something out, or was given permissions for itself alone
+7. publish the checkpoint again if the opening has left something out of the state, or was given one-shot permissions
 8. from now on, repair damaged backups in the background
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from statemgr.backends.services import Services
 from statemgr.engine.metrics import Metrics
@@ -35,72 +36,75 @@ from statemgr.model.permissions import Permissions
 from statemgr.ports import CheckpointLog, Progress
 
 
+@dataclass
 class TaskOpener:
     """Opens the tasks of one process. Safe to use from many threads."""
 
-    def __init__(
-        self,
-        services: Services,
-        checkpoint_log: CheckpointLog,
-        layout: Layout,
-        topics: JobTopics,
-        inputs: InputTopics,
-        metrics: Metrics,
-    ) -> None:
-        self._services = services
-        self._log = checkpoint_log
-        self._layout = layout
-        self._topics = topics
-        self._inputs = inputs
-        self._metrics = metrics
-        self._tasks = OpenTasks(services.clock)
+    services: Services
+    log: CheckpointLog
+    layout: Layout
+    topics: JobTopics
+    inputs: InputTopics
+    metrics: Metrics
+
+    def __post_init__(self) -> None:
+        self._tasks = OpenTasks(self.services.clock)
+        #: task → its publisher, whose ID :meth:`fence` has taken over for the opening that follows
+        self._fenced: dict[str, TransactionalPublisher] = {}
 
     def fence(self, tasks: Sequence[str], still_owned: Callable[[str], bool], *, allow_empty_start: bool) -> None:
         """Steps 2 and 3 for several tasks at once. See :meth:`statemgr.StateManager.fence_tasks`."""
         for task in tasks:
-            self._check_task(task)
-        self._topics.prepare(allow_empty_start=allow_empty_start)
+            self._check_name(task)
+        self.topics.prepare(allow_empty_start=allow_empty_start)
 
         def fence_one(task: str) -> None:
-            self._tasks.put_fenced(task, None)
+            self._release(task)
             if still_owned(task):
-                self._tasks.put_fenced(task, self._take_over(task))
+                publisher = self._take_over(task)
+                self._release(task)
+                self._fenced[task] = publisher
 
-        in_parallel(self._services, fence_one, tasks)
+        in_parallel(self.services, fence_one, tasks)
 
     def open(self, assignment: Assignment, permissions: Permissions, progress: Progress) -> Task:
         """See :meth:`statemgr.StateManager.open_task`."""
-        self._check_task(assignment.task)
+        self._check_name(assignment.name)
         self._tasks.claim(assignment)  # 1
         try:
-            self._topics.prepare(allow_empty_start=permissions.allow_empty_start)  # 2
-            opened = self._open(assignment, permissions, progress)
+            self.topics.prepare(allow_empty_start=permissions.allow_empty_start)  # 2
+            assignment.task = opened = self._open(assignment, permissions, progress)
         except BaseException:
-            self._tasks.forget(assignment.task)
+            self._tasks.forget(assignment.name)
             raise
-        self._tasks.opened(assignment.task, opened)
         opened.watch_backups()  # 8
         return opened
 
+    def close(self) -> None:
+        """Close every task without a commit, and release the IDs that no opening has used."""
+        for task in list(self._fenced):
+            self._release(task)
+        self._tasks.close()
+
     def _open(self, assignment: Assignment, permissions: Permissions, progress: Progress) -> Task:
-        services, task = self._services, assignment.task
+        services, task = self.services, assignment.name
         others = [job_transactional_id(services.config)]
         with ExitStack() as undo:
-            publisher = self._fenced(assignment)  # 3
+            publisher = self._publisher(assignment)  # 3
             undo.callback(publisher.close)
             fence_ids(services, others)
             assignment.check()
             found = read_published(  # 4
-                services, self._log, self._layout, [task], permissions,
+                services, self.log, self.layout, [task], permissions,
                 others=others, still_owned=assignment.still_owned, serdes_follow=True,
             )  # fmt: skip
             published, permissions = found.published, found.permissions[task]
             checkpoint = published.checkpoint(task)
             published.serdes = serdes_in_force(services, checkpoint)
             known = checkpoint.input_topic_ids if checkpoint else {}
-            inputs = TaskInputs(self._inputs, task, known, skip=permissions.allow_skipped_input)
+            inputs = TaskInputs(self.inputs, task, known, skip=permissions.allow_skipped_input)
             inputs.expect()  # 5
-            with explained(services, self._log, published):
+            with explained(services, self.log, published):
                 stores, restored = restore_task(  # 6
                     services, task, checkpoint,
                     permissions=permissions, older=published.older(task), as_of=found.as_of,
@@ -108,9 +112,9 @@ class TaskOpener:
                 )  # fmt: skip
             for store in stores.values():
                 undo.callback(store.close)
-            metrics = self._metrics.of(task)
+            metrics = self.metrics.of(task)
             coordinator = TaskCoordinator(
-                services, task, publisher, self._log, published, stores, found.refill[task], metrics
+                services, task, publisher, self.log, published, stores, found.refill[task], metrics
             )
             opened = Task(
                 services, task, coordinator, stores, restored, metrics, inputs, permissions,
@@ -119,32 +123,33 @@ class TaskOpener:
             undo.callback(opened.close)
             assignment.check()
             for restore in restored:
-                self._metrics.restored(restore)
+                self.metrics.restored(restore)
             if found.refill[task] or inputs.recreated or permissions.names or published.permits:  # 7
                 opened.commit(opened.start_offsets)
             undo.pop_all()
         return opened
 
-    def close(self) -> None:
-        """Close every task, without committing."""
-        self._tasks.close()
-
-    def _fenced(self, assignment: Assignment) -> TransactionalPublisher:
-        """The task's publisher, its ID taken over by :meth:`fence` or now. Raises: OpeningCancelled."""
-        publisher = self._tasks.take_fenced(assignment.task)
+    def _publisher(self, assignment: Assignment) -> TransactionalPublisher:
+        """The task's publisher, whose ID :meth:`fence` took over or this does. Raises: OpeningCancelled."""
+        publisher = self._fenced.pop(assignment.name, None)
         try:
             assignment.check()
         except BaseException:
             if publisher is not None:
                 publisher.close()
             raise
-        return publisher or self._take_over(assignment.task)
+        return publisher or self._take_over(assignment.name)
+
+    def _release(self, task: str) -> None:
+        publisher = self._fenced.pop(task, None)
+        if publisher is not None:
+            publisher.close()
 
     def _take_over(self, task: str) -> TransactionalPublisher:
-        return take_over(self._services, task_transactional_id(self._services.config, task), task)
+        return take_over(self.services, task_transactional_id(self.services.config, task), task)
 
-    def _check_task(self, task: str) -> None:
-        config = self._services.config
+    def _check_name(self, task: str) -> None:
+        config = self.services.config
         if task_index(task) >= config.tasks:
             raise InvalidError(
                 f"the job has {config.tasks} tasks, so there is no {task!r}",

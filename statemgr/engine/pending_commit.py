@@ -1,4 +1,4 @@
-"""The commit of a task that is in progress: its age, and who waits for it how long; and whose turn it is."""
+"""The commit of a task that is in progress, and how commits and repairs take turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Turn:
-    """Either a commit is begun or a repair runs. A commit, or the close, makes a repair give way."""
+    """Either a commit begins or a repair runs. A commit, or the close, makes a repair give way."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class Turn:
 
     @contextmanager
     def commit(self) -> Iterator[None]:
-        """Begin a commit: a repair that runs is given up, and waited for."""
+        """Begin a commit. Waits until a repair in progress has given way."""
         with self._counting:
             self._waiting += 1
         try:
@@ -40,7 +40,7 @@ class Turn:
 
     @contextmanager
     def repair(self) -> Iterator[bool]:
-        """Run a repair, if it is free."""
+        """Run a repair if no commit begins. Yields whether it may run."""
         is_free = self._lock.acquire(blocking=False)
         try:
             yield is_free
@@ -49,16 +49,16 @@ class Turn:
                 self._lock.release()
 
     def give_way(self) -> None:
-        """Raises: GivesWay when a commit waits."""
+        """Raises: GivesWay if a commit waits."""
         if self._waiting:
             raise GivesWay("a commit takes precedence")
 
 
 class PendingCommit:
-    """At most one commit of a task is in progress. Used on the task's thread; the commit's work has one of its own.
+    """At most one commit of a task is in progress, on a thread of its own. Only the task's thread uses this.
 
-    Its error is raised by :meth:`end` or :meth:`make_way`, whichever comes first, unless it is forgiven; one that
-    nobody was told of is logged when the task closes.
+    :meth:`end` or :meth:`make_way` raises the error of a commit once, unless it is forgiven. An error that nobody has
+    seen is logged when the task closes.
     """
 
     def __init__(self, services: Services, task: str, metrics: TaskMetrics) -> None:
@@ -72,35 +72,33 @@ class PendingCommit:
 
     @property
     def seconds(self) -> float | None:
-        """How long ago the commit in progress was begun; None when there is none."""
+        """The age of the commit in progress; None if there is none."""
         return self._clock.monotonic() - self._started if self._worker.busy else None
 
     def start(self, work: Callable[[], Checkpoint]) -> Future[Checkpoint]:
-        """Run ``work`` on the commit's thread; :meth:`make_way` comes first."""
+        """Run ``work`` on the commit's thread. Call :meth:`make_way` first."""
         self._started = self._clock.monotonic()
         started = self._worker.start(work)
         assert started is not None
         return started
 
     def make_way(self) -> None:
-        """Wait for the commit in progress, for another one to follow.
+        """Wait for the commit in progress, so that another one can follow.
 
-        From the age of ``task.commit.max.delay.ms`` on the wait is counted as blocked.
-        Raises: its error; RetryableError when it is older than ``task.commit.timeout.ms``.
+        When it is older than ``task.commit.max.delay.ms``, the wait counts as blocked. Raises: as :meth:`end`.
         """
         if not self._worker.wait(self._until(self._max_delay_s)):
-            log.warning(
-                "task %s: waits for a commit that began %.1f s ago",
-                self._task,
-                self._clock.monotonic() - self._started,
-            )
+            age_s = self._clock.monotonic() - self._started
+            log.warning("task %s: waits for a commit that began %.1f s ago", self._task, age_s)
             with self._metrics.blocked():
                 self._worker.wait(self._until(self._timeout_s))
         self.end()
 
     def end(self) -> Checkpoint | None:
-        """Wait for the commit in progress. Returns: its checkpoint; None when there was none. Raises: as
-        :meth:`make_way`."""
+        """Wait for the commit in progress. Returns: its checkpoint; None if there was none.
+
+        Raises: its error; RetryableError if it is older than ``task.commit.timeout.ms``.
+        """
         if not self._worker.wait(self._until(self._timeout_s)):
             raise RetryableError(
                 f"the commit did not end within task.commit.timeout.ms = {self._timeout_s * 1000:.0f}",
@@ -110,13 +108,13 @@ class PendingCommit:
         return self._worker.take()
 
     def forgive(self) -> None:
-        """The error of a commit that has ended was seen: nobody is told again."""
+        """The caller has seen the error of a commit that has ended, so it is not raised again."""
         self._worker.forget()
 
     def close(self) -> None:
-        """Wait for the commit in progress, and log its error if nobody was told."""
+        """Wait for the commit in progress, and log its error if nobody has seen it."""
         self._worker.close("the last commit failed, and what it carried is not committed")
 
     def _until(self, age_s: float) -> float:
-        """Seconds until the commit is as old as that."""
+        """Seconds until the commit is this old."""
         return max(0.0, self._started + age_s - self._clock.monotonic())
