@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
 
@@ -84,7 +84,7 @@ def worker(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
             # running the task again cannot help, so Spark gets the error as a result
             yield _row(task, error=error.with_where(task=task_name(task)).to_json())
         else:
-            yield _row(task, prepared=prepared, restored=json.dumps([report.to_dict() for report in restored]))
+            yield _row(task, prepared=prepared, restored=json.dumps([asdict(report) for report in restored]))
 
     return run
 
@@ -135,16 +135,9 @@ def _time(millis: int) -> datetime:
 def _reports(task: int, opened: Attempt) -> list[RestoreReport]:
     return [
         RestoreReport(
-            task=task_name(task),
-            store=restore.store,
-            factory=restore.factory,
-            bytes_fetched=restore.bytes_fetched,
-            bytes_reused=restore.bytes_reused,
-            records=restore.records,
-            seconds=restore.seconds,
-            reasons=tuple(restore.reasons),
+            task_name(task), r.store, r.factory, r.bytes_fetched, r.bytes_reused, r.records, r.seconds, tuple(r.reasons)
         )
-        for restore in opened.restored
+        for r in opened.restored
     ]
 
 

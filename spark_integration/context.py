@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,10 @@ class StateContext:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """How one store of one task was restored before a batch: from a factory, ``local`` or ``empty``."""
+    """How one store of one task was restored before a batch: from a factory, ``local`` or ``empty``.
+
+    ``reasons``: the factories that could not be used.
+    """
 
     task: str
     store: str
@@ -44,15 +47,6 @@ class RestoreReport:
     records: int
     seconds: float
     reasons: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields, for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RestoreReport:
-        """The inverse of :meth:`to_dict`."""
-        return cls(**{**data, "reasons": tuple(data["reasons"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ from statemgr.errors import (
     StatemgrError,
     from_json,
 )
-from statemgr.ids import source_topic, task_name
+from statemgr.ids import source_topic
 from statemgr.phases import Phase, announce
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ class Driver:
                 published=f"{published.start_offsets} to {published.end_offsets}",
                 now=f"{batch.start_offsets} to {batch.end_offsets}",
             )
-        self._plan.partitioning.check_input(source.end, self._plan.config.tasks)
+        self._plan.partitioning.offsets_of_tasks(self._plan.config.tasks, source.end)  # refuses foreign partitions
         check_continues(source, self.input_offsets())
         return False
 
@@ -273,6 +273,11 @@ class Driver:
         if failures:
             # if another owner caused one of the errors, that explains the others
             raise next((error for error in failures if isinstance(error, FencedError)), failures[0])
+        if sorted(row.task for row in results) != list(range(plan.config.tasks)):
+            raise InvalidError(
+                f"the stage returned {len(results)} commits, not one for each of {plan.config.tasks} tasks",
+                hint="something between the input and the state changed the number of Spark's partitions",
+            )
         # workers do not receive the input's offsets, and do not return them
         offsets = plan.partitioning.offsets_of_tasks(plan.config.tasks, source.end)
         topic_ids = self._inputs.asked(source.end)()  # after the rows were read: they came from these topics
@@ -282,8 +287,11 @@ class Driver:
             )
             for row in results
         ]
-        self._check_complete(prepared)
-        restored = [RestoreReport.from_dict(report) for row in results for report in json.loads(row.restored)]
+        restored = [
+            RestoreReport(**{**report, "reasons": tuple(report["reasons"])})
+            for row in results
+            for report in json.loads(row.restored)
+        ]
         for report in restored:
             if report.factory not in ("local", "empty"):
                 log.info("restored %s of %s from %s: %s", report.store, report.task, report.factory, report)
@@ -303,23 +311,6 @@ class Driver:
             time_ms=source.time_ms,
             watermark_ms=source.watermark_ms,
         )
-
-    def _check_complete(self, prepared: list[PreparedCommit]) -> None:
-        """Check for exactly one commit per task, of this epoch. Raises: InvalidError, FencedError."""
-        expected = sorted(task_name(index) for index in range(self._plan.config.tasks))
-        tasks = sorted(commit.task for commit in prepared)
-        if tasks != expected:
-            raise InvalidError(
-                f"the stage returned commits of {', '.join(tasks) or 'no task'}, "
-                f"not one of each of {len(expected)} tasks",
-                hint="something between the input and the state changed the number of Spark's partitions",
-            )
-        for commit in prepared:
-            if commit.epoch != self._epoch.number:
-                raise FencedError(
-                    f"a task was prepared in epoch {commit.epoch}, the query's is {self._epoch.number}",
-                    task=commit.task,
-                )
 
     def _publish(self, prepared: list[PreparedCommit], batch: MicroBatch) -> None:
         for left in reversed(range(SETTLE_ATTEMPTS)):

@@ -87,31 +87,28 @@ class Partitioning:
         if batch.num_rows and not pc.all(pc.equal(numbers, task)).as_py():
             foreign = pc.filter(numbers, pc.not_equal(numbers, task))[0].as_py()
             if not 0 <= foreign < tasks:
-                raise too_many_partitions(foreign, tasks)
+                raise _too_many_partitions(foreign, tasks)
             raise LayoutMismatch("a row reached another task than its own", task=task, belongs_to=foreign)
         return batch.drop_columns([batch.schema.names[-1]])
 
     def offsets_of_tasks(self, tasks: int, offsets: Mapping[str, int]) -> list[Mapping[str, int]]:
         """The input offsets of each task's checkpoint: those of its own partition, or with ``by_key`` all of them
-        (every task then shares one mapping)."""
+        (every task then shares one mapping).
+
+        Raises: LayoutMismatch if the input has a partition that no task owns.
+        """
         if self.by_key:
             return [offsets] * tasks
         own: list[dict[str, int]] = [{} for _ in range(tasks)]
         for name, offset in offsets.items():
-            own[int(name.rpartition("-")[2])][name] = offset
+            number = int(name.rpartition("-")[2])
+            if number >= tasks:
+                raise _too_many_partitions(number, tasks)
+            own[number][name] = offset
         return list(own)
 
-    def check_input(self, offsets: Mapping[str, int], tasks: int) -> None:
-        """Raises: LayoutMismatch if the input has a partition that no task owns."""
-        if not self.by_key:
-            for name in offsets:
-                number = int(name.rpartition("-")[2])
-                if number >= tasks:
-                    raise too_many_partitions(number, tasks)
 
-
-def too_many_partitions(number: int, tasks: int) -> LayoutMismatch:
-    """The error for a Kafka partition whose number is not below the number of tasks."""
+def _too_many_partitions(number: int, tasks: int) -> LayoutMismatch:
     return LayoutMismatch(
         f"the input has a row of Kafka partition {number}, but the job has {tasks} tasks (0 to {tasks - 1})",
         hint="use key_by when the topic has more partitions than the job has tasks",

@@ -32,9 +32,11 @@ class StatefulQuery:
 
     Args:
         config: the job. ``job.tasks`` is the number of state partitions.
+        manager: makes the job's state manager from the configuration and the partitioner.
     """
 
     config: JobConfig
+    manager: Callable[[JobConfig, str], StateManager] = StateManager
     _input: Any = None
     _partitioning: Partitioning | None = None
     _process: ProcessFunction | None = None
@@ -118,12 +120,12 @@ class StatefulQuery:
         plan = self._plan()
         if self.config.blob_uri is None:
             raise ConfigError(
-                "a Spark job needs a blob store, also where state is backed up to changelogs alone",
+                "a Spark job needs a blob store, even if all state is backed up to changelogs",
                 hint="executors leave output rows and changes there for the driver: set blob.store.uri",
                 key="blob.store.uri",
             )
         rows = self._rows(StartingOffsets.of({}))
-        manager = StateManager(self.config, plan.partitioning.name(rows))
+        manager = self.manager(self.config, plan.partitioning.name(rows))
         try:
             driver = Driver(plan, manager, manager.acquire(**permissions))
             manager.when_damaged(driver.repair)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from spark_integration.context import BatchReport
@@ -35,24 +37,17 @@ class RunningQuery:
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802
         """As Spark's. Raises: statemgr's typed error if one ended the query, else Spark's exception."""
-        from pyspark.errors import StreamingQueryException
-
         try:
-            return self._query.awaitTermination(timeout)
-        except StreamingQueryException as error:
-            raise self._typed(error) from error
+            with self._typed_errors():
+                return self._query.awaitTermination(timeout)
         finally:
             if not self._query.isActive:
                 self._manager.close()
 
     def processAllAvailable(self) -> None:  # noqa: N802
         """As Spark's, with the errors of :meth:`awaitTermination`."""
-        from pyspark.errors import StreamingQueryException
-
-        try:
+        with self._typed_errors():
             self._query.processAllAvailable()
-        except StreamingQueryException as error:
-            raise self._typed(error) from error
 
     def exception(self) -> StatemgrError | StreamingQueryException | None:
         """The error that ended the query: statemgr's typed error if there is one, else Spark's exception."""
@@ -63,6 +58,15 @@ class RunningQuery:
         """Stop the query and release the job."""
         self._query.stop()
         self._manager.close()
+
+    @contextmanager
+    def _typed_errors(self) -> Iterator[None]:
+        from pyspark.errors import StreamingQueryException
+
+        try:
+            yield
+        except StreamingQueryException as error:
+            raise self._typed(error) from error
 
     def _typed(self, error: StreamingQueryException) -> StatemgrError | StreamingQueryException:
         text = str(error)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Unpack
 
+from statemgr.backends.services import Services
 from statemgr.config import JobConfig
 from statemgr.consumer.loop import ConsumerLoop
 from statemgr.engine import Epoch
@@ -38,18 +39,25 @@ class StateManager:
         config: the job's configuration.
         partitioner: how keys are spread over tasks (``kafka-partition``, ``kafka-murmur2``, ``spark-hash(<types>)``);
             it is part of every checkpoint, and a job opened with another one is refused.
+        services: makes the adapters, the clock, the source of IDs and the threads.
     """
 
-    def __init__(self, config: JobConfig, partitioner: str = "kafka-partition") -> None:
+    def __init__(
+        self,
+        config: JobConfig,
+        partitioner: str = "kafka-partition",
+        *,
+        services: Callable[[JobConfig], Services] = open_services,
+    ) -> None:
         self.config = config
         self.layout = Layout(1, config.tasks, partitioner)
-        self._services = services = open_services(config)
-        self.clock = services.clock
-        self._log = CheckpointTopic(config, services.clock, owned=True)
-        self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, services.clock)
-        self._topics = JobTopics(services)
-        self._inputs = InputTopics(config, services.clock)
-        self._tasks = TaskOpener(services, self._log, self.layout, self._topics, self._inputs, self.metrics)
+        self._services = made = services(config)
+        self.clock = made.clock
+        self._log = CheckpointTopic(config, made.clock, owned=True)
+        self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, made.clock)
+        self._topics = JobTopics(made)
+        self._inputs = InputTopics(config, made.clock)
+        self._tasks = TaskOpener(made, self._log, self.layout, self._topics, self._inputs, self.metrics)
         self._job: JobCoordinator | None = None
         self._closed = False
 
@@ -64,13 +72,12 @@ class StateManager:
     ) -> None:
         """Take over the transactional IDs of tasks that :meth:`open_task` opens next.
 
-        Who opens several tasks calls this first: an opening waits for the transactions that a dead owner left open on
-        the checkpoint topic, and its fence ends only that of its own task.
+        Call this before opening several tasks. A dead owner may have left a transaction open for each of them. An
+        opening waits until none is open on the checkpoint topic, and its own fence ends only that of its own task.
 
         Args:
-            tasks: names of tasks.
-            still_owned: whether the caller still has a task; asked just before its ID is taken over. A task that it
-                does not have any more is left alone.
+            still_owned: whether the caller still has a task; called just before its ID is taken over. Tasks that the
+                caller has lost are left alone.
             allow_empty_start: as in :meth:`open_task`.
 
         Raises: PermissionNeeded, TopicMisconfigured, AccessDenied, UnavailableError.
@@ -88,14 +95,14 @@ class StateManager:
     ) -> Task:
         """Take a task over: fence older owners, read the checkpoint topic, restore every store.
 
-        If the same task is being closed in this process, or was taken away from who opened it, this waits for that.
+        If this process is still closing the same task, or has lost it, the opening waits for that.
 
         Args:
             task: ``Partition <i>`` with i below ``job.tasks``.
-            still_owned: whether the caller still has the task. It is asked just before older owners are fenced and
-                while the stores are restored, on other threads; the opening ends with OpeningCancelled on False.
+            still_owned: whether the caller still has the task. Called just before older owners are fenced, and on
+                other threads while the stores are restored; False ends the opening with OpeningCancelled.
             progress: called while a store is restored.
-            permissions: what this opening may do although it could lose state: see
+            permissions: one-shot permissions to do what could lose state: see
                 :class:`statemgr.model.permissions.Permissions`.
 
         Raises: OpeningCancelled, PermissionNeeded, LayoutMismatch, TopicMisconfigured, MissingState, CorruptError,
@@ -112,19 +119,19 @@ class StateManager:
         topics: Sequence[str] | None = None,
         **permissions: Unpack[PermissionFlags],
     ) -> None:
-        """Own the loop: assign, revoke and lost; partitions paused while restoring; commit by ``task.commit.ms``;
-        clean stop on SIGTERM and SIGINT. See :class:`statemgr.consumer.loop.ConsumerLoop`.
+        """Run the consumer loop: it handles rebalances, pauses partitions while their task restores, commits every
+        ``task.commit.ms``, and stops cleanly on SIGTERM and SIGINT (:class:`statemgr.consumer.loop.ConsumerLoop`).
 
-        A partition of which no checkpoint knows starts at its beginning. Take the consumer from
-        :meth:`statemgr.JobConfig.consumer`. With any consumer, input that was skipped (truncated, expired, or a topic
-        that was deleted and created again) ends the loop before a commit.
-        ``permissions`` are those of :meth:`open_task`, given to the first opening of each task alone.
+        A partition that is in no checkpoint is read from its beginning. Take the consumer from
+        :meth:`statemgr.JobConfig.consumer`. With any consumer, skipped input (truncated, expired, or a topic that was
+        deleted and created again) ends the loop before a commit. ``permissions`` are those of :meth:`open_task`, for
+        the first opening of each task.
 
-        After SIGTERM or SIGINT this returns, or raises what a last commit failed with, within five seconds and the
-        time of one message. If something had to be given up for that, the manager can only be closed.
+        After SIGTERM or SIGINT this returns, or raises the error of a last commit, within five seconds and the time of
+        one message. If work had to be given up for that, the manager can only be closed.
 
-        Raises: what ``process`` and commits raise; MissingState when the input does not have what follows the
-        checkpoint; ConfigError when its partitions are not the job's tasks; AccessDenied.
+        Raises: the errors of ``process`` and of commits; MissingState if the input does not have the records after the
+        checkpoint; ConfigError if its partitions are not the job's tasks; AccessDenied.
         """
         self.loop(consumer, process, topics=topics, **permissions).run()
 
@@ -136,7 +143,7 @@ class StateManager:
         topics: Sequence[str] | None = None,
         **permissions: bool,
     ) -> ConsumerLoop:
-        """What :meth:`run` runs, for who stops it from another thread: its ``run()`` and ``stop()``."""
+        """The loop that :meth:`run` runs. Another thread can call its ``stop()``."""
         self._check_open()
         return ConsumerLoop(
             self._services,
@@ -146,16 +153,16 @@ class StateManager:
             process,
             topics or self.config.inputs,
             permissions,
-            published_tasks=self._published_tasks,
+            self._published_tasks,
         )
 
     # --- a whole job ---------------------------------------------------------------------------------------------
 
     def acquire(self, **permissions: Unpack[PermissionFlags]) -> Epoch:
-        """Take the whole job over: fence every older owner, read what is published for all tasks.
+        """Take the whole job over: fence every older owner, and read what is published for all tasks.
 
-        Permissions and ``refill`` of the epoch are for the first publish; after it use ``epoch.after_publish()``.
-        Raises: what :meth:`open_task` does, but for restoring.
+        The epoch's permissions and ``refill`` are for the first publish. After it, use ``epoch.after_publish()``.
+        Raises: as :meth:`open_task`, without the errors of a restore.
         """
         self._check_open()
         if self._job is not None:
@@ -180,7 +187,7 @@ class StateManager:
         Args:
             input_offsets: how far the whole job has read, for commits that were prepared without input offsets.
             input_topic_ids: input topic → Kafka's ID of it as text, for the same commits.
-            wait: for the clean-up. Otherwise it goes on in the background, until the next publish or :meth:`close`.
+            wait: wait for the clean-up. Otherwise it runs in the background; the next publish and :meth:`close` wait.
 
         Returns: task → the checkpoint just published.
         Raises: FencedError; RetryableError; OutcomeUnknownError (call again with the same commits); InvalidError.
@@ -190,33 +197,32 @@ class StateManager:
         return self._acquired().publish(prepared_commits, batch, inputs, wait=wait)
 
     def damaged(self) -> Mapping[str, Refill]:
-        """Task → (factory, store) pairs whose published backups are damaged: what an epoch's ``refill`` should have.
+        """Task → (factory, store) pairs whose published backups are damaged. Add them to the epoch's ``refill``.
 
         Raises: InvalidError before :meth:`acquire`.
         """
         return self._acquired().damaged
 
     def when_damaged(self, repair: Callable[[], bool]) -> None:
-        """Call this when a published backup turns out to be damaged, on another thread, until it returns True.
+        """Call ``repair`` on another thread when a published backup turns out to be damaged, until it returns True.
 
-        It calls :meth:`repair` when no commit is being prepared. Otherwise it returns False, or leaves the repair to
-        the next commit.
+        If no commit is being prepared, ``repair`` calls :meth:`repair`. Otherwise it returns False, or leaves the
+        repair to the next commit.
         """
         self._acquired().when_damaged(repair)
 
     def repair(self) -> Mapping[str, Checkpoint]:
-        """Make damaged backups of the current checkpoints again, by a commit without input. No commit may be in
-        preparation: it would no longer continue what is published.
+        """Make damaged backups of the current checkpoints again, by a commit without input.
 
-        Returns: task → its current checkpoint. Raises: as :meth:`publish`; MissingState and CorruptError when nothing
-        can supply a store.
+        No commit may be in preparation, because it would continue an older checkpoint. Returns: task → its current
+        checkpoint. Raises: as :meth:`publish`; MissingState and CorruptError if nothing can supply a store.
         """
         return self._acquired().repair()
 
     def job_inputs(self, epoch: Epoch) -> TaskInputs:
-        """The input topics of an acquired job, for an engine that reads its input by itself.
+        """The input topics of an acquired job, for an engine that reads its own input.
 
-        Raises: MissingState when one was deleted and created again since the checkpoints, unless the epoch permits it.
+        Raises: MissingState if one was deleted and created again since the checkpoints, unless the epoch permits it.
         """
         known: dict[str, str] = {}
         for checkpoint in epoch.checkpoints.values():
@@ -226,10 +232,10 @@ class StateManager:
         return inputs
 
     def confirm(self) -> None:
-        """Confirm that what this manager published last is still what the topic says, before anything outside relies
-        on it: a process that was suspended may have been overtaken without noticing.
+        """Check that the last publish of this manager is still the newest, before the output relies on it: a process
+        that was suspended does not notice that another owner has taken over.
 
-        Raises: FencedError when another owner has published since; UnavailableError, AccessDenied; InvalidError.
+        Raises: FencedError if another owner has published since; UnavailableError, AccessDenied; InvalidError.
         """
         self._check_open()
         self._acquired().confirm()
@@ -257,7 +263,7 @@ class StateManager:
         self.close()
 
     def _published_tasks(self) -> int | None:
-        """For how many tasks the job has checkpoints; None when it has none, or older software did not say."""
+        """The number of tasks that have checkpoints; None if there are none, or older software did not record it."""
         try:
             found = self._log.read()
         except MissingState:

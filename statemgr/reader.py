@@ -1,16 +1,17 @@
-"""Reading a job's published state without disturbing it: no fencing, nothing written to Kafka or to blobs."""
+"""Reads a job's published state without disturbing it: fences nobody, and writes nothing to Kafka or to blobs."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from statemgr.backends.blobs.catalogue import Catalogue
+from statemgr.backends.services import Services
 from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import ConfigError, InvalidError, MissingState
@@ -34,12 +35,19 @@ class JobReader:
     Args:
         only_settled: read the topic up to the first open transaction. By default a read waits for its end, which takes
             ``task.commit.timeout.ms`` if its owner is dead.
+        services: makes the adapters, the clock, the source of IDs and the threads.
     """
 
-    def __init__(self, config: JobConfig, *, only_settled: bool = False) -> None:
+    def __init__(
+        self,
+        config: JobConfig,
+        *,
+        only_settled: bool = False,
+        services: Callable[[JobConfig], Services] = open_services,
+    ) -> None:
         self.config = config
         self._only_settled = only_settled
-        self._services = open_services(config)
+        self._services = services(config)
         self._catalogue = Catalogue(self._services.transfer)
         self._log = CheckpointTopic(config, self._services.clock)
 
@@ -52,7 +60,7 @@ class JobReader:
         return self._log.history()
 
     def tasks(self, checkpoint_id: str | None = None) -> list[str]:
-        """The tasks that have a checkpoint, or retain this one, in order. Raises: MissingState when none does."""
+        """The tasks that have a checkpoint, or retain this one, in order. Raises: MissingState if none does."""
         return [record.task for record in self.retaining(checkpoint_id)]
 
     def retaining(self, checkpoint_id: str | None = None, tasks: Sequence[str] = ()) -> list[CheckpointRecord]:
@@ -153,7 +161,7 @@ class JobReader:
             durable=self._services.durable,
             permissions=Permissions(allow_removed_stores=True),
             newer=record.checkpoints[: record.checkpoints.index(checkpoint)][::-1],
-            older=_older(record, checkpoint),
+            older=record.checkpoints[record.checkpoints.index(checkpoint) + 1 :],
             job=self.config.job_name,
             task=task,
         )
@@ -176,7 +184,7 @@ class JobReader:
     def open_store(
         self, task: str, store: str, checkpoint_id: str | None = None, progress: Progress = no_progress
     ) -> Iterator[LocalStore]:
-        """A store as one checkpoint has it, restored into a temporary directory that goes with the block."""
+        """A store as of one checkpoint, restored into a temporary directory that is deleted after the block."""
         with tempfile.TemporaryDirectory(prefix="statemgr-") as temporary:
             into = Path(temporary)
             self.restore(task, into, checkpoint_id, [store], progress=progress)
@@ -203,9 +211,3 @@ def _find(record: CheckpointRecord, checkpoint_id: str | None) -> Checkpoint | N
     if checkpoint_id is None:
         return record.current
     return next((c for c in record.checkpoints if str(c.checkpoint_id) == checkpoint_id), None)
-
-
-def _older(record: CheckpointRecord | None, checkpoint: Checkpoint) -> Sequence[Checkpoint]:
-    """The checkpoints that are retained beside one and were published before it, newest first."""
-    checkpoints = record.checkpoints if record else ()
-    return checkpoints[checkpoints.index(checkpoint) + 1 :] if checkpoint in checkpoints else ()

@@ -209,21 +209,22 @@ def open_attempt(
     checkpoint: Checkpoint | None,
     epoch: Epoch,
     *,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
+    host: AttemptHost | None = None,
 ) -> Attempt:
     """Open private copies of a task's stores at ``checkpoint``, on any machine.
 
-    It needs Kafka only if a store is restored from a changelog.
-    Raises: what :func:`statemgr.flows.restore.restore_task` does.
+    It needs Kafka only if a store is restored from a changelog. All attempts of this process share a host, unless one
+    is given, for example with another clock. Raises: what :func:`statemgr.flows.restore.restore_task` does.
     """
-    host = attempt_host(config)
+    host = host or attempt_host(config)
     compacted = prefer_compacted(host.services, task, checkpoint) if checkpoint is not None else {}
     stores, restored = restore_task(
         host.services,
         task,
         checkpoint,
         permissions=epoch.permissions,
-        progress=progress or no_progress,
+        progress=progress,
     )
     if checkpoint is not None:
         for store, state_id in checkpoint.stores.items():

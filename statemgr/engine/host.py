@@ -1,4 +1,4 @@
-"""What the attempts of one process have in common: the job's services, and what goes on between the attempts."""
+"""The host of a process's attempts: the job's services, and the background work between attempts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from statemgr.wiring import open_services
 
 
 class AttemptHost:
-    """One per process and configuration: many short attempts share it.
+    """Many short attempts share it.
 
     Attributes:
-        services: the job's services; a store that they open is meant to be open for a moment only.
+        services: the job's services. They open stores for short use.
         attempts: IDs of the attempts that are open.
-        background: for what nobody waits for.
+        background: runs work that nobody waits for.
     """
 
     def __init__(self, services: Services) -> None:
@@ -36,7 +36,7 @@ class AttemptHost:
 
 
 def attempt_host(config: JobConfig) -> AttemptHost:
-    """The host of this process's attempts at tasks of a job."""
+    """The host for this configuration, made at the first call."""
     return _host(json.dumps(config.to_mapping(), sort_keys=True))
 
 

@@ -1,4 +1,4 @@
-"""A warm standby of a job's tasks: wiring, the loop, and metrics. Its steps are in ``flows/standby.py``."""
+"""A warm standby of a job's tasks: its loop and its metrics. ``flows/standby.py`` has the steps."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge
 
+from statemgr.backends.services import Services
 from statemgr.config import JobConfig
 from statemgr.engine.metrics import Metrics
 from statemgr.errors import InvalidError, StatemgrError
@@ -33,17 +34,24 @@ class Standby:
     ``statemgr_standby_failures_total``.
 
     Args:
-        tasks: ``Partition <i>``; all that have a checkpoint, if none is named.
+        tasks: ``Partition <i>``; if none is named, all that have a checkpoint.
         progress: called while a store is fetched.
+        services: makes the adapters, the clock, the source of IDs and the threads.
     """
 
-    def __init__(self, config: JobConfig, tasks: Collection[str] = (), progress: Progress = no_progress) -> None:
+    def __init__(
+        self,
+        config: JobConfig,
+        tasks: Collection[str] = (),
+        progress: Progress = no_progress,
+        services: Callable[[JobConfig], Services] = open_services,
+    ) -> None:
         self._job = config.job_name
         self._shown = progress
         self._stopped = False
         self._changed = threading.Condition()
         with ExitStack() as undo:
-            self._services = open_services(config)
+            self._services = services(config)
             undo.callback(self._services.close)
             self._log = CheckpointTopic(config, self._services.clock)
             undo.callback(self._log.close)
@@ -72,10 +80,10 @@ class Standby:
         return turn
 
     def run(self, report: Callable[[Followed], None], interval_s: float = 1.0) -> None:
-        """Follow until :meth:`stop`; look for new checkpoints every ``interval_s`` seconds.
+        """Follow until :meth:`stop`, and look for new checkpoints every ``interval_s`` seconds.
 
-        Reports failures and tries again, after growing waits of up to a minute. Waits for tasks that nobody has
-        committed yet. Raises: InvalidError (a wrong configuration).
+        Reports failures and tries again, after waits that grow to a minute. Waits for tasks that have no commit yet.
+        Raises: InvalidError (a wrong configuration).
         """
         delay = interval_s
         while not self._stopped:
