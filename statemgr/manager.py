@@ -18,7 +18,7 @@ from statemgr.engine.task import Task
 from statemgr.errors import ClosedError, InvalidError, MissingState
 from statemgr.flows.commit import Refill
 from statemgr.flows.open_job import JobTopics
-from statemgr.flows.published import always
+from statemgr.flows.ownership import always
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.input_topics import InputTopics, TaskInputs
 from statemgr.model.checkpoint import Checkpoint, Layout, MicroBatch

@@ -16,8 +16,8 @@ from statemgr.backends.services import Services
 from statemgr.errors import FencedError
 from statemgr.flows.clean_up import CleanUp
 from statemgr.flows.commit import CommitBase, Refill
+from statemgr.flows.ownership import Published, confirm, settle
 from statemgr.flows.publish import publish
-from statemgr.flows.published import Published, confirm, settle
 from statemgr.flows.repair import find_damage
 from statemgr.model.checkpoint import MicroBatch
 from statemgr.model.checkpoint_parts import Inputs

@@ -13,7 +13,7 @@ from statemgr.engine.coordinator import Coordinator
 from statemgr.flows.commit import Refill
 from statemgr.flows.empty_start import remember_published
 from statemgr.flows.open_job import JobTopics, fence_ids, read_published, take_over
-from statemgr.flows.published import Published
+from statemgr.flows.ownership import Published
 from statemgr.flows.repair import can_repair, prepare_repair, repeated_attachments
 from statemgr.flows.worker import Worker
 from statemgr.ids import task_name

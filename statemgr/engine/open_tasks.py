@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from statemgr.engine.task import Task
 from statemgr.errors import InvalidError, OpeningCancelled
-from statemgr.flows.published import always
+from statemgr.flows.ownership import always
 from statemgr.ports import Clock, Progress
 
 _LOOK_S = 0.05

@@ -26,7 +26,7 @@ from statemgr.engine.task_coordinator import TaskCoordinator
 from statemgr.errors import InvalidError
 from statemgr.flows.changes import serdes_in_force
 from statemgr.flows.open_job import JobTopics, fence_ids, in_parallel, read_published, take_over
-from statemgr.flows.published import explained
+from statemgr.flows.ownership import explained
 from statemgr.flows.restore import restore_task
 from statemgr.ids import task_index
 from statemgr.kafka.input_topics import InputTopics, TaskInputs

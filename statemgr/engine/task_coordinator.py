@@ -16,7 +16,7 @@ from statemgr.flows.background_snapshots import BackgroundSnapshots
 from statemgr.flows.commit import CommitBase, FrozenCommit, Refill
 from statemgr.flows.empty_start import remember_published
 from statemgr.flows.open_store import OpenStore
-from statemgr.flows.published import Published
+from statemgr.flows.ownership import Published
 from statemgr.flows.repair import GivesWay, can_repair, prepare_repair
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.commit import PreparedCommit

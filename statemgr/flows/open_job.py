@@ -24,7 +24,7 @@ from statemgr.errors import LayoutMismatch, MissingError, PermissionNeeded
 from statemgr.flows.changes import check_changes
 from statemgr.flows.commit import Refill
 from statemgr.flows.empty_start import refuse_lost_checkpoint, refuse_lost_job
-from statemgr.flows.published import Published, always, explained
+from statemgr.flows.ownership import Published, always, explained
 from statemgr.flows.record_limits import check_config
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec

@@ -27,7 +27,7 @@ from statemgr.backends.services import Services
 from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError
 from statemgr.flows.checkpoint_records import send_records
 from statemgr.flows.grace_period import check_young
-from statemgr.flows.published import Published, explained, go_on, settle
+from statemgr.flows.ownership import Published, check_ownership, explained, settle
 from statemgr.flows.record_limits import check_inputs
 from statemgr.ids import CheckpointId, check_offsets
 from statemgr.model.checkpoint import (
@@ -102,7 +102,7 @@ class _Publish:
     def run(self) -> None:
         """All steps, once. Raises: as :func:`publish`; IdForgotten if nothing was published and it may be repeated."""
         services, published, config = self.services, self.published, self.services.config
-        go_on(services, self.publisher, self.log, published)  # 1
+        check_ownership(services, self.publisher, self.log, published)  # 1
         self._check_tasks()
         self._check_offsets()
         for commit in self.commits:

@@ -1,4 +1,4 @@
-"""What one owner knows to be published, and whether it may continue from that.
+"""What an owner has published, and whether it is still the owner.
 
 If a commit was not answered, or the transactional ID was initialised again, the owner finds out in these steps:
 
@@ -25,21 +25,22 @@ from statemgr.ports import CheckpointLog, Publisher
 
 
 def always() -> bool:
-    """Nobody takes the task away."""
+    """The default of ``still_owned``: nobody takes the task away."""
     return True
 
 
 @dataclass
 class Published:
-    """The records on the topic of the tasks that one publisher covers. Only :func:`publish` and :func:`settle` change
-    it.
+    """The records on the topic of the tasks that one publisher covers. Only a publish and :func:`settle` change it.
 
-    ``pending``: the records of a publish that was sent but not answered; until it is settled, only :func:`settle`
-    helps. ``fence_others`` fences the other kind of owner again, when the own ID was initialised once more;
-    ``still_owned`` is asked before that. ``serdes``: store → labels of its serdes, where they are not those of the
-    configuration. ``permits``: one-shot permissions that the opening was given, which the first publish uses up.
-    ``job_records``: the sequence numbers of the job records on the topic, for a publisher of several
-    tasks.
+    Attributes:
+        records: task → its newest record.
+        fence_others: fences the other kind of owner again, after the own ID was initialised again.
+        still_owned: whether the caller still has the tasks; called before ``fence_others``.
+        serdes: store → labels of its serdes, if they are not those of the configuration.
+        pending: the records of a publish that was sent but not answered. :func:`settle` must come next.
+        job_records: the sequence numbers of the job records on the topic, for a publisher of several tasks.
+        permits: one-shot permissions of the opening, which the first publish uses up.
     """
 
     records: dict[str, CheckpointRecord | None]
@@ -75,9 +76,9 @@ class Published:
         return record.checkpoints[1:] if record else ()
 
 
-def go_on(services: Services, publisher: Publisher, log: CheckpointLog, published: Published) -> None:
-    """Before a publish: make sure that this owner has the ID, and that the topic says what it knows. Costs no request
-    after a successful commit.
+def check_ownership(services: Services, publisher: Publisher, log: CheckpointLog, published: Published) -> None:
+    """Before a publish: check that this owner has the ID, and that the topic has what it published last. After a
+    successful commit this costs no request.
 
     Raises: FencedError if another owner has published meanwhile; RetryableError if that cannot be found out yet.
     """
@@ -89,7 +90,7 @@ def go_on(services: Services, publisher: Publisher, log: CheckpointLog, publishe
 
 
 def confirm(services: Services, log: CheckpointLog, published: Published) -> None:
-    """Read the topic, and check that it says what this owner knows.
+    """Read the topic, and check that it has what this owner published last.
 
     Raises: FencedError if another owner has published; RetryableError if that cannot be found out yet.
     """
@@ -98,9 +99,9 @@ def confirm(services: Services, log: CheckpointLog, published: Published) -> Non
 
 @contextmanager
 def explained(services: Services, log: CheckpointLog, published: Published) -> Iterator[None]:
-    """A block that meets state: what it misses, or cannot explain, may be the work of an owner that came meanwhile.
+    """A block that reads state. If state is missing or unexpected, a newer owner may be the reason.
 
-    Raises: FencedError when that is why; else what the block raised.
+    Raises: FencedError if it is; otherwise the error of the block.
     """
     try:
         yield
@@ -167,9 +168,9 @@ def _outcome(
     found: Mapping[str, CheckpointRecord],
     expected: Mapping[str, CheckpointRecord | None],
 ) -> bool:
-    """Whether the topic says what is expected (True), or what was there before (False).
+    """Whether the topic has the expected records (True) or the ones before them (False).
 
-    Raises: FencedError if it says anything else, because then another owner has published.
+    Raises: FencedError if it has any others, because then another owner has published.
     """
     outcomes = set()
     for task, ours in expected.items():
