@@ -223,7 +223,7 @@ def _check_inputs(report: Report, config: JobConfig, records: Mapping[str, Check
         closing(InputTopics(config, SystemClock())) as inputs,
         closing(config.consumer(f"statemgr-doctor-{config.job_name}")) as consumer,
     ):
-        inputs.check(consumer, config.inputs, lambda: tasks)
+        inputs.check(consumer, config.inputs, tasks)
         report.ok("inputs", ", ".join(config.inputs))
 
 

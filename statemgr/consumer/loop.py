@@ -107,7 +107,7 @@ class ConsumerLoop:
 
     def run(self) -> None:
         """Raises: what ``process`` or a commit raises; the consumer is left to the caller."""
-        self._inputs.check(self._consumer, self._topics, self._published_tasks)
+        self._inputs.check(self._consumer, self._topics, self._published_tasks())
         previous = self._install_signals()
         try:
             self._consumer.subscribe(

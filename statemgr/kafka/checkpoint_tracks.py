@@ -71,6 +71,14 @@ class Track:
         return list(reversed(self.messages.items()))
 
 
+class _Combined(NamedTuple):
+    """A checkpoint, its layout, and the sequence number of the job record that it refers to, if it refers to one."""
+
+    layout: Layout
+    checkpoint: Checkpoint
+    job: int | None
+
+
 class Assembly:
     """Makes checkpoint records of tracks, and caches them. For one job and one topic."""
 
@@ -108,42 +116,40 @@ class Assembly:
 
     def single(self, track: Track, key: bytes, message: Message, jobs: Track | None) -> CheckpointRecord | None:
         """The checkpoint of one record, or None if compaction has already removed its job record."""
-        task = self._decoded(track, key, message)
-        assert isinstance(task, TaskCheckpoint)
-        job = self._job(track, key, message, jobs) if task.publish is None else None
-        if task.publish is None and job is None:
-            return None
-        layout, checkpoint = _combined(task, job, message)
-        return self._of(track, layout, (checkpoint,), offset_of(message))
+        found = self._combined(track, key, message, jobs)
+        return self._of(track, found.layout, (found.checkpoint,), offset_of(message)) if found is not None else None
 
     def _make(self, track: Track, jobs: Track | None) -> CheckpointRecord:
-        checkpoints: list[Checkpoint] = []
-        layouts: list[Layout] = []
-        referred: set[int] = set()
+        made = []
         for key, message in track.newest_first():
-            task = self._decoded(track, key, message)
-            assert isinstance(task, TaskCheckpoint)
-            job = None
-            if task.publish is None:
-                job = self._job(track, key, message, jobs)
-                if job is None:
-                    raise self._lost_job(track, codecs.sequence_of(key), offset_of(message))
-                referred.add(job.publish.sequence)
-            layout, checkpoint = _combined(task, job, message)
-            checkpoints.append(checkpoint)
-            layouts.append(layout)
-        track.jobs = frozenset(referred)
-        newest, *older = checkpoints
-        offset = newest.offset
-        assert offset is not None
-        return self._of(track, layouts[0], (newest, *without_outstanding(older)), offset)
+            found = self._combined(track, key, message, jobs)
+            if found is None:
+                raise self._lost_job(track, codecs.sequence_of(key), offset_of(message))
+            made.append(found)
+        track.jobs = frozenset(found.job for found in made if found.job is not None)
+        newest, *older = (found.checkpoint for found in made)
+        assert newest.offset is not None
+        return self._of(track, made[0].layout, (newest, *without_outstanding(older)), newest.offset)
 
-    def _job(self, track: Track, key: bytes, message: Message, jobs: Track | None) -> JobCheckpoint | None:
-        """The job record of the same layout and sequence number."""
-        sequence = codecs.sequence_of(key)
+    def _combined(self, track: Track, key: bytes, message: Message, jobs: Track | None) -> _Combined | None:
+        """The checkpoint of a task's record and its job record; None if it needs a job record that is missing."""
+        task = self._decoded(track, key, message)
+        assert isinstance(task, TaskCheckpoint)
+        job = self._job(key, jobs) if task.publish is None else None
+        layout, publish = (task.layout, task.publish) if job is None else (job.layout, job.publish)
+        if publish is None:
+            return None
+        assert layout is not None
+        kind, at_ms = message.timestamp()
+        made = checkpoint_of(task, publish, offset_of(message))
+        made = replace(made, published_ms=at_ms if kind == TIMESTAMP_LOG_APPEND_TIME else None)
+        return _Combined(layout, made, None if job is None else publish.sequence)
+
+    def _job(self, key: bytes, jobs: Track | None) -> JobCheckpoint | None:
+        """The job record with the sequence number of a task's record."""
         if jobs is None:
             return None
-        job_key = codecs.encode_key(self._key(jobs, sequence))
+        job_key = codecs.encode_key(self._key(jobs, codecs.sequence_of(key)))
         found = jobs.messages.get(job_key)
         if found is None:
             return None
@@ -195,12 +201,3 @@ class Assembly:
             offset=offset,
             task=track.id.task,
         )
-
-
-def _combined(task: TaskCheckpoint, job: JobCheckpoint | None, message: Message) -> tuple[Layout, Checkpoint]:
-    layout, publish = (task.layout, task.publish) if job is None else (job.layout, job.publish)
-    assert layout is not None
-    assert publish is not None
-    kind, at_ms = message.timestamp()
-    made = checkpoint_of(task, publish, offset_of(message))
-    return layout, replace(made, published_ms=at_ms if kind == TIMESTAMP_LOG_APPEND_TIME else None)

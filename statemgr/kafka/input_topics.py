@@ -39,40 +39,26 @@ class InputTopics:
         self._lock = threading.Lock()
         self._metadata: TopicMetadata | None = None
 
-    def check(
-        self, consumer: Consumer, topics: Sequence[str], published_tasks: Callable[[], int | None] = lambda: None
-    ) -> None:
+    def check(self, consumer: Consumer, topics: Sequence[str], published_tasks: int | None) -> None:
         """Check that the consumer sees every topic, with one partition per task.
-
-        Args:
-            published_tasks: returns how many tasks have checkpoints, None for a new job. Called for the message only.
-
-        Raises: MissingState, ConfigError, AccessDenied, UnavailableError.
-        """
-        published = published_tasks()
-        for topic in topics:
-            found = self._listed(consumer, topic)
-            if found.error is not None and found.error.code() not in MISSING:
-                raise translate(found.error, "asking for the input topic", topic=topic)
-            problem = topic_problem(self._config, topic, None if found.error else len(found.partitions), published)
-            if problem is not None:
-                raise problem
-
-    def problems(self, published_tasks: int | None) -> list[StatemgrError]:
-        """The errors that :meth:`check` would raise for the topics of ``task.inputs``.
 
         Args:
             published_tasks: how many tasks have checkpoints; None for a new job.
 
-        Raises: UnavailableError, AccessDenied.
+        Raises: MissingState, ConfigError, AccessDenied, UnavailableError.
         """
-        topics = self._config.inputs
-        found = {name: len(topic.partitions) for name, topic in self._client().describe(topics).items()}
-        problems = (topic_problem(self._config, topic, found.get(topic), published_tasks) for topic in topics)
-        return [problem for problem in problems if problem is not None]
+        for topic in topics:
+            found = self._listed(consumer, topic)
+            if found.error is not None and found.error.code() not in MISSING:
+                raise translate(found.error, "asking for the input topic", topic=topic)
+            problem = topic_problem(
+                self._config, topic, None if found.error else len(found.partitions), published_tasks
+            )
+            if problem is not None:
+                raise problem
 
     def _listed(self, consumer: Consumer, topic: str) -> ListedTopic:
-        """As the consumer sees it. What it reports beside the call says whether its credentials were refused."""
+        """A topic as the consumer sees it. Its reports by callback say whether its credentials were refused."""
         deadline = self.clock.monotonic() + DEADLINE_S
         while True:
             try:
@@ -178,24 +164,17 @@ class TaskInputs:
         return checked
 
     def _take(self, found: Mapping[str, str]) -> None:
-        refuse_recreated(self._known, found, task=self._task)
+        """Raises: MissingState if the ID of a topic is not the one of the checkpoint."""
+        for topic, topic_id in self._known.items():
+            if found.get(topic, topic_id) != topic_id:
+                raise MissingState(
+                    "the input topic was deleted and created again: the input offsets belong to the topic with ID "
+                    f"{topic_id}, but the present topic has the ID {found[topic]}",
+                    hint=RECREATED,
+                    topic=topic,
+                    task=self._task,
+                )
         self._known.update(found)
-
-
-def refuse_recreated(known: Mapping[str, str], found: Mapping[str, str], **where: object) -> None:
-    """Compare the IDs of the checkpoint with those that the topics have now. Skips unknown IDs.
-
-    Raises: MissingState for a topic that was deleted and created again.
-    """
-    for topic, topic_id in known.items():
-        if found.get(topic, topic_id) != topic_id:
-            raise MissingState(
-                "the input topic was deleted and created again: the input offsets belong to the topic with ID "
-                f"{topic_id}, but the present topic has the ID {found[topic]}",
-                hint=RECREATED,
-                topic=topic,
-                **where,
-            )
 
 
 def topic_problem(
