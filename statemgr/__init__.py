@@ -1,6 +1,6 @@
 """statemgr: keyed state of stream jobs, restored from a blob store in bulk, with Kafka as the source of truth.
 
-The public surface: what is named here, :mod:`statemgr.engine`, :mod:`statemgr.errors` and :mod:`statemgr.phases`.
+The public surface: the names below, :mod:`statemgr.engine`, :mod:`statemgr.errors` and :mod:`statemgr.phases`.
 Names are loaded when first used, so that importing one part does not import every client library.
 """
 

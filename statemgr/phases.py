@@ -1,7 +1,7 @@
-"""Names of the steps of commit and restore, and how to watch them. Pure, but for calling the observers.
+"""Names of the steps of commit and restore, and how to observe them.
 
-Flows announce each step before they take it. Metrics, progress bars, the demo and the crash tests listen.
-An observer runs on the thread of the flow, and what it raises is raised there.
+Flows announce each step before they take it. Metrics, progress bars, the demo and the crash tests observe them.
+An observer runs on the thread of the flow, and an exception in it is raised there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """A step that is about to be taken."""
+    """A step that a flow is about to take."""
 
     # restore, in order
     FENCE = "restore.fence"
@@ -42,19 +42,19 @@ class Phase(StrEnum):
     DELETE_BLOBS = "clean-up.delete-blobs"
     DELETE_INDEX = "clean-up.delete-index"
     CLEANED_UP = "clean-up.done"
-    # in the background, beside commits
+    # in the background, next to commits
     MATERIALIZE = "materialize.begin"
     MATERIALIZED = "materialize.done"
     OUTPUT = "output.write"
 
 
 Observer = Callable[[Phase, str], None]
-#: Observers, and the job that each wants to hear of (None: of all).
+#: Observers, each with the job that it observes (None: all jobs).
 _observers: list[tuple[Observer, str | None]] = []
 
 
 def announce(phase: Phase, subject: str, job: str) -> None:
-    """Tell the observers that ``phase`` is about to happen to ``subject``.
+    """Call the observers of a job before a step.
 
     Args:
         subject: a task, ``task/store``, several tasks (``, `` between them), or the job's name for the whole job.
@@ -66,23 +66,19 @@ def announce(phase: Phase, subject: str, job: str) -> None:
 
 
 def tasks_of(subject: str) -> list[str]:
-    """The tasks that an announced step is of; none for a step of the whole job."""
+    """The tasks in the subject of a step; none for a step of the whole job."""
     names = [name.partition("/")[0] for name in subject.split(", ")]
     return [name for name in names if name.startswith("Partition ")]
 
 
 def add_observer(observer: Observer, job: str | None = None) -> None:
-    """Call ``observer(phase, subject)`` at each step of a job in this process (None: of all jobs), until removed."""
+    """Call ``observer(phase, subject)`` before each step of a job in this process (None: of all jobs)."""
     _observers.append((observer, job))
 
 
 def remove_observer(observer: Observer) -> None:
-    """Stop calling ``observer``, added once with ``add_observer``. Raises: ValueError when it was not."""
-    for entry in _observers:
-        if entry[0] == observer:
-            _observers.remove(entry)
-            return
-    raise ValueError("no such observer")
+    """Stop calling an observer. Raises: ValueError if it was not added."""
+    _observers.remove(next((entry for entry in _observers if entry[0] == observer), (observer, None)))
 
 
 @contextmanager

@@ -117,7 +117,7 @@ class _Wiring:
         config = self._config
 
         def make() -> Transfer:
-            self._scratch.tidy()  # also where nothing of what follows needs it
+            self._scratch.tidy()  # needed even if no transfer uses it
             return Transfer(
                 self._blobs(),
                 self._clock,
@@ -164,7 +164,7 @@ class _Wiring:
             blobs.close()
 
     def _close(self) -> None:
-        """Newest first, but what uses adapters before them: work that still runs, and backends."""
+        """Close running work and backends, which use adapters, and then the adapters, newest first."""
         self._executors.close()
         with self._lock:
             while self._backends:
@@ -180,7 +180,7 @@ def _open_store(store: StoreConfig, directory: Path, read_first: bool) -> LocalS
 
 
 def _load(factory: str) -> Callable[[Services], StateBackend]:
-    # no need to read every installed package's metadata for what is built in
+    # built-in backends do not need the metadata of every installed package
     target = BUILT_IN.get(factory) or backend_classes().get(factory, factory)
     module, _, attribute = target.replace(":", ".").rpartition(".")
     try:

@@ -2,14 +2,14 @@
 
 Steps of one atomic commit of a whole job::
 
-    epoch = manager.acquire()                                  # where the transaction is: fences, reads the topic
-    with open_attempt(config, task, checkpoint, epoch) as a:   # on any machine; no Kafka needed to commit
+    epoch = manager.acquire()                                  # fences older owners and reads the topic
+    with open_attempt(config, task, checkpoint, epoch) as a:   # on any machine; needs no Kafka to commit
         a.store("totals").put(key, value)
         a.attach("output", rows)
         prepared = a.prepare(input_offsets)                    # everything it names is durable
     manager.publish(list_of_prepared)                          # all tasks, one Kafka transaction
 
-An attempt that is never published leaves blobs that expire, and nothing else.
+An attempt that is never published leaves only blobs that expire.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ BUDGET = 256 * 1024 * 1024
 
 
 class Output:
-    """Records in order. Added on the task's thread, let go of on the commit's."""
+    """Records in order. The task's thread adds them; the commit's thread removes them."""
 
     def __init__(self, task: str) -> None:
         self._task = task
@@ -21,7 +21,7 @@ class Output:
         self._lock = threading.Lock()
 
     def add(self, record: ProducedRecord) -> None:
-        """Raises: RetryableError when too much waits for a commit."""
+        """Add a record. Raises: RetryableError if too many bytes wait for a commit."""
         size = _size(record)
         with self._lock:
             if self._bytes + size > BUDGET:
@@ -34,11 +34,11 @@ class Output:
             self._bytes += size
 
     def waiting(self) -> tuple[ProducedRecord, ...]:
-        """Everything that no commit has published."""
+        """The records that no commit has published yet."""
         return tuple(self._records)
 
     def published(self, count: int) -> None:
-        """The first ``count`` records were published."""
+        """Remove the first ``count`` records, which were published."""
         with self._lock:
             self._bytes -= sum(map(_size, self._records[:count]))
             del self._records[:count]

@@ -53,8 +53,8 @@ class Store:
 
     Reads see the store's own writes at once, and the next commit includes them. The store gathers writes
     (``stores.<name>.write.batch.size``), so a later call than the one that wrote may raise an error of the disk.
-    Nothing is lost then: repeat the call when there is space. LocalStateLost is different: the local files are damaged
-    or gone, and uncommitted changes are lost with them. Open the task again.
+    Nothing is lost then: repeat the call when there is space. After LocalStateLost, the local files are damaged or
+    missing, and uncommitted changes are lost: open the task again.
     """
 
     def __init__(self, opened: OpenStore, key_serde: Serde, value_serde: Serde) -> None:
@@ -62,7 +62,7 @@ class Store:
         self._content = opened.content
         self._key = _named(key_serde, "key", opened)
         self._value = _named(value_serde, "value", opened)
-        #: Bytes in and out, so that nothing needs to be called for each of many.
+        #: Whether keys and values are plain bytes, which need no call of a serde for each item.
         self._plain = key_serde is value_serde is SERDES["bytes"]
 
     @property
@@ -109,8 +109,8 @@ class Store:
     def delete_range(self, start: Any | None = None, end: Any | None = None) -> None:
         """Remove all keys with ``start`` ≤ key < ``end`` in the order of the keys' bytes; None is an open end.
 
-        One tombstone where only snapshots are backed up. With a changelog each key is deleted by itself, in
-        batches of bounded memory: after DiskFull the first of them may be gone, and the call can be repeated.
+        If only snapshots are backed up, this writes one tombstone. With a changelog it deletes each key, in batches of
+        bounded memory: after DiskFull the first batches may be deleted already, and the call can be repeated.
         """
         self._content.delete_range(*self._bounds(start, end))
 
@@ -138,9 +138,9 @@ class Store:
 
 
 def _named(serde: Serde, what: str, opened: OpenStore) -> Serde:
-    """The serde, with errors that name the store: InvalidError for what it cannot take, CorruptError for bytes."""
+    """The serde, with errors that name the store: InvalidError for values, CorruptError for stored bytes."""
     if serde is SERDES["bytes"]:
-        return serde  # the store below looks at what it is given
+        return serde  # the store below checks its arguments
     where = {"task": opened.identity.task, "store": opened.identity.store}
 
     def serialize(value: Any) -> bytes:

@@ -75,10 +75,12 @@ class Task:
     # --- state ---------------------------------------------------------------------------------------------------
 
     def store(self, name: str, key_serde: SerdeLike | None = None, value_serde: SerdeLike | None = None) -> Store:
-        """A store of this task; serdes as configured unless given.
+        """A store of this task, with the configured serdes unless others are given.
 
-        Raises: ConfigError for an unknown name; PermissionNeeded when the store's keys or values were written with
-        other serdes. (``bytes``, given here, is a view of what is stored, whatever that was written with.)
+        ``bytes``, given here, reads and writes the stored bytes as they are.
+
+        Raises: ConfigError for an unknown name; PermissionNeeded if the store's keys or values were written with other
+        serdes.
         """
         opened = self._stores.get(name)
         if opened is None:
@@ -96,7 +98,7 @@ class Task:
         return Store(opened, key, value)
 
     def _check_serdes(self, store: str, key: str | None, value: str | None) -> None:
-        """Those of a store as the application uses it. None: it reads and writes bytes as they are."""
+        """Check the labels of the serdes that the application uses; None if it reads and writes plain bytes."""
         check_serdes(
             self.last_checkpoint,
             {store: (key, value)},
@@ -128,32 +130,32 @@ class Task:
 
     @property
     def start_offsets(self) -> Mapping[str, int]:
-        """Source partition → next offset to read, from the checkpoint. Leaves out topics that were deleted and created
-        again and for which ``allow_skipped_input`` was given."""
+        """Source partition → next offset to read, from the checkpoint. Topics that were deleted and created again, and
+        that ``allow_skipped_input`` permits to read from their beginning, are left out."""
         checkpoint = self.last_checkpoint
         offsets = checkpoint.input_offsets if checkpoint else {}
         return {source: at for source, at in offsets.items() if source_topic(source) not in self._inputs.recreated}
 
     def expect_inputs(self, topics: Sequence[str]) -> None:
-        """Before the first message: from now on a commit is refused if one of these topics is not what it is now.
+        """Call this before the first message. Later, a commit is refused if one of these topics was created again.
 
-        Raises: MissingState when it is not what the checkpoint's offsets belong to; UnavailableError.
+        Raises: MissingState if a topic was created again since the checkpoint; UnavailableError.
         """
         self._inputs.expect(topics)
 
     # --- commits -------------------------------------------------------------------------------------------------
 
     def commit(self, input_offsets: Mapping[str, int], *, materialize: bool = False) -> Checkpoint:
-        """Commit all stores, the output and ``input_offsets``, and wait for it.
+        """Commit all stores, the output and ``input_offsets``, and wait for the result.
 
         Args:
-            input_offsets: source partition (``orders-0``) → offset of the next message, a whole number. materialize:
-                store snapshots even if segments of changes would be enough, so that a restore has none to apply.
+            input_offsets: source partition (``orders-0``) → offset of the next message, a whole number.
+            materialize: store snapshots even if segments of changes would be enough, so that a restore applies none.
 
-        Raises: InvalidError for offsets that are none; MissingState when an input topic was deleted and created again
-        since its offsets began; FencedError, RetryableError, OutcomeUnknownError, DiskFull, ClosedError; the error of
-        an earlier asynchronous commit if nobody has seen it. After an error the next commit carries the same changes.
-        LocalStateLost: no later commit of this task succeeds; open it again and continue from its last checkpoint.
+        Raises: InvalidError for invalid offsets; MissingState if an input topic was deleted and created again;
+        FencedError, RetryableError, OutcomeUnknownError, DiskFull, ClosedError; the error of an earlier asynchronous
+        commit if nobody has seen it. After an error the next commit has the same changes. After LocalStateLost no
+        commit of this task succeeds: open it again and continue from its last checkpoint.
         """
         self.commit_async(input_offsets, materialize=materialize)
         checkpoint = self._pending.end()  # its error is raised here, not by the next commit
@@ -163,10 +165,10 @@ class Task:
     def commit_async(self, input_offsets: Mapping[str, int], *, materialize: bool = False) -> Future[Checkpoint]:
         """Start a commit: flush and checkpoint directories now; upload, publish and clean-up while the task continues.
 
-        At most one commit is in progress. A second waits for the first (counted as blocked once that is older than
-        ``task.commit.max.delay.ms``) and raises its error, whether or not its future was asked; RetryableError when
-        the first has not ended within ``task.commit.timeout.ms``. To skip a commit instead, check
-        :attr:`pending_commit_seconds` first. An error that no later commit has raised is logged by :meth:`close`.
+        At most one commit is in progress. A second one waits for it, and raises its error or, after
+        ``task.commit.timeout.ms``, RetryableError. The wait counts as blocked when the first is older than
+        ``task.commit.max.delay.ms``. To skip a commit instead, check :attr:`pending_commit_seconds` first. Errors that
+        no later commit has raised are logged by :meth:`close`.
         """
         check_offsets(input_offsets, task=self.name)
         with self._turn.commit():
@@ -189,7 +191,7 @@ class Task:
         return self._pending.seconds
 
     def forgive(self) -> None:
-        """The error of an asynchronous commit that has ended was seen: the next commit does not raise it again."""
+        """The caller has seen the error of an asynchronous commit, so the next commit does not raise it again."""
         self._pending.forgive()
 
     def _base_ahead(self) -> CommitBase | None:
@@ -221,24 +223,24 @@ class Task:
     # --- repair --------------------------------------------------------------------------------------------------
 
     def watch_backups(self) -> None:
-        """Look for damage and repair it in the background from now on."""
+        """Check the backups and repair damage in the background from now on."""
         self.damage.watch(lambda: self._repairs.wake("checking and repairing the backups", self.check_up))
 
     def check_up(self) -> bool:
-        """Look for damage in the backups of the current checkpoint and repair it, on another thread than the task's.
+        """Check the backups of the current checkpoint and repair damage. Not for the task's own thread.
 
-        Returns: whether nothing is left to do. Raises: StatemgrError; then try again.
+        Returns: whether nothing is left to do. Raises: StatemgrError; then call it again.
         """
         if self._closed or not (needs_repair := self._coordinator.needs_repair()):
             return self._closed or needs_repair is False
         with self._turn.repair() as is_free:
             if not is_free or self._closed or self._pending.seconds is not None:
-                return False  # a commit goes first
+                return False  # commits have precedence
             return self._coordinator.repair(self._turn.give_way)
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called; it may not have ended yet."""
+        """Whether :meth:`close` was called, even if it has not ended."""
         return self._closed
 
     # --- end -----------------------------------------------------------------------------------------------------
@@ -248,27 +250,27 @@ class Task:
         if self._closed:
             return
         self._closed = True
-        self._repairs.close(wait=False)  # a repair gives way; what is being looked at is not waited for
+        self._repairs.close(wait=False)  # a repair gives way; a check of backups is not waited for
         with ExitStack() as closing, self._turn.commit():
             closing.callback(self._on_close)
             closing.callback(self._coordinator.close)
             for store in self._stores.values():
                 closing.callback(store.close)
             closing.callback(self._leave_copies)
-            closing.callback(self._say_what_is_dropped)
+            closing.callback(self._log_dropped_changes)
             closing.callback(self.metrics.close)
             closing.callback(self._coordinator.snapshots.close)
             closing.callback(self._ahead.close)
             closing.callback(self._pending.close)
 
-    def _say_what_is_dropped(self) -> None:
+    def _log_dropped_changes(self) -> None:
         counts = {name: store.uncommitted for name, store in self._stores.items() if store.config.backup_factories}
         dropped = ", ".join(f"{count} of {name}" for name, count in counts.items() if count)
         if dropped:
             log.warning("task %s: closed with changes that are not committed: %s", self.name, dropped)
 
     def _leave_copies(self) -> None:
-        """The next start on this machine replays nothing. It fails nothing: what is local is a cache."""
+        """Leave copies, so that the next start on this machine replays nothing. They are a cache: errors are logged."""
         for name, store in self._stores.items():
             try:
                 store.leave_copy()
