@@ -37,46 +37,33 @@ def write(batches: Iterable[pa.RecordBatch], directory: Path, schema: pa.Schema)
 
     Returns: the files in the order of the rows; none if there are no rows.
     """
-    parts = _Parts(directory, schema)
+    slices = (part for batch in batches for part in _slices(batch))
+    paths: list[Path] = []
+    following = next(slices, None)
+    while following is not None:
+        paths.append(directory / f"rows-{len(paths)}.arrows")
+        with _part(paths[-1], schema) as (file, writer):
+            while following is not None and file.tell() < PART_BYTES:
+                with _disk_full(directory):
+                    writer.write_batch(following)
+                following = next(slices, None)
+    return paths
+
+
+@contextlib.contextmanager
+def _part(path: Path, schema: pa.Schema) -> Iterator[tuple[pa.OSFile, pa.ipc.RecordBatchStreamWriter]]:
+    """One open file of rows, and its writer."""
+    closing = contextlib.ExitStack()
     try:
-        for batch in batches:
-            for slice_ in _slices(batch):
-                parts.add(slice_)
+        with _disk_full(path.parent):
+            file = pa.OSFile(str(path), "wb")
+            closing.callback(file.close)
+            writer = pa.ipc.new_stream(file, schema, options=pa.ipc.IpcWriteOptions(compression="zstd"))
+            closing.callback(writer.close)
+        yield file, writer
     finally:
-        parts.end()
-    return parts.paths
-
-
-class _Parts:
-    """The files of one task's rows, of which the last one is open."""
-
-    def __init__(self, directory: Path, schema: pa.Schema) -> None:
-        self.paths: list[Path] = []
-        self._directory = directory
-        self._schema = schema
-        self._file: pa.OSFile | None = None
-        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        if self._file is not None and self._file.tell() >= PART_BYTES:
-            self.end()
-        with _disk_full(self._directory):
-            if self._writer is None:
-                path = self._directory / f"rows-{len(self.paths)}.arrows"
-                self._file = pa.OSFile(str(path), "wb")
-                options = pa.ipc.IpcWriteOptions(compression="zstd")
-                self._writer = pa.ipc.new_stream(self._file, self._schema, options=options)
-                self.paths.append(path)
-            self._writer.write_batch(batch)
-
-    def end(self) -> None:
-        """Close the current file, if there is one."""
-        writer, file, self._writer, self._file = self._writer, self._file, None, None
-        with _disk_full(self._directory), contextlib.ExitStack() as closing:
-            if file is not None:
-                closing.callback(file.close)
-            if writer is not None:
-                closing.callback(writer.close)
+        with _disk_full(path.parent):
+            closing.close()
 
 
 def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

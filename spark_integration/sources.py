@@ -15,6 +15,7 @@ from typing import Any
 
 from spark_integration.location import Location
 from statemgr.errors import BatchMismatch, CorruptRecord, InvalidError
+from statemgr.ids import source_topic
 
 #: Source partition (``orders-0``) → offset.
 Offsets = Mapping[str, int]
@@ -38,7 +39,7 @@ class StartingOffsets(str):
 
     def for_topics(self, *topics: str) -> StartingOffsets:
         """The offsets of these topics; ``earliest`` if the checkpoint has none of them."""
-        return self.of({name: offset for name, offset in self._offsets().items() if _topic(name) in topics})
+        return self.of({name: offset for name, offset in self._offsets().items() if source_topic(name) in topics})
 
     def including(self, *partitions: str) -> StartingOffsets:
         """Add partitions that the checkpoint does not know (``orders-4``), from their first record on."""
@@ -200,7 +201,3 @@ def _is_kafka(topics: object) -> bool:
         and all(partition.isdigit() and isinstance(offset, int) for partition, offset in partitions.items())
         for partitions in topics.values()
     )
-
-
-def _topic(partition: str) -> str:
-    return partition.rpartition("-")[0]

@@ -230,26 +230,28 @@ class CheckpointTopic:
         key, value, offset = message.key(), message.value(), offset_of(message)
         if key is None:
             raise self._corrupt("it has no key", offset)
+        place = codecs.Place(self._topic, PARTITION, offset)
         if is_permit(key):
-            self._permit(seen, key, value, offset)
+            permit = decode_permit(key, value, place)
+            if value is None:
+                seen.permits.pop(key, None)
+            elif (permit.job_name, permit.job_id) == (self._config.job_name, self._config.job_id):
+                seen.permits[key] = permit
             return None
         track = self._track(seen, key, offset)
         if track is None:
             return None
         if value is None:
-            self._delete(track, key, offset)
+            if track.id.version == 1:
+                why = f"it deletes the version 1 record of {track.id.task}, which nothing here does"
+                raise self._corrupt(why, offset)
+            codecs.decode_key(key, place)
+            track.deleted(key, offset)
             return track
         if value[:HEADER_SIZE] != track.header:
             raise self._corrupt(unknown_header(value), offset)
         track.written(key, message)
         return track
-
-    def _permit(self, seen: _Seen, key: bytes, value: bytes | None, offset: int) -> None:
-        permit = decode_permit(key, value, codecs.Place(self._topic, PARTITION, offset))
-        if value is None:
-            seen.permits.pop(key, None)
-        elif (permit.job_name, permit.job_id) == (self._config.job_name, self._config.job_id):
-            seen.permits[key] = permit
 
     def _track(self, seen: _Seen, key: bytes, offset: int) -> Track | None:
         for known in (key[:-_TAIL], key):
@@ -268,12 +270,6 @@ class CheckpointTopic:
         of = TrackId(at.layout_generation, at.task, at.record_version)
         track = seen.tracks[of] = seen.by_key[known] = Track(of, codecs.value_header(of.version, of.task))
         return track
-
-    def _delete(self, track: Track, key: bytes, offset: int) -> None:
-        if track.id.version == 1:
-            raise self._corrupt(f"it deletes the version 1 record of {track.id.task}, which nothing here does", offset)
-        codecs.decode_key(key, codecs.Place(self._topic, PARTITION, offset))
-        track.deleted(key, offset)
 
     def _corrupt(self, why: str, offset: int) -> CorruptRecord:
         return CorruptRecord(

@@ -141,7 +141,7 @@ class TransactionalPublisher:
             assert self._producer is not None
             try:
                 self._producer.commit(deadline)
-                self._committed()
+                self._state, self._written, self._began = _State.READY, set(), None
             except KafkaException as error:
                 self._after_failed_commit(error)
                 if self._state is _State.UNKNOWN:
@@ -194,7 +194,7 @@ class TransactionalPublisher:
         try:
             self._producer.client.begin_transaction()
         except KafkaException as error:
-            self._classify(error.args[0])
+            self._ended(error.args[0])
             raise self._failure(error, "beginning a transaction") from error
         self._state = _State.OPEN
         return self._producer
@@ -228,23 +228,18 @@ class TransactionalPublisher:
                 transactional_id=self._id,
                 hint="settle it, then read the topic",
             ) from error
-        self._committed()
-        self._errors.clear()
-
-    def _committed(self) -> None:
         self._state, self._written, self._began = _State.READY, set(), None
+        self._errors.clear()
 
     def _after_failed_commit(self, error: KafkaException) -> None:
         """Decide the state after a failed commit: aborted (READY), FENCED, UNUSABLE, or still UNKNOWN."""
         reason = error.args[0]
-        if reason.code() in FENCED or self._fenced_reported():
-            self._state = self._who_fenced()
-        elif reason.code() in FORGOTTEN:
+        if self._ended(reason):
+            return
+        if reason.code() in FORGOTTEN or not (reason.txn_requires_abort() or is_unreachable(reason)):
             self._state = _State.UNUSABLE
         elif reason.txn_requires_abort():
             self._abort()
-        elif reason.fatal() or not is_unreachable(reason):
-            self._state = _State.UNUSABLE
 
     def _abort(self, deadline: float | None = None) -> None:
         """Abort the open transaction. Never raises; an abort that fails is tried again later."""
@@ -255,7 +250,7 @@ class TransactionalPublisher:
             self._producer.abort(deadline or self._clock.monotonic() + _ABORT_TIMEOUT_S)
             self._state, self._began = _State.READY, None
         except KafkaException as error:
-            self._classify(error.args[0])
+            self._ended(error.args[0])
 
     def _given_up(self, cause: BaseException | None, error: StatemgrError) -> StatemgrError:
         """Abort, and return the error to raise: FencedError if the abort shows it, whatever went wrong first."""
@@ -276,25 +271,22 @@ class TransactionalPublisher:
             return RetryableError(self._late(), hint=_LATE, transactional_id=self._id)
         return error if reason is None else self._translated(reason, "publishing")
 
-    def _classify(self, error: KafkaError) -> None:
-        if error.code() in FENCED or self._fenced_reported():
-            self._state = self._who_fenced()
-        elif error.fatal():
+    def _ended(self, error: KafkaError) -> bool:
+        """Whether the producer cannot continue: it is fenced, or its error is fatal."""
+        fatal = self._errors.fatal()
+        if error.code() in FENCED or (fatal is not None and fatal.code() in FENCED):
+            # after its timeout, the brokers may have fenced the transaction themselves
+            self._state = _State.UNUSABLE if self._timed_out() else _State.FENCED
+            return True
+        if error.fatal():
             self._state = _State.UNUSABLE
-
-    def _who_fenced(self) -> _State:
-        """FENCED; or UNUSABLE if the transaction was open for so long that the brokers may have fenced this owner."""
-        return _State.UNUSABLE if self._timed_out() else _State.FENCED
+        return bool(error.fatal())
 
     def _timed_out(self) -> bool:
-        return self._began is not None and self._age_s() * 1000 >= self._transaction_timeout_ms
+        return self._age_s() * 1000 >= self._transaction_timeout_ms
 
     def _age_s(self) -> float:
-        return self._clock.monotonic() - self._began if self._began is not None else 0.0
-
-    def _fenced_reported(self) -> bool:
-        fatal = self._errors.fatal()
-        return fatal is not None and fatal.code() in FENCED
+        return self._clock.monotonic() - self._began if self._began is not None else -1.0
 
     # --- errors -----------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """One open transaction: puts records into librdkafka's queue, with back-pressure, and learns their offsets.
 
-Of many records the first and the last are sent with a callback of their own: in a transaction, one failed delivery
-makes the commit fail, and an idempotent producer keeps the order of a partition.
+Of many records, only the first and the last one have a delivery callback. That is enough, because one failed delivery
+makes the commit of a transaction fail, and an idempotent producer keeps the order of a partition.
 """
 
 from __future__ import annotations
@@ -61,11 +61,10 @@ class KafkaTransaction:
         self._produce(topic, key, value, options)
 
     def send_changes(self, topic: str, partition: int, changes: Iterable[Change]) -> None:
-        """See :meth:`statemgr.ports.Transaction.send_changes`."""
         produce, rest = self._producer.produce, iter(changes)
         for key, value in islice(rest, 1):
             self.send(topic, key, value, partition=partition)
-        # one is held back, since the last is sent with a callback
+        # the last record gets a callback, so each record is held back until the next one is known
         last: Change | None = None
         number = -1
         for number, change in enumerate(rest):  # noqa: B007
@@ -82,10 +81,13 @@ class KafkaTransaction:
             self.send(topic, key, value, partition=partition)
 
     def flush(self) -> Mapping[tuple[str, int], Delivered]:
-        """See :meth:`statemgr.ports.Transaction.flush`."""
         self._check()
-        while self._flush_some() > 0:
+        while True:
+            with unmasked():
+                waiting = self._producer.flush(max(min(SLICE_S, self._left()), 0.01))
             self._check()
+            if not waiting:
+                break
             if self._left() <= 0:
                 last = self._errors.last()
                 raise RetryableError(
@@ -93,7 +95,6 @@ class KafkaTransaction:
                     + (f" ({last})" if last else ""),
                     hint="check the brokers, or raise task.commit.timeout.ms",
                 )
-        self._check()
         return {
             place: found._replace(records=found.records + self._uncounted[place])
             for place, found in self._delivered.items()
@@ -109,21 +110,14 @@ class KafkaTransaction:
                 self._producer.produce(topic, value, key, **options)
                 return
             except BufferError:
-                self._wait_for_room()
-
-    def _wait_for_room(self) -> None:
-        with unmasked():
-            self._producer.poll(_BACK_PRESSURE_S)
-        self._check()
-        if self._left() <= 0:
-            raise RetryableError(
-                "the broker accepts records too slowly for the timeout of the commit",
-                hint="check the brokers, or raise task.commit.timeout.ms",
-            )
-
-    def _flush_some(self) -> int:
-        with unmasked():
-            return self._producer.flush(max(min(SLICE_S, self._left()), 0.01))
+                with unmasked():
+                    self._producer.poll(_BACK_PRESSURE_S)
+                self._check()
+                if self._left() <= 0:
+                    raise RetryableError(
+                        "the broker accepts records too slowly for the timeout of the commit",
+                        hint="check the brokers, or raise task.commit.timeout.ms",
+                    ) from None
 
     def _left(self) -> float:
         return self._deadline - self._clock.monotonic()
