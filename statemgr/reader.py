@@ -50,6 +50,7 @@ class JobReader:
         self._services = services(config)
         self._catalogue = Catalogue(self._services.transfer)
         self._log = CheckpointTopic(config, self._services.clock)
+        self._where = {"job": config.job_name, "topic": config.checkpoint_topic}
 
     def records(self) -> Mapping[str, CheckpointRecord]:
         """Task → its newest record. Raises: UnavailableError, CorruptRecord, MissingState (no such topic)."""
@@ -64,49 +65,47 @@ class JobReader:
         return [record.task for record in self.retaining(checkpoint_id)]
 
     def retaining(self, checkpoint_id: str | None = None, tasks: Sequence[str] = ()) -> list[CheckpointRecord]:
-        """Records of ``tasks`` (default: of all that retain this checkpoint), in order, by one read of the topic.
+        """The records of ``tasks`` (default: of all that retain this checkpoint), in order, from one read of the topic.
 
-        Raises: MissingState when there is none, or when a named task does not retain the checkpoint.
+        Raises: MissingState if there is none, or if a named task does not retain the checkpoint.
         """
         records = self.records()
         for task in tasks:
-            self._checkpoint(records.get(task), task, checkpoint_id)
+            self._find(records.get(task), task, checkpoint_id)
+        if not records:
+            raise MissingState(
+                "the job has no checkpoint",
+                hint="check job.name, job.id and task.checkpoint.topic, or wait for its first commit",
+                **self._where,
+            )
         found = [
             record
             for task, record in records.items()
-            if (not tasks or task in tasks) and _find(record, checkpoint_id) is not None
+            if (not tasks or task in tasks) and _retained(record, checkpoint_id) is not None
         ]
-        if found:
-            return sorted(found, key=lambda record: task_index(record.task))
-        where = {"job": self.config.job_name, "topic": self.config.checkpoint_topic}
-        if records:
+        if not found:
             retained = {str(c.checkpoint_id) for record in records.values() for c in record.checkpoints}
             hint = f"choose one of the retained checkpoints: {', '.join(sorted(retained))}"
-            raise MissingState(f"checkpoint {checkpoint_id} is not retained for any task", hint=hint, **where)
-        raise MissingState(
-            "the job has no checkpoint",
-            hint="check job.name, job.id and task.checkpoint.topic, or wait for its first commit",
-            **where,
-        )
+            raise MissingState(f"checkpoint {checkpoint_id} is not retained for any task", hint=hint, **self._where)
+        return sorted(found, key=lambda record: task_index(record.task))
 
     def checkpoint(self, task: str, checkpoint_id: str | None = None) -> Checkpoint:
         """A retained checkpoint of a task; the current one unless an ID is given. Raises: MissingState."""
-        return self._checkpoint(self.records().get(task), task, checkpoint_id)
+        return self._find(self.records().get(task), task, checkpoint_id)
 
-    def _checkpoint(self, record: CheckpointRecord | None, task: str, checkpoint_id: str | None) -> Checkpoint:
+    def _find(self, record: CheckpointRecord | None, task: str, checkpoint_id: str | None) -> Checkpoint:
         if record is None:
             raise MissingState(
                 "the topic has no checkpoint of the task",
-                job=self.config.job_name,
-                task=task,
-                topic=self.config.checkpoint_topic,
                 hint="run `statemgr checkpoints list` to see the checkpoints that exist",
+                task=task,
+                **self._where,
             )
-        found = _find(record, checkpoint_id)
-        if found is not None:
-            return found
-        retained = ", ".join(str(c.checkpoint_id) for c in record.checkpoints)
-        raise MissingState(f"checkpoint {checkpoint_id} is not retained", task=task, hint=f"choose one of: {retained}")
+        found = _retained(record, checkpoint_id)
+        if found is None:
+            hint = f"choose one of: {', '.join(str(c.checkpoint_id) for c in record.checkpoints)}"
+            raise MissingState(f"checkpoint {checkpoint_id} is not retained", task=task, hint=hint)
+        return found
 
     def index(self, task: str, store: str, checkpoint_id: str | None = None) -> SnapshotIndex:
         """The index of the newest snapshot of a store, which its segments continue, if it has any.
@@ -144,7 +143,7 @@ class JobReader:
         Raises: InvalidError, MissingState, CorruptError, UnavailableError, DiskFull.
         """
         record = self.records().get(task)
-        checkpoint = self._checkpoint(record, task, checkpoint_id)
+        checkpoint = self._find(record, task, checkpoint_id)
         assert record is not None
         config = self.config.stores
         chosen = list(stores) if stores else sorted(set(config) & set(checkpoint.stores))
@@ -206,7 +205,7 @@ class JobReader:
         self.close()
 
 
-def _find(record: CheckpointRecord, checkpoint_id: str | None) -> Checkpoint | None:
+def _retained(record: CheckpointRecord, checkpoint_id: str | None) -> Checkpoint | None:
     """The current checkpoint, or the retained one of this ID."""
     if checkpoint_id is None:
         return record.current

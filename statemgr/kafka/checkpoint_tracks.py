@@ -1,6 +1,6 @@
-"""Keeps what was read from the checkpoint topic, by task, and makes checkpoints of it. No I/O.
+"""Keeps the records of the checkpoint topic by task, and makes checkpoints of them. No I/O.
 
-It keeps messages undecoded until somebody asks for them, because most are deleted before that.
+Messages stay undecoded until somebody asks for them, because most are deleted before that.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Track:
     """The records of one task (or the job records) in one layout that are not deleted.
 
     ``header``: the first bytes of their values. ``highest_deleted``: the highest sequence number that was deleted;
-    ``deleted_at``: the offset of that delete. ``jobs``: the sequence numbers of the job records that the checkpoints in
-    ``made`` refer to.
+    ``deleted_at``: the offset of that delete. ``made``: what :class:`Assembly` made of the records, until they change;
+    ``jobs``: the sequence numbers of the job records that its checkpoints refer to.
     """
 
     id: TrackId
@@ -42,14 +42,13 @@ class Track:
     messages: dict[bytes, Message] = field(default_factory=dict)
     highest_deleted: int = -1
     deleted_at: int = -1
-    changes: int = 0
     decoded: dict[bytes, tuple[int, JobCheckpoint | TaskCheckpoint]] = field(default_factory=dict)
-    made: tuple[int, CheckpointRecord] | None = None
+    made: CheckpointRecord | None = None
     jobs: frozenset[int] = frozenset()
 
     def deleted(self, key: bytes, offset: int) -> None:
         """Remove a record; later ones stay."""
-        self.changes += 1
+        self.made = None
         sequence = codecs.sequence_of(key)
         if sequence > self.highest_deleted:
             self.highest_deleted, self.deleted_at = sequence, offset
@@ -62,7 +61,7 @@ class Track:
 
     def written(self, key: bytes, message: Message) -> None:
         """Add a record at the end, also when it replaces an earlier one with the same key."""
-        self.changes += 1
+        self.made = None
         self.messages.pop(key, None)
         self.messages[key] = message
 
@@ -98,21 +97,21 @@ class Assembly:
         if not track.messages and track.highest_deleted < 0:
             return None
         self._refuse_deleted(track)
-        if track.made is None or track.made[0] != track.changes or not track.jobs <= there:
-            track.made = track.changes, self._make(track, jobs)
-        return track.made[1]
+        if track.made is None or not track.jobs <= there:
+            track.made = self._make(track, jobs)
+        return track.made
 
     def version_one(self, track: Track | None) -> CheckpointRecord | None:
         """A task's version 1 record. Raises: CorruptRecord."""
         if track is None or not track.messages:
             return None
-        if track.made is None or track.made[0] != track.changes:
+        if track.made is None:
             ((_, message),) = track.messages.items()
             value, key = message.value(), self._key(track, None)
             assert value is not None
             place = codecs.Place(self._topic, PARTITION, offset_of(message))
-            track.made = track.changes, codecs.decode_record_v1(key, value, place)
-        return track.made[1]
+            track.made = codecs.decode_record_v1(key, value, place)
+        return track.made
 
     def single(self, track: Track, key: bytes, message: Message, jobs: Track | None) -> CheckpointRecord | None:
         """The checkpoint of one record, or None if compaction has already removed its job record."""
