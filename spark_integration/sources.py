@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from spark_integration.location import Location
 from statemgr.errors import BatchMismatch, CorruptRecord, InvalidError
@@ -71,7 +70,11 @@ class OffsetLog:
     def read(self, batch_id: int) -> BatchInput:
         """Raises: InvalidError if the location is not one of Spark 4 with Kafka sources; CorruptRecord."""
         lines = _offset_lines(self.location, batch_id)
-        metadata = _json(lines[1], self.location, batch_id)
+        try:
+            metadata = json.loads(lines[1])
+        except ValueError as error:
+            uri = self.location.uri
+            raise CorruptRecord("the offset log cannot be read", location=uri, batch=batch_id) from error
         ends = lines[2:]
         before = self._ends(batch_id - 1) if batch_id else []
         starts = [before[i] if i < len(before) else _VOID for i in range(len(ends))]
@@ -185,14 +188,6 @@ def _initial(location: Location, source: int) -> str:
     if lines is None:
         return _VOID  # not a Kafka source, or one that is not planned yet: the end offsets show which
     return lines[-1]
-
-
-def _json(text: str, location: Location, batch_id: int) -> dict[str, Any]:
-    try:
-        data: dict[str, Any] = json.loads(text)
-    except ValueError as error:
-        raise CorruptRecord("the offset log cannot be read", location=location.uri, batch=batch_id) from error
-    return data
 
 
 def _is_kafka(topics: object) -> bool:

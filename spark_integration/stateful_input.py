@@ -7,7 +7,6 @@ store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from spark_integration.location import Location
@@ -45,10 +44,13 @@ def check_stateless(rows: DataFrame) -> None:
     plan = getattr(rows, "_jdf", None)
     if plan is None:
         return
-    for node in _nodes(plan.queryExecution().analyzed()):
+    pending = [plan.queryExecution().analyzed()]  # without subqueries: Spark itself refuses streams there
+    while pending:
+        node = pending.pop()
         found = _stateful(node)
         if found is not None:
             raise InvalidError(f"the input has an operator that keeps state in Spark: {found}", hint=_HINT)
+        pending.extend(_children(node))
 
 
 def check_no_state(location: Location) -> None:
@@ -59,15 +61,6 @@ def check_no_state(location: Location) -> None:
             hint=_HINT,
             location=location.uri,
         )
-
-
-def _nodes(plan: Any) -> Iterator[Any]:
-    """Every operator of a plan, without subqueries: Spark itself refuses streams there."""
-    pending = [plan]
-    while pending:
-        node = pending.pop()
-        yield node
-        pending.extend(_children(node))
 
 
 def _stateful(node: Any) -> str | None:

@@ -88,7 +88,9 @@ class InputPosition:
         later = offset > self.next
         if later and not self._never_jumps:
             self._unproved = self._unproved or (self.next, offset)
-        if (self._unproved or not later) and self._may_ask():
+        now_s = self._clock.monotonic()
+        if (self._unproved or not later) and now_s - self._asked >= ASK_EVERY_S:
+            self._asked = now_s
             with suppress(UnavailableError):  # it is asked again later, and before the next commit
                 if later:
                     self.prove()
@@ -122,13 +124,6 @@ class InputPosition:
                 offset=self.next,
                 **self._where(),
             )
-
-    def _may_ask(self) -> bool:
-        now_s = self._clock.monotonic()
-        if now_s - self._asked < ASK_EVERY_S:
-            return False
-        self._asked = now_s
-        return True
 
     def _bounds(self, timeout_s: float = ANSWER_S) -> tuple[int, int]:
         """Ask the brokers for the first offset and the end."""

@@ -5,7 +5,7 @@ Uses an admin client only: it reads and writes no records.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from confluent_kafka import KafkaError, KafkaException
@@ -138,11 +138,10 @@ class TopicAdmin(TopicMetadata):
         settings = self.settings(list(found))
         problems: list[TopicProblem] = []
         for spec in specs:
-            if spec.name not in found:
+            if spec.name in found:
+                problems += self._problems(spec, found[spec.name], settings[spec.name])
+            else:
                 problems.append(TopicProblem(spec.name, "does not exist", "`statemgr topics create`"))
-                continue
-            problems += self._shape_problems(spec, found[spec.name])
-            problems += self._setting_problems(spec, settings[spec.name])
         return problems
 
     def verify(self, specs: Sequence[TopicSpec]) -> None:
@@ -152,8 +151,9 @@ class TopicAdmin(TopicMetadata):
                 f"topic {problem.topic}: {problem.message}", hint=problem.fix_command, topic=problem.topic
             )
 
-    def _shape_problems(self, spec: TopicSpec, found: TopicDescription) -> list[TopicProblem]:
-        problems = []
+    def _problems(
+        self, spec: TopicSpec, found: TopicDescription, settings: Mapping[str, str]
+    ) -> Iterator[TopicProblem]:
         partitions = len(found.partitions)
         if partitions != spec.partitions:
             message = f"it has {partitions} partitions instead of {spec.partitions}"
@@ -165,30 +165,24 @@ class TopicAdmin(TopicMetadata):
                     f"if the job has state on the topic, set job.tasks = {partitions} (more partitions would not "
                     "spread it); for a new job, set stores.<name>.changelog.topic to a new topic"
                 )
-            problems.append(TopicProblem(spec.name, message, command))
+            yield TopicProblem(spec.name, message, command)
         replicas = min((len(p.replicas) for p in found.partitions), default=0)
         if replicas < spec.replication_factor:
-            problems.append(
-                TopicProblem(
-                    spec.name,
-                    f"it has {replicas} replicas instead of {spec.replication_factor}",
-                    f"kafka-reassign-partitions.sh --bootstrap-server {self._servers} --execute "
-                    "--reassignment-json-file FILE (or lower task.checkpoint.replication.factor)",
-                )
+            yield TopicProblem(
+                spec.name,
+                f"it has {replicas} replicas instead of {spec.replication_factor}",
+                f"kafka-reassign-partitions.sh --bootstrap-server {self._servers} --execute "
+                "--reassignment-json-file FILE (or lower task.checkpoint.replication.factor)",
             )
-        return problems
-
-    def _setting_problems(self, spec: TopicSpec, found: Mapping[str, str]) -> list[TopicProblem]:
-        wrong = {name: value for name, value in spec.config.items() if not _suits(spec, name, found.get(name))}
-        if not wrong:
-            return []
-        message = ", ".join(f"{name} is {found.get(name)} and must be {value}" for name, value in wrong.items())
-        changes = ",".join(f"{name}={value}" for name, value in wrong.items())
-        command = (
-            f"kafka-configs.sh --bootstrap-server {self._servers} --alter --entity-type topics "
-            f"--entity-name {spec.name} --add-config {changes}"
-        )
-        return [TopicProblem(spec.name, message, command)]
+        wrong = {name: value for name, value in spec.config.items() if not _suits(spec, name, settings.get(name))}
+        if wrong:
+            changes = ",".join(f"{name}={value}" for name, value in wrong.items())
+            yield TopicProblem(
+                spec.name,
+                ", ".join(f"{name} is {settings.get(name)} and must be {value}" for name, value in wrong.items()),
+                f"kafka-configs.sh --bootstrap-server {self._servers} --alter --entity-type topics "
+                f"--entity-name {spec.name} --add-config {changes}",
+            )
 
 
 def _suits(spec: TopicSpec, name: str, found: str | None) -> bool:
