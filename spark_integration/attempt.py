@@ -100,7 +100,8 @@ def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[b
     with open_attempt(config, task_name(task), checkpoint, Epoch.from_bytes(work.epoch)) as opened:
         # 3. process, 4. keep the output
         own = (work.partitioning.check(batch, task, work.tasks) for batch in rows)
-        context = _context(work, task, opened)
+        watermark = None if work.watermark_ms is None else _time(work.watermark_ms)
+        context = StateContext(task_name(task), work.sequence, _time(work.time_ms), watermark, opened.attempt_id)
         schema = pa.ipc.read_schema(pa.py_buffer(work.schema))
         produced = checked(work.process(own, opened.stores, context), schema)
         for number, part in enumerate(write(produced, opened.directory(), schema)):
@@ -116,16 +117,6 @@ def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[b
 def is_output(attachment: Attachment) -> bool:
     """Whether an attachment has output rows."""
     return attachment.name.startswith(OUTPUT)
-
-
-def _context(work: Work, task: int, opened: Attempt) -> StateContext:
-    return StateContext(
-        task=task_name(task),
-        sequence=work.sequence,
-        batch_time=_time(work.time_ms),
-        watermark=None if work.watermark_ms is None else _time(work.watermark_ms),
-        attempt=opened.attempt_id,
-    )
 
 
 def _time(millis: int) -> datetime:

@@ -111,10 +111,10 @@ class Driver:
         return batches.pop() if len(batches) == 1 else None
 
     def input_offsets(self) -> dict[str, int] | None:
-        """The input offsets of the published state over all tasks; None if nothing is published. Leaves out topics that
-        are read from their beginning again with permission.
+        """The input offsets of the published state over all tasks; None if nothing is published.
 
-        Raises: BatchMismatch if tasks disagree about a partition (a consumer loop leaves them so).
+        Topics that are read from their beginning again with permission are left out. Raises: BatchMismatch if tasks
+        disagree about a partition, as after a consumer loop.
         """
         published = self.published()
         if not published:
@@ -143,21 +143,16 @@ class Driver:
         with self._typed():
             report = self._run(rows, batch_id)
         self.reports.append(report)
-        self._tell(report)
+        if self._plan.on_batch is not None:
+            try:
+                self._plan.on_batch(report)
+            except Exception:  # the batch is complete without its report
+                log.exception("on_batch failed for the report of batch %s, sequence %s", batch_id, report.sequence)
 
     def give_output_again(self, spark: SparkSession) -> None:
         """Deliver the published rows before the first batch. Raises: as :meth:`run`."""
         with self._typed():
             self._give_output(spark)
-
-    def _tell(self, report: BatchReport) -> None:
-        """Call ``on_batch``, and log its exceptions: the batch is complete without its report."""
-        if self._plan.on_batch is None:
-            return
-        try:
-            self._plan.on_batch(report)
-        except Exception:
-            log.exception("on_batch failed for the report of batch %s, sequence %s", report.batch_id, report.sequence)
 
     def repair(self) -> bool:
         """Make damaged backups again between two batches, on another thread.

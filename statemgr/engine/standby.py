@@ -21,8 +21,8 @@ from statemgr.wiring import open_services
 _MOST_BACKOFF_S = 60.0
 
 
-class Stopped(Exception):
-    """Ends a restore in progress when the standby is asked to stop. Callers never see it."""
+class _Stopped(Exception):
+    """Ends a restore in progress when the standby stops. Callers never see it."""
 
 
 class Standby:
@@ -76,7 +76,13 @@ class Standby:
         """One turn. Raises: InvalidError, MissingState, CorruptRecord, UnavailableError for the topic as a whole."""
         turn = self._follower.turn()
         for followed in turn:
-            self._count(followed)
+            if followed.error is not None:
+                self._failures.inc()
+            elif followed.checkpoint is not None:
+                self._sequence.labels(self._job, followed.task).set(followed.checkpoint.sequence)
+                self._taken.labels(self._job, followed.task).set(followed.checkpoint.checkpoint_id.millis / 1000)
+                for restored in followed.stores:
+                    self.metrics.restored(restored)
         return turn
 
     def run(self, report: Callable[[Followed], None], interval_s: float = 1.0) -> None:
@@ -117,7 +123,7 @@ class Standby:
     def _turn(self) -> list[Followed]:
         try:
             return self.once()
-        except Stopped:
+        except _Stopped:
             return []
         except InvalidError:
             raise
@@ -125,16 +131,7 @@ class Standby:
             self._failures.inc()
             return [Followed(None, None, error=error)]
 
-    def _count(self, followed: Followed) -> None:
-        if followed.error is not None:
-            self._failures.inc()
-        elif followed.checkpoint is not None:
-            self._sequence.labels(self._job, followed.task).set(followed.checkpoint.sequence)
-            self._taken.labels(self._job, followed.task).set(followed.checkpoint.checkpoint_id.millis / 1000)
-            for restored in followed.stores:
-                self.metrics.restored(restored)
-
     def _progress(self, what: str, done: int, total: int) -> None:
         if self._stopped:
-            raise Stopped
+            raise _Stopped
         self._shown(what, done, total)
