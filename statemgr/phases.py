@@ -78,7 +78,11 @@ def add_observer(observer: Observer, job: str | None = None) -> None:
 
 def remove_observer(observer: Observer) -> None:
     """Stop calling an observer. Raises: ValueError if it was not added."""
-    _observers.remove(next((entry for entry in _observers if entry[0] == observer), (observer, None)))
+    for entry in _observers:
+        if entry[0] == observer:
+            _observers.remove(entry)
+            return
+    raise ValueError("no such observer")
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def test_managers_readers_and_standbys_use_what_they_are_given(tmp_path: Path) -
     with StateManager(world.config, services=world.services) as manager:
         assert manager.clock is world.clock
         assert manager.metrics.clock is world.clock
-    with JobReader(world.config, world.services), Standby(world.config, services=world.services):
+    with JobReader(world.config, services=world.services), Standby(world.config, services=world.services):
         pass
     assert len(world.made) == 3
 
