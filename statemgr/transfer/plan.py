@@ -58,7 +58,7 @@ def cut(size: int, part_size: int) -> Iterator[tuple[int, int]]:
 
 
 def runs(fetches: Iterable[Fetch]) -> tuple[list[Run], list[Fetch]]:
-    """Put together what one request can fetch. Returns: the runs, and all other files."""
+    """Put together what one request can fetch. Returns: the runs of two files or more, and all other files."""
     slices: list[tuple[str, int, Fetch]] = []
     others: list[Fetch] = []
     for fetch in fetches:
@@ -77,4 +77,5 @@ def runs(fetches: Iterable[Fetch]) -> tuple[list[Run], list[Fetch]]:
             found[-1] = Run(blob_id, last.offset, last.size + size, (*last.fetches, fetch))
         else:
             found.append(Run(blob_id, offset, size, (fetch,)))
-    return found, others
+    others += (run.fetches[0] for run in found if len(run.fetches) == 1)
+    return [run for run in found if len(run.fetches) > 1], others

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from statemgr import JobConfig, StateManager
-from statemgr.backends.blobs import clean_up, segment_batch
+from statemgr.backends.blobs import clean_up, segment_batch, tables
 from statemgr.engine.task import Task
 from statemgr.errors import CorruptBlob, MissingBlob, RetryableError, UnavailableError
 from statemgr.flows.background_snapshots import materialize
@@ -20,7 +20,7 @@ from statemgr.phases import Phase, observed
 from statemgr.ports import SegmentBackupManager
 from statemgr.reader import JobReader
 from statemgr.wiring import open_services
-from tests.commits import TASK, blob_files, commit, failing, referenced
+from tests.commits import TASK, blob_files, commit, failing, referenced, write
 from tests.jobs import elsewhere, job_mapping, with_changes
 from tests.servers import KafkaServer
 
@@ -355,6 +355,39 @@ def test_recovery_with_the_local_copies_of_segments(kafka: KafkaServer, tmp_path
     fetched_segments = {"all": 0, "none": 5, "some": 3, "altered": 5}[here]
     assert fetched_segments * size <= fetched < fetched_segments * size + 3 * size
     manager.close()
+
+
+def test_what_a_restore_ingests_is_committed_and_backed_up_again(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B4, C11, invariant 5: tables become files of the store: the local copies of the segments stay as they were, the
+    next snapshots have those files, and a restore from them alone is exact."""
+    monkeypatch.setattr(tables, "_FEWEST", 2)
+    config = config_of(kafka, tmp_path)
+    state: dict[bytes, bytes] = {}
+    with StateManager(config) as manager:
+        task = manager.open_task(TASK)
+        for number in range(6):
+            items = {b"%d" % number: BIG, b"same": b"%d" % number, b"%d" % (number - 2): None}
+            write(task, items)
+            state = {key: value for key, value in {**state, **items}.items() if value is not None}
+            task.commit({"orders-0": number})
+        crashed = with_changes(config, state__dir=str(tmp_path / "crashed"))
+        for path in (tmp_path / "state").rglob("*.segment"):
+            target = tmp_path / "crashed" / path.relative_to(tmp_path / "state")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    before = {path: path.read_bytes() for path in (tmp_path / "crashed").rglob("*.segment")}
+    assert len(before) == 5
+    with StateManager(crashed) as manager:
+        task = manager.open_task(TASK)
+        assert dict(task.store("totals").range()) == state
+        assert {path: path.read_bytes() for path in before} == before
+        for number in range(6, 8):
+            write(task, {b"%d" % number: BIG, b"same": b"%d" % number})
+            state |= {b"%d" % number: BIG, b"same": b"%d" % number}
+            assert chain_of(config, task.commit({"orders-0": number}, materialize=True)).segments == ()
+            assert published(config, tmp_path / f"other-{number}") == state
 
 
 @pytest.mark.parametrize("damage", ["missing", "altered", "cut"])

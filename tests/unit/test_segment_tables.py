@@ -31,7 +31,7 @@ from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
 from statemgr.model.codecs import encode_chain
 from statemgr.model.commit import Change
 from statemgr.model.hashing import content_hash
-from statemgr.model.segment import encode_segment, is_table, write_table_segment
+from statemgr.model.segment import encode_segment, is_table
 from statemgr.ports import Restored, RestoreRequest, no_progress
 from statemgr.wiring import open_services
 from tests.jobs import with_changes
@@ -139,21 +139,16 @@ def test_any_chain_gives_the_state_of_its_changes(
     """Tables and records, overlapping or not, from a store that has every change below a number and perhaps more: the
     state at the end is that of a dict. So it is safe that a table is ingested whole."""
     directory = tmp_path_factory.mktemp("chain")
-    services = open_services(rocksdb_config(directory))
     start = data.draw(st.integers(0, len(changes) - 1), label="start")
     has = data.draw(st.integers(start, len(changes)), label="has")
     store = RocksDbStore.open(directory / "store", {})
     store.write(dict(changes[:has]).items())
-    replay, reached = SegmentReplay(services, store), start
+    replay, reached = SegmentReplay(store), start
     try:
         while reached < len(changes):
             first = data.draw(st.integers(0, reached), label="first")
             end = data.draw(st.integers(reached + 1, len(changes)), label="end")
-            body = data.draw(st.booleans(), label="table")
-            segment = (
-                encoded(directory, changes[first:end], first) if body else encode_segment(changes[first:end], first)
-            )
-            replay.apply(local(segment, first, end), reached)
+            replay.apply(local(directory, changes[first:end], first, table=data.draw(st.booleans())), reached)
             reached = end
         replay.finish()
         assert replay.changes == len(changes) - start
@@ -161,23 +156,15 @@ def test_any_chain_gives_the_state_of_its_changes(
         assert dict(store.scan(None, None)) == applied({}, changes)
     finally:
         store.close()
-        replay.close()
-        services.close()
 
 
-def encoded(directory: Path, changes: Sequence[Change], first: int) -> bytes:
-    """Changes as a segment that is a table."""
-    path, sink = directory / "made.sst", io.BytesIO()
-    write_table(path, changes, {})
-    with open(path, "rb") as table:
-        write_table_segment(table, len(changes), sink, first)
-    path.unlink()
-    return sink.getvalue()
-
-
-def local(data: bytes, first: int, end: int) -> LocalSegment:
-    """A segment that is here."""
-    return LocalSegment(ChainSegment(first, end, inline=data), str(first), 0, lambda: io.BytesIO(data))
+def local(directory: Path, changes: Sequence[Change], first: int, *, table: bool) -> LocalSegment:
+    """A segment that is here, with either body."""
+    segment, data = ChainSegment(first, first + len(changes)), encode_segment(changes, first)
+    path = directory / f"{segment.end}.sst"
+    if table:
+        write_table(path, changes, {})
+    return LocalSegment(segment, 0, lambda: io.BytesIO(data), path if table else None)
 
 
 @pytest.mark.parametrize("part", ["header", "table", "end", "cut"])

@@ -89,23 +89,22 @@ class BlobRestore:
         config = self._services.config.stores[identity.store]
         unshare(request.staging)
         store = open_store(config.type, request.staging, config.rocksdb, briefly=True)
-        replay = SegmentReplay(self._services, store)
+        replay = SegmentReplay(store)
         fetched, reached = 0, start
         try:
-            cache = SegmentCache(self._services, identity)
-            for local in cache.bring(segments):  # 3
-                replay.apply(local, reached)  # 4
-                reached = local.segment.end
-                fetched += local.fetched
-                request.progress(f"apply {config.name}", reached - start, chain.end - start)
-            replay.finish()
+            with SegmentCache(self._services, identity).brought(segments) as brought:  # 3
+                for local in brought:
+                    replay.apply(local, reached)  # 4
+                    reached = local.segment.end
+                    fetched += local.fetched
+                    request.progress(f"apply {config.name}", reached - start, chain.end - start)
+                replay.finish()
             store.flush()  # 5
         except (MissingError, CorruptError) as error:
-            broken.add_segments([*replay.refused, *self._unreadable(way.segments, error)])
+            broken.add_segments(self._damaged(way.segments, error))
             raise
         finally:
             store.close()
-            replay.close()
         positions.note(chain)
         return Restored(
             None,
@@ -144,17 +143,19 @@ class BlobRestore:
                 )
         return found
 
-    def _unreadable(self, segments: tuple[ChainSegment, ...], error: MissingError | CorruptError) -> list[ChainSegment]:
-        """Which segments of the blob that an error names are damaged: several may lie in one."""
-        found = []
-        for segment in segments:
-            if segment.blob is None or segment.blob.blob_id != error.where.get("blob"):
-                continue
-            try:
-                self._services.transfer().get_bytes(segment.blob, segment.blob.size)
-            except (MissingError, CorruptError):
-                found.append(segment)
-        return found
+    def _damaged(self, segments: tuple[ChainSegment, ...], error: MissingError | CorruptError) -> list[ChainSegment]:
+        """Which segments of the blob that an error names are damaged: several may lie in one. All of them, if each has
+        the bytes that were written: those are not what they should be."""
+        named = [one for one in segments if one.blob is not None and one.blob.blob_id == error.where.get("blob")]
+        return [segment for segment in named if not self._is_whole(segment)] or named
+
+    def _is_whole(self, segment: ChainSegment) -> bool:
+        assert segment.blob is not None
+        try:
+            self._services.transfer().get_bytes(segment.blob, segment.blob.size)
+        except (MissingError, CorruptError):
+            return False
+        return True
 
 
 class _Broken:

@@ -11,9 +11,11 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,13 +24,15 @@ from statemgr.errors import InvalidError
 from statemgr.local import durable, hash_file, levels
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.chain import ChainSegment
+from statemgr.model.segment import is_table, read_table
 from statemgr.model.snapshot import FileIndex
 from statemgr.ports import StoreIdentity
 from statemgr.transfer.plan import Fetch
 
 log = logging.getLogger(__name__)
-#: Segments, and bytes of segments, that are fetched at a time: the next ones while these are applied.
-_AT_ONCE = 32
+#: Segments, and bytes of segments, that are fetched at a time, and how many such groups: some are unpacked, and more
+#: fetched, while others are applied.
+_AT_ONCE, _GROUPS = 16, 2
 #: The names of files here. Whatever is called otherwise is not ours, and stays.
 _OURS = re.compile(r"[0-9a-f]{32}\.segment\Z")
 _BYTES_AT_ONCE = 64 * 1024 * 1024
@@ -36,12 +40,17 @@ _BYTES_AT_ONCE = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LocalSegment:
-    """A segment that is here, whole, in a scratch file of this name; ``fetched`` bytes came from the blob store."""
+    """A segment that is here, whole. ``fetched`` bytes came from the blob store.
+
+    Attributes:
+        open: opens it.
+        table: the table that is its body, verified, in a scratch file that nobody else has; None for records.
+    """
 
     segment: ChainSegment
-    name: str
     fetched: int
     open: Callable[[], BinaryIO]
+    table: Path | None = None
 
 
 class SegmentCache:
@@ -70,42 +79,47 @@ class SegmentCache:
                 if name not in names and _OURS.match(name):
                     (self._directory / name).unlink()
 
-    def bring(self, segments: Sequence[ChainSegment]) -> Iterator[LocalSegment]:
-        """Bring segments here, in order; each is verified, and of use until the next is asked for.
+    @contextmanager
+    def brought(self, segments: Sequence[ChainSegment]) -> Iterator[Iterator[LocalSegment]]:
+        """Bring segments here, in order. Each is verified. Records are of use until the next segment is asked for, and
+        tables until the block ends.
 
-        Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied, DiskFull.
+        Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied, DiskFull; so does the iterator.
         """
-        groups = list(_grouped(segments))
         scratch = self._services.scratch() / f"segments-{self._services.ids.token()}"
         with disk_errors(scratch):
             scratch.mkdir(0o700)
         try:
-            with self._services.executors.pool("segments", 1) as pool:
-                coming = [pool.submit(self._fetch, group, scratch) for group in groups[:1]]
-                for number in range(len(groups)):
-                    here = coming.pop().result()
-                    if number + 1 < len(groups):
-                        coming.append(pool.submit(self._fetch, groups[number + 1], scratch))
-                    for local in here:
-                        yield local
-                        (scratch / local.name).unlink(missing_ok=True)
+            with closing(self._bring(segments, scratch)) as found:
+                yield found
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+    def _bring(self, segments: Sequence[ChainSegment], scratch: Path) -> Generator[LocalSegment]:
+        groups = _grouped(segments)
+        with self._services.executors.pool("segments", _GROUPS) as pool:
+            coming = deque(pool.submit(self._fetch, group, scratch) for group in islice(groups, _GROUPS))
+            while coming:
+                here = coming.popleft().result()
+                coming.extend(pool.submit(self._fetch, group, scratch) for group in islice(groups, 1))
+                for local in here:
+                    yield local
+                    _path_in(scratch, local.segment).unlink(missing_ok=True)
 
     def _fetch(self, segments: Sequence[ChainSegment], scratch: Path) -> list[LocalSegment]:
         found: list[LocalSegment] = []
         fetches = []
         for segment in segments:
             if segment.blob is None:
-                found.append(LocalSegment(segment, str(segment.first), 0, _in_memory(segment.inline or b"")))
+                found.append(LocalSegment(segment, 0, _in_memory(segment.inline or b"")))
                 continue
-            path, ref = scratch / str(segment.first), segment.blob
+            path, ref = _path_in(scratch, segment), segment.blob
             is_here = self._linked(segment, path)
             if not is_here:
                 fetches.append(Fetch(FileIndex(path.name, ref.size, ref.hash, parts=(ref,)), path))
-            found.append(LocalSegment(segment, path.name, 0 if is_here else ref.size, _from_file(path)))
+            found.append(LocalSegment(segment, 0 if is_here else ref.size, _from_file(path)))
         self._services.transfer().fetch_files(fetches)
-        return found
+        return [_unpacked(local, scratch) for local in found]
 
     def _linked(self, segment: ChainSegment, target: Path) -> bool:
         """Whether a copy is here, whole; a link of one's own then, since others tidy here too."""
@@ -126,6 +140,21 @@ class SegmentCache:
     def _path(self, segment: ChainSegment) -> Path:
         assert segment.blob is not None
         return self._directory / f"{segment.blob.hash.hex()}.segment"
+
+
+def _unpacked(local: LocalSegment, scratch: Path) -> LocalSegment:
+    """With its table in a file of its own: ingesting a table takes the file away, and may write to it."""
+    segment, path = local.segment, _path_in(scratch, local.segment).with_suffix(".sst")
+    with local.open() as source:
+        if not is_table(source):
+            return local
+        with disk_errors(path), durable.create(path) as sink:
+            read_table(source, sink, segment.first, segment.end, segment.blob.blob_id if segment.blob else None)
+    return replace(local, table=path)
+
+
+def _path_in(scratch: Path, segment: ChainSegment) -> Path:
+    return scratch / str(segment.end)
 
 
 def _grouped(segments: Sequence[ChainSegment]) -> Iterator[list[ChainSegment]]:

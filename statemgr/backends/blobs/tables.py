@@ -12,7 +12,6 @@ Touches the scratch directory, and the store that segments are applied to.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -26,7 +25,7 @@ from statemgr.local import durable, is_readable, write_table
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.chain import ChainSegment
 from statemgr.model.commit import ChangeSet
-from statemgr.model.segment import is_table, read_range, read_table
+from statemgr.model.segment import read_range
 from statemgr.ports import LocalStore, StoreIdentity
 
 #: Changes from which on a segment is a table.
@@ -35,7 +34,7 @@ _FEWEST = 2_000
 _MOST, _MOST_BYTES = 500_000, 64 * 1024 * 1024
 #: Tables that are ingested at once, and files in level 0 from which on compaction comes first. Together they stay below
 #: the limits in statemgr.local.rocksdb.options.
-_GROUP, _FILES = 64, 16
+_GROUP, _FILES = 16, 64
 _BATCH = 10_000
 
 
@@ -71,69 +70,51 @@ class SegmentReplay:
     Attributes:
         changes: how many were applied. A table counts from the sequence number on that was asked for, although all of
             it is applied.
-        refused: the segments that a CorruptBlob was raised for, although their blobs may have their checksums.
     """
 
-    def __init__(self, services: Services, store: LocalStore) -> None:
-        self._directory = services.scratch() / f"tables-{services.ids.token()}"
+    def __init__(self, store: LocalStore) -> None:
         self._store = store
-        self._waiting: list[tuple[ChainSegment, Path]] = []
+        self._waiting: list[tuple[Path, ChainSegment]] = []
         self.changes = 0
-        self.refused: list[ChainSegment] = []
 
     def apply(self, local: LocalSegment, after: int) -> None:
         """Apply the changes of a segment from the number ``after`` on: records at once, a table at the latest at
-        :meth:`finish`.
+        :meth:`finish`, until which its file must stay.
 
         Raises: CorruptBlob, CorruptFile, DiskFull, InvalidError (a table for a store of another type).
         """
         segment = local.segment
-        blob_id = segment.blob.blob_id if segment.blob else None
-        try:
-            with local.open() as source:
-                if is_table(source):
-                    self._extract(source, segment, blob_id)
-                    self.changes += segment.end - max(segment.first, after)
-                else:
-                    self.finish()
-                    changes = read_range(source, segment.first, segment.end, after, blob_id)
-                    while batch := list(islice(changes, _BATCH)):
-                        self._store.write(batch)
-                        self.changes += len(batch)
-        except CorruptBlob:
-            self.refused = self.refused or [segment]
-            raise
-        if len(self._waiting) == _GROUP:
-            self.finish()
+        if local.table is not None:
+            self._waiting.append((local.table, segment))
+            self.changes += segment.end - max(segment.first, after)
+            if len(self._waiting) == _GROUP:
+                self.finish()
+            return
+        self.finish()
+        with local.open() as source:
+            changes = read_range(source, segment.first, segment.end, after, _blob_id(segment))
+            while batch := list(islice(changes, _BATCH)):
+                self._store.write(batch)
+                self.changes += len(batch)
 
     def finish(self) -> None:
         """Ingest the tables that wait. Raises: as :meth:`apply`."""
         if not self._waiting:
             return
         self._store.compact_if_needed(_FILES)
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = dict(self._waiting), []
         try:
-            self._store.ingest([path for _, path in waiting])
+            self._store.ingest(list(waiting))
         except CorruptError as error:
-            self.refused = [segment for segment, path in waiting if not is_readable(path)]
-            if not self.refused:
+            refused = next((segment for path, segment in waiting.items() if not is_readable(path)), None)
+            if refused is None:
                 raise  # the store itself is damaged
-            blob = self.refused[0].blob
             raise CorruptBlob(
                 f"change segment refused: RocksDB cannot use its table: {error.message}",
-                blob=blob.blob_id if blob else None,
+                blob=_blob_id(refused),
                 hint=ANOTHER_COPY,
             ) from error
 
-    def close(self) -> None:
-        """Remove the tables that were not ingested."""
-        shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _extract(self, source: BinaryIO, segment: ChainSegment, blob_id: str | None) -> None:
-        """The table as a file of its own, since ingesting takes it away and may write to it."""
-        path = self._directory / f"{segment.end}.sst"
-        with disk_errors(path):
-            self._directory.mkdir(0o700, exist_ok=True)
-            with durable.create(path) as sink:
-                read_table(source, sink, segment.first, segment.end, blob_id)
-        self._waiting.append((segment, path))
+def _blob_id(segment: ChainSegment) -> str | None:
+    return segment.blob.blob_id if segment.blob else None
