@@ -48,7 +48,11 @@ def check(
     found = survey(services, positions)
     forward = step.target > step.stage
     switched_on = step.target in (Stage.DUAL_COMMIT, Stage.BLOBS_FIRST) and step.stage in (Stage.CHANGELOG, Stage.BLOBS)
-    conditions = [_complete(services, records), _settled(step, positions, forward)]
+    conditions = [
+        _complete(services, records),
+        _settled(step, positions, forward),
+        _restorable(services, step, positions),
+    ]
     if not switched_on:
         needed = BLOB_STORE if forward else KAFKA_CHANGELOG
         conditions.append(_markers(positions, needed))
@@ -82,6 +86,21 @@ def _settled(step: Step, positions: Sequence[StorePosition], forward: bool) -> P
         detail = f"{one.record.task} / {one.store} is in stage {one.stage}, not {step.stage.value}"
     fix = "restart the job with its configuration, and wait with `statemgr migrate advance --wait`"
     return Precondition("stage", not elsewhere, detail, fix)
+
+
+def _restorable(services: Services, step: Step, positions: Sequence[StorePosition]) -> Precondition:
+    """The first opening in the next stage has something to restore from."""
+    stores = services.config.stores
+    without = []
+    for one in positions:
+        listed = stores[one.store].restore_factories if step.written and one.store in stores else step.target.restore
+        if all(one.record.current.marker(factory, one.store) is None for factory in listed):
+            without.append(one)
+    detail = "a backend of the next restore list has every store"
+    if without:
+        detail = f"no backend of the next restore list has {without[0].record.task} / {without[0].store}"
+    fix = "change one list at a time: first task.backup.factories, then task.restore.factories"
+    return Precondition("restore", not without, detail, fix)
 
 
 def _markers(positions: Sequence[StorePosition], factory: str) -> Precondition:
