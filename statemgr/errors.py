@@ -1,4 +1,4 @@
-"""Every error that statemgr raises, in one tree; the kind says what to do about it.
+"""Every error that statemgr raises, in one tree. The kind of an error says what to do about it.
 
 ::
 
@@ -7,7 +7,7 @@
     │   ├── UnavailableError    a broker or a blob store was not reached within its deadline
     │   └── LocalStateLost      an open store's files are damaged or gone: open the task again, it is restored
     ├── FencedError             another owner took over: stop, do not retry
-    ├── OutcomeUnknownError     it may or may not have happened: settle it before going on
+    ├── OutcomeUnknownError     it may or may not have happened: settle it before you continue
     ├── CorruptError            bytes are not what was written: use another copy
     │   ├── CorruptBlob
     │   ├── CorruptFile         a local file: the local copy is a cache, and is restored
@@ -36,7 +36,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-#: Hint where one copy of a state cannot be used.
+#: The hint if one copy of a state cannot be used.
 ANOTHER_COPY = (
     "put another factory first in task.restore.factories, or restore an older checkpoint with "
     "`statemgr restore --checkpoint ID --into DIR`"
@@ -73,7 +73,7 @@ class StatemgrError(Exception):
         return _rebuild, (type(self), self.message, self.hint, self.where)
 
     def with_where(self, **where: object) -> StatemgrError:
-        """Add names that an outer caller knows (never overwriting what is there), and return self."""
+        """Add fields that an outer caller knows, without replacing any. Returns: this error."""
         for name, value in where.items():
             if value is not None:
                 self.where.setdefault(name, value)
@@ -90,7 +90,7 @@ def _rebuild(kind: type[StatemgrError], message: str, hint: str | None, where: d
 
 
 class RetryableError(StatemgrError):
-    """It failed for now and changed nothing; the same call may succeed later."""
+    """The call failed and changed nothing. The same call may succeed later."""
 
     exit_status = 3
 
@@ -106,7 +106,7 @@ class LocalStateLost(RetryableError):
 
 
 class FencedError(StatemgrError):
-    """Another owner has taken over this task or job. Stop; whatever was not published is not lost to it."""
+    """Another owner has taken over this task or job. Stop. The other owner processes again what was not published."""
 
 
 class OutcomeUnknownError(StatemgrError):
@@ -152,7 +152,7 @@ class MissingFile(MissingState):
 
 
 class InvalidError(StatemgrError):
-    """What was asked for cannot be right."""
+    """The request is wrong. Correct it and call again."""
 
     exit_status = 2
 
@@ -172,7 +172,7 @@ class TopicMisconfigured(InvalidError):
 
 
 class PermissionNeeded(InvalidError):
-    """Refused because it could lose state; repeat with the named one-shot permission to do it knowingly."""
+    """Refused because it could lose state. To do it anyway, repeat the call with the named one-shot permission."""
 
 
 class BatchMismatch(InvalidError):
@@ -194,7 +194,7 @@ class AccessDenied(StatemgrError):
 
 
 class DiskFull(StatemgrError):
-    """The local disk is full. The committed state is untouched; free space and call again."""
+    """The local disk is full. The committed state is unchanged. Free space and call again."""
 
     exit_status = 3
 
@@ -206,7 +206,7 @@ class PrerequisiteMissing(StatemgrError):
 
 
 def from_json(text: str) -> StatemgrError:
-    """Rebuild an error from :meth:`StatemgrError.to_json`; an unknown kind becomes the root class."""
+    """Rebuild an error from :meth:`StatemgrError.to_json`. An unknown kind becomes the root class."""
     data = json.loads(text)
     return _kinds().get(data["error"], StatemgrError)(data["message"], hint=data["hint"], **data["where"])
 

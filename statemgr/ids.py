@@ -1,4 +1,4 @@
-"""Identifiers: checkpoint IDs, attempt IDs, task names. Pure, but for the random source that is injected."""
+"""Identifiers: checkpoint IDs, attempt IDs, names of tasks and topics. Pure: clock and random source are injected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHECKPOINT_ID = re.compile(r"(\d{1,19})-(\d{6})\Z")
 _TASK = re.compile(r"Partition (0|[1-9]\d{0,5})\Z")
 _SOURCE = re.compile(r"([A-Za-z0-9._-]{1,249})-(0|[1-9]\d{0,9})\Z")
 _MOST_OFFSET = 2**63 - 1
-#: Names of jobs and stores: safe as a file name, an object key and a part of a topic's name.
+#: Names of jobs and stores. They are safe as a file name, an object key and a part of a topic's name.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 
 
@@ -22,7 +22,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 class CheckpointId:
     """``<epoch millis>-<last 6 digits of the nano clock>`` (the form of Apache Samza's checkpoint IDs).
 
-    Ordering is by text of its parts and only for people; what is newer is decided by offsets on the topic.
+    The order is for people only. Offsets on the topic decide which checkpoint is newer.
     """
 
     millis: int
@@ -35,7 +35,7 @@ class CheckpointId:
 
     @classmethod
     def parse(cls, text: str) -> CheckpointId:
-        """Raises: InvalidError when ``text`` is not a checkpoint ID."""
+        """Raises: InvalidError if ``text`` is not a checkpoint ID."""
         match = _CHECKPOINT_ID.match(text)
         if not match:
             raise InvalidError(
@@ -51,12 +51,12 @@ class CheckpointId:
 
 
 def task_name(index: int) -> str:
-    """``Partition <index>``; task i owns partition i of every changelog."""
+    """``Partition <index>``. Task i owns partition i of every changelog."""
     return f"Partition {index}"
 
 
 def task_index(task: str) -> int:
-    """The number in a task's name. Raises: InvalidError when it is not a task's name."""
+    """The number in a task's name. Raises: InvalidError if it is not a task's name."""
     match = _TASK.match(task)
     if not match:
         raise InvalidError(
@@ -66,21 +66,18 @@ def task_index(task: str) -> int:
 
 
 def task_path(task: str) -> str:
-    """The task's name as one part of a path or of a blob's name: ``Partition_<index>``."""
+    """The form of a task's name in paths and in names of blobs: ``Partition_<index>``."""
     return f"Partition_{task_index(task)}"
 
 
 def source_topic(source: str) -> str | None:
-    """The topic of a source partition (``orders-0`` → ``orders``); None when the name is not of that form."""
+    """The topic of a source partition (``orders-0`` → ``orders``). None if the name has another form."""
     match = _SOURCE.match(source)
     return match[1] if match else None
 
 
 def check_offsets(input_offsets: Mapping[str, int], **where: object) -> None:
-    """Input offsets are what they are said to be: source partition (``orders-0``) → next offset.
-
-    Raises: InvalidError that names the first one that is not.
-    """
+    """Check input offsets: source partition (``orders-0``) → next offset. Raises: InvalidError for a wrong one."""
     if not isinstance(input_offsets, Mapping):
         raise InvalidError(
             f"input offsets must be a mapping, not {type(input_offsets).__name__}",
@@ -102,20 +99,20 @@ def check_offsets(input_offsets: Mapping[str, int], **where: object) -> None:
 
 
 def topic_name(*names: str) -> str:
-    """Names joined by ``-``, with every ``-`` inside of one doubled: different names never give the same topic.
+    """Names joined by ``-``, with every ``-`` inside a name doubled, so that different names never give the same topic.
 
-    A name begins with something else than ``-``, so that the last one of an odd number of them is the separator.
+    No name begins with ``-``, so in a row of an odd number of ``-`` the last one is the separator.
     """
     return "-".join(name.replace("-", "--") for name in names)
 
 
 def transactional_id(*names: str) -> str:
-    """Names joined by ``.`` behind ``statemgr``, with every ``.`` inside of one as ``%2E``, which no name contains."""
+    """``statemgr`` and the names joined by ``.``. A ``.`` inside a name becomes ``%2E``, which no name contains."""
     return ".".join(("statemgr", *(name.replace(".", "%2E") for name in names)))
 
 
 def attempt_millis(attempt: str) -> int | None:
-    """When an attempt began by the clock of its machine (epoch milliseconds); None when its ID does not say."""
+    """When an attempt began by the clock of its machine (epoch milliseconds). None if its ID has another form."""
     millis = attempt.partition("-")[0]
     return int(millis) if millis.isdecimal() and len(millis) <= 19 else None
 
@@ -136,12 +133,12 @@ class IdSource:
         return CheckpointId.at(self.time_ns())
 
     def epoch(self, newest: int) -> int:
-        """The number of an owner: above ``newest``, the newest that is published, and no other owner's.
+        """A number for a new owner, higher than ``newest``, the highest published one, and different from others'.
 
-        Owners that read the same topic differ by a random step of 32 bits; no clock has a say in it.
+        A random step of 32 bits distinguishes owners that read the same topic, whatever their clocks say.
         """
         return newest + 1 + int(self.token()[:8], 16)
 
     def attempt_id(self) -> str:
-        """Unique per attempt; sorts by time for people: ``<epoch millis>-<16 random hexadecimal digits>``."""
+        """A unique ID that people can sort by time: ``<epoch millis>-<16 random hexadecimal digits>``."""
         return f"{self.time_ns() // 1_000_000}-{self.token()[:16]}"

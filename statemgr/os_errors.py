@@ -1,6 +1,6 @@
-"""What errors of the operating system mean: the one map of ``errno``, for every adapter. Pure.
+"""Translates errors of the operating system: the one map of ``errno``, for every adapter. Pure.
 
-RocksDB and librdkafka pass the system's words on as text; :func:`fault_in` finds them there.
+RocksDB and librdkafka repeat the system's messages in their own. :func:`fault_in` finds them there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from statemgr.errors import (
 
 
 class Fault(Enum):
-    """What kind of thing went wrong."""
+    """The kinds of errors that need different answers."""
 
     #: No space, or no quota, is left.
     FULL = "full"
@@ -34,7 +34,7 @@ class Fault(Enum):
     LIMIT = "limit"
     #: The file or directory does not exist.
     GONE = "gone"
-    #: There is something where nothing should be.
+    #: The path exists already.
     EXISTS = "exists"
     #: A symbolic link, or another kind of file than expected.
     ALTERED = "altered"
@@ -50,7 +50,7 @@ _FAULTS = {
     errno.EEXIST: Fault.EXISTS,
     **dict.fromkeys((errno.ELOOP, errno.ENOTDIR, errno.EISDIR), Fault.ALTERED),
 }
-#: A file system that has no hard links, or none between these two places.
+#: Errors of a file system without hard links, or without them between two places.
 CANNOT_LINK = frozenset((errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK))
 _KINDS: Mapping[Fault, type[StatemgrError]] = {
     Fault.FULL: DiskFull,
@@ -71,7 +71,7 @@ _HINTS = {
     Fault.ALTERED: "another file or a link has replaced it; links are never followed",
     Fault.FAILED: "check the disk",
 }
-#: The faults that such texts name, the most telling first: the cause is often in the middle.
+#: System message → its fault, the most specific fault first, because a text may have several messages.
 _WORDS = {
     os.strerror(number): fault
     for fault in (Fault.LIMIT, Fault.FULL, Fault.REFUSED, Fault.GONE)
@@ -86,12 +86,12 @@ def fault_of(error: OSError) -> Fault:
 
 
 def fault_in(text: str) -> Fault | None:
-    """The fault whose words, as the C library has them, are in a text."""
+    """The fault whose system message is in a text of another library."""
     return next((fault for words, fault in _WORDS.items() if words in text), None)
 
 
 def limit_behind(error: BaseException) -> OSError | None:
-    """The error of a limit of this process from which another library made ``error``."""
+    """The error about a limit of this process that caused another library's ``error``. None if there is none."""
     seen: set[int] = set()
     pending: list[object] = [error]
     while pending:
@@ -115,12 +115,12 @@ def translate(
     hints: Mapping[Fault, str] | None = None,
     **where: object,
 ) -> StatemgrError:
-    """The typed error for ``error``, met while doing ``what`` (``"cannot …"``) at ``path``.
+    """The typed error for ``error`` at ``path``. ``what`` begins its message (``"cannot …"``).
 
     Args:
-        kinds: classes that say more where the caller knows more (a missing blob); never for ``LIMIT``, by its nature.
-        hints: what replaces the common hint of a fault.
-        where: what else the error names.
+        kinds: classes that replace the common ones, if the caller knows more (a missing blob).
+        hints: hints that replace the common ones.
+        where: further fields of the error.
     """
     return of_fault(fault_of(error), f"{what}: {error.strerror or error}", path, kinds=kinds, hints=hints, **where)
 
@@ -134,7 +134,7 @@ def of_fault(
     hints: Mapping[Fault, str] | None = None,
     **where: object,
 ) -> StatemgrError:
-    """The typed error for a fault; the arguments are those of :func:`translate`."""
+    """The typed error for a fault. The arguments are those of :func:`translate`."""
     kind = (kinds or {}).get(fault, _KINDS[fault])
     hint = (hints or {}).get(fault, _HINTS[fault])
     return kind(reason, hint=hint, path=path, **where)
@@ -149,7 +149,7 @@ def translated(
     hints: Mapping[Fault, str] | None = None,
     **where: object,
 ) -> Iterator[None]:
-    """Turn every OSError of the block into a typed error, as :func:`translate`.
+    """A context manager that raises every OSError as a typed error. The arguments are those of :func:`translate`.
 
     Raises: DiskFull, AccessDenied, MissingFile (it vanished), InvalidError (it exists already), CorruptFile (another
     kind of file), RetryableError (a limit of this process, or anything else).

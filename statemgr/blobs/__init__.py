@@ -1,7 +1,7 @@
-"""Blob stores: one vendor a module, and decorators around them. The scheme of ``blob.store.uri`` chooses the store.
+"""Blob stores, and decorators that retry and verify. The scheme of ``blob.store.uri`` chooses the store.
 
-Floor 2. Stores are plug-ins: an entry point ``statemgr.blob_stores``, named like the scheme, refers to an
-:data:`statemgr.ports.OpenBlobStore`. A store's module is imported only when the job uses it: boto3 is an extra.
+``statemgr.config.factories`` names the stores. The module of a store is imported only if the job uses it, because boto3
+is an extra.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["BlobExists", "check_blob_id", "open_blob_store", "open_raw_blob_stor
 
 
 def open_blob_store(config: JobConfig, clock: Clock) -> RetryingBlobStore:
-    """The job's blob store, retrying and verifying.
+    """The job's blob store, with retries and verification.
 
-    Raises: ConfigError for the URI, PrerequisiteMissing when a package is not installed, AccessDenied.
+    Raises: ConfigError for the URI, PrerequisiteMissing if a package is not installed, AccessDenied.
     """
     return RetryingBlobStore(VerifyingBlobStore(open_raw_blob_store(config, clock)), config.retry, clock)
 

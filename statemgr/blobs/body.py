@@ -1,7 +1,4 @@
-"""The bodies of PUTs and GETs: reading a slice of a file as a stream, and a buffer as one.
-
-Touches local files for reading only.
-"""
+"""The bodies of PUTs and GETs as streams. Reads local files."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ def body_size(body: Body) -> int:
 
 @contextmanager
 def open_body(body: Body) -> Iterator[IO[bytes]]:
-    """A seekable stream of exactly the body's bytes. Raises: CorruptError when the file is shorter."""
+    """A seekable stream of exactly the body's bytes. Raises: CorruptError if the file is shorter."""
     if isinstance(body, bytes):
         yield io.BytesIO(body)
         return
@@ -49,25 +46,21 @@ class SliceStream(io.RawIOBase):
             raise self._too_short()
 
     def readable(self) -> bool:
-        """Always."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
         return True
 
     def tell(self) -> int:
-        """Bytes from the slice's start."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a position within the slice."""
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._piece.length}[whence]
         self._position = max(start + offset, 0)
         return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        """Up to ``size`` bytes, none at the slice's end. Raises: CorruptError when the file ends before."""
+        """Up to ``size`` bytes, none at the slice's end. Raises: CorruptError if the file ends before."""
         left = max(self._piece.length - self._position, 0)
         wanted = left if size is None or size < 0 else min(size, left)
         if wanted == 0:
@@ -79,11 +72,10 @@ class SliceStream(io.RawIOBase):
         return data
 
     def readall(self) -> bytes:
-        """Everything that is left."""
         return b"".join(iter(lambda: self.read(CHUNK), b""))
 
     def close(self) -> None:
-        """Close the file; repeating it is no error."""
+        """Close the file. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -100,7 +92,6 @@ class BytesReader:
         self._data = memoryview(data)
 
     def copy_to(self, fd: int, offset: int, size: int) -> int | None:
-        """Not from here."""
         return None
 
     def readinto(self, buffer: memoryview) -> int:
@@ -111,6 +102,6 @@ class BytesReader:
 
 
 def chunks(reader: BlobReader, buffer: memoryview) -> Iterator[memoryview]:
-    """What is left of an open GET, piece by piece, in ``buffer``: each is valid until the next."""
+    """The rest of an open GET, piece by piece in ``buffer``. Each piece is valid until the next."""
     while size := reader.readinto(buffer):
         yield buffer[:size]

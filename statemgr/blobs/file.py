@@ -1,8 +1,8 @@
 """Blobs as files below one directory. Touches that directory only.
 
-Each blob is written under a temporary name, synced, and linked to its own name, so that it exists whole or not at all
-and nothing is ever overwritten. Its TTL is a record ``.<name>.expires`` next to it: epoch milliseconds as text, written
-first, so that a blob without a record is always one to keep.
+Each blob is written under a temporary name, synced, and linked to its own name. So it exists whole or not at all, and
+nothing is ever overwritten. Its TTL is a record ``.<name>.expires`` next to it: epoch milliseconds as text. The record
+is written first, so a blob without a record has no TTL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from statemgr.config.units import DAY_MS
 from statemgr.errors import InvalidError, StatemgrError
 from statemgr.ports import BlobAdministration, BlobInfo, BlobPage, BlobReader, Body, Clock, UnfinishedUpload
 
-#: A file cannot be sent to a file here.
+#: Errors of a system that cannot send a file to a file.
 _CANNOT_SEND = {errno.EINVAL, errno.ENOSYS, errno.ENOTSOCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 
@@ -55,7 +55,7 @@ class FileBlobStore:
                         self._write(directory, name, blob_id, stream, ttl_days)
                         return
                 except FileNotFoundError:
-                    # a delete took the directory away as it became empty
+                    # a delete removed the directory when it became empty
                     if not attempts_left:
                         raise
 
@@ -95,13 +95,13 @@ class FileBlobStore:
             os.fsync(directory)  # also when a caller that died has removed the record
 
     def delete(self, blob_id: str) -> None:
-        """Directories that become empty are removed, too."""
+        """Also removes directories that become empty."""
         *parents, name = check_blob_id(blob_id)
         with translated(blob_id):
             self._delete(parents, [name])
 
     def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
-        """Directory by directory, each synced once."""
+        """Syncs each directory once."""
         failed: dict[str, StatemgrError] = {}
         for parent, group in groupby(sorted(blob_ids, key=_parent), _parent):
             found = list(group)
@@ -128,17 +128,16 @@ class FileBlobStore:
     # --- administration ---
 
     def list(self, prefix: str, token: str | None = None) -> BlobPage:
-        """Pages in the order of directories; the token is the last name."""
+        """Lists in the order of directories. The token is the last name."""
         return page_of(self._tree.walk(prefix, token.split("/") if token else [], temporaries=False))
 
     def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """The temporaries of writers that are at work, or have died."""
+        """The temporary files of writers that are at work or have died."""
         for found in self._tree.walk(prefix, [], temporaries=True):
             parent, _, name = found.blob_id.rpartition("/")
             yield UnfinishedUpload(parent, name, found.modified_ms)
 
     def abandon(self, upload: UnfinishedUpload) -> None:
-        """Remove a temporary."""
         if not (upload.token.startswith(".") and upload.token.endswith(TEMPORARY)) or "/" in upload.token:
             raise InvalidError(f"{upload.token!r} is not an unfinished upload", blob=upload.blob_id)
         parents = upload.blob_id.split("/")
@@ -146,7 +145,7 @@ class FileBlobStore:
             os.unlink(upload.token, dir_fd=directory)
 
     def time_ms(self) -> int:
-        """The time that a new file gets: on a mounted directory it is another machine's."""
+        """The time that a new file gets. On a mounted directory it is another machine's."""
         root = str(self._tree.root)
         with (
             translated(root),
@@ -156,7 +155,7 @@ class FileBlobStore:
             return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime_ns // 1_000_000
 
     def probe(self) -> Sequence[str]:
-        """Whether the directory can be written to."""
+        """Try to write to the directory."""
         try:
             self.time_ms()
         except StatemgrError as error:
@@ -184,7 +183,7 @@ class _FileReader:
         return size
 
     def copy_to(self, fd: int, offset: int, size: int) -> int | None:
-        """Errors of either file are OSErrors here: the caller knows the target."""
+        """Errors of either file are OSErrors, because the caller knows the target."""
         if not hasattr(os, "sendfile") or (self._left is not None and self._left < size):
             return None
         os.lseek(fd, offset, os.SEEK_SET)

@@ -1,7 +1,7 @@
-"""A tree of directories that no link leads out of. Touches files below its root only.
+"""A tree of directories without links that lead out of it. Touches only files below its root.
 
-Every directory on the way is opened relative to its parent and without following links. Errors of the operating
-system become those of a blob store.
+Every directory in a path is opened relative to its parent and without following links. Errors of the operating system
+become those of a blob store.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HINTS = {
 
 
 def translated(blob_id: str) -> AbstractContextManager[None]:
-    """Turn OSErrors of the block into statemgr's.
+    """A context manager that raises OSErrors as those of a blob store.
 
     Raises: MissingBlob, CorruptBlob (not a regular file), DiskFull, AccessDenied, UnavailableError.
     """
@@ -51,7 +51,7 @@ def translated(blob_id: str) -> AbstractContextManager[None]:
 
 
 class Tree:
-    """The directories below ``root``, which is made when it is first written to."""
+    """The directories below ``root``, which the first write creates."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -78,7 +78,7 @@ class Tree:
             os.close(fd)
 
     def remove_empty(self, parents: Sequence[str]) -> None:
-        """Remove a directory and those above it, as far as they are empty."""
+        """Remove a directory and its parents if they are empty."""
         for depth in range(len(parents), 0, -1):
             with self.directory(parents[: depth - 1]) as directory:
                 try:
@@ -87,7 +87,7 @@ class Tree:
                     return  # in use
 
     def walk(self, prefix: str, after: list[str], *, temporaries: bool) -> Iterator[BlobInfo]:
-        """The blobs below ``prefix`` (or the temporaries), in the order of directories, that follow the name ``after``.
+        """The blobs (or the temporary files) below ``prefix`` after the name ``after``, in the order of directories.
 
         Files that vanish meanwhile may be left out.
         """
@@ -137,7 +137,7 @@ def open_blob(directory: int, name: str, blob_id: str) -> int:
 
 
 def write_new(directory: int, name: str, stream: IO[bytes]) -> None:
-    """Write a new file, durable on return except for its name."""
+    """Write a new file. On return its content is durable, but not yet its name."""
     fd = os.open(name, _NEW, 0o600, dir_fd=directory)
     try:
         while data := memoryview(stream.read(CHUNK)):
@@ -169,7 +169,7 @@ def link(directory: int, source: str, name: str, blob_id: str) -> None:
     except OSError as error:
         if error.errno not in os_errors.CANNOT_LINK:
             raise
-        # no hard links here: names are unique per attempt, so that looking first is enough
+        # no hard links here; names are unique per attempt, so it is enough to check first
         if exists(directory, name):
             raise exists_error(directory, blob_id) from None
         os.rename(source, name, src_dir_fd=directory, dst_dir_fd=directory)
@@ -185,16 +185,17 @@ def exists(directory: int, name: str) -> bool:
 
 
 def exists_error(directory: int, blob_id: str) -> BlobExists:
-    """The error for a name that is taken.
+    """The error for a name that exists.
 
-    The caller takes its own earlier blob for durable, but the writer may have died before it synced the directory.
+    It syncs the directory, because the caller takes its own earlier blob for durable, and that writer may have died
+    before the sync.
     """
     os.fsync(directory)
     return BlobExists("a blob of this name exists already", blob=blob_id)
 
 
 def write_expiry(directory: int, name: str, expires_ms: int | None) -> None:
-    """Write or remove the expiry record of a blob; a writer that died may have left one behind."""
+    """Write or remove the expiry record of a blob. A writer that died may have left one."""
     with suppress(FileNotFoundError):
         os.unlink(expiry(name), dir_fd=directory)
     if expires_ms is not None:
@@ -207,7 +208,7 @@ def expiry(name: str) -> str:
 
 
 def info(directory: int, name: str, blob_id: str) -> BlobInfo:
-    """What the file and its expiry record say."""
+    """Describe a blob from its file and its expiry record."""
     found = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if not stat.S_ISREG(found.st_mode):
         raise _not_a_file(blob_id)

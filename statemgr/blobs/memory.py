@@ -1,4 +1,4 @@
-"""Blobs in this process's memory: for tests, and for trying things out. Touches nothing outside."""
+"""Blobs in this process's memory, for tests and experiments. Touches nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from statemgr.ports import BlobAdministration, BlobInfo, BlobPage, BlobReader, B
 
 @dataclass
 class _Space:
-    """What all stores of one name share."""
+    """The blobs that all stores of one name share."""
 
     blobs: dict[str, tuple[bytes, BlobInfo]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -89,7 +89,7 @@ class MemoryBlobStore:
         return self._clock.time_ns() // 1_000_000
 
     def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """There are none: a blob is there at once."""
+        """There are none, because a PUT ends at once."""
         return iter(())
 
     def abandon(self, upload: UnfinishedUpload) -> None:

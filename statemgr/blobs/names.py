@@ -1,7 +1,7 @@
-"""The rule for names of blobs, the same for every store, and what several stores do in the same way. Pure.
+"""The rule for names of blobs, and functions that several stores share.
 
-A name is parts joined by ``/``. A part never starts with a dot, so that a store can keep records of its own next to
-the blobs, and is short enough to be a file name everywhere.
+A name consists of parts joined by ``/``. No part starts with a dot, so that a store can keep its own records next to
+the blobs, and each is short enough for a file name everywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BlobExists(InvalidError):
 
 
 def check_blob_id(blob_id: str) -> tuple[str, ...]:
-    """The parts of a blob's name. Raises: InvalidError when it is not one."""
+    """The parts of a blob's name. Raises: InvalidError if it is not one."""
     problem = _problem(blob_id)
     if problem:
         raise InvalidError(f"{blob_id[:200]!r} cannot be the name of a blob: {problem}")
@@ -39,7 +39,7 @@ def unique_name() -> str:
 
 
 def delete_each(blob_ids: Iterable[str], delete: Callable[[str], None]) -> dict[str, StatemgrError]:
-    """Delete blobs one by one. Returns: the blobs that it failed for, and why."""
+    """Delete blobs one by one. Returns: the blobs that could not be deleted, and why."""
     failed: dict[str, StatemgrError] = {}
     for blob_id in blob_ids:
         try:

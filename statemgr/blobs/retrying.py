@@ -1,8 +1,8 @@
-"""Retries around any blob store: jittered exponential back-off inside one deadline. Waits by the clock only.
+"""Retries around any blob store, with jittered exponential back-off and one deadline. Waits through the clock only.
 
-Only ``UnavailableError`` is tried again; other errors (AccessDenied, MissingBlob) surface at once.
-A GET that breaks off is opened again where it stopped: blobs never change. A GET that stays slower than a floor is
-opened again once half of the deadline has passed, and fails at the deadline.
+Only ``UnavailableError`` is retried. Other errors (AccessDenied, MissingBlob) are raised at once. A GET that breaks off
+is opened again where it stopped, because blobs never change. A GET that stays slower than a floor is opened again once
+half of the deadline has passed, and fails at the deadline.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from statemgr.ports import (
 )
 
 T = TypeVar("T")
-#: Bytes a second. A body that stays slower counts as not answering.
+#: Bytes a second. A body that stays slower counts as no answer.
 _FLOOR = 8 * 1024
 
 
 class RetryingBlobStore:
-    """A blob store that tries again by ``policy``; each call has a deadline of its own."""
+    """A blob store that retries by ``policy``. Each call has its own deadline."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class RetryingBlobStore:
 
     @contextmanager
     def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
-        """A body that breaks off is read on in a new GET."""
+        """Continues a body that breaks off with a new GET."""
 
         def opened(position: int) -> AbstractContextManager[BlobReader]:
             left = None if length is None else length - position
@@ -79,7 +79,7 @@ class RetryingBlobStore:
         self._call(lambda: self.inner.delete(blob_id))
 
     def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
-        """Blobs for which the store was not available are tried again together."""
+        """Retries all blobs together that could not be reached."""
         failed: dict[str, StatemgrError] = {}
         left = list(blob_ids)
 
@@ -102,7 +102,7 @@ class RetryingBlobStore:
 
 
 class RetryingAdministration:
-    """The administration of a store, each call tried again; a listing page by page."""
+    """The administration of a store. Each call is retried, and a listing page by page."""
 
     def __init__(self, inner: BlobAdministration, call: Retries) -> None:
         self._inner = inner
@@ -119,7 +119,7 @@ class RetryingAdministration:
         return self._call(self._inner.time_ms)
 
     def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """All are read before the first is given: there are few."""
+        """Reads all of them before it returns the first. There are few."""
         return self._call(lambda: iter([*self._inner.unfinished(prefix)]))
 
     def abandon(self, upload: UnfinishedUpload) -> None:
@@ -133,7 +133,7 @@ class RetryingAdministration:
 
 
 class Retries:
-    """Calls again what raises UnavailableError, until the policy's retries or its duration are used up."""
+    """Repeats calls that raise UnavailableError until the policy's retries or its duration are used up."""
 
     def __init__(self, policy: RetryPolicy, clock: Clock, uniform: Callable[[], float]) -> None:
         self._policy = policy
@@ -141,7 +141,7 @@ class Retries:
         self._uniform = uniform
 
     def __call__(self, action: Callable[[], T]) -> T:
-        """Raises: what the action raised last; UnavailableError with the number of attempts."""
+        """Raises: the last error of the action; an UnavailableError has the number of attempts."""
         policy, clock = self._policy, self._clock
         deadline = clock.monotonic() + policy.max_duration_ms / 1000
 
@@ -195,11 +195,11 @@ class _Pace:
 
     @property
     def is_below_floor(self) -> bool:
-        """The body has been too slow up to the deadline."""
+        """Whether the body has been too slow up to the deadline."""
         return self._seconds >= max(self._deadline, 1) and self._size < _FLOOR * self._seconds
 
     def renews(self) -> bool:
-        """Whether another connection is worth a try, once: the body has been too slow for half of the time."""
+        """Whether to try another connection, because the body was too slow for half of the time. True only once."""
         if self._was_renewed or self._seconds < max(self._deadline / 2, 1) or self._size >= _FLOOR * self._seconds:
             return False
         self._was_renewed = True
@@ -207,7 +207,7 @@ class _Pace:
 
 
 class _ResumingReader:
-    """Reads on in a new stream when one breaks off."""
+    """Continues in a new stream when one breaks off."""
 
     def __init__(
         self,

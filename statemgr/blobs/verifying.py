@@ -1,7 +1,7 @@
-"""Reads back every upload to a store that does not check uploads itself. Touches nothing but that store.
+"""Reads back every upload to a store that does not check uploads itself. Touches only that store.
 
-It also makes a repeated PUT harmless: a PUT that was answered with an error may have landed, and the retry finds the
-name taken. The PUT counts as done if the blob has the same bytes, and is refused otherwise.
+It also makes a repeated PUT harmless. A PUT that got an error as an answer may have succeeded, and the retry then finds
+that the name exists. The PUT counts as done if the blob has the same bytes, and is refused otherwise.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from statemgr.ports import BlobAdministration, BlobInfo, BlobReader, BlobStore, 
 
 
 class VerifyingBlobStore:
-    """A blob store whose finished PUTs are known to hold what was sent."""
+    """A blob store in which the blob of every finished PUT has exactly the bytes that were sent."""
 
-    #: The store inside checks them, or they are read back.
+    #: The inner store checks uploads, or they are read back.
     checks_uploads = True
 
     def __init__(self, inner: BlobStore) -> None:
         self.inner = inner
 
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
-        """Raises: CorruptBlob when the store twice kept other bytes than were sent."""
+        """Raises: CorruptBlob if the store twice kept other bytes than were sent."""
         try:
             self.inner.put(blob_id, body, ttl_days=ttl_days)
         except BlobExists as exists:

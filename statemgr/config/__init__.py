@@ -1,9 +1,9 @@
-"""Configuration of a job: keys, defaults, validation, secrets (floor 0).
+"""Configuration of a job: keys, defaults, validation, secrets.
 
 ``table`` is the one place for what a key accepts, its default and its meaning.
 """
 
-from statemgr.config.blob_stores import blob_store_of
+from statemgr.config.factories import blob_store_of
 from statemgr.config.job import ClientKind, JobConfig
 from statemgr.config.policies import RetryPolicy
 from statemgr.config.store import StoreConfig

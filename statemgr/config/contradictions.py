@@ -1,12 +1,9 @@
-"""Settings that are right one by one and wrong together. Reads the metadata of installed packages.
-
-Each is one error that names the key to change.
-"""
+"""Settings that are right one by one and wrong together. Reads the metadata of installed packages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG, check_factories
 from statemgr.config.store import StoreConfig
@@ -15,131 +12,128 @@ from statemgr.errors import ConfigError
 if TYPE_CHECKING:
     from statemgr.config.job import JobConfig
 
-#: ``PUBLISHED`` stands next to a task's stores; in Samza, ``stores.default.*`` are defaults of all stores.
+#: ``PUBLISHED`` is next to a task's stores on disk. In Samza, ``stores.default.*`` are defaults of all stores.
 _RESERVED = ("PUBLISHED", "default")
-#: What the protocol depends on.
+#: Settings of clients that the protocol depends on.
 _OWN_SETTINGS = ("transactional.id", "enable.idempotence", "isolation.level", "enable.auto.commit", "acks")
+_MOST_TOPIC = 249
+
+
+class _Problem(NamedTuple):
+    """The key to change, what is wrong, what to do about it, and the topic that it is about."""
+
+    key: str
+    message: str
+    hint: str
+    topic: str | None = None
 
 
 def check_job(config: JobConfig) -> None:
-    """Raises: ConfigError for the first contradiction."""
+    """Raises: ConfigError for the first contradiction. It names the key to change."""
     if "job.name" not in config.values:
         raise ConfigError("job.name is not set", hint='for example job.name = "orders"', key="job.name")
     for key, value in config.values.items():
         if key.endswith(".factories"):
             check_factories(key, cast("list[str]", value))
-        _check_client_setting(key)
-    _check_encryption(config)
-    _check_versions(config.read_versions, config.write_versions)
+    for problem in _problems(config):
+        raise ConfigError(problem.message, hint=problem.hint, key=problem.key, topic=problem.topic)
+
+
+def _problems(config: JobConfig) -> Iterator[_Problem]:
+    for key in config.values:
+        name = key.removeprefix("kafka.")
+        for kind in ("producer.", "consumer.", "admin."):
+            name = name.removeprefix(kind)
+        if key.startswith("kafka.") and name in _OWN_SETTINGS:
+            yield _Problem(key, f"{key} cannot be set: exactly-once publishing depends on it", "remove the key")
+    yield from _of_encryption(config)
+    yield from _of_versions(config)
     for store in config.stores.values():
-        _check_store(store)
-        _check_backends(store, config)
-        _check_schemas(store)
-        _check_memory(store, config.memory_bytes)
-    _check_topics(config)
+        yield from _of_store(store)
+        yield from _of_backends(store, config)
+        yield from _of_schemas(store)
+        yield from _of_memory(store, config.memory_bytes)
+    yield from _of_topics(config)
 
 
-def _check_store(store: StoreConfig) -> None:
+def _of_encryption(config: JobConfig) -> Iterator[_Problem]:
+    algorithm, key_id = "blob.store.s3.sse.algorithm", "blob.store.s3.sse.kms.key.id"
+    if key_id in config.values and not str(config.get(algorithm)).startswith("aws:kms"):
+        now = config.get(algorithm) or "not set"
+        message = f"{key_id} is set, but {algorithm} is {now}: the key would not be used"
+        yield _Problem(algorithm, message, f'set {algorithm} = "aws:kms"')
+    uri = str(config.get("blob.store.uri") or "")
+    if algorithm in config.values and uri and not uri.startswith(("s3:", "${")):
+        message = f"{algorithm} is set, but blob.store.uri is not in S3: nothing would be encrypted"
+        yield _Problem(algorithm, message, f"remove {algorithm}, or set blob.store.uri to s3://bucket/prefix")
+
+
+def _of_versions(config: JobConfig) -> Iterator[_Problem]:
+    read, write = "task.checkpoint.read.versions", "task.checkpoint.write.versions"
+    if 2 not in config.write_versions:
+        yield _Problem(write, f"{write} must contain 2", "[1, 2] also serves older software")
+    if not set(config.write_versions) <= set(config.read_versions):
+        yield _Problem(read, f"{read} must contain every version in {write}", "add the versions that are missing")
+
+
+def _of_store(store: StoreConfig) -> Iterator[_Problem]:
     key = f"stores.{store.name}"
     if store.name.startswith("_") or store.name in _RESERVED:
-        raise ConfigError(
-            f"{key} uses a reserved name for a store",
-            hint="choose a name that does not start with '_' and is not " + " or ".join(_RESERVED),
-            key=key,
-        )
+        hint = "choose a name that does not start with '_' and is not " + " or ".join(_RESERVED)
+        yield _Problem(key, f"{key} uses a reserved name for a store", hint)
     key = f"stores.{store.name}.restore.factories"
     if store.restore_factories and not store.durable:
         hint = f"set stores.{store.name}.backup.factories"
-        raise ConfigError(f"{key} is set, but the store is not backed up", hint=hint, key=key)
+        yield _Problem(key, f"{key} is set, but the store is not backed up", hint)
     if store.durable and not store.restore_factories:
-        hint = "name the factories to restore from, or remove the key"
-        raise ConfigError(f"{key} is empty, but the store is backed up: nothing could restore it", hint=hint, key=key)
+        message = f"{key} is empty, but the store is backed up: nothing could restore it"
+        yield _Problem(key, message, "name the factories to restore from, or remove the key")
 
 
-def _check_backends(store: StoreConfig, config: JobConfig) -> None:
+def _of_backends(store: StoreConfig, config: JobConfig) -> Iterator[_Problem]:
     used = BLOB_STORE in (*store.backup_factories, *store.restore_factories)
     if used and "blob.store.uri" not in config.values:
-        raise ConfigError(
-            f"blob.store.uri is not set, but the store {store.name!r} uses {BLOB_STORE}",
-            hint='for example blob.store.uri = "file:///var/lib/statemgr/blobs" or "s3://bucket/prefix"',
-            key="blob.store.uri",
-        )
+        message = f"blob.store.uri is not set, but the store {store.name!r} uses {BLOB_STORE}"
+        hint = 'for example blob.store.uri = "file:///var/lib/statemgr/blobs" or "s3://bucket/prefix"'
+        yield _Problem("blob.store.uri", message, hint)
     if 1 in config.write_versions and store.durable and KAFKA_CHANGELOG not in store.backup_factories:
-        raise ConfigError(
+        message = (
             f"task.checkpoint.write.versions has 1, but the store {store.name!r} is not backed up to "
-            f"{KAFKA_CHANGELOG}: checkpoints of version 1 can refer to nothing else",
-            hint=f"add {KAFKA_CHANGELOG} to the backup factories of the store, or write version 2 only",
-            key="task.checkpoint.write.versions",
+            f"{KAFKA_CHANGELOG}: checkpoints of version 1 can refer to nothing else"
         )
+        hint = f"add {KAFKA_CHANGELOG} to the backup factories of the store, or write version 2 only"
+        yield _Problem("task.checkpoint.write.versions", message, hint)
 
 
-def _check_schemas(store: StoreConfig) -> None:
+def _of_schemas(store: StoreConfig) -> Iterator[_Problem]:
     key, serde = f"stores.{store.name}.value.avro.schemas", f"stores.{store.name}.value.serde"
     if store.value_serde == "avro" and store.value_schemas is None:
         hint = "list every version of the schema, the newest last"
-        raise ConfigError(f"{key} is not set, but {serde} is avro", hint=hint, key=key)
+        yield _Problem(key, f"{key} is not set, but {serde} is avro", hint)
     if store.value_serde != "avro" and store.value_schemas is not None:
-        raise ConfigError(f"{key} is set, but {serde} is {store.value_serde}", hint=f'set {serde} = "avro"', key=key)
+        yield _Problem(key, f"{key} is set, but {serde} is {store.value_serde}", f'set {serde} = "avro"')
 
 
-def _check_memory(store: StoreConfig, memory_bytes: int) -> None:
+def _of_memory(store: StoreConfig, memory_bytes: int) -> Iterator[_Problem]:
     size = int(str(store.rocksdb["write.buffer.size.bytes"]))
     if store.type == "rocksdb" and size > memory_bytes // 2:
         key = f"stores.{store.name}.rocksdb.write.buffer.size.bytes"
-        raise ConfigError(
-            f"{key} is {size}, more than half of state.memory.bytes = {memory_bytes}: a memtable could never fill up",
-            hint="raise state.memory.bytes, or make the write buffer smaller",
-            key=key,
+        message = (
+            f"{key} is {size}, more than half of state.memory.bytes = {memory_bytes}: a memtable could never fill up"
         )
+        yield _Problem(key, message, "raise state.memory.bytes, or make the write buffer smaller")
 
 
-def _check_versions(read: Sequence[int], write: Sequence[int]) -> None:
-    if 2 not in write:
-        key = "task.checkpoint.write.versions"
-        raise ConfigError(f"{key} must contain 2", hint="[1, 2] also serves older software", key=key)
-    if not set(write) <= set(read):
-        key = "task.checkpoint.read.versions"
-        hint = "add the versions that are missing"
-        raise ConfigError(f"{key} must contain every version in task.checkpoint.write.versions", hint=hint, key=key)
-
-
-def _check_encryption(config: JobConfig) -> None:
-    algorithm, key_id = "blob.store.s3.sse.algorithm", "blob.store.s3.sse.kms.key.id"
-    if key_id in config.values and not str(config.get(algorithm)).startswith("aws:kms"):
-        raise ConfigError(
-            f"{key_id} is set, but {algorithm} is {config.get(algorithm) or 'not set'}: the key would not be used",
-            hint=f'set {algorithm} = "aws:kms"',
-            key=algorithm,
-        )
-    uri = str(config.get("blob.store.uri") or "")
-    if algorithm in config.values and uri and not uri.startswith(("s3:", "${")):
-        raise ConfigError(
-            f"{algorithm} is set, but blob.store.uri is not in S3: nothing would be encrypted",
-            hint=f"remove {algorithm}, or set blob.store.uri to s3://bucket/prefix",
-            key=algorithm,
-        )
-
-
-def _check_topics(config: JobConfig) -> None:
+def _of_topics(config: JobConfig) -> Iterator[_Problem]:
     """No topic has two uses."""
     topics = [("task.checkpoint.topic", config.checkpoint_topic)]
     topics += [(f"stores.{store.name}.changelog.topic", store.changelog_topic) for store in config.stores.values()]
     topics += [("task.inputs", topic) for topic in config.inputs]
     used: dict[str, str] = {}
     for key, topic in topics:
-        if len(topic) > 249:
-            hint = "Kafka allows no longer names: choose a shorter one"
-            raise ConfigError(f"{key}: the topic's name is longer than 249 characters", hint=hint, key=key, topic=topic)
+        if len(topic) > _MOST_TOPIC:
+            message = f"{key}: the topic's name is longer than {_MOST_TOPIC} characters"
+            yield _Problem(key, message, "Kafka allows no longer names: choose a shorter one", topic)
         if topic in used:
-            hint = "give each its own topic"
-            raise ConfigError(f"{key} names the same topic as {used[topic]}", hint=hint, key=key, topic=topic)
+            yield _Problem(key, f"{key} names the same topic as {used[topic]}", "give each its own topic", topic)
         used[topic] = key
-
-
-def _check_client_setting(key: str) -> None:
-    name = key.removeprefix("kafka.")
-    for kind in ("producer.", "consumer.", "admin."):
-        name = name.removeprefix(kind)
-    if key.startswith("kafka.") and name in _OWN_SETTINGS:
-        hint = "remove the key"
-        raise ConfigError(f"{key} cannot be set: exactly-once publishing depends on it", hint=hint, key=key)

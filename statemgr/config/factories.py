@@ -1,40 +1,69 @@
-"""The names ("factories") of the state backends that come with statemgr, and what each stands for.
+"""The names of state backends ("factories") and of blob stores (schemes of ``blob.store.uri``), and their code.
 
-The classes are named, not imported: they are on a higher floor and load only where they are used.
+The code is named here and not imported: it is on a higher floor, and is loaded only if it is used. Other packages add
+names with entry points.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Final
+from urllib.parse import urlsplit
 
-from statemgr.config.values import is_dotted_path
 from statemgr.errors import ConfigError
 
 KAFKA_CHANGELOG: Final = "kafka-changelog"
 BLOB_STORE: Final = "blob-store"
 
+_DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*|\.[A-Za-z_]\w*)\Z")
 #: Factory → the class of its backend.
 BUILT_IN: Final = {
     KAFKA_CHANGELOG: "statemgr.backends.changelog.backend:KafkaChangelogBackend",
     BLOB_STORE: "statemgr.backends.blobs.backend:BlobStoreBackend",
 }
+_BLOB_STORES = "statemgr.blob_stores"
+#: Scheme → the function that opens the blob store.
+BLOB_STORES: Final = {
+    "file": "statemgr.blobs.file:open_store",
+    "memory": "statemgr.blobs.memory:open_store",
+    "s3": "statemgr.blobs.s3.store:open_store",
+}
 
 
 def backend_classes() -> dict[str, str]:
-    """Every factory that is installed here, with the class of its backend. Reads the metadata of installed packages."""
+    """Every factory that is installed, with the class of its backend. Reads the metadata of installed packages."""
     return {**{entry.name: entry.value for entry in entry_points(group="statemgr.state_backends")}, **BUILT_IN}
 
 
 def check_factories(key: str, factories: Iterable[str]) -> None:
-    """Raises: ConfigError for a name that is neither a factory that is installed here nor a dotted path to a class."""
+    """Raises: ConfigError for a name that is neither an installed factory nor a dotted path to a class."""
     for factory in factories:
-        if factory in BUILT_IN or is_dotted_path(factory):
+        if factory in BUILT_IN or _DOTTED_PATH.fullmatch(factory):
             continue
         known = backend_classes()
         if factory not in known:
             near = get_close_matches(factory, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
             raise ConfigError(f"{key} names the unknown factory {factory!r}", hint=hint, key=key)
+
+
+def blob_store_of(uri: str) -> EntryPoint:
+    """The function that opens the blob store of a URI, not yet loaded. Raises: ConfigError if no package has one."""
+    scheme = urlsplit(uri).scheme
+    if scheme in BLOB_STORES:
+        return EntryPoint(scheme, BLOB_STORES[scheme], _BLOB_STORES)
+    installed = {entry.name: entry for entry in entry_points(group=_BLOB_STORES)}
+    if scheme not in installed:
+        known = sorted({*BLOB_STORES, *installed})
+        near = get_close_matches(scheme, known, n=1, cutoff=0.6)
+        meant = f"did you mean {near[0]}://? Otherwise " if near else ""
+        raise ConfigError(
+            f"blob.store.uri must be the URI of an installed blob store, and none has the scheme {scheme!r}",
+            hint=f"{meant}install a package with the entry point {scheme!r} in the group {_BLOB_STORES}; "
+            f"installed are {', '.join(known)}",
+            key="blob.store.uri",
+        )
+    return installed[scheme]

@@ -1,7 +1,7 @@
 """The configuration of a job: validated once, frozen, secrets masked. Reads files only through ``loading``.
 
-References (``${env:…}``, ``${file:…}``) are resolved by :meth:`JobConfig.kafka_client`,
-:attr:`JobConfig.blob_uri`, :attr:`JobConfig.blob_s3` and :attr:`JobConfig.state_dir`, each time they are called.
+:meth:`JobConfig.kafka_client`, :attr:`JobConfig.blob_uri`, :attr:`JobConfig.blob_s3` and :attr:`JobConfig.state_dir`
+resolve references (``${env:…}``, ``${file:…}``) each time they are used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def _setting(key: str, of: Callable[[Any], T]) -> cached_property[T]:
-    """An attribute with the value of one key, or its default. Its documentation is the key's."""
+    """An attribute with the value of a key or its default, and with the documentation of the key."""
     attribute = cached_property[T](lambda config: of(config.get(key)))
     attribute.__doc__ = lookup(key).doc
     return attribute
@@ -57,37 +57,37 @@ class JobConfig:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], overrides: Mapping[str, object] | None = None) -> JobConfig:
-        """Load a TOML file. ``overrides`` are dotted keys that win over the file. Raises: ConfigError."""
+        """Load a TOML file. ``overrides`` are dotted keys that replace those of the file. Raises: ConfigError."""
         return cls.from_mapping(read_toml(path), overrides)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, object], overrides: Mapping[str, object] | None = None) -> JobConfig:
-        """Load a mapping, nested or dotted; every value may be a string. Raises: ConfigError."""
+        """Load a mapping with nested or dotted keys. Every value may be a string. Raises: ConfigError."""
         values, notices = load_values(mapping, overrides or {})
         for notice in notices:
             log.warning("%s", notice)
         return cls(values=values)
 
     def to_mapping(self) -> dict[str, Value]:
-        """What :meth:`from_mapping` makes an equal object from; safe for JSON, references unresolved.
+        """A mapping that :meth:`from_mapping` makes an equal object from. JSON has all its values.
 
-        A secret that was given literally is in it literally: use references for what leaves the machine.
+        References are unresolved. A secret that was given as a plain value is in it as a plain value.
         """
         return {key: list(value) if isinstance(value, list) else value for key, value in self.values.items()}  # type: ignore[misc]
 
     def masked(self) -> dict[str, object]:
-        """The given keys, with secrets masked, for anyone to see."""
+        """The given keys, with secrets masked."""
         return {key: masked(key, value) for key, value in self.values.items()}
 
     def hider(self) -> Callable[[str], str]:
-        """A function that masks, in a text of other software, secrets and what references resolve to now."""
+        """A function that masks secrets, and the present values of references, in a text of other software."""
         return partial(without, hidden_texts(self.values))
 
     def __repr__(self) -> str:
         return f"JobConfig({self.masked()!r})"
 
     def get(self, key: str) -> Any:
-        """The typed value of a key (unresolved), its default when it was not given, None when it has none.
+        """The typed value of a key with references unresolved, or its default, or None if it has no default.
 
         Raises: ConfigError for an unknown key.
         """
@@ -119,22 +119,21 @@ class JobConfig:
 
     @property
     def job_key(self) -> str:
-        """``<name>/<ID>``: the job, as steps are announced for it."""
+        """``<name>/<ID>``."""
         return f"{self.job_name}/{self.job_id}"
 
     @property
     def metrics_port(self) -> int | None:
-        """Port of the metrics; 0 is any free one, None is off."""
+        """Port of the metrics. 0 takes a free one, None is off."""
         return cast("int | None", self.get("metrics.port"))
 
     @property
     def inputs(self) -> list[str]:
-        """Input topics."""
         return list(self.get("task.inputs"))
 
     @property
     def state_dir(self) -> Path:
-        """Local directory of the stores, resolved; relative to the working directory."""
+        """Local directory of the stores, resolved. A relative path starts at the working directory."""
         return Path(str(self._resolved("state.dir")))
 
     # --- checkpoints and commits ----------------------------------------------------------------------------
@@ -151,7 +150,6 @@ class JobConfig:
 
     @property
     def checkpoint_topic(self) -> str:
-        """The checkpoint topic's name."""
         given = self.values.get("task.checkpoint.topic")
         return str(given or f"__statemgr_checkpoints_{topic_name(self.job_name, self.job_id)}")
 
@@ -159,7 +157,7 @@ class JobConfig:
 
     @cached_property
     def stores(self) -> Mapping[str, StoreConfig]:
-        """The declared stores by name, in the order of their names. Any key of a store declares it."""
+        """The stores by name, in the order of their names. Any key of a store declares it."""
         names = sorted({key.split(".", 2)[1] for key in self.values if key.startswith("stores.")})
         return {name: store_from_values(name, self.values, (self.job_name, self.job_id)) for name in names}
 
@@ -173,15 +171,15 @@ class JobConfig:
 
     @property
     def blob_uri(self) -> str | None:
-        """Where blobs are, resolved. Raises: ConfigError for a reference that names nothing."""
+        """The URI of the blob store, resolved. Raises: ConfigError for a reference that cannot be resolved."""
         value = self._resolved("blob.store.uri")
         return None if value is None else str(value)
 
     @property
     def blob_s3(self) -> Mapping[str, str | bool]:
-        """Settings of S3 by their names after ``blob.store.s3.``, resolved, secrets in the clear.
+        """The given settings after ``blob.store.s3.``, and ``path.style``, resolved and with secrets in plain text.
 
-        Only what was given, and ``path.style``. Raises: ConfigError for a reference that names nothing.
+        Raises: ConfigError for a reference that cannot be resolved.
         """
         keys = [_S3 + "path.style", *(key for key in self.values if key.startswith(_S3))]
         return {key.removeprefix(_S3): cast("str | bool", self._resolved(key)) for key in keys}
@@ -202,11 +200,11 @@ class JobConfig:
     # --- Kafka ----------------------------------------------------------------------------------------------
 
     def kafka_client(self, kind: ClientKind) -> dict[str, str | int | float | bool]:
-        """Settings for one of librdkafka's clients, resolved, with secrets in the clear.
+        """Settings for one of librdkafka's clients, resolved and with secrets in plain text.
 
-        The kind's own settings (``kafka.producer.*``…) win over the shared ones.
+        Settings for one kind (``kafka.producer.*``) replace the shared ones.
 
-        Raises: ConfigError when ``kafka.bootstrap.servers`` is not set, or for a reference to nothing.
+        Raises: ConfigError if ``kafka.bootstrap.servers`` is not set, or a reference cannot be resolved.
         """
         if "kafka.bootstrap.servers" not in self.values:
             raise ConfigError(
@@ -234,7 +232,7 @@ class JobConfig:
 
         Raises: ConfigError, InvalidError.
         """
-        # the client is of a higher floor than the configuration: loaded by name, and only by who reads input
+        # the client is on a higher floor than the configuration, so it is loaded by name
         made: Consumer = import_module("statemgr.kafka.group_consumer").group_consumer(self, group)
         return made
 
@@ -242,5 +240,5 @@ class JobConfig:
         value = cast("Value | None", self.get(key))
         if not has_reference(value):
             return value
-        # Checked again: what a reference stands for is known only now.
+        # check again, because the value of a reference is known only now
         return parse_resolved(key, resolve(key, str(value)))

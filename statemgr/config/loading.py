@@ -1,4 +1,4 @@
-"""From a TOML file or a mapping to checked values: dotted key → value, references unresolved. Reads files."""
+"""Loads a TOML file or a mapping as checked values: dotted key → value, with references unresolved. Reads files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from statemgr.errors import ConfigError
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, object]:
-    """The tables of a TOML file. Raises: ConfigError when it cannot be read or is not TOML."""
+    """The tables of a TOML file. Raises: ConfigError if it cannot be read or is not TOML."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -29,14 +29,14 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, object]:
     try:
         return tomllib.loads(text)
     except (ValueError, OverflowError, RecursionError) as error:
-        # Without the cause: its traceback would hold the document, and so the secrets in it. Of these errors, only
-        # TOML's own are known to repeat no value.
+        # without the cause, because its traceback has the document, with its secrets; only TOML's own errors are known
+        # to show no value
         reason = str(error) if isinstance(error, tomllib.TOMLDecodeError) else type(error).__name__
         raise ConfigError(f"{os.fspath(path)} is not valid TOML: {reason}", hint="put texts in quotes") from None
 
 
 def load_values(*mappings: Mapping[str, object]) -> tuple[dict[str, Value], tuple[str, ...]]:
-    """The checked values of mappings (nested or dotted), of which later ones win, and what users should know.
+    """The checked values of mappings with nested or dotted keys, and notices for the user. Later mappings win.
 
     Raises: ConfigError.
     """
@@ -60,7 +60,7 @@ def load_values(*mappings: Mapping[str, object]) -> tuple[dict[str, Value], tupl
 
 
 def parse_resolved(key: str, value: str) -> Value:
-    """What the references in one key's value resolve to, checked. Raises: ConfigError, which never shows it."""
+    """Check the value of a key after its references were resolved. Raises: ConfigError, which never shows the value."""
     return _checked(lookup(key), key, value, may_show=False)
 
 
@@ -72,7 +72,7 @@ def _flatten(prefix: str, mapping: Mapping[str, object]) -> Iterator[tuple[str, 
         elif value:
             yield from _flatten(key, value)
         elif key.startswith("stores.") and key.count(".") == 1:
-            # An empty table declares a store: to ignore it would lose the store silently.
+            # an empty table declares a store, which must not be lost silently
             yield f"{key}.type", "rocksdb"
 
 
@@ -105,6 +105,6 @@ def _short(value: object) -> str:
         written = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, or nested too deeply
         written = f"this {type(value).__name__}"
-    # A URI may carry a password where none belongs.
+    # a URI may have a password where none belongs
     text = re.sub(r"//[^/\s]*@", "//…@", written)
     return text if len(text) <= 80 else text[:77] + "…"

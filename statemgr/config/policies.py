@@ -1,4 +1,4 @@
-"""Policies that several keys, or one key with several parts, make up: retries, and when a snapshot is due. Pure."""
+"""Policies that consist of several settings: when to retry, and when to make a snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNITS = {
 class RetryPolicy:
     """When to try again.
 
-    ``max_retries`` -1 leaves it to ``max_duration_ms``. The n-th wait is ``backoff_ms`` · ``factor``ⁿ⁻¹,
+    ``max_retries`` -1 is no limit but ``max_duration_ms``. The n-th wait is ``backoff_ms`` · ``factor``ⁿ⁻¹,
     at most ``backoff_max_ms``; ``jitter`` (0 to 1) is the share of it that is random.
     """
 
@@ -34,7 +34,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotInterval:
-    """How much may happen after a snapshot before the next one is made; None is no limit."""
+    """How much may happen after a snapshot before the next one is made. None is no limit."""
 
     commits: float | None = None
     size: float | None = None
@@ -61,7 +61,7 @@ class SnapshotInterval:
         return self.commits is not None and self.commits <= 1
 
     def is_over(self, commits: int, size: int, seconds: float = 0, *, share: float = 1) -> bool:
-        """Whether a limit is reached; that of commits counts as this share of it."""
+        """Whether a limit is reached. ``share``: the part of the limit of commits that counts."""
         return (
             (self.commits is not None and commits >= self.commits * share)
             or (self.size is not None and size >= self.size)

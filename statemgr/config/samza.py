@@ -1,6 +1,6 @@
-"""Names that jobs of Apache Samza use for what statemgr has too. Pure.
+"""Samza's names for keys and classes that statemgr has too. Pure.
 
-Loading replaces them and says so. A name of Samza's that means something else here stays unknown.
+Loading replaces them and tells the user. A name of Samza's that means something else here is an unknown key.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def our_key(key: str) -> str:
 
 
 def translated(given: str, value: object) -> tuple[str, object, list[str]]:
-    """A key and its value with our names in place of Samza's, and one sentence for each name that was replaced."""
+    """A key and its value with our names instead of Samza's, and a sentence for each name that was replaced."""
     key, replaced = our_key(given), {}
     if key != given:
         replaced[given] = key

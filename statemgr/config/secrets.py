@@ -1,6 +1,6 @@
-"""Secrets in the configuration: references to them, and masking. Reads the environment and files to resolve.
+"""Resolves references to secrets, and masks secrets. Reads the environment and files.
 
-``${env:NAME}`` and ``${file:PATH}`` stay as they are in every object and are replaced where a client is made.
+References (``${env:NAME}``, ``${file:PATH}``) stay unresolved in every object until a client is made.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from statemgr.errors import ConfigError
 
-#: What is shown in place of a secret.
+#: Shown in place of a secret.
 MASK = "********"
 _SHORT = 4
 
@@ -26,12 +26,12 @@ _SECRET_KEY = re.compile(
 
 
 def has_reference(value: object) -> bool:
-    """True when ``value`` is a text with a ``${env:…}`` or ``${file:…}`` in it."""
+    """Whether ``value`` is a text with a ``${env:…}`` or ``${file:…}`` in it."""
     return isinstance(value, str) and bool(_REFERENCE.search(value))
 
 
 def check_references(key: str, value: object) -> None:
-    """Refuse what looks like a reference and is none. Raises: ConfigError."""
+    """Raises: ConfigError if the value looks like a reference and is none."""
     if isinstance(value, str) and _LOOKS_LIKE_ONE.search(_REFERENCE.sub("", value)):
         raise ConfigError(
             f"{key} holds a reference of an unknown kind",
@@ -41,9 +41,9 @@ def check_references(key: str, value: object) -> None:
 
 
 def resolve(key: str, text: str) -> str:
-    """``text`` with its references replaced by what they name; a file's last line end is left out.
+    """``text`` with its references replaced by their values. The last line end of a file is left out.
 
-    Raises: ConfigError when a variable is not set or a file cannot be read; it names the reference, no value.
+    Raises: ConfigError if a variable is not set or a file cannot be read. It names the reference and no value.
     """
 
     def replace(match: re.Match[str]) -> str:
@@ -69,14 +69,14 @@ def resolve(key: str, text: str) -> str:
 
 
 def hidden_texts(values: Mapping[str, object]) -> frozenset[str]:
-    """What is never to be shown: whatever a reference stands for, and the values of secret keys.
+    """The texts that must never be shown: the values of references and of secret keys.
 
-    Texts of fewer than four letters are left out: taking them out of a message would leave no message.
+    Texts of fewer than four letters are left out, because masking them would make messages unreadable.
     """
     found: set[str] = set()
     for key, value in values.items():
         for reference in _REFERENCE.finditer(value) if isinstance(value, str) else ():
-            with suppress(ConfigError):  # it stands for nothing
+            with suppress(ConfigError):  # it cannot be resolved
                 found.add(resolve(key, reference[0]))
         if is_secret(key) and not has_reference(value):
             found.add(str(value))
@@ -84,19 +84,19 @@ def hidden_texts(values: Mapping[str, object]) -> frozenset[str]:
 
 
 def without(texts: Collection[str], message: str) -> str:
-    """A message with a mask in place of each of the texts."""
+    """The message with each of the texts masked."""
     for text in sorted(texts, key=len, reverse=True):
         message = message.replace(text, MASK)
     return message
 
 
 def is_secret(key: str) -> bool:
-    """True for keys whose values are secret by their name."""
+    """Whether the name of a key says that its value is secret."""
     return bool(_SECRET_KEY.search(key))
 
 
 def masked(key: str, value: object) -> object:
-    """What may be shown of a key's value: a mask for secret keys, unless it is nothing but a reference."""
+    """The value of a key to show: a mask for a secret key, unless the whole value is a reference."""
     if not is_secret(key):
         return value
     if isinstance(value, str) and _REFERENCE.fullmatch(value):

@@ -15,12 +15,10 @@ from statemgr.ids import topic_name
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """One store.
+    """One store. See ``table`` for the meaning of each key.
 
-    ``type`` is ``rocksdb`` or ``memory``; ``restore_factories`` is in order of preference;
-    ``min_compaction_lag_ms``: the changelog's; ``value_schemas``: of the values, references unresolved, None unless
-    they are Avro; ``write_batch_size``: changes collected for one native batch; ``rocksdb`` has every option, by its
-    name after ``rocksdb.``.
+    ``restore_factories`` is in order of preference. ``value_schemas`` has references unresolved, and is None unless the
+    values are Avro. ``rocksdb`` has every option by its name after ``rocksdb.``.
     """
 
     name: str
@@ -37,11 +35,11 @@ class StoreConfig:
 
     @property
     def durable(self) -> bool:
-        """True when its state is backed up anywhere."""
+        """Whether any backend backs it up."""
         return bool(self.backup_factories)
 
     def avro_schemas(self) -> list[str]:
-        """Versions of the values' Avro schema as JSON, oldest first. Raises: ConfigError when they cannot be read."""
+        """Versions of the values' Avro schema as JSON, oldest first. Raises: ConfigError if they cannot be read."""
         key, given = f"stores.{self.name}.value.avro.schemas", self.value_schemas or []
         if has_reference(given):
             given = cast("list[str]", parse_resolved(key, resolve(key, str(given))))
@@ -49,7 +47,7 @@ class StoreConfig:
 
 
 def store_from_values(name: str, values: Mapping[str, Value], job: tuple[str, str]) -> StoreConfig:
-    """The store ``name`` of a job (its name and ID) from checked values.
+    """Make the configuration of a store from checked values. ``job``: the job's name and ID.
 
     A store that is not backed up is not restored by default.
     """

@@ -1,6 +1,6 @@
-"""The table of configuration keys: the one place that says what a key accepts, its default and its meaning. Pure.
+"""The table of configuration keys: the one place for what a key accepts, its default and its meaning. Pure.
 
-Loading, :meth:`JobConfig.get`, ``statemgr config show --all`` and the page of documentation all come from it.
+Loading, :meth:`JobConfig.get`, ``statemgr config show --all`` and docs/configuration.md use it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from statemgr.config.values import (
 )
 from statemgr.errors import ConfigError
 
-#: Serdes that give equal values equal bytes whatever their version, so that keys can be found by them.
+#: Serdes whose bytes of equal values are always equal, so that a key can be found.
 KEY_SERDES = ("bytes", "string", "integer", "json", "msgpack")
 VALUE_SERDES = (*KEY_SERDES, "avro")
 #: A store's name in a key has no dots, so that a mistyped key is never taken for another store.
@@ -46,7 +46,7 @@ _LONGEST = 200
 class Key(NamedTuple):
     """One key, or all that share a pattern: ``<name>`` is a store's name, a trailing ``*`` is the rest of the key.
 
-    ``default`` None means that there is none, or that other keys give it: ``default_text`` says which.
+    ``default`` is None if there is none, or if it depends on other keys. ``default_text`` then describes it.
     """
 
     pattern: str
@@ -211,8 +211,8 @@ _BY_PATTERN = {entry.pattern: entry for entry in KEYS}
 def rocksdb_defaults() -> dict[str, Value]:
     """The default of every RocksDB option that a store may set, by its name after ``rocksdb.``.
 
-    The list is closed: anything else could change what a checkpoint holds (first-in-first-out compaction, for one,
-    drops keys).
+    The list is closed, because other options could change the content of a checkpoint. For example, first-in-first-out
+    compaction drops keys.
     """
     options = (entry for entry in KEYS if entry.pattern.startswith(_ROCKSDB))
     return {entry.pattern.removeprefix(_ROCKSDB): entry.default for entry in options if entry.default is not None}

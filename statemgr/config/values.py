@@ -1,7 +1,7 @@
 """Kinds of configuration values: what each accepts, and what the value becomes. Pure.
 
-Every kind accepts a value of TOML's own type and a string. ``parse`` raises a ValueError that does not repeat the
-value: only the caller knows the key, and whether its value may be shown.
+Every kind accepts a value of TOML's own type and a string. ``parse`` raises a ValueError that does not show the value,
+because only the caller knows the key and whether its value may be shown.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from urllib.parse import urlsplit
 
 from fastavro.schema import parse_schema
 
-from statemgr.config.blob_stores import blob_store_of
+from statemgr.config.factories import blob_store_of
 from statemgr.config.policies import SnapshotInterval
 from statemgr.ids import NAME
 
-#: What a key may hold after parsing; safe for JSON.
+#: The type of a key's value after parsing. JSON has all of them.
 Value = str | int | float | bool | list[str] | list[int]
 
 #: librdkafka's numbers have 64 bits at most.
 _LARGEST = (1 << 63) - 1
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
-_DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*|\.[A-Za-z_]\w*)\Z")
 
 
 class Kind(NamedTuple):
@@ -50,7 +49,7 @@ def _string(value: object) -> str:
 
 
 def _clean(text: str) -> str:
-    """Refuse what no file name, header or client takes: NUL, and half a surrogate pair (UnicodeError)."""
+    """Refuse NUL, and half a surrogate pair (UnicodeError): no file name, header or client accepts them."""
     text.encode()
     if "\0" in text:
         raise ValueError
@@ -58,7 +57,7 @@ def _clean(text: str) -> str:
 
 
 def matching(pattern: re.Pattern[str], expected: str) -> Kind:
-    """Text that a pattern matches as a whole."""
+    """A text that the pattern matches as a whole."""
 
     def parse(value: object) -> str:
         text = _string(value)
@@ -118,7 +117,7 @@ def choice(*names: str) -> Kind:
 
 
 def _items(value: object) -> list[object]:
-    """A list as it is, or a text cut at its commas (an empty text is an empty list)."""
+    """A list, or the parts of a text between commas. An empty text is an empty list."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",")] if value.strip() else []
     if isinstance(value, list | tuple):
@@ -127,7 +126,7 @@ def _items(value: object) -> list[object]:
 
 
 def texts(item: Kind, expected: str) -> Kind:
-    """A list of texts without duplicates; order matters."""
+    """A list of texts without duplicates, in the given order."""
 
     def parse(value: object) -> list[str]:
         result = [str(item.parse(part)) for part in _items(value)]
@@ -139,7 +138,7 @@ def texts(item: Kind, expected: str) -> Kind:
 
 
 def numbers(allowed: tuple[int, ...], expected: str) -> Kind:
-    """A list of whole numbers, each one of ``allowed``, without duplicates; kept in ascending order."""
+    """A list of numbers out of ``allowed``, without duplicates, in ascending order."""
     item = integer(min(allowed), max(allowed))
 
     def parse(value: object) -> list[int]:
@@ -153,7 +152,7 @@ def numbers(allowed: tuple[int, ...], expected: str) -> Kind:
 
 
 def _blob_uri(value: object) -> str:
-    """What follows the scheme of another package's store is that package's business, except credentials.
+    """Another package checks what follows the scheme of its store. Credentials are refused in every URI.
 
     Raises: ConfigError for a scheme without a store.
     """
@@ -181,7 +180,7 @@ def _endpoint(value: object) -> str:
 
 
 def _schemas(value: object) -> list[str]:
-    """Avro schemas as compact JSON: a list of texts, or a text that is a JSON array of schemas."""
+    """Avro schemas as compact JSON, from a list of texts or from a JSON array of schemas."""
     if isinstance(value, str):
         schemas = json.loads(value)
     else:
@@ -208,11 +207,6 @@ def _client_value(value: object) -> Value:
     if isinstance(value, str):
         return _clean(value)
     raise ValueError
-
-
-def is_dotted_path(text: str) -> bool:
-    """True for ``package.module:Class`` and ``package.module.Class``."""
-    return bool(_DOTTED_PATH.fullmatch(text))
 
 
 def _interval(value: object) -> list[str]:

@@ -1,8 +1,8 @@
 """Segment chains: a store's state as a snapshot and the changes after it, in segments. Pure.
 
-Every change has a sequence number, one higher than the change before it; a range of them is written ``first`` to
-``end``, without ``end`` itself. A snapshot that covers ``end`` has the effect of every change below it (and perhaps of
-some after it: they are in the segments and are applied again, in order, which changes nothing).
+Every change has a sequence number, one higher than the change before it. A range goes from ``first`` to ``end``,
+without ``end``. A snapshot that covers ``end`` has the effect of every change below it. It may have later ones too:
+these are also in the segments, and applying them again in order changes nothing.
 
 Sources: Flink's generalised incremental checkpoints (FLIP-158), whose ``append``, ``persist`` and ``truncate`` work on
 such numbers; Spark's changelog checkpointing of its RocksDB state store.
@@ -18,7 +18,7 @@ from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import blob_id_problem, name_problem
 
-#: Segments that one chain may have: a materialisation that never succeeds is an error long before.
+#: Segments that one chain may have. A materialisation that never succeeds is an error long before that.
 MAX_SEGMENTS = 100_000
 #: Bytes of an encoded chain.
 MAX_CHAIN_SIZE = 64 * 1024 * 1024
@@ -28,7 +28,7 @@ MAX_CHAIN_SIZE = 64 * 1024 * 1024
 class ChainSegment:
     """The changes ``first`` to ``end`` - 1, as a change segment either in a blob or ``inline``.
 
-    A blob ID that is empty stands for the blob that the chain itself lies in.
+    An empty blob ID stands for the blob of the chain itself.
     """
 
     first: int
@@ -56,8 +56,8 @@ class SegmentChain:
     """Necessary and sufficient to rebuild one state of a store.
 
     ``attempt``: as in a snapshot index. ``lineage``: the attempt that filled the backend. In chains of one lineage a
-    sequence number means the same change; in another lineage it means another one. ``added``: blobs that the chain's
-    own commit added, but for the one that the chain lies in; of a snapshot, its index alone.
+    sequence number always means the same change. ``added``: the blobs that the chain's own commit added, without the
+    blob of the chain itself. Of a snapshot it has the index alone.
     """
 
     job_name: str
@@ -83,14 +83,14 @@ class SegmentChain:
         return self.snapshot.end
 
     def blobs(self) -> Iterator[BlobRef]:
-        """Every blob that the chain names: the snapshot's index and the segments' objects."""
+        """Every blob that the chain refers to: the snapshot's index and the segments."""
         yield self.snapshot.index
         for segment in self.segments:
             if segment.blob is not None:
                 yield segment.blob
 
     def lying_in(self, blob_id: str) -> SegmentChain:
-        """The chain as read from a blob: what lies in the same one gets its name."""
+        """The chain after it was read from a blob: its segments in the same blob get the name of that."""
         return replace(self, segments=tuple(_named(segment, blob_id) for segment in self.segments))
 
 
@@ -102,15 +102,15 @@ def _named(segment: ChainSegment, blob_id: str) -> ChainSegment:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a state is rebuilt: a snapshot, and segments that reach from its end to the state's, in order. They may
-    overlap: of each, the changes are applied that the ones before it do not have."""
+    """How a state is rebuilt: a snapshot, and segments in order that reach from its end to the end of the state. They
+    may overlap: a restore applies only those changes of a segment that the ones before it do not have."""
 
     snapshot: ChainSnapshot
     segments: tuple[ChainSegment, ...]
 
 
 def own_way(chain: SegmentChain) -> Way:
-    """By the chain's own snapshot and segments."""
+    """The way with the chain's own snapshot and segments."""
     return Way(chain.snapshot, truncated(chain.segments, chain.start))
 
 
@@ -120,10 +120,10 @@ def another_way(
     broken_snapshots: Container[BlobRef],
     broken_segments: Container[ChainSegment],
 ) -> Way | None:
-    """A way to the state of ``chain`` that uses nothing that is broken, by what older chains have, too.
+    """A way to the state of ``chain`` without anything broken. It may use parts of older chains. None if there is none.
 
-    ``older``: newest first. Chains of another lineage are left out, since their sequence numbers mean other changes. So
-    is everything from a chain on that reaches further than a newer one: what it says was taken back.
+    ``older``: newest first. It ends at a chain of another lineage, whose sequence numbers mean other changes, and at a
+    chain that reaches further than a newer one, because those changes were withdrawn.
     """
     chains = [chain]
     for one in older:
@@ -146,7 +146,7 @@ def another_way(
 
 
 def history_of(segments: Sequence[ChainSegment]) -> bytes:
-    """XXH3-128 over the numbers and the content of segments, wherever they are stored."""
+    """XXH3-128 over the sequence numbers and the content of segments. It does not depend on where they are stored."""
     contents = (segment.blob.hash if segment.blob else content_hash(segment.inline or b"") for segment in segments)
     return content_hash(
         "\n".join(f"{s.first} {s.end} {h.hex()}" for s, h in zip(segments, contents, strict=True)).encode()
@@ -154,25 +154,16 @@ def history_of(segments: Sequence[ChainSegment]) -> bytes:
 
 
 def truncated(segments: tuple[ChainSegment, ...], before: int) -> tuple[ChainSegment, ...]:
-    """The segments that have a change from ``before`` on: one that straddles it stays whole."""
+    """The segments with changes from ``before`` on. A segment with changes on both sides stays whole."""
     return tuple(segment for segment in segments if segment.end > before)
 
 
 def validate_chain(chain: SegmentChain, where: str, *, job_name: str, job_id: str, task: str, store: str) -> None:
-    """Refuse a hostile or foreign chain before anything is done with it; ``where`` names its blob.
-
-    Raises: CorruptBlob.
-    """
+    """Refuse a hostile or foreign chain before it is used. ``where`` names its blob. Raises: CorruptBlob."""
     problem = _problem(chain, job_name, job_id, task, store)
     if problem:
-        raise CorruptBlob(
-            f"segment chain refused: {problem}",
-            blob=where,
-            job=job_name,
-            task=task,
-            store=store,
-            hint=ANOTHER_COPY,
-        )
+        names = {"blob": where, "job": job_name, "task": task, "store": store}
+        raise CorruptBlob(f"segment chain refused: {problem}", hint=ANOTHER_COPY, **names)
 
 
 def _problem(chain: SegmentChain, job_name: str, job_id: str, task: str, store: str) -> str | None:
@@ -196,7 +187,7 @@ def _problem(chain: SegmentChain, job_name: str, job_id: str, task: str, store: 
 
 
 def _gap(chain: SegmentChain) -> str | None:
-    """The segments follow each other, and the first of them the snapshot."""
+    """Whether changes are missing between the snapshot and the segments, or between two segments."""
     expected: int | None = None
     for segment in chain.segments:
         if segment.first < 0 or segment.end <= segment.first:

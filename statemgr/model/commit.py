@@ -1,7 +1,7 @@
 """A prepared commit: everything that is needed to publish one task's commit, already durable. Pure.
 
-The process that has the state makes it (a consumer loop, a Spark executor), and the process that has the transaction
-publishes it (the loop itself, Spark's driver). It is small: its large parts are blobs.
+The process with the state makes it (a consumer loop, a Spark executor), and the process with the transaction publishes
+it (the loop itself, Spark's driver). It is small, because its large parts are blobs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ChangeSet(Protocol):
 
 
 class StoreSession:
-    """One opening of a store, until its close: the sequence numbers of its changes belong to it, and backends keep here
-    what they know of it beyond what is published.
+    """The time between the opening and the close of a store. The sequence numbers of changes belong to it, and backends
+    keep unpublished knowledge about the store in it.
 
     Attributes:
         freezes: how many times its changes were frozen.
@@ -49,7 +49,7 @@ class StoreSession:
         self._kept: dict[object, Any] = {}
 
     def kept_by(self, backend: object, make: Callable[[], T]) -> T:
-        """What a backend keeps of this session. From any thread."""
+        """The object that a backend keeps in this session, made at the first call. Safe from any thread."""
         kept: T = self._kept.setdefault(backend, make())
         return kept
 
@@ -62,31 +62,28 @@ class NumberedChanges(ChangeSet, Protocol):
 
     @property
     def session(self) -> StoreSession:
-        """What the numbers belong to."""
+        """The session that the numbers belong to."""
 
     @property
-    def first(self) -> int:
-        """The lowest sequence number."""
+    def first(self) -> int: ...
 
     @property
-    def end(self) -> int:
-        """The sequence number after the highest."""
+    def end(self) -> int: ...
 
     @property
     def freeze(self) -> int:
-        """Which of the session's freezes this is."""
+        """The number of this freeze in its session."""
 
     def since(self, number: int) -> NumberedChanges:
-        """Those with a sequence number of ``number`` or more, which a commit began or ended with."""
+        """The changes from ``number`` on, at which a commit must have begun or ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedChanges:
     """What a commit sends to a changelog. Exactly one of ``local``, ``inline`` and ``blob`` is set.
 
-    ``fill``: the changes are the whole state, and every key that the topic has beside them needs a tombstone.
-    ``local``: not leaving this process (never in the encoded form). ``inline``: a change segment's bytes.
-    ``blob``: where the change segment is.
+    ``fill``: the changes are the whole state, and every other key in the topic needs a tombstone. ``local``: changes
+    that stay in this process (never encoded). ``inline``: the bytes of a change segment. ``blob``: where it is.
     """
 
     fill: bool
@@ -97,8 +94,8 @@ class PreparedChanges:
 
 @dataclass(frozen=True, slots=True)
 class PreparedStore:
-    """One store's part: its new state ID, factory → marker for backends that are done, and factory → changes
-    for those whose marker is made inside the publishing transaction. A backend in neither keeps nothing."""
+    """One store's part: its new state ID, factory → marker for backends that are done, and factory → changes for those
+    whose marker the publishing transaction makes. A backend in neither keeps nothing."""
 
     state_id: str
     markers: Mapping[str, Marker] = field(default_factory=dict)
@@ -118,12 +115,14 @@ class ProducedRecord:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCommit:
-    """One task's prepared commit. ``base_checkpoint_id``: the checkpoint it continues (None: the first).
+    """One task's prepared commit.
 
-    ``input_offsets``: None where the publisher gives those of the whole job.
-    ``added_blobs``: everything this commit uploaded, whose TTL goes when it is published. ``added_bytes``: their size,
-    for the metrics of the process that uploaded them (not in the encoded form). ``input_topic_ids``: input topic →
-    Kafka's ID of it as text, where the preparer knows it.
+    Attributes:
+        base_checkpoint_id: the checkpoint that it continues, None for the first.
+        input_offsets: None if the publisher has those of the whole job.
+        added_blobs: everything that this commit uploaded. The publish removes their TTL.
+        added_bytes: their size, for the metrics of the process that uploaded them (never encoded).
+        input_topic_ids: input topic → its ID in Kafka as text, if it is known.
     """
 
     job_name: str

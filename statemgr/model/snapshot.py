@@ -27,9 +27,9 @@ MAX_NAME_LENGTH = 255
 class FileIndex:
     """One file: its name in its directory, its size in bytes, the XXH3-128 of its content, and where the content is.
 
-    Exactly one of ``inline`` and ``parts`` is set; parts are in order and their sizes add up to ``size``. ``frames``:
-    the bytes of the zstandard frame that each part's blob holds, 0 where it holds the part itself; empty: no frames.
-    ``mode``: its permission bits; ``modified_ms``: epoch milliseconds.
+    Exactly one of ``inline`` and ``parts`` is set. Parts are in order, and their sizes add up to ``size``. ``frames``:
+    for each part the bytes of the zstandard frame in its blob, or 0 if it has none; empty if no part has one.
+    ``mode``: permission bits. ``modified_ms``: epoch milliseconds.
     """
 
     name: str
@@ -43,7 +43,7 @@ class FileIndex:
 
     @property
     def private_mode(self) -> int:
-        """The mode of a local copy: what it lets its owner do, and nobody else."""
+        """The mode of a local copy: the rights of its owner only."""
         return self.mode & 0o700
 
     def frame_of(self, part: int) -> int:
@@ -92,7 +92,7 @@ class DirIndex:
 class SnapshotIndex:
     """An index blob: whose state it is, its directory, and the index that came before it.
 
-    ``attempt`` is the part of blob names that this snapshot's own uploads carry: it added what bears it.
+    ``attempt`` is in the names of all blobs that this snapshot itself uploaded.
     """
 
     job_name: str
@@ -116,20 +116,11 @@ class SnapshotIndex:
 
 
 def validate(index: SnapshotIndex, blob_id: str, *, job_name: str, job_id: str, task: str, store: str) -> None:
-    """Refuse a hostile or foreign index before anything is done with it.
-
-    Raises: CorruptBlob naming the blob and what is wrong with it.
-    """
+    """Refuse a hostile or foreign index before it is used. Raises: CorruptBlob."""
 
     def refuse(what: str) -> CorruptBlob:
-        return CorruptBlob(
-            f"index blob refused: {what}",
-            blob=blob_id,
-            job=job_name,
-            task=task,
-            store=store,
-            hint=ANOTHER_COPY,
-        )
+        where = {"blob": blob_id, "job": job_name, "task": task, "store": store}
+        return CorruptBlob(f"index blob refused: {what}", hint=ANOTHER_COPY, **where)
 
     owner = (index.job_name, index.job_id, index.task, index.store)
     if owner != (job_name, job_id, task, store):

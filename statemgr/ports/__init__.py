@@ -1,7 +1,7 @@
-"""Ports: what flows and engines need of the outside world, as Protocols. No I/O here.
+"""Ports: what flows and backends need from the outside world, as Protocols. No I/O here.
 
-Adapters (floor 2) implement ``Clock``, ``BlobStore``, ``CheckpointLog``, ``Publisher``, ``Changelog`` and
-``LocalStore``; engines (floor 3) implement ``BackupManager`` and ``RestoreManager``.
+Adapters implement ``Clock``, ``BlobStore``, ``CheckpointLog``, ``Publisher``, ``Changelog`` and ``LocalStore``.
+Backends implement ``BackupManager`` and ``RestoreManager``.
 """
 
 from statemgr.ports.backends import (
@@ -33,8 +33,6 @@ from statemgr.ports.blobs import (
     UnfinishedUpload,
     list_blobs,
 )
-from statemgr.ports.clock import Clock, Moment, wait_for
-from statemgr.ports.executors import Executors
 from statemgr.ports.kafka import (
     Changelog,
     ChangelogBatch,
@@ -47,11 +45,15 @@ from statemgr.ports.kafka import (
     Transaction,
 )
 from statemgr.ports.local import (
+    Clock,
     CommittedDirectory,
+    Executors,
     FinishedDirectory,
     Items,
     LocalDirectories,
     LocalStore,
+    Moment,
+    wait_for,
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The ports of state backends: what an engine gets and gives in a commit, a clean-up and a restore. No I/O here."""
+"""The ports of state backends, for commits, clean-ups and restores. No I/O here."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Progress = Callable[[str, int, int], None]
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """Whose state it is."""
+    """Identifies the state of a store."""
 
     job_name: str
     job_id: str
@@ -39,7 +39,7 @@ class StoreIdentity:
 
     @property
     def job_key(self) -> str:
-        """The job, as steps are announced for it."""
+        """The name and the ID of the job, joined by ``/``."""
         return f"{self.job_name}/{self.job_id}"
 
     def announce(self, phase: Phase) -> None:
@@ -48,26 +48,26 @@ class StoreIdentity:
 
     @property
     def where(self) -> dict[str, str]:
-        """What an error says of it."""
+        """The fields that an error about this state has."""
         return {"job": self.job_name, "task": self.task, "store": self.store}
 
 
 def _go_on() -> None:
-    """Nobody gives the work up."""
+    """Let the work continue."""
 
 
 class DirectoryNeeded(RetryableError):
-    """A backend has to be filled, and there is no local directory to fill it from: the next commit makes one."""
+    """A backend has to be filled, but there is no local directory to fill it from. The next commit makes one."""
 
 
 @dataclass(frozen=True)
 class StoreSnapshot:
-    """What a backup manager gets: a finished local directory, and the changes since the last acknowledged commit.
+    """The input of a backup manager: a finished local directory, and the changes since the last acknowledged commit.
 
-    ``made`` is None in a commit for which no backend needs a directory. ``whole`` iterates over the complete
-    state; it is None where there is no directory to read it from, and the changes are not all that there is.
-    ``materialize``: store the directory as a snapshot even where the changes would do. ``check`` is called between
-    pieces of long work; what it raises gives the work up.
+    ``made`` is None if no backend needs a directory in this commit. ``whole`` iterates over the complete state. It is
+    None if there is no directory to read it from and the changes are not the complete state. ``materialize``: store the
+    directory as a snapshot, even if the changes would be enough. Long work calls ``check`` now and then, and stops if
+    that raises.
     """
 
     identity: StoreIdentity
@@ -81,12 +81,12 @@ class StoreSnapshot:
 
     @property
     def directory(self) -> FinishedDirectory:
-        """The local directory. Raises: DirectoryNeeded when none was made."""
+        """The local directory. Raises: DirectoryNeeded if none was made."""
         return self._needed(self.made)
 
     @property
     def content(self) -> ChangeSet:
-        """The complete state, for a fill. Raises: DirectoryNeeded when there is nothing to read it from."""
+        """The complete state, for a fill. Raises: DirectoryNeeded if there is nothing to read it from."""
         return self._needed(self.whole)
 
     def _needed(self, found: T | None) -> T:
@@ -102,8 +102,8 @@ class StoreSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PreparedBackup:
-    """What a backend made durable: its marker if it is known already, or the changes that the publishing
-    transaction has to send; and the names of the blobs it added, of ``added_bytes`` together."""
+    """What a backend made durable: its marker if that is known already, or the changes that the publishing transaction
+    has to send. Also the names of the blobs that it added, and their bytes in all."""
 
     marker: Marker | None = None
     changes: PreparedChanges | None = None
@@ -112,73 +112,73 @@ class PreparedBackup:
 
 
 class StagedChanges(Protocol):
-    """Changes brought to this machine, ready to be sent inside a transaction."""
+    """Changes on this machine, ready to be sent in a transaction."""
 
     def send(self, transaction: Transaction) -> None: ...
 
     def marker(self, delivered: Mapping[tuple[str, int], Delivered]) -> Marker:
-        """The marker, from what :meth:`Transaction.flush` returned."""
+        """The marker that follows from the result of :meth:`Transaction.flush`."""
 
 
 class BackupManager(Protocol):
     """One backend's part of a commit."""
 
-    #: True when it needs the changes of each commit (and so a change buffer).
+    #: Whether it needs the changes of each commit, and so a change buffer.
     needs_changes: bool
-    #: True when it needs a finished local directory for each commit, and not only where it is filled.
+    #: Whether it needs a finished local directory for each commit, and not only for a fill.
     needs_directory: bool
-    #: True when a store's very first changes fill it as well as a directory would.
+    #: Whether the first changes of a store can fill it, without a directory.
     fills_from_changes: bool
     #: Seconds after which a commit makes a local directory although the backend needs none, so that a restart on this
-    #: machine is quick; None where the backend has another way to that.
+    #: machine is quick. None if the backend makes it quick in another way.
     local_copy_interval_s: float | None
 
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
-        """Make a snapshot durable. ``base`` is the marker in the acknowledged checkpoint (None: fill from nothing).
+        """Make a snapshot durable. ``base`` is the marker in the acknowledged checkpoint, or None to fill the backend.
         ``portable``: the result leaves this process, so changes must be inline or in a blob."""
 
     def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
-        """Before the transaction: bring the changes here and check the target. Only where ``prepare`` gave changes.
+        """Before the transaction: fetch the changes and check the target. Called only if ``prepare`` returned changes.
 
-        ``base`` is the marker in the acknowledged checkpoint, also where ``changes.fill`` does not continue it.
+        ``base`` is the marker in the acknowledged checkpoint, even if ``changes.fill`` does not continue it.
         """
 
     def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
-        """The marker for an unchanged store: the base's if it is still valid, or None when it must be filled."""
+        """The marker for an unchanged store: ``base`` if it is still valid, or None if the backend must be filled."""
 
     def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
         """After an acknowledged publish: delete what no retained checkpoint references. Idempotent.
 
-        ``retained`` is newest first and empty when the store or the backend was removed; ``evicted`` is empty at an
-        open, where only what a dead owner left behind is finished.
+        ``retained`` is newest first, and empty if the store or the backend was removed. ``evicted`` is empty at an
+        opening, which only finishes what a dead owner left behind.
         """
 
     def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
-        """Whether the backend holds committed changes beyond the marker (only an adopted changelog can)."""
+        """Whether the backend has committed changes after the marker. Only an adopted changelog can."""
 
     def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
-        """Names of the blobs that the commit of ``marker`` itself added (for REMOVE_TTL at open)."""
+        """Names of the blobs that the commit of ``marker`` added. An opening removes their TTLs."""
 
     def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str] | None:
-        """Names of all blobs that a restore from ``marker`` needs: garbage collection deletes all others.
+        """Names of all blobs that a restore from ``marker`` needs. Garbage collection deletes all others.
 
-        None: the backend does not know. Garbage collection refuses then.
+        None if the backend does not know. Garbage collection then refuses to run.
         """
 
 
 @runtime_checkable
 class GuardedBackupManager(BackupManager, Protocol):
-    """A backend whose target may hold what others wrote: a Kafka topic that the configuration names."""
+    """A backend whose target may have records of other software: a Kafka topic that the configuration names."""
 
     def guard_fill(
         self, identity: StoreIdentity, current: Marker | None, retired: Sequence[Marker], *, overwrite: bool
     ) -> None:
-        """Before the first commit that fills the target: it may overwrite what is there now, and no more.
+        """Before the first commit that fills the target: check that it may overwrite what is there now.
 
         Args:
-            current: the marker in the acknowledged checkpoint; what follows it in the same target is overwritten.
-            retired: markers of targets that the store had earlier; each explains what comes before it.
-            overwrite: whether the one-shot permission was given to overwrite all that is there.
+            current: the marker in the acknowledged checkpoint. Records after it in the same target are overwritten.
+            retired: markers of targets that the store had earlier. Each explains the records before it.
+            overwrite: the one-shot permission to overwrite everything was given.
 
         Raises: PermissionNeeded, with the number of records that no marker explains; MissingState.
         """
@@ -186,9 +186,9 @@ class GuardedBackupManager(BackupManager, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What a restore would have to apply on top of the newest snapshot: segments, and their bytes as stored.
+    """What a restore would have to apply to the newest snapshot: the number of segments, and their bytes as stored.
 
-    ``waiting``: whether a newer snapshot is stored, which the next commit begins with.
+    ``waiting``: a newer snapshot is stored, which the next commit begins with.
     """
 
     segments: int
@@ -198,9 +198,9 @@ class Backlog:
 
 @runtime_checkable
 class SegmentBackupManager(BackupManager, Protocol):
-    """A backend that keeps a snapshot and the segments of changes after it; the stores of a task share its blobs.
+    """A backend that keeps a snapshot and the segments of changes after it. The stores of a task share its blobs.
 
-    Where it ``needs_changes`` its commits may be segments, and else each is a snapshot.
+    If it ``needs_changes``, its commits may be segments; otherwise each is a snapshot.
     """
 
     def prepare_all(
@@ -208,7 +208,7 @@ class SegmentBackupManager(BackupManager, Protocol):
     ) -> Sequence[PreparedBackup]:
         """:meth:`BackupManager.prepare` for several stores of one task at once, each with its base.
 
-        Raises: DirectoryNeeded when a store has to be filled and has no directory.
+        Raises: DirectoryNeeded if a store has to be filled and has no directory.
         """
 
     def clean_up_all(
@@ -242,8 +242,8 @@ class SegmentBackupManager(BackupManager, Protocol):
         """
 
     def note_compacted(self, identity: StoreIdentity, state_id: str) -> None:
-        """The local directory of a state that was prepared on this machine is compacted now: a later restore here had
-        better begin with it, and apply the segments after it."""
+        """Note that the local directory of a state is compacted now: a later restore on this machine should begin with
+        it, and apply the segments after it."""
 
     def compacted(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
         """The states of compacted local directories that a restore from ``marker`` may begin with.

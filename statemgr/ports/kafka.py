@@ -14,15 +14,15 @@ from statemgr.model.permissions import Permit
 
 
 class CheckpointLog(Protocol):
-    """The checkpoint topic, for reading."""
+    """Reads the checkpoint topic."""
 
     def read(
         self, tasks: Collection[str] | None = None, *, only_settled: bool = False
     ) -> Mapping[str, CheckpointRecord]:
-        """The newest record of every task of the job (of ``tasks``) in the newest layout generation.
+        """The newest record of each of ``tasks`` (default: all tasks of the job) in the newest layout generation.
 
-        Reads to the high watermark captured first, waiting for the last stable offset to pass it; where
-        ``only_settled``, to the last stable offset, waiting for nobody.
+        Asks for the high watermark first, and reads up to it. It waits until the last stable offset has passed it.
+        With ``only_settled`` it reads to the last stable offset and does not wait.
         Raises: CorruptRecord, UnavailableError (deadline), MissingState (the topic is gone or truncated).
         """
 
@@ -33,19 +33,19 @@ class CheckpointLog(Protocol):
         """The sequence numbers of all job records in the newest layout, as of the last read."""
 
     def begin_check(self) -> Callable[[int], None]:
-        """Begin to ask whether the topic is still the one that was read.
+        """Start to check whether the topic is still the one that was read.
 
-        Returns: what is called before a transaction is committed, with the offset after its last record on the topic.
-            Raises: MissingState when the topic was deleted, or deleted and created again.
+        Returns: a function to call before a transaction is committed, with the offset after its last record on the
+            topic. It raises MissingState if the topic was deleted, or deleted and created again.
         """
 
     def was_truncated(self) -> bool:
-        """True when records before the first offset were removed from the topic."""
+        """Whether records at the beginning of the topic were removed."""
 
 
 class Delivered(NamedTuple):
-    """Where the records of a transaction lie in a partition: the first one's offset, the offset after the last one, and
-    how many they are."""
+    """The records of a transaction in a partition: the offset of the first, the offset after the last, and their
+    number."""
 
     start: int
     end: int
@@ -53,7 +53,7 @@ class Delivered(NamedTuple):
 
 
 class Transaction(Protocol):
-    """An open Kafka transaction. Sends only queue; :meth:`flush` waits until the broker has taken them."""
+    """An open Kafka transaction. Sends only queue records; :meth:`flush` waits until the broker has them."""
 
     def send(
         self,
@@ -66,54 +66,54 @@ class Transaction(Protocol):
     ) -> None: ...
 
     def send_changes(self, topic: str, partition: int, changes: Iterable[Change]) -> None:
-        """Queue many records for one partition, with back-pressure; None as value is a tombstone."""
+        """Queue many records for one partition, with back-pressure. None as a value is a tombstone."""
 
     def flush(self) -> Mapping[tuple[str, int], Delivered]:
-        """Wait for all deliveries. Returns, per topic and partition sent to, where the records lie.
+        """Wait for all deliveries. Returns: topic and partition → where the records are.
 
-        Raises: FencedError, RetryableError (the transaction must be given up).
+        Raises: FencedError, RetryableError (the transaction must be aborted).
         """
 
 
 class IdForgotten(RetryableError):
-    """The brokers had forgotten the transactional ID, since nobody used it for long. Nothing was published."""
+    """The brokers had forgotten the transactional ID, because nobody used it for a long time. Nothing was published."""
 
 
 class Publisher(Protocol):
     """A transactional producer of one ``transactional.id``."""
 
     def fence(self) -> None:
-        """Take the ID over: older owners are fenced, a pending transaction is settled.
+        """Take over the ID: fence older owners, and settle a pending transaction.
 
         Raises: FencedError, UnavailableError.
         """
 
     def transaction(self) -> AbstractContextManager[Transaction]:
-        """One transaction: committed when the block ends, aborted when it raises.
+        """A transaction that is committed when the block ends, and aborted if it raises.
 
-        Raises: FencedError; RetryableError (surely not published), of which IdForgotten may be tried again at once;
-            OutcomeUnknownError (call :meth:`settle`).
+        Raises: FencedError; RetryableError (nothing was published; after IdForgotten the caller may try again at
+            once); OutcomeUnknownError (call :meth:`settle`).
         """
 
     def settle(self) -> None:
-        """Bring what is open to an end: ask again about a commit that was not answered, and abort what failed.
+        """Settle what is open: ask again about a commit that was not answered, and abort what failed.
 
-        Takes nothing over from anybody. Asks nobody when nothing is open.
-        Raises: FencedError when another owner has taken over; UnavailableError when it cannot be settled yet.
+        It fences nobody, and sends nothing if nothing is open.
+        Raises: FencedError if another owner has taken over; UnavailableError if it cannot be settled yet.
         """
 
     @property
     def regained(self) -> bool:
         """Whether the ID was initialised again since :meth:`confirmed`, or has to be.
 
-        Then another owner may have held it in between, and the topic must be compared with what this one knows.
+        Another owner may have had it in between, so the topic must be compared with what this owner knows.
         """
 
     def regain(self) -> None:
-        """Initialise the ID again where the producer is beyond use. Raises: as :meth:`fence`."""
+        """Initialise the ID again if the producer can no longer be used. Raises: as :meth:`fence`."""
 
     def confirmed(self) -> None:
-        """The ID is this owner's, the other kind of owner is fenced, and the topic says what this owner knows."""
+        """Call this when the other kind of owner is fenced and the topic has what this owner knows."""
 
     def close(self) -> None: ...
 
@@ -129,7 +129,7 @@ class TopicInfo:
 
 
 class ChangelogRecord(NamedTuple):
-    """One record of a changelog: raw bytes, its offset and timestamp (epoch milliseconds). Made by the million."""
+    """One record of a changelog: raw bytes, offset and timestamp (epoch milliseconds). Replays make millions."""
 
     key: bytes
     value: bytes | None
@@ -138,7 +138,7 @@ class ChangelogRecord(NamedTuple):
 
 
 class ChangelogBatch(NamedTuple):
-    """Changes read from a changelog, in order: bytes of their keys and values, and the offset after the last one."""
+    """Changes from a changelog in order, the bytes of their keys and values, and the offset after the last one."""
 
     changes: Sequence[Change]
     size: int
@@ -146,13 +146,13 @@ class ChangelogBatch(NamedTuple):
 
 
 class Changelog(Protocol):
-    """Changelog topics, for reading. Positions are offsets; control records and compaction leave gaps."""
+    """Reads changelog topics. Positions are offsets. Control records and compaction leave gaps."""
 
     def describe(self, topic: str) -> TopicInfo:
         """Raises: MissingState when the topic does not exist."""
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """First offset and high watermark (queried with read_uncommitted)."""
+        """The first offset and the high watermark (queried with read_uncommitted)."""
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Sequence[ChangelogRecord]]:
         """Committed records with ``start`` ≤ offset < ``end``, in batches, until the position reaches ``end``.
@@ -162,7 +162,7 @@ class Changelog(Protocol):
         """
 
     def changes(self, topic: str, partition: int, start: int, end: int) -> Iterator[ChangelogBatch]:
-        """The same as :meth:`read`, for replays of millions of records: keys and values only. Raises: as that."""
+        """Like :meth:`read`, but keys and values only, for replays of millions of records. Raises: as :meth:`read`."""
 
     def time_ms(self) -> int:
-        """The broker's time (epoch milliseconds), never earlier than it is: what the cleaner goes by."""
+        """The broker's time (epoch milliseconds), or a later one. Compaction goes by this clock."""

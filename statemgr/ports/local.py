@@ -1,64 +1,143 @@
-"""The ports of this machine: stores, and the directories that they are in. No I/O here."""
+"""The ports of this machine: time, threads, stores, and the directories that they are in. No I/O here."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Condition
 from typing import Protocol
 
 from statemgr.model.commit import Change
-from statemgr.ports.clock import Moment
+
+#: The wall clock and the monotonic clock may differ by this much over the time between two moments, in seconds.
+_CLOCKS_AGREE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment on one machine, as seen by two clocks.
+
+    ``boot`` names the run of the operating system (empty: unknown), ``monotonic_s`` counts seconds within it, the same
+    for all its processes, and ``wall_ms`` is the wall clock in epoch milliseconds.
+    """
+
+    boot: str
+    monotonic_s: float
+    wall_ms: int
+
+    def seconds_since(self, earlier: Moment) -> float | None:
+        """How many seconds later this moment is, or None if that is not known.
+
+        It is not known if the machine was started again in between, or if the two clocks disagree, because somebody
+        set the wall clock or the machine was suspended.
+        """
+        if not self.boot or self.boot != earlier.boot:
+            return None
+        passed = self.monotonic_s - earlier.monotonic_s
+        by_wall = (self.wall_ms - earlier.wall_ms) / 1000
+        return passed if passed >= 0 and abs(passed - by_wall) <= _CLOCKS_AGREE_S else None
+
+
+class Clock(Protocol):
+    """Wall time for people and TTLs, and monotonic time for deadlines."""
+
+    def time_ns(self) -> int:
+        """Nanoseconds since the epoch."""
+
+    def monotonic(self) -> float:
+        """Seconds that never decrease."""
+
+    def sleep(self, seconds: float) -> None: ...
+
+    def wait(self, changed: Condition, seconds: float) -> bool:
+        """Wait on a condition that is held, at most ``seconds``. Returns: whether it was notified."""
+
+    def give_up(self) -> None:
+        """End what is in progress: from now on every deadline has passed, and every wait ends at once."""
+
+
+def wait_for(clock: Clock, changed: Condition, ready: Callable[[], bool], seconds: float | None) -> bool:
+    """Wait on a condition that is held until ``ready``, at most ``seconds``, or without a limit if that is None.
+
+    Returns: whether it is ready.
+    """
+    if seconds is None:
+        return changed.wait_for(ready)
+    until = clock.monotonic() + seconds
+    while not ready():
+        left = until - clock.monotonic()
+        if left <= 0:
+            return False
+        clock.wait(changed, left)
+    return True
+
+
+class Executors(Protocol):
+    """Makes the threads that run work next to its caller. A simulation replaces them with its own scheduler."""
+
+    def pool(self, name: str, threads: int) -> Executor:
+        """A pool that runs up to ``threads`` calls at a time. The caller shuts it down."""
+
+    def worker(self, name: str, *, background: bool) -> Executor:
+        """A thread for one call at a time. A process that ends does not wait for a ``background`` one."""
+
+    def close(self) -> None:
+        """Wait until the calls of all workers have ended."""
 
 
 class Items(Iterator[tuple[bytes, bytes]], Protocol):
-    """A scan under way: items as of the moment that it was asked for."""
+    """A scan of the items at the time of the call."""
 
     def close(self) -> None:
-        """Let go of what it holds, before its end. Repeating it is no error."""
+        """End the scan early and release what it holds. Idempotent."""
 
 
 class LocalStore(Protocol):
-    """Ordered keyed bytes on the local machine (RocksDB, or memory)."""
+    """Keys and values on the local machine, in the order of the keys (RocksDB, or memory)."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
 
     def write(self, changes: Iterable[Change]) -> None:
-        """Apply changes in order, all or nothing per call."""
+        """Apply the changes in order: all of them, or none if it raises."""
 
     def ingest(self, tables: Sequence[Path]) -> None:
-        """Apply table files, the oldest first, all or none. The store takes the files away.
+        """Apply table files, the oldest first: all of them, or none if it raises. The store moves the files.
 
-        Raises: CorruptError when one of them is not a table that it can use."""
+        Raises: CorruptError if one of them is not a table that it can use."""
 
     def delete_range(self, start: bytes | None, end: bytes | None) -> None:
-        """Delete all keys with ``start`` ≤ key < ``end``, all or nothing; None is an open end."""
+        """Delete all keys with ``start`` ≤ key < ``end``, or none if it raises. None is an open end."""
 
     def scan(self, start: bytes | None, end: bytes | None) -> Items:
-        """Items with ``start`` ≤ key < ``end`` in key order, as of the moment of the call; None is an open end."""
+        """Items with ``start`` ≤ key < ``end`` in key order, at the time of the call. None is an open end."""
 
     @property
     def sequence_number(self) -> int:
-        """Grows with every write; equal numbers of one open store mean equal content."""
+        """Grows with every write. Equal numbers of one open store mean equal content."""
 
     def flush(self) -> None:
-        """Bring everything written into files. Raises: DiskFull."""
+        """Write everything to files. Raises: DiskFull."""
 
     def statistics(self) -> Mapping[str, float]:
-        """Numbers about the store for people, under names of its kind's own."""
+        """Numbers about the store, under names that its type chooses."""
 
     def compact_if_needed(self, limit: int) -> bool:
-        """Let compaction catch up when ``limit`` files or more wait for it; for stores that are opened briefly."""
+        """If ``limit`` files or more wait for compaction, wait until it has caught up.
+
+        This is for stores that are open briefly. Returns: whether so many files waited.
+        """
 
     def checkpoint(self, directory: Path) -> None:
-        """Make ``directory`` (which must not exist) a consistent copy, by hard links where possible. Flush first."""
+        """Make a consistent copy in ``directory``, which must not exist, by hard links where possible. Flush first."""
 
     def checkpoint_beside(self, directory: Path) -> None:
-        """Flush and make ``directory`` a consistent copy, from another thread, while the owner writes.
+        """Flush and make a consistent copy, from another thread, while the owner writes.
 
-        The copy has all that was written before the call, and perhaps what is written meanwhile.
+        The copy has everything that was written before the call, and perhaps later writes.
         """
 
     def close(self) -> None: ...
@@ -66,9 +145,9 @@ class LocalStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CommittedDirectory:
-    """A local directory that was made for exactly one state, and its files' hashes (path → size, XXH3-128).
+    """A local directory with exactly one state, and its files (path → size in bytes, XXH3-128).
 
-    ``as_of``: a moment at which no newer state of the store was published yet; None where that is not known.
+    ``as_of``: a moment at which no newer state of the store was published yet. None if none is known.
     """
 
     state_id: str
@@ -79,11 +158,11 @@ class CommittedDirectory:
 
 @dataclass(slots=True)
 class FinishedDirectory:
-    """A directory that nobody writes to any more, and what is known of its files.
+    """A directory that nobody writes to any more, and what is known about its files.
 
     Attributes:
-        path: where it is; after it was adopted, the committed directory.
-        files: path → size, and XXH3-128 or None for a file that nobody has read yet. Who reads one whole notes it.
+        path: the directory. After it was adopted, the committed directory.
+        files: path → size in bytes, and XXH3-128. The hash is None until somebody reads the whole file and adds it.
     """
 
     path: Path
@@ -94,27 +173,27 @@ class LocalDirectories(Protocol):
     """The local directories of one store of one task. Everything in them is a cache."""
 
     def find(self, state_id: str) -> CommittedDirectory | None:
-        """The directory made for this state, if it is here and its files verify (names, sizes, times; hashes where
+        """The directory of this state, if it exists and its files verify (names, sizes, times, and hashes where
         anything deviates). One that does not verify becomes one of the :meth:`leftovers`."""
 
     def reusable(self) -> Sequence[CommittedDirectory]:
-        """Directories of other states whose files may be reused one by one, newest first, verified likewise."""
+        """Verified directories whose files may be reused one by one, newest first."""
 
     def staging(self) -> Path:
-        """A new name for a directory that is being made (it does not exist yet)."""
+        """A new path for a directory that the caller makes and fills."""
 
     def abandon(self, staging: Path) -> None:
-        """Give up a staging directory that is not finished, but leave what is in it to another try."""
+        """Give up a staging directory that is not finished. Its content stays for another try."""
 
     def leftovers(self) -> Sequence[Path]:
-        """Staging directories that were abandoned, or whose owners are dead, and committed ones that did not verify:
-        nobody else uses them."""
+        """Directories that nobody else uses: abandoned staging directories, those of dead owners, and committed ones
+        that did not verify."""
 
     def finished(self, directory: Path) -> FinishedDirectory:
-        """A directory, with the content hashes of the files whose inodes a committed directory holds by a hard link.
-        Files that are no state are removed.
+        """Describe a directory that nobody writes to any more. Files that do not belong to the state are removed.
 
-        Raises: CorruptFile when a file that such a directory shares is not what it was."""
+        The hashes are known of files that a committed directory shares by hard links. Raises: CorruptFile if such a
+        file has changed."""
 
     def adopt(
         self,
@@ -124,29 +203,29 @@ class LocalDirectories(Protocol):
         as_of: Moment | None = None,
         tables: Mapping[str, tuple[int, bytes]] | None = None,
     ) -> CommittedDirectory:
-        """Make a finished directory the one for ``state_id``: record what it holds, swap it in by rename.
+        """Make a finished directory the committed one for ``state_id``, by a rename, and record its files.
 
-        Files without a hash are read; ``files`` None: all of them, except for those of ``tables`` that are still there
-        after a database has written to the directory. ``as_of``: as in :class:`CommittedDirectory`."""
+        Files without a hash are read. If ``files`` is None, all are read except those of ``tables`` that a database
+        has left as they were. ``as_of``: as in :class:`CommittedDirectory`."""
 
     def replace(
         self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes | None]]
     ) -> CommittedDirectory:
-        """As :meth:`adopt`, in place of a directory of the same state that is here: its content in other files."""
+        """Like :meth:`adopt`, but replace the directory of the same state, whose content is in other files."""
 
     def clone(self, committed: CommittedDirectory | FinishedDirectory | None) -> Path:
-        """A private live directory to open a store in: hard links to immutable files, copies of the others.
-        None gives a new empty one."""
+        """Make a private live directory to open a store in: hard links to immutable files, copies of the others.
+        With None it is empty."""
 
     def discard(self, directory: Path) -> None:
         """Remove a staging or live directory."""
 
     def distrust(self) -> None:
-        """A file turned out to be damaged, and directories share files: from now on each is used only after all of it
-        was hashed, by whichever process."""
+        """Call this when a file is damaged. Directories share files, so from now on every process hashes all files of a
+        directory before it uses it."""
 
     def remove(self, state_id: str) -> None:
-        """Remove the directory made for this state, whoever made it: it turned out to be of no use."""
+        """Remove the directory of this state, whoever made it, because it cannot be used."""
 
     def keep_only(self, state_ids: Collection[str]) -> None:
-        """Remove committed directories of other states, and stray staging and live directories of dead owners."""
+        """Remove committed directories of other states, and staging and live directories of dead owners."""

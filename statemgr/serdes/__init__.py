@@ -1,8 +1,8 @@
 """Serdes, which turn an application's values into a store's bytes and back. Pure, except that schemas may be in files.
 
 There are ``bytes``, ``string`` (UTF-8), ``integer`` (8 bytes, big-endian, with the sign bit flipped so that bytes sort
-as numbers), ``json`` (compact, sorted keys), ``msgpack`` and, for values, ``avro``. Any pair of callables is a serde,
-too. A value that a serde cannot write is an InvalidError, and bytes that it cannot read are a CorruptError.
+as numbers), ``json`` (compact, sorted keys), ``msgpack`` and, for values, ``avro``. Any pair of callables is a serde
+too. A serde raises InvalidError for a value that it cannot write, and CorruptError for bytes that it cannot read.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def serde(which: SerdeLike) -> Serde:
     if isinstance(which, tuple):
         return Serde(*which)
     if which == "msgpack":
-        # loaded by those who use it
+        # msgpack is imported only if it is used
         from statemgr.serdes.messagepack import MESSAGEPACK
 
         return MESSAGEPACK
@@ -121,5 +121,5 @@ def key_serde(store: StoreConfig) -> Serde:
 
 
 def value_serde(store: StoreConfig) -> Serde:
-    """The configured serde of a store's values. Raises: ConfigError when its schemas cannot be read."""
+    """The configured serde of a store's values. Raises: ConfigError if its schemas cannot be read."""
     return avro_serde(store.avro_schemas()) if store.value_serde == "avro" else serde(store.value_serde)

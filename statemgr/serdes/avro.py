@@ -22,7 +22,7 @@ def avro_serde(schemas: Sequence[str]) -> Serde:
         schemas: every version of the type's schema as JSON, oldest first. The last one is written, and older values are
             resolved into it. A field that it adds needs a default.
 
-    Raises: ConfigError when there is no schema, or when one of them is not a schema.
+    Raises: ConfigError if there is no schema, or if one of them is not a schema.
     """
     if not schemas:
         raise ConfigError("an Avro serde needs a schema", hint="list its versions in stores.<name>.value.avro.schemas")

@@ -1,10 +1,10 @@
-"""How much memory an Avro value takes when it is decoded, found out without decoding it. Pure.
+"""Estimates how much memory an Avro value takes when it is decoded, without decoding it. Pure.
 
-An array says how many items it has, and items may take no bytes (``null``): a few bytes can stand for gigabytes. A
-schema that refers to itself nests as deeply as the bytes say, on the stack of the decoder. So the bytes of a value are
-walked first, by the writer's schema, and their weight is added up.
+An array says how many items it has, and items may take no bytes (``null``), so a few bytes can stand for gigabytes. A
+schema that refers to itself nests as deeply as the bytes say, on the stack of the decoder. So a :class:`Weight` first
+walks the bytes of a value with the writer's schema, and adds up the memory.
 
-Most schemas cannot make much of few bytes, which is known from the schema alone. Their values are not walked.
+With most schemas few bytes cannot take much memory. The schema alone shows this, and their values are not walked.
 Source: Apache Avro specification, "Binary encoding".
 """
 
@@ -29,7 +29,7 @@ class TooHeavy(ValueError):
 
 
 class Truncated(ValueError):
-    """The bytes end within the value, or are none."""
+    """The bytes end before the value does."""
 
 
 class Weight:
@@ -58,7 +58,7 @@ class Weight:
 
 
 class _Scale:
-    """The bytes of a value, and what it may still weigh."""
+    """The bytes of a value, and the memory that is left for it."""
 
     def __init__(self, data: bytes, allowed: float) -> None:
         self.data, self._left = data, allowed
@@ -89,7 +89,7 @@ class _Scale:
             shift += 7
 
     def block(self, at: int) -> tuple[int, int]:
-        """How many items follow. A negative number is followed by their size, too."""
+        """The number of items that follow. After a negative number comes also their size in bytes."""
         count, at = self.long(at)
         if count < 0:
             _, at = self.long(at)
@@ -97,8 +97,8 @@ class _Scale:
 
 
 class _Type(NamedTuple):
-    """``size``: fewest bytes. ``memory``: what these take. ``most``: the most memory for a byte anywhere in it.
-    ``walk``: weighs the value at a position and returns the position after it."""
+    """``size``: the fewest bytes of a value. ``memory``: the memory that they take. ``most``: the most memory for one
+    byte, anywhere in a value. ``walk``: weighs the value at a position and returns the position after it."""
 
     size: float
     memory: float
@@ -113,7 +113,7 @@ class _Types:
         self._named: dict[str, _Type] = {}
 
     def of(self, schema: Any) -> _Type:
-        """``most`` is infinite for items of no bytes in an array, and for a schema that refers to itself."""
+        """``most`` is infinite for an array whose items take no bytes, and for a schema that refers to itself."""
         if isinstance(schema, list):
             return _union([self.of(branch) for branch in schema])
         kind = schema["type"] if isinstance(schema, Mapping) else schema

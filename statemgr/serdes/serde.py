@@ -1,4 +1,4 @@
-"""A serde: a pair of callables between an application's values and a store's bytes. Pure."""
+"""The pair of callables between an application's values and a store's bytes. Pure."""
 
 from __future__ import annotations
 

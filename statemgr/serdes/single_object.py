@@ -1,7 +1,7 @@
 """Avro single objects: values that name the schema they were written with. Pure.
 
-``C3 01`` · CRC-64-AVRO fingerprint of the writer's schema (8 bytes, little-endian) · Avro binary body. What an older
-schema wrote is resolved into the newest when it is read. Nothing is decoded before its weight is known.
+``C3 01`` · CRC-64-AVRO fingerprint of the writer's schema (8 bytes, little-endian) · Avro binary body. A value of an
+older schema is resolved into the newest when it is read. Every value is weighed before it is decoded.
 Source: Apache Avro specification, "Single-object encoding".
 """
 
@@ -21,7 +21,7 @@ HEADER_SIZE = len(MARK) + 8
 
 
 def header_of(schema: Any) -> bytes:
-    """The first bytes of every value that was written with a schema."""
+    """The first bytes of every value that is written with a schema."""
     return MARK + bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))
 
 
@@ -34,7 +34,7 @@ class SingleObjects:
         free: beyond so many bytes for any value.
         named: members of a union of records are read as pairs of a full name and the fields.
 
-    Raises: whatever the parser raises for what is not a schema.
+    Raises: any error of the parser, for what is not a schema.
     """
 
     def __init__(self, schemas: Sequence[Any], *, ratio: int, free: int, named: bool = False) -> None:
@@ -47,7 +47,7 @@ class SingleObjects:
             self._known[self.header] = self.schema, self._weight
 
     def encode(self, value: Any) -> bytes:
-        """Raises: ValueError when the value does not fit the schema, or is too heavy to be read again."""
+        """Raises: ValueError if the value does not fit the schema, or would take too much memory when it is read."""
         sink = io.BytesIO()
         sink.write(self.header)
         try:
@@ -59,7 +59,7 @@ class SingleObjects:
         return data
 
     def decode(self, data: bytes) -> Any:
-        """Raises: ValueError when the bytes are not exactly one value of a known schema."""
+        """Raises: ValueError if the bytes are not exactly one value of a known schema."""
         header = data[:HEADER_SIZE]
         if header not in self._known:
             raise ValueError(unknown_header(header))
@@ -81,7 +81,7 @@ class SingleObjects:
 
 
 def unknown_header(data: bytes) -> str:
-    """Why bytes that begin with the header of no known schema cannot be read."""
+    """The reason why bytes without the header of a known schema cannot be read."""
     if len(data) < HEADER_SIZE or not data.startswith(MARK):
         return "it is not an Avro single object"
     return f"it was written with a schema of the unknown fingerprint {data[len(MARK) : HEADER_SIZE].hex()}"

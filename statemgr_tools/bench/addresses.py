@@ -38,7 +38,7 @@ class S3Address:
 
 
 class Servers:
-    """What is asked for is started, once; :meth:`close` stops it again, with its data.
+    """Starts a server at its first use. :meth:`close` stops it and removes its data.
 
     Args:
         directory: where servers that are started keep their data.

@@ -27,7 +27,7 @@ class Backup:
     peak: int
 
     def arguments(self, state_dir: Path) -> dict[str, Any]:
-        """What a process needs to restore it below ``state_dir``."""
+        """The arguments of a process that restores it below ``state_dir``."""
         config = changed(self.config, state__dir=str(state_dir))
         return {"config": config.to_mapping(), "checkpoint": checkpoint_to_bytes(self.checkpoint).hex()}
 

@@ -1,4 +1,4 @@
-"""Running a measurement in a process of its own, so that nothing is warm and its peak memory is its own.
+"""Runs a measurement in its own process, so that nothing is warm and its peak memory can be measured.
 
 A measurement is a function of keyword arguments that JSON can carry, and returns a JSON object.
 """
@@ -21,7 +21,7 @@ _DEADLINE_S = 900
 
 
 class MeasurementFailed(StatemgrError):
-    """A process that measured has failed; its last words are in the message."""
+    """A measuring process failed. The message has the end of its output."""
 
 
 def in_fresh_process(function: str, **arguments: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def seconds_alive() -> float:
 
 
 def peak_bytes() -> int:
-    """The most memory that was resident in this process so far.
+    """The peak of the resident memory of this process.
 
     From ``/proc`` where there is one: elsewhere the system's number may be that of the process that started this one.
     """
@@ -68,7 +68,7 @@ def peak_bytes() -> int:
 
 
 def main() -> None:
-    """What the new process runs: arguments from stdin, the result as the last line of stdout."""
+    """The main function of the new process: arguments from stdin, the result as the last line of stdout."""
     module, _, name = sys.argv[1].partition(":")
     function = getattr(importlib.import_module(module), name)
     result = function(**json.load(sys.stdin))

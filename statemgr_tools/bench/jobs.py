@@ -27,7 +27,7 @@ SEGMENTS, SNAPSHOTS = "segments", "snapshots"
 
 
 def to_blobs(kind: str) -> dict[str, object]:
-    """What a job is configured with for commits of this kind."""
+    """The settings of a job for commits of this kind."""
     every_commit = {"task.commit.snapshot.interval": "1 commit"} if kind == SNAPSHOTS else {}
     return {"task.backup.factories": "blob-store", **every_commit}
 

@@ -1,4 +1,4 @@
-"""How things are measured: in turn, round after round, and what is said of many numbers. Runs what it is given."""
+"""Measures variants in turn, round after round, and summarises the samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What one variant measured, one sample a round."""
+    """The samples of one variant, one for each round."""
 
     samples: Sequence[Sample]
 

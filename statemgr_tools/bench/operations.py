@@ -89,7 +89,7 @@ def restore(config: dict[str, Any], checkpoint: str, held: str | None = None) ->
 
 
 def _connect(config: JobConfig) -> None:
-    """Make the process's client first, as plain code does: importing modules is the process's start."""
+    """Make the client of the process first, as plain code does, so that the import of modules is not measured."""
     services = attempt_host(config).services
     services.restore_manager("blob-store")
     with suppress(MissingError):
@@ -97,7 +97,7 @@ def _connect(config: JobConfig) -> None:
 
 
 def copy(paths: list[str], target: str, held: str) -> dict[str, Any]:
-    """A plain parallel copy of files by eight threads. Nothing is synced, as nothing is that is restored."""
+    """A plain parallel copy of files with eight threads. It syncs nothing, like a restore."""
     Path(target).mkdir()
 
     def one(path: str) -> None:

@@ -1,4 +1,4 @@
-"""What plain boto3 does with the same bytes: the references of restores from and backups to S3.
+"""Moves the same bytes with plain boto3: the references of restores from and backups to S3.
 
 The client is the fastest that plain Python was found to have: eight threads, raw streams into reused buffers, bodies of
 bytes, no checksums. Each function runs in a process of its own, and takes and returns JSON.
@@ -54,7 +54,7 @@ def put(s3: dict[str, str], paths: list[str], prefix: str, held: str | None = No
 
 
 def get(s3: dict[str, str], names: list[str], prefix: str, target: str, held: str) -> dict[str, Any]:
-    """Every object into a file. Nothing is synced, as nothing is that is restored."""
+    """Every object to a file. It syncs nothing, like a restore."""
     client = client_of(s3)
     client.list_objects_v2(Bucket=s3["bucket"], MaxKeys=1)
     Path(target).mkdir()

@@ -1,4 +1,4 @@
-"""A proxy in front of an S3 server that lets every answer wait for a chosen time, as a store far away does.
+"""A proxy in front of an S3 server that delays every answer by a given time, like a distant store.
 
 Listens on this machine only. Requests are passed on as they are: their signature covers the host that they name.
 """

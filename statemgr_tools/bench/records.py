@@ -1,4 +1,4 @@
-"""Keys and values that every run makes alike: 16-byte keys in random order, 100 incompressible bytes each. Pure."""
+"""Keys and values that are the same in every run: 16-byte keys in random order, 100 incompressible bytes each. Pure."""
 
 from __future__ import annotations
 

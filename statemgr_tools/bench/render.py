@@ -37,7 +37,7 @@ def cells(line: Line) -> tuple[str, ...]:
 
 
 def verdict(line: Line) -> str:
-    """``reached``, ``missed by 12 %``, or nothing where there is no verdict."""
+    """``reached``, ``missed by 12 %``, or empty if there is no verdict."""
     if line.result.reached is None:
         return "–" if line.result.target else ""
     return "reached" if line.result.reached else f"missed by {line.miss:.0%}"
@@ -64,14 +64,14 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def block(lines: Sequence[Line], rounds: int) -> str:
-    """The Markdown table, under a sentence on the machine."""
+    """A sentence about the machine, and the Markdown table."""
     memory = psutil.virtual_memory().total / 1e9
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors, {memory:.0f} GB of memory"
     return f"{machine}, Python {platform.python_version()}; {rounds} rounds.\n\n{markdown(lines)}"
 
 
 def with_block(page: str, text: str) -> str:
-    """A page with what is between its markers replaced. Raises: InvalidError when it has none."""
+    """The page with a new text between its markers. Raises: InvalidError if it has none."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -80,7 +80,7 @@ def with_block(page: str, text: str) -> str:
 
 
 def summary(lines: Sequence[Line], must: Collection[str]) -> str:
-    """One sentence on the whole run."""
+    """A sentence about the whole run."""
     missed = missed_cases(lines)
     required = sorted(set(missed) & set(must))
     others = {name: by for name, by in missed.items() if name not in must}
@@ -101,7 +101,7 @@ def missed_cases(lines: Sequence[Line]) -> dict[str, float]:
 
 
 def number(value: float | None) -> str:
-    """To three significant digits, with separators where it is large."""
+    """Three significant digits, and separators in a large number."""
     if value is None:
         return ""
     if abs(value) >= 1000:
@@ -110,5 +110,5 @@ def number(value: float | None) -> str:
 
 
 def results(lines: Sequence[Line]) -> list[Result]:
-    """Without what only the verdict needs."""
+    """The fields without those that only the verdict needs."""
     return [line.result for line in lines]

@@ -1,4 +1,4 @@
-"""Counting the HTTP requests that this process makes to an S3 server, where they leave the SDK."""
+"""Counts the HTTP requests of this process to an S3 server, where they leave the SDK."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POLL_S = 0.01
 
 
 class Requests:
-    """What was sent since the last :meth:`reset`: requests by kind, and the bytes of the bodies of PUTs."""
+    """Requests by kind, and the bytes of the bodies of PUTs, since the last :meth:`reset`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class Requests:
             self._bytes = 0
 
     def settled(self) -> dict[str, float]:
-        """Kind → requests, and ``bytes``, ``all``, when nothing has been sent for a while (clean-up ends later)."""
+        """Kind → requests, with ``bytes`` and ``all``, after nothing was sent for a while (a clean-up ends later)."""
         while time.perf_counter() - self._last < _QUIET_S:
             threading.Event().wait(_POLL_S)
         with self._lock:
@@ -69,7 +69,7 @@ def counted() -> Iterator[Requests]:
 
 
 def kind_of(method: str, url: str) -> str:
-    """``PUT``, ``GET``, ``HEAD``, ``DELETE``, ``UNTAG``, ``LIST``, or the method for what else there is."""
+    """``PUT``, ``GET``, ``HEAD``, ``DELETE``, ``UNTAG``, ``LIST``, or the method of any other request."""
     query = parse_qs(urlsplit(url).query, keep_blank_values=True)
     if method == "GET" and ({"list-type", "prefix", "uploads"} & query.keys()):
         return "LIST"

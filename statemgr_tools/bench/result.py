@@ -1,4 +1,4 @@
-"""What one line of the table says, and whether it is good enough. Pure."""
+"""One line of the table, and whether it reaches its target. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Target:
         return measured >= self.bound if self.side == "at least" else measured <= self.bound
 
     def miss(self, measured: float) -> float:
-        """By which share of the bound it is missed; 0 when it is reached."""
+        """The share of the bound by which it is missed, 0 if it is reached."""
         if self.reached(measured):
             return 0.0
         return abs(measured - self.bound) / self.bound if self.bound else math.inf
@@ -51,7 +51,7 @@ class Result:
     reached: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, for JSON; numbers to four significant digits."""
+        """The fields for JSON. Numbers have four significant digits."""
         fields = asdict(self)
         return {name: _rounded(value) if isinstance(value, float) else value for name, value in fields.items()}
 
@@ -67,7 +67,7 @@ class Line:
 def compared(
     case: str, value: float, unit: str, reference: str, reference_value: float | None, target: Target | None = None
 ) -> Line:
-    """A line with a reference; one whose reference was not there (None) says so and has no verdict."""
+    """A line with a reference. If the reference was not available (None), the line says so and has no verdict."""
     if reference_value is None:
         text = f"{reference}: {NOT_AVAILABLE}"
         return Line(Result(case=case, value=value, unit=unit, reference=text, target=str(target) if target else None))
@@ -104,5 +104,5 @@ def _line(
 
 
 def _rounded(value: float) -> float | None:
-    """JSON has no infinity."""
+    """None for infinity, which JSON does not have."""
     return float(f"{value:.4g}") if math.isfinite(value) else None

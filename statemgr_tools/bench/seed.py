@@ -56,7 +56,7 @@ def write_hashes(directory: Path, files: Files) -> None:
 
 
 def read_hashes(directory: Path) -> Files:
-    """What :func:`write_hashes` wrote."""
+    """The hashes that :func:`write_hashes` wrote."""
     found = json.loads(directory.with_name(directory.name + _HASHES).read_text())
     return {name: (size, bytes.fromhex(digest)) for name, (size, digest) in found.items()}
 
@@ -74,11 +74,11 @@ class SeedBackend:
         return _SeedRestore()
 
     def close(self) -> None:
-        """It holds nothing."""
+        """It keeps nothing."""
 
 
 class _NoBackup:
-    """Has nothing to keep, and nothing to clean up when another backend takes over."""
+    """Keeps nothing, and has nothing to clean up when another backend takes over."""
 
     needs_changes = False
     needs_directory = True

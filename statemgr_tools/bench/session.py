@@ -31,7 +31,7 @@ _PREFIX, _SERVERS, _OWNER = "run-", "servers", "owner.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the user asked for.
+    """The options of the user.
 
     Args:
         scale: share of the table's sizes; 1 is the table.
@@ -49,7 +49,7 @@ class Plan:
 
 
 class Session:
-    """What cases are given. Use it as a context manager: its end stops servers and removes data."""
+    """The services that a case uses. A context manager, whose end stops servers and removes data."""
 
     def __init__(self, plan: Plan, report: Report = lambda what: None) -> None:
         self.plan = plan
@@ -79,7 +79,7 @@ class Session:
         return max(min(full, least), int(full * min(self.plan.scale, 1)))
 
     def shared(self, name: str, make: Callable[[], T]) -> T:
-        """What several cases use, made once."""
+        """An object that several cases use. It is made once."""
         if name not in self._shared:
             self._shared[name] = make()
         found: T = self._shared[name]
@@ -140,7 +140,7 @@ def changed(config: JobConfig, **settings: object) -> JobConfig:
 
 
 def _remove_leftovers(work: Path) -> None:
-    """What runs that were killed have left: their servers are stopped by PID, their data is removed."""
+    """Stop the servers (by PID) and remove the data of earlier runs that were killed."""
     for directory in work.glob(f"{_PREFIX}*"):
         try:
             pid, created = json.loads((directory / _OWNER).read_text())

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from statemgr_tools.bench.measure import Report
 
 
-#: Of a number of bytes.
+#: The most digits of a number of bytes.
 _DIGITS = 18
 
 
 def _scale(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    """A callback: ``full``, ``small``, or the bytes that stand for the table's 1 GiB."""
+    """``full``, ``small``, or a number of bytes instead of 1 GiB, as a factor of the sizes in the table."""
     if value in ("full", "small"):
         return 1.0 if value == "full" else SMALL
     if not value.isdecimal() or len(value) > _DIGITS or int(value) == 0:
@@ -39,7 +39,9 @@ def _scale(ctx: click.Context, param: click.Parameter, value: str) -> float:
 
 
 @click.command("bench")
-@click.option("--case", "cases", multiple=True, type=click.Choice(list(registry.TABLE)), help="Only this. Repeatable.")
+@click.option(
+    "--case", "cases", multiple=True, type=click.Choice(list(registry.TABLE)), help="Run only this case. Repeatable."
+)
 @click.option(
     "--size",
     "scale",
@@ -47,35 +49,39 @@ def _scale(ctx: click.Context, param: click.Parameter, value: str) -> float:
     show_default=True,
     callback=_scale,
     metavar="full|small|BYTES",
-    help="Sizes of the table, a smoke test, or the bytes that stand for the table's 1 GiB; all else in proportion.",
+    help="Run at the sizes in the table, as a smoke test, or with this many bytes instead of 1 GiB.",
 )
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 100), help="How often each is measured.")
+@click.option(
+    "--rounds", default=3, show_default=True, type=click.IntRange(1, 100), help="Number of measurements of each case."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--markdown",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     metavar="FILE",
-    help="Also write the table into FILE, between its markers (docs/performance.md).",
+    help="Also write the table to FILE, between its markers (docs/performance.md).",
 )
 @click.option(
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Measure how costs grow, and draw it into FILE.svg or FILE.png: alone, or after the cases of --case.",
+    help="Measure how costs grow, and draw the result to FILE.svg or FILE.png. Runs only the cases of --case, if any.",
 )
 @click.option(
     "--peers",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Directory of the peers' harnesses (samza, kafka); without it their lines have no reference.",
+    help="Directory with the harnesses of the peers (samza, kafka). Without it their lines have no reference.",
 )
 @click.option(
     "--work",
     default=Path(".statemgr", "bench"),
     show_default=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where state, servers and peers' builds are kept; 20 GB free for the whole table.",
+    help="Directory for state, servers and builds of the peers. The whole table needs 20 GB.",
 )
 @click.option("--config", "-c", "config_file", type=click.Path(), help="Use the servers of this configuration.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set one key of it. Repeatable.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a key of the configuration. Repeatable."
+)
 def command(
     cases: tuple[str, ...],
     scale: float,
@@ -90,8 +96,8 @@ def command(
 ) -> None:
     """Measure commits, restores and calls, and compare them with named references.
 
-    Servers are started here unless the configuration names some. Exit status 1 if a case that must be reached is
-    missed at full size, or one could not be measured.
+    The benchmark starts servers unless the configuration names some. Exit status 1 if a required target is missed at
+    full size, or if a case could not be measured.
     """
     plan = Plan(scale=scale, rounds=rounds, work=work, peers=peers, given=_given(config_file, settings))
     if plot is not None:
@@ -123,7 +129,7 @@ def command(
 
 
 def _given(config_file: str | None, settings: tuple[str, ...]) -> Mapping[str, object]:
-    """The keys that were given. Raises: ConfigError, click.UsageError."""
+    """The keys on the command line and in the file. Raises: ConfigError, click.UsageError."""
     if config_file is None:
         return overrides(settings)
     return JobConfig.from_file(config_file, overrides(settings)).to_mapping()
@@ -131,7 +137,7 @@ def _given(config_file: str | None, settings: tuple[str, ...]) -> Mapping[str, o
 
 @contextmanager
 def _progress() -> Iterator[Report]:
-    """What is being measured, on stderr: a spinner on a terminal, a line each otherwise."""
+    """Show what is measured on standard error: with a spinner on a terminal, otherwise with a line for each."""
     stderr = Console(stderr=True, highlight=False)
     if not stderr.is_terminal:
         yield lambda what: stderr.print(what, markup=False)

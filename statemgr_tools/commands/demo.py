@@ -1,4 +1,4 @@
-"""Commands of ``statemgr`` that are Spark jobs: ``demo``. They parse options and print, no more."""
+"""``statemgr demo``: a PySpark pipeline that is killed and restored. Parses options and prints."""
 
 from __future__ import annotations
 
@@ -26,25 +26,29 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A CSV file with a header (.csv, .csv.gz, .zip) instead of the flights.",
 )
-@click.option("--key", help="Column that the state is keyed by.")
+@click.option("--key", help="Column with the key of the state.")
 @click.option(
     "--sum",
     "sums",
     multiple=True,
-    help="Column, or product of columns (Quantity*UnitPrice), to count, add up exactly and take the largest of.",
+    help="Column, or product of columns (Quantity*UnitPrice), whose exact sum and maximum are kept.",
 )
-@click.option("--blob", type=click.Choice(["file", "s3"]), default="file", show_default=True, help="Where blobs are.")
-@click.option("--kills", type=click.IntRange(0, 50), default=2, show_default=True, help="How often it is killed.")
-@click.option("--seed", type=int, help="Decides in which phases it is killed; printed, so a run can be repeated.")
-@click.option("--aim", "aims", multiple=True, help="A phase for the first kill, the second, … instead of drawn ones.")
+@click.option(
+    "--blob", type=click.Choice(["file", "s3"]), default="file", show_default=True, help="Type of the blob store."
+)
+@click.option("--kills", type=click.IntRange(0, 50), default=2, show_default=True, help="Number of kills.")
+@click.option("--seed", type=int, help="Chooses the phases of the kills. A run prints its seed, so you can repeat it.")
+@click.option(
+    "--aim", "aims", multiple=True, help="Phase of the first kill, the second, and so on, instead of random ones."
+)
 @click.option(
     "--directory",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(".statemgr"),
     show_default=True,
-    help="Everything is written below it.",
+    help="Directory for all files.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object, and no page.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 def demo(
     input_file: Path | None,
     key: str | None,
@@ -56,11 +60,11 @@ def demo(
     directory: Path,
     as_json: bool,
 ) -> None:
-    """Real rows through a Spark job that is killed with SIGKILL and restored, compared to the last digit.
+    """Process real rows in a Spark job, kill it with SIGKILL, restore it, and compare the result with a recount.
 
-    The 336,776 flights of 2013 from New York, per tail number, unless --input, --key and --sum say otherwise.
-    A local Kafka broker is started (STATEMGR_TEST_KAFKA names one that already runs), and stopped at the end. Exit
-    status 1 if anything differs from a recount.
+    The rows are the 336,776 flights of 2013 from New York, by tail number, unless --input, --key and --sum name others.
+    The demo starts a local Kafka broker and stops it at the end, unless STATEMGR_TEST_KAFKA names a running one. Exit
+    status 1 if anything differs from the recount.
     """
     settings = _settings(input_file, key, sums, blob, kills, seed, aims, directory)
     from statemgr_tools.demo.flow import demo as run
@@ -92,7 +96,7 @@ def _settings(
     from statemgr_tools.demo.settings import Settings
 
     if input_file is None and (key or sums):
-        raise InvalidError("--key and --sum are for a file of your own", hint="give it with --input")
+        raise InvalidError("--key and --sum need a file", hint="name the file with --input")
     if input_file is not None and not (key and sums):
         raise InvalidError("--input needs --key and at least one --sum")
     for aim in aims:

@@ -1,4 +1,4 @@
-"""``statemgr dev``: a real one-node Kafka and an S3 server on this machine, without Docker."""
+"""``statemgr dev``: runs a real one-node Kafka broker and an S3 server on this machine, without Docker."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _directory = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default=servers.DEFAULT_DIRECTORY,
     show_default=True,
-    help="Where the servers keep their data, logs and PIDs.",
+    help="Directory for the servers' data, logs and PIDs.",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.group("dev")
 def command() -> None:
-    """A real one-node Kafka and an S3 server on this machine, without Docker."""
+    """Run a real one-node Kafka broker and an S3 server on this machine, without Docker."""
 
 
 @command.command("up")
@@ -33,7 +33,7 @@ def command() -> None:
 @click.option("--kafka/--no-kafka", default=True, show_default=True, help="Start a Kafka broker.")
 @click.option("--s3/--no-s3", default=True, show_default=True, help="Start an S3 server.")
 def up_command(directory: Path, as_json: bool, kafka: bool, s3: bool) -> None:
-    """Start the servers; they keep running until `statemgr dev down`."""
+    """Start the servers. They keep running until `statemgr dev down`."""
     console = Console(stderr=True)
     with console.status("starting") as progress:
         running = servers.up(directory, kafka=kafka, s3=s3, report=progress.update)
@@ -44,7 +44,7 @@ def up_command(directory: Path, as_json: bool, kafka: bool, s3: bool) -> None:
 @_directory
 @_json
 def down_command(directory: Path, as_json: bool) -> None:
-    """Stop the servers; their data stays."""
+    """Stop the servers. Their data stays."""
     stopped = servers.down(directory)
     if as_json:
         click.echo(json.dumps({"stopped": stopped}))
@@ -56,7 +56,7 @@ def down_command(directory: Path, as_json: bool) -> None:
 @_directory
 @_json
 def status_command(directory: Path, as_json: bool) -> None:
-    """Show what runs; exit status 1 if nothing does."""
+    """Show the servers that run; exit status 1 if none does."""
     running = servers.status(directory)
     _show(running, as_json)
     if running.kafka_pid is None and running.s3_pid is None:
@@ -75,5 +75,5 @@ def _show(running: DevServers, as_json: bool) -> None:
     for name, value in fields.items():
         if value is not None:
             table.add_row(name.replace("_", " "), str(value))
-    # plain width: an address that is cut in two cannot be copied
+    # a wide console, because an address on two lines cannot be copied
     Console(soft_wrap=True, width=200).print(table)

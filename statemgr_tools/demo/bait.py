@@ -1,4 +1,4 @@
-"""Where the demo's kill strikes: a process that reaches the phase aimed at says so in a file, and waits to die."""
+"""Aims the demo's kill at a phase: the process that reaches it writes a file and waits for the kill."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ AIMS = (
     Phase.CLEANED_UP,
     Phase.OUTPUT,
 )
-#: Batches after which any phase will do, should the one aimed at not come (nothing to delete, say).
+#: Batches after which the kill takes any phase, because the aimed one may not come (with nothing to delete, say).
 _PATIENCE = 2
 _WAIT_S = 300
 
 
 @dataclass
 class Bait:
-    """Kill in ``phase`` of this process's batch number ``batch`` (the first is 1), and say so in ``file``.
+    """Wait for the kill in ``phase`` of batch number ``batch`` of this process (from 1), and announce it in ``file``.
 
-    ``current`` is the batch that runs; it travels to the executors with the process function.
+    ``current`` is the running batch. It is sent to the executors with the process function.
     """
 
     phase: str
@@ -50,7 +50,7 @@ class Bait:
     current: int = 1
 
     def __call__(self, phase: Phase, subject: str) -> None:
-        """Observe a phase; does not return when it is the one."""
+        """Observe a phase. Does not return if it is the aimed one."""
         aimed = self.current >= self.batch and phase == self.phase
         late = self.current >= self.batch + _PATIENCE and phase in AIMS
         if not aimed and not late:
@@ -68,7 +68,7 @@ _installed: list[Bait] = []
 
 
 def install(bait: Bait | None) -> None:
-    """Observe with this bait in this process, instead of the one before: workers outlive a batch."""
+    """Replace the bait of this process, because a worker process runs several batches."""
     while _installed:
         remove_observer(_installed.pop())
     if bait is not None:
@@ -77,7 +77,7 @@ def install(bait: Bait | None) -> None:
 
 
 def draw(seed: int, kills: int, aims: Sequence[str] = ()) -> list[tuple[str, int]]:
-    """For each kill a phase and a batch, from the seed; ``aims`` overrides the first phases."""
+    """For each kill a phase and a batch, drawn with the seed. ``aims`` replaces the first phases."""
     chance = random.Random(seed)
     phases = [str(phase) for phase in AIMS]
     drawn = [(chance.choice(phases), chance.randint(3, 5)) for _ in range(kills)]

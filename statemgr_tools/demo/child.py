@@ -1,6 +1,6 @@
-"""The pipeline's process, started in a session of its own, so that its end can be as sudden as a power cut.
+"""Runs the pipeline's process in its own session, so that it can be killed as suddenly as by a power cut.
 
-Kills with SIGKILL by process group; finds the processes by their session, never by name.
+Kills process groups with SIGKILL. Finds the processes by their session, never by name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KILL_DEADLINE_S = 20.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: the phase in which it was killed (with what it was about to happen to), or None."""
+    """How a run ended: the phase in which it was killed (None if it was not), and the subject of that phase."""
 
     hit: str | None
     subject: str
@@ -40,12 +40,12 @@ class Outcome:
 def run_child(
     spec: Spec, directory: Path, log: Path, batches: Callable[[list[dict[str, Any]]], None], deadline_s: float
 ) -> Outcome:
-    """Run the pipeline until it ends, or takes the bait and is killed.
+    """Run the pipeline until it ends, or until it reaches the aimed phase and is killed.
 
     Args:
         batches: called with all batch reports of the run whenever there are new ones.
 
-    Raises: StatemgrError when it failed, or did not end by the deadline.
+    Raises: StatemgrError if it failed, or did not end by the deadline.
     """
     path = directory / "spec.json"
     spec.save(path)
@@ -87,7 +87,7 @@ def run_child(
 
 
 def kill_session(child: subprocess.Popen[bytes]) -> int:
-    """SIGKILL every process of the child's session: driver, JVM, Python workers. Returns: how many they were."""
+    """SIGKILL every process of the child's session: driver, JVM, Python workers. Returns: their number."""
     killed: set[int] = set()
     end = time.monotonic() + _KILL_DEADLINE_S
     while time.monotonic() < end:

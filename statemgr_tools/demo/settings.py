@@ -1,4 +1,4 @@
-"""What one run of the demo is asked for, and the files it works with. Writes the run's ``job.toml``."""
+"""The options of the demo, and the files of one run. Writes the run's ``job.toml``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TASKS = 4
 PARTITIONS = 4
 JOB = "demo"
 FACTORIES = ("kafka-changelog", "blob-store")
-#: In every directory that the demo made, and may remove for that reason.
+#: A file in every directory that the demo made, and so may remove.
 MARKER = ".statemgr-demo"
 
 
@@ -36,7 +36,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """One run's directory; the run's name is part of every topic's name, so runs never meet."""
+    """The directory of one run. Every topic's name has the run's name in it, so runs never share one."""
 
     root: Path
     name: str
@@ -67,19 +67,19 @@ class Run:
 
 
 def own_directory(path: Path) -> Path:
-    """A new directory for a run; the run before it is removed, and nothing that somebody else put there.
+    """A new directory for a run. It replaces that of the run before, and nothing else.
 
-    Raises: InvalidError when something is there that the demo did not make.
+    Raises: InvalidError if the path has something that the demo did not make.
     """
     if path.is_symlink() or (path.exists() and not (path / MARKER).is_file()):
         if path.is_symlink() or not path.is_dir() or any(path.iterdir()):
             raise InvalidError(
-                "something that no demo has written stands where the demo writes",
-                hint="`statemgr demo --directory` takes another, or move it away",
+                "the demo's directory contains files that the demo did not write",
+                hint="choose another one with `statemgr demo --directory`, or move the files away",
                 path=str(path),
             )
     elif path.exists():
-        # the marker goes last, so that what is left of a removal that was cut off is still known
+        # the marker is not removed, so that a removal that is cut off can be continued
         for entry in [entry for entry in path.iterdir() if entry.name != MARKER]:
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
@@ -91,7 +91,7 @@ def own_directory(path: Path) -> Path:
 
 
 def write_config(run: Run, settings: Settings, servers: DevServers, restore: str | None) -> JobConfig:
-    """Write ``job.toml`` for the next start, restoring from one backend, or from the default ones."""
+    """Write ``job.toml`` for the next start, with one backend to restore from, or the default ones."""
     values: dict[str, object] = {
         "job.name": JOB,
         "job.id": run.name,

@@ -17,7 +17,7 @@ _DIFFERENCES_SHOWN = 5
 
 
 def page(summary: Summary, console: Console) -> None:
-    """Print what the run did, what it found, and whether it is equal."""
+    """Print the starts, the restores, the totals, and whether all are equal."""
     console.rule(f"statemgr demo · seed {summary.seed} · {summary.rows:,} {summary.word} · blobs: {summary.blob}")
     console.print(starts_table(summary.starts))
     console.print(restores_table(summary.starts))
@@ -56,7 +56,7 @@ def starts_table(starts: Sequence[Start]) -> Table:
 
 
 def restores_table(starts: Sequence[Start]) -> Table:
-    """How long each restore took and what it moved, per store."""
+    """How long each restore took, and how much it moved, for each store."""
     table = _table("Restores (the local state was deleted before)", "start", "store", "from")
     for column in ("tasks", "slowest s", "bytes", "records"):
         table.add_column(column, justify="right")
@@ -75,7 +75,7 @@ def restores_table(starts: Sequence[Start]) -> Table:
 
 
 def totals_table(sides: Sequence[Side], measures: Sequence[str], row_word: str) -> Table:
-    """Each side's totals, to the last digit."""
+    """The totals of each side, with all digits."""
     table = _table("Totals", "")
     totals = [side.total() for side in sides]
     for side in sides:
@@ -91,7 +91,7 @@ def totals_table(sides: Sequence[Side], measures: Sequence[str], row_word: str) 
 
 
 def verdict(console: Console, truth: Side, sides: Sequence[Side]) -> None:
-    """Say whether every key of every side equals the recount, to the last digit."""
+    """Print whether every key of every side equals the recount exactly."""
     for side in sides:
         found = differences(truth, side)
         if found:

@@ -1,4 +1,4 @@
-"""The demo's output: Parquet in a directory per sequence number, which appears whole or not at all."""
+"""The demo's output: Parquet in a directory for each sequence number, which exists whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _NAME = "sequence="
 
 
 def deliver(rows: DataFrame, sequence: int, directory: Path) -> None:
-    """Write the rows to a temporary directory and rename it, unless this sequence or a newer one is there already.
+    """Write the rows to a temporary directory and rename it, unless this sequence or a newer one exists already.
 
-    So a sequence that is given again changes nothing, and a driver that was suspended and overtaken here cannot
-    replace what its successor has delivered.
+    So a repeated sequence changes nothing, and a driver that was suspended cannot replace its successor's output.
     """
     directory.mkdir(parents=True, exist_ok=True)
     if sequence <= newest(directory):
@@ -27,5 +26,5 @@ def deliver(rows: DataFrame, sequence: int, directory: Path) -> None:
 
 
 def newest(directory: Path) -> int:
-    """The newest sequence that was delivered; 0 where there is none."""
+    """The newest sequence in the output, or 0."""
     return max((int(path.name.removeprefix(_NAME)) for path in directory.glob(f"{_NAME}*")), default=0)

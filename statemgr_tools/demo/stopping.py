@@ -13,9 +13,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """Within it the first of the signals raises SystemExit (128 + its number) in the main thread; later ones nothing.
+    """Inside the block, the first signal raises SystemExit (128 + its number) in the main thread. Others do nothing.
 
-    A signal that the process ignores (``nohup``) stays ignored. Does nothing in other threads.
+    A signal that the process ignores (``nohup``) stays ignored. Has no effect in other threads.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -24,7 +24,7 @@ def exit_on_signals() -> Iterator[None]:
     ours = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
 
     def leave(number: int, frame: FrameType | None) -> None:
-        # what cleans up now must not be cut off by another one; SIGKILL remains
+        # another signal must not interrupt the clean-up; SIGKILL still can
         for signal_number in ours:
             signal.signal(signal_number, signal.SIG_IGN)
         raise SystemExit(128 + number)

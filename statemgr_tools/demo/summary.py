@@ -1,4 +1,4 @@
-"""What a run of the demo found: its starts, what the sides add up to, and whether all are equal. Pure."""
+"""The result of a run of the demo: its starts, the totals of all sides, and whether they are equal. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from statemgr_tools.demo.verify import Side
 
 @dataclass
 class Start:
-    """One start of the pipeline: what it restored from, its batches, and how it ended.
+    """One start of the pipeline: the backend that it restored from, its batches, and how it ended.
 
-    ``aimed`` is the phase that it was to be killed in, None for the one that runs to the end.
+    ``aimed`` is the phase of the planned kill, or None for the start that runs to the end.
     """
 
     restore: str | None
@@ -29,7 +29,7 @@ class Start:
         return [store for store in stores if store["factory"] not in ("local", "empty")]
 
     def restores(self) -> list[dict[str, Any]]:
-        """Per store: where from, how many tasks, the slowest's seconds, bytes and records of all."""
+        """For each store: factories, number of tasks, seconds of the slowest, and bytes and records of all tasks."""
         found = []
         stores = self.restored()
         for name in sorted({store["store"] for store in stores}):
@@ -47,13 +47,13 @@ class Start:
         return found
 
     def replayed(self) -> int:
-        """Batches whose output was given again, and nothing else done."""
+        """Number of batches that only repeated their output."""
         return sum(report["replayed"] for report in self.reports)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A finished run. ``sides`` begins with the recount, ``rows`` is how many were produced."""
+    """A finished run. ``sides`` begins with the recount. ``rows`` is the number of rows on the topic."""
 
     seed: int
     blob: str
@@ -68,12 +68,12 @@ class Summary:
 
     @property
     def equal(self) -> bool:
-        """Whether every key of every side equals the recount, to the last digit, and every row was counted."""
+        """Whether every key of every side equals the recount exactly, and every row was counted."""
         truth = self.sides[0]
         return truth.total()[1] == self.rows and not any(differences(truth, side) for side in self.sides[1:])
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON. Sums and largest values are texts: numbers of JSON would round them."""
+        """The summary as JSON. Sums and largest values are texts, because JSON numbers would round them."""
         return {
             "seed": self.seed,
             "blob": self.blob,
@@ -127,7 +127,7 @@ def differences(truth: Side, side: Side) -> list[str]:
 
 
 def plain_text(value: Decimal | None, form: str = "f") -> str | None:
-    """Every digit, without an exponent and without zeros at the end; ``,f`` groups thousands."""
+    """All digits, without an exponent and without zeros at the end. ``,f`` groups thousands."""
     if value is None:
         return None
     text = format(value, form)

@@ -1,4 +1,4 @@
-"""Compare what the job has with the recount: its state from each backend, and all the output it ever wrote."""
+"""Compares the job's state in each backend, and all its output, with the recount."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Plain = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Side:
-    """One side of the comparison: what it is, and key → its tally in comparable form."""
+    """One side of the comparison: its name, and key → tally in a form that can be compared."""
 
     name: str
     tallies: Mapping[bytes, Plain]
 
     def total(self) -> tuple[int, int, int, tuple[int, ...], tuple[Decimal, ...], tuple[Decimal | None, ...]]:
-        """Over all keys: keys, rows, unparsable rows, and per measure the missing, the sum and the largest."""
+        """The number of keys, rows and unparsable rows, and for each measure the missing values, sum and maximum."""
         rows = unparsable = 0
         missing: list[int] = []
         sums: list[Decimal] = []
@@ -49,7 +49,7 @@ def recounted(counts: Mapping[bytes, Count]) -> Side:
 
 
 def state(config: JobConfig, factory: str, directory: Path) -> Side:
-    """The job's state restored by one backend alone into an empty directory."""
+    """The job's state, restored from one backend alone into an empty directory."""
     shutil.rmtree(directory, ignore_errors=True)
     elsewhere = JobConfig.from_mapping(
         {**config.to_mapping(), "task.restore.factories": [factory], "state.dir": str(directory)}
@@ -68,7 +68,7 @@ def state(config: JobConfig, factory: str, directory: Path) -> Side:
 
 
 def output(directory: Path) -> tuple[Side, Side]:
-    """From the output's files: all changes added up, and the newest total of every key."""
+    """The sum of all changes in the output, and the newest total of every key."""
     import pyarrow.parquet as pq
 
     changes: dict[bytes, Tally] = {}
@@ -82,7 +82,7 @@ def output(directory: Path) -> tuple[Side, Side]:
                     changes[row["key"]].add(change)
                 else:
                     changes[row["key"]] = change
-                # a key with very many others may have several rows in a batch: the newest has counted most
+                # a key may have several rows in a large batch: the newest has the highest count
                 if row["key"] not in latest or total.rows > latest[row["key"]].rows:
                     latest[row["key"]] = total
         newest.update({key: plain(total) for key, total in latest.items()})
@@ -91,7 +91,7 @@ def output(directory: Path) -> tuple[Side, Side]:
 
 
 def plain(tally: Tally) -> Plain:
-    """For comparing; decimals compare by value, so 1.50 equals 1.5."""
+    """A form that can be compared. Decimals compare by value, so 1.50 equals 1.5."""
     return tally.rows, tally.unparsable, tuple(tally.missing), tuple(tally.sums), tuple(tally.largest)
 
 

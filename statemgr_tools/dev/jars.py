@@ -1,7 +1,7 @@
-"""Resolve jars from Maven Central through the Apache Ivy that PySpark ships.
+"""Fetches jars from Maven Central with the Apache Ivy that PySpark contains.
 
-Writes below the user's cache directory only. Two processes may resolve the same jars at once: each downloads
-into a directory of its own, and the first rename wins. What is in the cache is used without starting Java.
+Writes only below the user's cache directory. Two processes may fetch the same jars at once: each downloads into its own
+directory, and the first rename wins. Jars in the cache are used without starting Java.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Artifact:
 
 
 BROKER = Artifact("org.apache.kafka", "kafka_2.13", KAFKA_VERSION)
-#: The broker's dependencies have no logger of their own: without this one its log would be empty.
+#: The broker's dependencies have no logger. Without this one its log would be empty.
 _LOGGER = Artifact("org.slf4j", "slf4j-simple", "1.7.36")
 _KAFKA_CLIENTS = Artifact("org.apache.kafka", "kafka-clients", "3.9.1")
 _COMMONS_POOL = Artifact("org.apache.commons", "commons-pool2", "2.12.1")
-#: The last token provider that every mirror is known to have.
+#: The newest token provider that every mirror has.
 _TOKEN_PROVIDER_FALLBACK = "4.0.0"
 
 
@@ -67,9 +67,9 @@ def broker_jars(cache: Path | None = None) -> list[Path]:
 def connector_jars(cache: Path | None = None) -> list[Path]:
     """The jars of Spark's Kafka connector for the installed PySpark, to be passed as ``spark.jars``.
 
-    They are fetched one by one: some mirrors lack newer token providers, and then the connector's own
-    dependency list does not resolve. The newest token provider that there is, is taken. Where a new patch release's
-    connector is not there yet, the one of the minor version's first release is taken: they fit each other.
+    They are fetched one by one, because some mirrors lack newer token providers, and then Ivy cannot resolve the
+    connector's own list of dependencies. The newest available token provider is used. If there is no connector for a
+    patch release yet, the one for the first release of the minor version is used, which is compatible.
 
     Raises:
         As :func:`broker_jars`.
@@ -96,7 +96,7 @@ def pyspark_version() -> str:
 
 
 def _newest(name: str, revisions: tuple[str, ...], cache: Path | None) -> list[Path]:
-    """The first of these revisions of a Spark artifact that there is; one that is here is not asked for."""
+    """The first available of these revisions of a Spark artifact. One in the cache is preferred."""
     candidates = [Artifact("org.apache.spark", name, revision) for revision in dict.fromkeys(revisions)]
     for artifact in candidates:
         if found := _cached(artifact, cache):
@@ -124,7 +124,7 @@ def _jars(artifact: Artifact, *, transitive: bool, cache: Path | None) -> list[P
         try:
             os.rename(target, destination)
         except OSError:
-            # another process was first; what it put there is the same
+            # another process was first, with the same jars
             if not destination.is_dir():
                 raise
     return _cached(artifact, cache)

@@ -1,6 +1,6 @@
 """A one-node Kafka broker in KRaft mode, as a child process on this machine.
 
-Writes below the broker's own directory only: ``server.properties``, ``data/``, ``broker.log``.
+Writes only below the broker's directory: ``server.properties``, ``data/``, ``broker.log``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOGGING = {
 
 @dataclass(kw_only=True)
 class KafkaBroker:
-    """A broker in ``directory``; its ports stay the same over restarts.
+    """A broker in ``directory``. A restart keeps its ports.
 
     Args:
         settings: broker properties that override the defaults (``{"log.cleaner.backoff.ms": "500"}``).
@@ -51,13 +51,13 @@ class KafkaBroker:
         return f"127.0.0.1:{self.port}"
 
     def start(self, *, deadline_s: float = _READY_DEADLINE_S, spawned: Callable[[], None] = lambda: None) -> None:
-        """Format the data directory if it is new, start, and return when it answers a metadata request.
+        """Format the data directory if it is new, start the broker, and wait until it answers a metadata request.
 
-        One that runs already is waited for. ``spawned`` is called as soon as there is a process to remember.
+        If it runs already, only wait. ``spawned`` is called as soon as the process exists.
 
         Raises:
             PrerequisiteMissing: no Java 17.
-            UnavailableError: the jars could not be fetched, or the broker did not come up (its log is named).
+            UnavailableError: the jars could not be fetched, or the broker did not start (the error names its log).
         """
         if self.process is not None and self.process.running:
             wait_until_ready(self.process, self.answers, name="the Kafka broker", deadline_s=deadline_s)
@@ -82,7 +82,7 @@ class KafkaBroker:
         return spawn([*run, "kafka.Kafka", str(properties)], log=self.directory / "broker.log")
 
     def stop(self, grace_s: float = 15.0) -> None:
-        """Stop it in good order; SIGKILL if that takes longer than ``grace_s``."""
+        """Stop it cleanly, or with SIGKILL after ``grace_s`` seconds."""
         if self.process is not None:
             self.process.resume()
             self.process.stop(grace_s)
@@ -103,8 +103,8 @@ class KafkaBroker:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def answers(self) -> bool:
-        """Whether it answers a metadata request with itself in it."""
-        # librdkafka backs off after a refused connection; the port is asked first, so that it never meets one
+        """Whether it answers a metadata request and lists itself."""
+        # librdkafka backs off after a refused connection, so the port is tried first
         if not accepts_connections(self.port):
             return False
         client = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})

@@ -1,6 +1,6 @@
-"""A server process that outlives its starter: started detached, known and stopped by PID and start time.
+"""A server process that outlives the process that started it. It is found and stopped by PID and start time.
 
-A PID alone may have been given to another process since; the start time tells them apart.
+The start time shows whether the PID belongs to another process by now.
 """
 
 from __future__ import annotations

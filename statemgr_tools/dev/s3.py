@@ -32,10 +32,10 @@ _READY_DEADLINE_S = 30.0
 
 @dataclass(kw_only=True)
 class S3Server:
-    """An S3 server in ``directory`` with one bucket, and keys of its own.
+    """An S3 server in ``directory`` with one bucket and its own keys.
 
     Args:
-        kind: ``versitygw`` or ``moto``; None takes the first that can be had.
+        kind: ``versitygw`` or ``moto``. None takes the first that is available.
     """
 
     directory: Path
@@ -49,17 +49,17 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        """The URL for clients; buckets are in the path."""
+        """The URL for clients. Buckets are in the path."""
         return f"http://127.0.0.1:{self.port}"
 
     def start(self, *, deadline_s: float = _READY_DEADLINE_S, spawned: Callable[[], None] = lambda: None) -> None:
-        """Start it, and return when it answers and the bucket is there.
+        """Start it, and wait until it answers and the bucket exists.
 
-        One that runs already is waited for. ``spawned`` is called as soon as there is a process to remember.
+        If it runs already, only wait. ``spawned`` is called as soon as the process exists.
 
         Raises:
-            PrerequisiteMissing: neither versitygw, Go nor moto is there.
-            UnavailableError: it did not come up (its log is named).
+            PrerequisiteMissing: there is neither versitygw, Go nor moto.
+            UnavailableError: it did not start (the error names its log).
         """
         if self.process is not None and self.process.running:
             self._wait(self.process, deadline_s)
@@ -87,7 +87,7 @@ class S3Server:
             self._request("PUT", f"/{self.bucket}")
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Stop it; moto forgets its objects."""
+        """Stop it. moto then loses its objects."""
         if self.process is not None:
             self.process.resume()
             self.process.stop(grace_s)
@@ -164,14 +164,14 @@ def _build_versitygw(destination: Path) -> Path | None:
                 check=True,
             )
         except (OSError, subprocess.SubprocessError):
-            return None  # an old Go or no network: moto serves instead
+            return None  # an old Go or no network: use moto instead
         os.replace(Path(work, "versitygw"), destination)
     return destination
 
 
 def _has_extended_attributes(directory: Path) -> bool:
     if not hasattr(os, "setxattr"):
-        return sys.platform == "darwin"  # macOS's file systems have them, Python there does not show them
+        return sys.platform == "darwin"  # the file systems of macOS have them, but Python there has no function
     probe = directory / ".xattr-probe"
     try:
         probe.touch()

@@ -1,4 +1,4 @@
-"""Start, stop and describe the servers of one directory: for ``statemgr dev``, the demo and the tests."""
+"""Starts, stops and describes the servers of one directory, for ``statemgr dev``, the demo and the tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_DIRECTORY = Path(".statemgr", "dev")
 
 @dataclass(frozen=True, kw_only=True)
 class DevServers:
-    """Addresses and keys of the servers that run; a field is None where its server does not."""
+    """Addresses and keys of the running servers. The fields of a server that does not run are None."""
 
     directory: str
     bootstrap_servers: str | None = None
@@ -34,7 +34,7 @@ class DevServers:
     s3_log: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields by name, for JSON; the secret key of the local server included."""
+        """All fields by name for JSON, including the secret key of the local server."""
         return asdict(self)
 
 
@@ -47,16 +47,16 @@ def up(
     s3_kind: str | None = None,
     report: Callable[[str], None] = lambda step: None,
 ) -> DevServers:
-    """Start the servers that do not run yet; they keep running when this process ends.
+    """Start the servers that do not run yet. They keep running when this process ends.
 
-    A second call finds them and changes nothing; after a ``down`` the same ports and data come back.
+    A second call finds them and changes nothing. After a ``down`` they get the same ports and data again.
 
     Args:
         directory: everything is written below it.
         kafka: start a Kafka broker.
         s3: start an S3 server.
-        kafka_settings: broker properties, for a broker that is made now.
-        s3_kind: ``versitygw`` or ``moto``, for a server that is made now.
+        kafka_settings: broker properties, for a new broker.
+        s3_kind: ``versitygw`` or ``moto``, for a new server.
         report: called with each step before it begins, for a progress display.
 
     Raises:
@@ -68,7 +68,7 @@ def up(
         broker = broker or KafkaBroker(directory=root / "kafka", settings=dict(kafka_settings or {}))
         if broker.process is None or not broker.process.running:
             report("starting the Kafka broker (its jars are fetched the first time)")
-            if stays_taken(broker.port):  # somebody else has taken it since
+            if stays_taken(broker.port):  # another program uses it now
                 broker.port = free_port()
             if stays_taken(broker.controller_port):
                 broker.controller_port = free_port()
@@ -84,7 +84,7 @@ def up(
 
 
 def down(directory: str | Path = DEFAULT_DIRECTORY) -> bool:
-    """Stop the servers of this directory, by PID; their data stays. False if none ran."""
+    """Stop the servers of this directory by PID. Their data stays. Returns: whether any ran."""
     root = Path(directory).absolute()
     broker, store = read_state(root)
     stopped = False
@@ -96,7 +96,7 @@ def down(directory: str | Path = DEFAULT_DIRECTORY) -> bool:
 
 
 def status(directory: str | Path = DEFAULT_DIRECTORY) -> DevServers:
-    """What runs now in this directory."""
+    """The running servers of this directory."""
     root = Path(directory).absolute()
     broker, store = read_state(root)
     fields: dict[str, Any] = {}

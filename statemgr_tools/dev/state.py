@@ -1,6 +1,6 @@
-"""What ``dev up`` started, kept in a small JSON file so that ``dev status`` and ``dev down`` find it again.
+"""The file that lists the servers of ``dev up``, so that ``dev status`` and ``dev down`` find them.
 
-Readable by its owner only: it holds the local S3 server's keys.
+Only its owner can read it, because it contains the keys of the local S3 server.
 """
 
 from __future__ import annotations
@@ -46,10 +46,9 @@ def write_state(directory: Path, kafka: KafkaBroker | None, s3: S3Server | None)
 
 
 def read_state(directory: Path) -> tuple[KafkaBroker | None, S3Server | None]:
-    """The servers that were started in this directory, running or not; ``(None, None)`` if none ever was.
+    """The servers that were started in this directory, running or not, or ``(None, None)``.
 
-    Raises:
-        CorruptError: the file is not one that :func:`write_state` wrote.
+    Raises: CorruptError if :func:`write_state` did not write the file; InvalidError if the directory is a file.
     """
     path = directory / _FILE
     try:
@@ -58,11 +57,11 @@ def read_state(directory: Path) -> tuple[KafkaBroker | None, S3Server | None]:
     except FileNotFoundError:
         return None, None
     except NotADirectoryError as error:
-        raise InvalidError("a file stands where the servers' directory should be", directory=str(directory)) from error
+        raise InvalidError("the servers' directory is a file", directory=str(directory)) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptError(
             "the file that lists the local servers cannot be read",
-            hint=f"end what still runs from {directory} (its logs are there), then remove it",
+            hint=f"stop the servers that still run from {directory} (see the logs there), then remove the file",
             file=str(path),
         ) from error
 

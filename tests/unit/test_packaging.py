@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from statemgr.cli import main
-from statemgr.config import blob_stores, factories
+from statemgr.config import factories
 
 ROOT = Path(__file__).parents[2]
 _SHOW = (
@@ -99,7 +99,7 @@ def test_every_name_of_an_object_leads_to_it() -> None:
     with open(ROOT / "pyproject.toml", "rb") as file:
         scripts = tomllib.load(file)["project"]["scripts"]
     commands = (target for target, _ in main._BUILT_IN.values())
-    targets = [*scripts.values(), *commands, *factories.BUILT_IN.values(), *blob_stores._BUILT_IN.values()]
+    targets = [*scripts.values(), *commands, *factories.BUILT_IN.values(), *factories.BLOB_STORES.values()]
     code = (
         "import importlib, sys\n"
         "for target in sys.argv[1:]:\n"

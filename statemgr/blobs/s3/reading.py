@@ -86,7 +86,6 @@ class S3Reader:
         self._is_fast = False
 
     def copy_to(self, fd: int, offset: int, size: int) -> int | None:
-        """Not from here."""
         return None
 
     def readinto(self, buffer: memoryview) -> int:

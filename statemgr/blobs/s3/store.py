@@ -1,7 +1,7 @@
 """Blobs as objects of an S3 bucket, through boto3. Touches the bucket only, below one prefix.
 
-Every PUT carries its CRC-32 and the condition that nothing of that name exists. Some servers accept a wrong CRC: a
-process finds out once with a wrong one, and the verifying decorator then reads every upload back. TTLs:
+Every PUT has its CRC-32 and the condition that the name does not exist. Some servers accept a wrong CRC. A process
+finds this out once by sending one, and the verifying decorator then reads every upload back. TTLs are in
 :mod:`statemgr.blobs.s3.expiry`.
 """
 
@@ -43,7 +43,7 @@ class S3BlobStore:
     Args:
         ttl_days: the TTL whose lifecycle rule the administration looks for.
         encryption: fields of every PUT that ask for encryption at rest.
-        own: the start of the names of the job's blobs; nothing is written elsewhere.
+        own: the prefix of the names of the job's blobs. Nothing is written elsewhere.
     """
 
     def __init__(self, place: Place, clock: Clock, *, ttl_days: int, encryption: Mapping[str, Any], own: str) -> None:
@@ -63,7 +63,7 @@ class S3BlobStore:
 
     @property
     def checks_uploads(self) -> bool:
-        """Found out once per process, endpoint and bucket."""
+        """Tried once per process, endpoint and bucket."""
         place = (self._client.meta.endpoint_url, self._bucket)
         with _CHECKING_LOCK:
             if place not in _CHECKING:
@@ -114,7 +114,7 @@ class S3BlobStore:
             raise failed[blob_id]
 
     def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
-        """1000 keys a request, or a request for each key where the server has no other."""
+        """Deletes 1000 keys with a request, or one if the server has only that."""
         keys = {key: blob_id for blob_id in blob_ids for key in self._expiry.keys(blob_id)}
         wanted, failed = list(keys), dict[str, StatemgrError]()
         for start in range(0, len(wanted), _MOST_DELETES):
@@ -158,7 +158,7 @@ class S3BlobStore:
 
     @contextmanager
     def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
-        """A body that ends early raises UnavailableError from ``readinto``."""
+        """``readinto`` raises UnavailableError if the body ends early."""
         key = self._place.key(blob_id)
         if length == 0:
             self._place.head(blob_id)
@@ -181,13 +181,13 @@ class S3BlobStore:
         try:
             if offset and answer["ResponseMetadata"]["HTTPStatusCode"] != 206:
                 raise InvalidError("this S3 server ignores ranges", bucket=self._bucket, blob=blob_id)
-            # a proxy that sends the body in chunks leaves its length out: then the last chunk is the end
+            # a proxy that sends the body in chunks leaves out its length, and the last chunk is the end
             yield S3Reader(body, answer.get("ContentLength"), self._bucket, blob_id, self._large_reads)
         finally:
             body.close()
 
     def stat(self, blob_id: str) -> BlobInfo:
-        """A TTL ends its days after the writing."""
+        """A TTL begins when the blob is written."""
         head = self._place.head(blob_id)
         days = self._expiry.days(blob_id, head)
         try:

@@ -1,6 +1,6 @@
-"""Bytes of snapshot indexes and segment chains, which lie in blobs, and of prepared commits, which refer to them. Pure.
+"""Codecs of snapshot indexes and segment chains, which are in blobs, and of prepared commits. Pure.
 
-What was decoded is well formed, but not yet trusted: see ``snapshot.validate`` and ``chain.validate_chain``.
+A decoded value is well formed, but not yet trusted: see ``snapshot.validate`` and ``chain.validate_chain``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PREPARED = Codec("prepared_commit.v1", PreparedCommit, SHAPES)
 
 
 def encode_index(index: SnapshotIndex) -> bytes:
-    """The content of an index blob. Raises: InvalidError when it fits neither the schema nor the limit."""
+    """The content of an index blob. Raises: InvalidError if it does not fit the schema or the limit."""
     return _INDEX.encode(index, store=index.store)
 
 
@@ -28,18 +28,18 @@ def decode_index(data: bytes, blob_id: str | None = None) -> SnapshotIndex:
 
 
 def encode_chain(chain: SegmentChain) -> bytes:
-    """The bytes of a chain. Raises: InvalidError when it fits neither the schema nor the limit."""
+    """The bytes of a chain. Raises: InvalidError if it does not fit the schema or the limit."""
     return _CHAIN.encode(chain, store=chain.store)
 
 
 def decode_chain(data: bytes, blob_id: str | None = None) -> SegmentChain:
-    """``blob_id``: the blob that the chain lies in, None when it was inline. Raises: CorruptBlob."""
+    """``blob_id``: the blob of the chain, None if it was inline. Raises: CorruptBlob."""
     chain = _CHAIN.decode(data, _refuser("segment chain", blob_id or "inline"))
     return chain if blob_id is None else chain.lying_in(blob_id)
 
 
 def encode_prepared(prepared: PreparedCommit) -> bytes:
-    """Raises: InvalidError when its changes are still local (it was not prepared to leave its process)."""
+    """Raises: InvalidError if its changes are still local, because it was not prepared to leave its process."""
     for name, store in prepared.stores.items():
         for changes in store.changes.values():
             if changes.local is not None or (changes.inline is None) == (changes.blob is None):

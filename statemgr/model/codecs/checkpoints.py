@@ -1,7 +1,7 @@
-"""Bytes of the records of the checkpoint topic: keys, job records, task records, and version 1. Pure.
+"""Codecs of the records of the checkpoint topic: keys, job records, task records, and version 1. Pure.
 
-A version 2 key ends with the sequence number and a checksum, both of a fixed size: what is before them is the same for
-all checkpoints of a task, so that a reader of millions of records decodes it once. A version 2 value ends with a
+A version 2 key ends with the sequence number and a checksum, both of a fixed size. The bytes before them are the same
+for all checkpoints of a task, so a reader of millions of records decodes them once. A version 2 value ends with a
 checksum over the key and all bytes of the value before it.
 """
 
@@ -65,7 +65,7 @@ _TASK = Codec("checkpoint_task.v2", TaskCheckpoint, SHAPES)
 
 
 def value_header(version: int, task: str) -> bytes:
-    """What the values of a task's records begin with; of job records where ``task`` is empty."""
+    """The first bytes of the values of a task's records, or of job records if ``task`` is empty."""
     return (_VALUE_V1 if version == 1 else _TASK if task else _JOB).header
 
 
@@ -73,9 +73,9 @@ def value_header(version: int, task: str) -> bytes:
 
 
 def encode_key(key: CheckpointKey) -> bytes:
-    """The bytes of a record's key; equal keys have equal bytes, which compaction relies on.
+    """The bytes of a record's key. Equal keys have equal bytes, which compaction relies on.
 
-    Raises: InvalidError when it does not fit the schema.
+    Raises: InvalidError if it does not fit the schema.
     """
     if key.sequence is None:
         return _KEY_V1.encode(key, task=key.task)
@@ -118,19 +118,19 @@ def sequence_of(key: bytes) -> int:
 
 
 def encode_job(key: CheckpointKey, job: JobCheckpoint) -> tuple[bytes, bytes]:
-    """Key and value of a job record. Raises: InvalidError when it does not fit the schema."""
+    """Key and value of a job record. Raises: InvalidError if it does not fit the schema."""
     return _sealed(key, _JOB.encode(job))
 
 
 def encode_task(key: CheckpointKey, task: TaskCheckpoint) -> tuple[bytes, bytes]:
-    """Key and value of a task record. Raises: InvalidError when it does not fit the schema."""
+    """Key and value of a task record. Raises: InvalidError if it does not fit the schema."""
     return _sealed(key, _TASK.encode(task, task=key.task))
 
 
 def encode_record(record: CheckpointRecord) -> list[tuple[bytes, bytes]]:
     """Keys and values of task records that need no job record, for all checkpoints of a record, oldest first.
 
-    Raises: InvalidError when one does not fit the schema.
+    Raises: InvalidError if one does not fit the schema.
     """
     if not record.checkpoints:
         raise InvalidError("a checkpoint record needs at least one checkpoint")
@@ -157,7 +157,7 @@ def decode_task(key: bytes, at: CheckpointKey, value: bytes, place: Place = NOWH
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """One checkpoint alone, as it is sent to where its task's attempt runs."""
+    """One checkpoint alone, for the machine that runs its task's attempt."""
     return _TASK.encode(task_alone(checkpoint))
 
 
@@ -229,7 +229,7 @@ def decode_record_v1(key: CheckpointKey, data: bytes, place: Place = NOWHERE) ->
         sequence=0,
         epoch=0,
         input_offsets=value.input_offsets,
-        # Version 1 has no state IDs; this one can name no other content.
+        # version 1 has no state IDs, and no other content has this one
         stores=dict.fromkeys(markers, f"v1-{value.checkpoint_id}"),
         state_checkpoint_markers={VERSION_ONE_FACTORY: markers} if markers else {},
         record_version=1,

@@ -1,4 +1,4 @@
-"""One codec for every record: a schema and a dataclass are walked together, once. Pure.
+"""One codec for every record. It walks a schema and a dataclass together, once. Pure.
 
 =====================  ==================================================================
 Avro                   Python
@@ -35,9 +35,9 @@ Refuse = Callable[[str], CorruptError]
 
 
 class Form(NamedTuple):
-    """How a type is written: as another type, or as ``dict`` for a record's fields in Avro's own form.
+    """A type that is written as another type, or as a ``dict`` of a record's fields in Avro's own form.
 
-    ``back`` raises ValueError or InvalidError for what cannot be.
+    ``back`` raises ValueError or InvalidError for impossible values.
     """
 
     type: Any
@@ -46,8 +46,8 @@ class Form(NamedTuple):
 
 
 class Shapes(NamedTuple):
-    """``forms``: type → its form. ``rules``: dataclass → what returns a value of it that was read, or raises ValueError
-    for one that cannot be."""
+    """``forms``: type → its form. ``rules``: dataclass → a function that returns a value that was read, or raises
+    ValueError if it is impossible."""
 
     forms: Mapping[Any, Form]
     rules: Mapping[type, _Convert]
@@ -57,8 +57,8 @@ class Codec(Generic[_T]):
     """Values of one dataclass ↔ single objects of one schema.
 
     Args:
-        kind: the dataclass; ``dict`` for the fields as Avro has them.
-        most: bytes that an encoded value may have.
+        kind: the dataclass, or ``dict`` for the fields in Avro's own form.
+        most: the most bytes of an encoded value.
     """
 
     def __init__(self, schema: str, kind: type[_T], shapes: Shapes, most: int | None = None) -> None:
@@ -66,7 +66,7 @@ class Codec(Generic[_T]):
         self._most = most
 
     def encode(self, value: _T, **where: str) -> bytes:
-        """Raises: InvalidError, which says ``where``, when the value fits neither the schema nor the limit."""
+        """Raises: InvalidError with ``where`` if the value does not fit the schema or the limit."""
         write, _ = self._converters
         try:
             data = self._objects.encode(write(value) if write else value)
@@ -77,7 +77,7 @@ class Codec(Generic[_T]):
         return data
 
     def decode(self, data: bytes, refuse: Refuse) -> _T:
-        """Raises: what ``refuse`` makes, for anything that is not exactly one possible value."""
+        """Raises: the error that ``refuse`` makes, for bytes that are not exactly one possible value."""
         if self._most is not None and len(data) > self._most:
             raise refuse(f"it is larger than {self._most} bytes")
         _, read = self._converters
@@ -176,7 +176,8 @@ class _Walk:
             readers += [(name, read)] if read else []
         made = _tuple if is_tuple else kind
         rule = self._shapes.rules.get(kind, _same)
-        # one call for all fields, and a loop over those alone that have another form, is as fast as code for each field
+        # one call gets all fields, and the loops are over those with another form in Avro only: this is as fast as code
+        # that is generated for each record
         get: _Convert = tuple if is_tuple else attrgetter(*names) if len(names) > 1 else _only(names[0])
 
         def to_fields(value: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the generic codec cannot know: types that are written in another form, and rules that no schema states. Pure."""
+"""Types that are written in another form, and rules that no schema can express, for the generic codec. Pure."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Directory(NamedTuple):
 
 
 def _to_runs(inputs: Inputs) -> dict[str, Any]:
-    """For each topic its ID and the offsets of its partitions, in runs of partitions whose numbers follow each other. A
-    thousand partitions take some bytes each, where a map of their names takes tens."""
+    """For each topic its ID and the offsets of its partitions, in runs of consecutive partitions: a few bytes per
+    partition, where a map of their names would take tens."""
     topics: dict[str, dict[int, int]] = {topic: {} for topic in inputs.topic_ids}
     others: dict[str, int] = {}
     for name, offset in inputs.offsets.items():
@@ -45,7 +45,7 @@ def _to_runs(inputs: Inputs) -> dict[str, Any]:
 
 
 def _is_number(text: str) -> bool:
-    """Whether it is the plain decimal form of a partition's number, so that the name can be put together again."""
+    """Whether it is the plain decimal form of a partition's number, from which the same name can be made again."""
     return text.isascii() and text.isdigit() and len(text) < _DIGITS and (text == "0" or text[0] != "0")
 
 
@@ -102,7 +102,7 @@ def _tree(directories: tuple[Directory, ...]) -> DirIndex:
     if not directories or directories[0].name:
         raise ValueError("it has no root directory")
     subs: list[list[DirIndex]] = [[] for _ in directories]
-    # From the last to the first, every directory is whole before its parent needs it.
+    # from the last to the first, so that every directory is complete before its parent
     for (name, parent, files), own in zip(reversed(directories), reversed(subs), strict=True):
         directory = DirIndex(name, files, tuple(reversed(own)))
         if parent >= 0:

@@ -1,4 +1,4 @@
-"""``peak-memory``: the most memory that a process ever held while it moved state, Python included."""
+"""``peak-memory``: the peak memory of a process that moves state, including Python."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _commit(session: Session, state: State) -> float:
 
 
 def _one_file(session: Session, size: int) -> tuple[float, float]:
-    """A file with nothing in it takes no room here; it takes some where it is backed up and restored."""
+    """A sparse file takes no space here, but its backup and its restore do."""
     directory = session.fresh("one-file")
     file = directory / "000001.sst"
     file.touch()

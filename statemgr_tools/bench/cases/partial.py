@@ -20,7 +20,7 @@ _SHARE_OF_FULL = 0.1
 
 @case("restore-partial")
 def restore_partial(session: Session) -> Iterator[Line]:
-    """1 GiB of which every file but one is here: the bytes that it fetches, and its time."""
+    """1 GiB of which all files but one are on the machine: the bytes that a restore fetches, and its time."""
     state = state_of(session, session.bytes(GIBIBYTE))
     backup = backup_of(session, state, s3=True)
 
@@ -47,6 +47,6 @@ def restore_partial(session: Session) -> Iterator[Line]:
 
 
 def _smallest_table(directory: Path) -> Path:
-    """The one that goes missing, of those that were restored."""
+    """The restored file that is removed."""
     tables = [path for path in directory.rglob("*.sst") if "committed" in path.parts]
     return min(tables, key=lambda path: path.stat().st_size)

@@ -95,7 +95,7 @@ def commit_requests(session: Session) -> Iterator[Line]:
 
 @case("restore-segments")
 def restore_segments(session: Session) -> Iterator[Line]:
-    """1 GiB from a snapshot and as many segments as the default allows, beside the snapshot alone."""
+    """1 GiB from a snapshot and as many segments as the default allows, compared with the snapshot alone."""
     state = state_of(session, session.bytes(GIBIBYTE))
     snapshot = backup_of(session, state, s3=True)
     place, count = session.fresh("segments"), session.count(_UPDATES, least=_FEW_UPDATES)
@@ -138,7 +138,7 @@ def _measure_sizes(session: Session) -> dict[str, Series]:
 
 @contextmanager
 def _task(session: Session, kind: str, size: int) -> Iterator[tuple[Task, State]]:
-    """A task of a job of its own that starts from a state of this size."""
+    """A task of its own job that starts from a state of this size."""
     state = state_of(session, session.bytes(size))
     config = session.job(kind, s3=True, overrides=to_blobs(kind))
     with task_at(config, state) as task:

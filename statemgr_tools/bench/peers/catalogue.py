@@ -21,7 +21,7 @@ P = TypeVar("P", bound=Peer)
 
 
 class Peers:
-    """What peers there are.
+    """The known peers.
 
     Args:
         source: the directory that ``--peers`` names, None without.
@@ -49,7 +49,7 @@ class Peers:
 
     @property
     def notes(self) -> Sequence[str]:
-        """What was wrong with those that did not build."""
+        """Errors of peers that could not be built."""
         return list(self._failed.values())
 
     def _peer(self, folder: str, kind: type[P]) -> P | None:

@@ -18,7 +18,7 @@ _PRIVATE = 0o077
 
 
 class PeerFailed(StatemgrError):
-    """A peer's harness did not build or run; its last words are in the message."""
+    """A peer's harness did not build or run. The message has the end of its output."""
 
 
 class Peer:
@@ -30,7 +30,7 @@ class Peer:
 
     @property
     def built(self) -> bool:
-        """Whether it is there already, and as new as its source."""
+        """Whether it exists already, and is as new as its source."""
         mark = self.directory / ".built"
         newest = max((path.stat().st_mtime for path in self.source.rglob("*") if path.is_file()), default=0.0)
         return mark.exists() and mark.stat().st_mtime >= newest
