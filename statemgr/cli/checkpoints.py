@@ -1,4 +1,4 @@
-"""``statemgr checkpoints``: shows what is on the checkpoint topic. Reads the topic, fences nobody."""
+"""``statemgr checkpoints``: shows what is on the checkpoint topic, and goes back. Only ``--write`` fences owners."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 from statemgr.cli.options import Call, job_options
 from statemgr.cli.output import console, moment, print_json
 from statemgr.cli.render import inline_chain, to_json_dict
+from statemgr.cli.rollback import rollback_command
 from statemgr.errors import MissingState
 from statemgr.ids import task_index
 from statemgr.model.checkpoint import (
@@ -24,7 +25,10 @@ from statemgr.model.checkpoint import (
 
 @click.group("checkpoints")
 def command() -> None:
-    """List and show checkpoints on the checkpoint topic."""
+    """List and show checkpoints on the checkpoint topic, and go back to one."""
+
+
+command.add_command(rollback_command)
 
 
 @command.command("list")

@@ -30,7 +30,7 @@ _BUILT_IN = {
         "statemgr_tools.commands.bench:command",
         "Measure commits, restores and calls, and compare them with references.",
     ),
-    "checkpoints": ("statemgr.cli.checkpoints:command", "List and show checkpoints on the checkpoint topic."),
+    "checkpoints": ("statemgr.cli.checkpoints:command", "List and show checkpoints, and go back to one."),
     "config": ("statemgr.cli.config:command", "Show or check the configuration."),
     "demo": ("statemgr_tools.commands.demo:demo", "Run a real PySpark pipeline, kill it, restore it, recount it."),
     "dev": (

@@ -59,7 +59,10 @@ def _task(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         raise click.BadParameter(f"{error.message}; {error.hint}", ctx, param) from None
 
 
-def _checkpoint_id(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+def checkpoint_id_of(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Accepts the text of a checkpoint ID. Also checks each of several values."""
+    if isinstance(value, tuple):
+        return tuple(checkpoint_id_of(ctx, param, item) for item in value)
     try:
         return None if value is None else str(CheckpointId.parse(value))
     except InvalidError as error:
@@ -93,7 +96,7 @@ _OPTIONS = {
     "checkpoint": click.option(
         "--checkpoint",
         "checkpoint_id",
-        callback=_checkpoint_id,
+        callback=checkpoint_id_of,
         metavar="ID",
         help="A retained checkpoint. Default: the current one.",
     ),

@@ -51,8 +51,8 @@ class CleanUp:
         """Published blobs that still have a TTL. The next checkpoint lists them."""
         return tuple(OutstandingTtl(blob, since) for blob, since in sorted(self._outstanding.items()))
 
-    def at_open(self, record: CheckpointRecord | None) -> None:
-        """Finish the clean-up of an owner that died. :meth:`retry_ttls` retries failures."""
+    def at_open(self, record: CheckpointRecord | None, *, delete: bool = True) -> None:
+        """Finish the clean-up of an owner that died; ``delete``: also step 3. :meth:`retry_ttls` retries failures."""
         if record is None:
             return
         current = record.current
@@ -69,7 +69,8 @@ class CleanUp:
             self._remove_ttls(())
         except StatemgrError as error:
             log.warning("task %s: the next commit removes the TTL: %s", self._task, error)
-        self._delete_evicted((), record)
+        if delete:
+            self._delete_evicted((), record)
         announce(Phase.CLEANED_UP, self._task, self._services.config.job_key)
 
     def after_publish(self, before: CheckpointRecord | None, record: CheckpointRecord, commit: PreparedCommit) -> None:

@@ -61,11 +61,13 @@ def publish(
     batch: MicroBatch | None = None,
     inputs: Inputs | None = None,
     outstanding: Mapping[str, Sequence[OutstandingTtl]] | None = None,
+    evict: bool = True,
 ) -> None:
     """Publish prepared commits of different tasks in one transaction, and update ``published``.
 
     Args:
         inputs: the input offsets of the whole job, for commits without input offsets of their task.
+        evict: whether checkpoints beyond ``task.checkpoint.retained`` are dropped; if not, the next publish does that.
 
     Raises:
         FencedError: another owner took over; nothing was published.
@@ -77,7 +79,7 @@ def publish(
         raise OutcomeUnknownError(
             "the outcome of the last publish is unknown", hint="settle it before you publish again"
         )
-    attempt = _Publish(services, publisher, log, published, commits, batch, inputs, outstanding or {})
+    attempt = _Publish(services, publisher, log, published, commits, batch, inputs, outstanding or {}, evict)
     for _ in range(_REPEATS):
         try:
             return attempt.run()
@@ -98,6 +100,7 @@ class _Publish:
     batch: MicroBatch | None
     inputs: Inputs | None
     outstanding: Mapping[str, Sequence[OutstandingTtl]]
+    evict: bool
 
     def run(self) -> None:
         """All steps, once. Raises: as :func:`publish`; IdForgotten if nothing was published and it may be repeated."""
@@ -260,7 +263,8 @@ class _Publish:
         )
         before = published.records[commit.task]
         if before is not None:
-            return replace(before.followed_by(checkpoint, services.config.retained), layout=published.layout)
+            retained = services.config.retained if self.evict else len(before.checkpoints) + 1
+            return replace(before.followed_by(checkpoint, retained), layout=published.layout)
         return CheckpointRecord(commit.job_name, commit.job_id, commit.task, published.layout, (checkpoint,))
 
 

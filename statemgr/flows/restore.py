@@ -71,6 +71,7 @@ def restore_task(
     *,
     permissions: Permissions = NO_PERMISSIONS,
     older: Sequence[Checkpoint] = (),
+    newer: Sequence[Checkpoint] = (),
     as_of: Moment | None = None,
     only: Collection[str] | None = None,
     progress: Progress = no_progress,
@@ -79,6 +80,7 @@ def restore_task(
 
     Args:
         older: the other retained checkpoints, newest first; a local directory of one of them may help.
+        newer: the retained checkpoints after this one, oldest first, if it is not the current one.
         as_of: a moment before the topic was read, at which no newer checkpoint was published yet, if one is known.
 
     Raises: PermissionNeeded, MissingState, CorruptError, UnavailableError, DiskFull; then no store stays open.
@@ -91,6 +93,7 @@ def restore_task(
         durable=services.durable,
         permissions=permissions,
         older=older,
+        newer=newer,
         job=config.job_name,
         task=task,
     )

@@ -55,9 +55,9 @@ class ChainSnapshot:
 class SegmentChain:
     """Necessary and sufficient to rebuild one state of a store.
 
-    ``attempt``: as in a snapshot index. ``lineage``: the attempt that filled the backend. In chains of one lineage a
-    sequence number always means the same change. ``added``: the blobs that the chain's own commit added, without the
-    blob of the chain itself. Of a snapshot it has the index alone.
+    ``attempt``: as in a snapshot index. ``lineage``: the attempt that filled the backend, or the rollback that
+    continues an older chain. In chains of one lineage a sequence number always means the same change. ``added``: the
+    blobs that the chain's own commit added, without the blob of the chain itself. Of a snapshot it has the index alone.
     """
 
     job_name: str

@@ -7,6 +7,7 @@ Backends implement ``BackupManager`` and ``RestoreManager``.
 from statemgr.ports.backends import (
     Backlog,
     BackupManager,
+    BranchingBackupManager,
     DirectoryNeeded,
     GuardedBackupManager,
     PreparedBackup,
@@ -65,6 +66,7 @@ __all__ = [
     "BlobReader",
     "BlobStore",
     "Body",
+    "BranchingBackupManager",
     "Changelog",
     "ChangelogBatch",
     "ChangelogRecord",

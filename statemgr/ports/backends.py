@@ -184,6 +184,23 @@ class GuardedBackupManager(BackupManager, Protocol):
         """
 
 
+@runtime_checkable
+class BranchingBackupManager(BackupManager, Protocol):
+    """A backend whose older states stay whole next to newer ones, so that one of them can be continued again."""
+
+    def branch(self, identity: StoreIdentity, marker: Marker, *, together: bool) -> PreparedBackup:
+        """A new marker of the state that an older retained ``marker`` names, for a commit that goes back to it.
+
+        What follows the new marker is never taken for what followed the old one. No data is copied, and not every blob
+        is asked for.
+
+        Args:
+            together: whether all tasks of the job are published together.
+
+        Raises: MissingError, CorruptError, UnavailableError, AccessDenied.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """What a restore would have to apply to the newest snapshot: the number of segments, and their bytes as stored.

@@ -167,6 +167,27 @@ class BlobBackup:
         """Always False: a chain has no changes beyond its end."""
         return False
 
+    def branch(self, identity: StoreIdentity, marker: Marker, *, together: bool) -> PreparedBackup:
+        """Put the same snapshot and segments into a chain of a new lineage.
+
+        A chain that is too large for the record is stored as a blob.
+        """
+        services, attempt = self._services, self._services.ids.attempt_id()
+        chain = self._catalogue.chain(identity, marker)
+        for error in services.transfer().absent([chain.snapshot.index.blob_id]).values():
+            raise error
+        now_ms = services.clock.time_ns() // 1_000_000
+        chain = replace(chain, attempt=attempt, lineage=attempt, created_ms=now_ms, added=())
+        data = encode_chain(chain)
+        limit = inline_chain_limit(len(services.config.stores), services.config.tasks if together else 1)
+        if not chain.segments or len(data) <= limit:
+            branched, added = BlobMarker(inline=data), tuple[str, ...]()
+        else:
+            ref = services.transfer().put(segments_blob(identity, attempt), data)
+            branched, added = BlobMarker(ref), (ref.blob_id,)
+        self._catalogue.remember_chain(branched, chain)
+        return PreparedBackup(branched, added_blobs=added, added_bytes=len(data) if added else 0)
+
     # --- background snapshots and local directories ---------------------------------------------------------------
 
     def backlog(self, identity: StoreIdentity, marker: Marker, session: StoreSession | None = None) -> Backlog:

@@ -1,0 +1,44 @@
+"""What the input topics have left after some offsets, for a job that is to read them again from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from statemgr.config import JobConfig
+from statemgr.ids import source_topic
+from statemgr.kafka.metadata import TopicMetadata
+from statemgr.ports import Clock
+
+
+def missing_input(
+    config: JobConfig, clock: Clock, offsets: Mapping[str, int], topic_ids: Mapping[str, str]
+) -> list[str]:
+    """Why a job cannot read its input from ``offsets`` on: one sentence for each problem, none if it can.
+
+    Offsets of topics that do not exist here, or that these credentials may not describe, are not checked.
+
+    Args:
+        offsets: source partition → next offset to read.
+        topic_ids: input topic → the ID that it had in Kafka.
+
+    Raises: UnavailableError, AccessDenied.
+    """
+    by_topic: dict[str, list[str]] = {}
+    for source in sorted(offsets):
+        by_topic.setdefault(source_topic(source) or "", []).append(source)
+    metadata = TopicMetadata(config, clock)
+    try:
+        problems = []
+        for topic, found in metadata.describe(sorted(filter(None, by_topic))).items():
+            if topic_ids.get(topic, str(found.topic_id)) != str(found.topic_id):
+                problems.append(f"{topic} was deleted and created again, so the offsets mean nothing in it")
+                continue
+            for source in by_topic[topic]:
+                start, end = metadata.bounds(topic, int(source.rpartition("-")[2]))
+                if offsets[source] < start:
+                    problems.append(f"{source} begins at offset {start} now, after {offsets[source]}")
+                elif offsets[source] > end:
+                    problems.append(f"{source} ends at offset {end} now, before {offsets[source]}")
+        return problems
+    finally:
+        metadata.close()

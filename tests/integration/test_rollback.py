@@ -1,0 +1,319 @@
+"""``statemgr checkpoints rollback``: a retained checkpoint is current again, under a new record, in every backend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statemgr import JobConfig, StateManager
+from statemgr.cli.main import cli
+from statemgr.engine import MicroBatch
+from statemgr.errors import FencedError
+from statemgr.kafka import topics
+from statemgr.phases import Phase, observed
+from statemgr.reader import JobReader
+from tests.commits import TASK, attempt, blob_files, commit, current, published, referenced, totals
+from tests.integration.test_cli import write_toml
+from tests.integration.test_compacted_past import forget, forgetful
+from tests.jobs import DUAL, SEGMENTS, SNAPSHOTS, contents, elsewhere, job_mapping, with_changes
+from tests.kafka_jobs import EAGER, committed, make_topic, send
+from tests.servers import KafkaServer, S3Server
+
+Run = Callable[..., Result]
+OTHER = "Partition 1"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`statemgr checkpoints rollback --json …` with the job in `job.toml`."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_(config: JobConfig, *arguments: str) -> Result:
+        write_toml(config, tmp_path / "job.toml")
+        command = ["checkpoints", "rollback", "--json", *arguments]
+        return CliRunner().invoke(cli, command, catch_exceptions=False)
+
+    return run_
+
+
+def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
+    """A job that retains five checkpoints."""
+    return JobConfig.from_mapping(job_mapping(kafka, directory, **{"task__checkpoint__retained": 5, **more}))  # type: ignore[arg-type]
+
+
+def history(config: JobConfig, count: int = 4) -> list[dict[bytes, bytes]]:
+    """Commit some states of one task, and return all of them, oldest first. Each deletes, changes and adds keys."""
+    states: list[dict[bytes, bytes]] = []
+    state: dict[bytes, bytes] = {}
+    for number in range(count):
+        items: dict[bytes, bytes | None] = {
+            b"new-%d" % number: b"%d" % number * 300,
+            b"same": b"%d" % number,
+            b"new-%d" % (number - 1): None,
+        }
+        commit(config, items, number)
+        state = {k: v for k, v in (state | items).items() if v is not None}
+        states.append(state)
+    return states
+
+
+def identity_of(config: JobConfig, number: int, task: str = TASK) -> str:
+    """The ID of the checkpoint that is the ``number``-th newest."""
+    record = current(config, task)
+    assert record is not None
+    return str(record.checkpoints[number].checkpoint_id)
+
+
+def check_state(config: JobConfig, expected: Mapping[bytes, bytes], task: str = TASK) -> None:
+    """Every backend has exactly this state of the task, and every blob that is needed exists and will not expire."""
+    for factory in config.stores["totals"].backup_factories:
+        assert totals(config, factory)[task] == expected, factory
+    with JobReader(config) as reader:
+        for blob_id in referenced(config, task):
+            assert reader.blob_info(blob_id).expires_ms is None, blob_id
+
+
+@pytest.mark.parametrize(
+    ("backup", "kind"),
+    [(("kafka-changelog",), SNAPSHOTS), (("blob-store",), SNAPSHOTS), (("blob-store",), SEGMENTS), (DUAL, SEGMENTS)],
+    ids=["changelog", "snapshots", "segments", "dual"],
+)
+def test_goes_back_in_every_backend_and_continues(
+    kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...], kind: str
+) -> None:
+    """The older state is current under a new record, with its offsets, and the job goes on from it; without --write
+    nothing happens."""
+    config = job(kafka, tmp_path, backup=backup, kind=kind)
+    states = history(config)
+    target = identity_of(config, 2)
+    before = committed(config, config.checkpoint_topic)
+    looked = run(config, "--to", target)
+    assert looked.exit_code == 0
+    assert json.loads(looked.stdout)["written"] is False
+    assert committed(config, config.checkpoint_topic) == before
+    done = json.loads(run(config, "--to", target, "--write").stdout)
+    assert done["input_offsets"] == {"orders-0": 1}
+    assert [len(task["taken_back"]) for task in done["tasks"]] == [2]
+    ways = {store["factory"]: store["way"] for store in done["tasks"][0]["stores"]}
+    assert ways == {factory: "fill" if factory == "kafka-changelog" else "reference" for factory in backup}
+    record = current(config)
+    assert record is not None
+    assert str(record.current.checkpoint_id) == done["tasks"][0]["published"]
+    assert record.current.sequence == 5, "the topic is not rewound"
+    assert len(record.checkpoints) == 5, "nothing is evicted"
+    check_state(config, states[1])
+    for number, factory in enumerate(backup):
+        there = elsewhere(config, tmp_path / f"other-{number}", factory)
+        assert contents(there) == ({"totals": states[1]}, {"orders-0": 1})
+    commit(config, {b"after": b"1", b"same": None}, 9)
+    expected = {k: v for k, v in states[1].items() if k != b"same"} | {b"after": b"1"}
+    check_state(config, expected)
+    again = elsewhere(config, tmp_path / "again", backup[-1])
+    assert contents(again) == ({"totals": expected}, {"orders-0": 9})
+
+
+def test_copies_no_data_where_blobs_hold_the_state(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """Every retained checkpoint in turn, back and forth: no blob is added, and each is exact."""
+    config = job(kafka, tmp_path, backup=("blob-store",), kind=SEGMENTS, task__checkpoint__retained=9)
+    states = history(config, 5)
+    record, before = current(config), blob_files(tmp_path)
+    assert record is not None
+    targets = [str(checkpoint.checkpoint_id) for checkpoint in record.checkpoints[::-1]]
+    for number in (0, 4, 2, 3):
+        assert run(config, "--to", targets[number], "--write").exit_code == 0
+        assert blob_files(tmp_path) == before
+        check_state(config, states[number])
+
+
+def test_all_tasks_go_back_together(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """A whole job: one transaction, one new checkpoint ID; the micro-batch and its output are those of then."""
+    config = job(kafka, tmp_path, tasks=2, task__checkpoint__retained=4)
+    with StateManager(config, "spark-hash(string)") as driver:
+        epoch = driver.acquire()
+        checkpoints = epoch.checkpoints
+        for batch in range(3):
+            prepared = [
+                attempt(config, epoch, task, {b"by": b"%d" % batch}, batch, {"output": b"%d" % batch}, checkpoints)
+                for task in (TASK, OTHER)
+            ]
+            checkpoints = driver.publish(prepared, MicroBatch("query", batch, str(batch), str(batch + 1)))
+        alone = run(config, "--to", identity_of(config, 1), "--task", "0")
+        assert alone.exit_code == 2
+        assert "for all tasks" in alone.stderr
+        target = identity_of(config, 1)
+        done = run(config, "--to", target, "--write")
+        assert done.exit_code == 0
+        with pytest.raises(FencedError):
+            driver.confirm()
+    for task in (TASK, OTHER):
+        check_state(config, {b"by": b"1"}, task)
+        record = current(config, task)
+        assert record is not None
+        assert record.current.batch == MicroBatch("query", 1, "1", "2")
+        assert (record.current.sequence, record.current.output_sequence) == (4, 2)
+        assert [a.inline for a in record.current.attachments if a.name == "output"] == [b"1"]
+    assert identity_of(config, 0, TASK) == identity_of(config, 0, OTHER)
+
+
+def test_tasks_that_commit_one_by_one(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """Each task has IDs of its own: one goes back alone, or all to a checkpoint each; the other ones say how."""
+    config = job(kafka, tmp_path, tasks=2)
+    for number in range(3):
+        commit(config, {b"a": b"%d" % number}, {"orders-0": number}, TASK)
+        commit(config, {b"b": b"%d" % number}, {"orders-1": number}, OTHER)
+    first, second = identity_of(config, 1), identity_of(config, 2, OTHER)
+    refused = run(config, "--to", first, "--write")
+    assert refused.exit_code == 4
+    assert f"--to {first} --to {second}" in refused.stderr
+    assert run(config, "--to", first, "--task", "0", "--write").exit_code == 0
+    check_state(config, {b"a": b"1"}, TASK)
+    check_state(config, {b"b": b"2"}, OTHER)
+    done = json.loads(run(config, "--to", first, "--to", second, "--write").stdout)
+    assert done["input_offsets"] == {"orders-0": 1, "orders-1": 0}
+    check_state(config, {b"a": b"1"}, TASK)
+    check_state(config, {b"b": b"0"}, OTHER)
+
+
+def test_a_running_owner_is_fenced(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """Protocol 2: the owner's next commit fails, and the state that was gone back to stays."""
+    config = job(kafka, tmp_path)
+    states = history(config)
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        assert run(config, "--to", identity_of(config, 1), "--write").exit_code == 0
+        task.store("totals").put(b"late", b"1")
+        with pytest.raises(FencedError):
+            task.commit({"orders-0": 9})
+    check_state(config, states[2])
+
+
+def test_a_compacted_changelog_is_rebuilt_from_blobs(
+    kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT 53: a key was deleted since, and its delete is compacted away. The changelog alone cannot prove what it
+    was, and is refused; with blobs it is rebuilt: lost keys come back, and keys of later checkpoints go."""
+    monkeypatch.setattr(topics, "DELETE_RETENTION_MS", int(EAGER["delete.retention.ms"]))
+    config = job(kafka, tmp_path, stores__totals__changelog__min__compaction__lag__ms=0, task__checkpoint__retained=99)
+    forgetful(config)
+    then = {b"a": b"1", b"gone": b"1"}
+    commit(config, dict(then), 1)
+    target = identity_of(config, 0)
+    commit(config, {b"a": b"2", b"gone": None, b"late": b"x"}, 2)
+    forget(config, b"gone")
+    elsewhere_ = with_changes(config, state__dir=str(tmp_path / "elsewhere"))
+    only_changelog = with_changes(elsewhere_, task__restore__factories=["kafka-changelog"])
+    impossible = run(only_changelog, "--to", target, "--write")
+    assert impossible.exit_code == 4
+    assert "exact rewind is impossible" in impossible.stderr
+    assert contents(elsewhere(config, tmp_path / "unchanged", "blob-store"))[0]["totals"][b"late"] == b"x"
+    with_blobs = with_changes(elsewhere_, task__restore__factories=["blob-store", "kafka-changelog"])
+    assert run(with_blobs, "--to", target, "--write").exit_code == 0
+    check_state(config, then)
+
+
+def test_a_backend_that_was_added_since_is_filled(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """The checkpoint has no marker of blobs: they get the whole state, and the next commit continues there."""
+    config = job(kafka, tmp_path, backup=("kafka-changelog",))
+    states = history(config, 2)
+    target = identity_of(config, 1)
+    both = with_changes(config, task__backup__factories=list(DUAL), task__restore__factories=list(DUAL))
+    commit(both, {b"late": b"1"}, 7)
+    done = json.loads(run(both, "--to", target, "--write").stdout)
+    assert {store["way"] for store in done["tasks"][0]["stores"]} == {"fill"}
+    check_state(both, states[0])
+
+
+def test_a_damaged_checkpoint(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """Complete before published: where nothing has the state, the command refuses, and nothing changes; a machine that
+    has a copy of it fills the backend."""
+    config = job(kafka, tmp_path, backup=("blob-store",), kind=SNAPSHOTS)
+    states = history(config)
+    record = current(config)
+    assert record is not None
+    marker = record.checkpoints[2].marker("blob-store", "totals")
+    assert marker is not None
+    with JobReader(config) as reader:
+        gone = reader.chain(TASK, "totals", marker).snapshot.index.blob_id
+    (tmp_path / "blobs" / gone).unlink()
+    target = identity_of(config, 2)
+    refused = run(elsewhere(config, tmp_path / "elsewhere", "blob-store"), "--to", target, "--write")
+    assert refused.exit_code == 4
+    assert identity_of(config, 0) == str(record.current.checkpoint_id)
+    assert run(config, "--to", target, "--write").exit_code == 0
+    assert totals(config, "blob-store") == {TASK: states[1]}
+
+
+def test_stores_must_be_those_of_the_checkpoint(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """A store that was added since: the configuration of then is needed, and goes back across the change."""
+    config = job(kafka, tmp_path)
+    states = history(config, 2)
+    target = identity_of(config, 0)
+    wider = with_changes(config, **{"stores.more.value.serde": "bytes"})
+    commit(wider, {b"k": b"v"}, 7, allow_new_stores=True)
+    refused = run(wider, "--to", target, "--write")
+    assert refused.exit_code == 2
+    assert "configure the stores of that checkpoint" in refused.stderr
+    assert run(config, "--to", target, "--write").exit_code == 0
+    assert published(config, "blob-store")[TASK] == {"totals": states[1]}
+
+
+def test_input_that_is_gone_is_reported(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """The job could not continue from these offsets: said before anything is written."""
+    config = job(kafka, tmp_path)
+    history(config)
+    name = kafka.fresh_name("orders")
+    make_topic(config, name)
+    send(config, name, [(b"k", b"v")])
+    commit(config, {b"a": b"1"}, {f"{name}-0": 5})
+    found = json.loads(run(config, "--to", identity_of(config, 0)).stdout)
+    assert found["input_problems"] == [f"{name}-0 ends at offset 1 now, before 5"]
+
+
+def test_on_s3_with_chains_in_blobs(kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run) -> None:
+    """Long chains do not fit into the record: the chain alone is stored again, and later changes are not mistaken for
+    those that were taken back when the newest snapshot is damaged."""
+    config = job(
+        kafka, tmp_path, backup=("blob-store",), s3=s3, kind=SEGMENTS, task__checkpoint__retained=90, stores=("totals",)
+    )
+    state: dict[bytes, bytes] = {}
+    states = []
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        for number in range(60):
+            items = {b"%d" % number: b"%d" % number * 900}
+            state = state | items
+            task.store("totals").put_many(list(items.items()))
+            task.commit({"orders-0": number})
+            states.append(state)
+    assert run(config, "--to", identity_of(config, 19), "--write").exit_code == 0
+    check_state(config, states[40])
+    commit(config, {b"40": b"branch"}, 41)
+    check_state(config, states[40] | {b"40": b"branch"})
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        Phase.FENCE, Phase.READ_TOPIC, Phase.PLAN, Phase.OPEN, Phase.FLUSH, Phase.PREPARED, Phase.BEGIN,
+        Phase.SEND_CHANGELOG, Phase.SEND_CHECKPOINT, Phase.COMMIT_TRANSACTION, Phase.ACKNOWLEDGED,
+    ],
+)  # fmt: skip
+def test_a_failure_leaves_the_old_or_the_new_checkpoint(
+    kafka: KafkaServer, tmp_path: Path, run: Run, phase: Phase
+) -> None:
+    """Whatever fails on the way: exactly one of the two states is current in both backends, and a second try works."""
+    config = job(kafka, tmp_path, kind=SEGMENTS)
+    states = history(config)
+    target = identity_of(config, 2)
+
+    def fail(announced: Phase, subject: str) -> None:
+        if announced is phase:
+            raise OSError(f"told to, {subject}")
+
+    with observed(fail):
+        assert run(config, "--to", target, "--write").exit_code != 0
+    check_state(config, states[1 if phase is Phase.ACKNOWLEDGED else 3])
+    assert run(config, "--to", target, "--write").exit_code == 0
+    check_state(config, states[1])
