@@ -1,4 +1,4 @@
-"""What one process has for one job: the same object for flows, tasks and every state backend, also one from outside."""
+"""The services of one job in one process. Flows, tasks and state backends share them, also plug-ins."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Services:
-    """Configuration, time, IDs, threads, and the adapters of the job, which a callable makes when it is first called.
+    """Configuration, time, IDs, threads, and the adapters of the job. A callable makes its adapter at the first call.
 
     Attributes:
-        scratch: a directory on the state's disk for files that are needed for a moment.
-        blobs: the blob store, which already retries and verifies.
+        scratch: a directory on the state's disk for temporary files.
+        blobs: the blob store, which retries and verifies.
         transfer: moves files to and from the blob store in parallel.
         backup_manager: factory name → its backup manager. Raises: ConfigError.
         restore_manager: factory name → its restore manager. Raises: ConfigError.
-        task_directory: task → where its local state is; a backend may keep a directory of its own below it.
+        task_directory: task → the directory of its local state; a backend may have its own directory below it.
         directories: (task, store) → the store's local directories.
         open_store: (store, directory, whether it is read before it is written) → the open local store.
-        give_up: ends what is in progress on any thread: every deadline has passed, and requests to the blob store
-            fail. After it only ``close`` works.
-        close: closes everything that was made.
+        give_up: ends work in progress on all threads: every deadline has passed, and requests to the blob store fail.
+            Afterwards only ``close`` works.
+        close: closes all adapters.
     """
 
     config: JobConfig

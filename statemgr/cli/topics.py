@@ -23,7 +23,7 @@ def command() -> None:
 )
 def create_command(call: Call, allow_empty_start: bool) -> None:
     """Create the topics that are missing, and check the others."""
-    from statemgr.flows.empty_start import refuse_lost_job
+    from statemgr.flows.opening_checks import refuse_lost_job
     from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
     from statemgr.local.clock import SystemClock
     from statemgr.wiring import open_services

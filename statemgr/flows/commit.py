@@ -14,14 +14,14 @@ Nothing here changes which state is current: a prepared commit that is never pub
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from statemgr.backends.services import Services
 from statemgr.errors import CorruptFile, MissingFile, RetryableError
-from statemgr.flows.open_store import NO_CHANGES, FrozenStore, OpenStore, WholeState
+from statemgr.flows.open_store import NO_CHANGES, FrozenStore, OpenStore
 from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, Marker
-from statemgr.model.commit import ChangeSet, PreparedChanges, PreparedCommit, PreparedStore, ProducedRecord
+from statemgr.model.commit import Change, ChangeSet, PreparedChanges, PreparedCommit, PreparedStore, ProducedRecord
 from statemgr.phases import Phase, announce
 from statemgr.ports import (
     BackupManager,
@@ -148,138 +148,127 @@ def prepare(
     Raises: RetryableError, AccessDenied, DiskFull, CorruptBlob; then the next commit carries the same changes.
         LocalStateLost: then no later commit of these stores succeeds.
     """
-    try:
-        pending = {
-            name: _carried(services, stores[name], frozen, part, name in materialize)
-            for name, part in frozen.stores.items()
-        }
-        snapshots = {
-            name: _snapshot(services, stores[name], frozen, frozen.stores[name], name in materialize, check)
-            for name, found in pending.items()
-            if found.pending
-        }
-        backups = _back_up(services, frozen, pending, snapshots, portable)
-        for name, snapshot in snapshots.items():
-            if frozen.stores[name].staging is not None:
-                stores[name].adopt(snapshot.directory, snapshot.state_id, frozen.stores[name].as_of)
-    except (CorruptFile, MissingFile) as error:
-        discard(stores, frozen.stores)
-        # the file may belong to any of them, and a task is opened again as a whole
-        lost = [store.give_up(error) for store in stores.values()]
-        raise lost[0] from error
-    except BaseException as error:
-        if isinstance(error, DirectoryNeeded):
-            for store in stores.values():
-                store.directory_needed = True
-        discard(stores, frozen.stores)
-        raise
-    base = frozen.base
-    announce(Phase.PREPARED, base.task, services.config.job_key)
-    return PreparedCommit(
-        job_name=services.config.job_name,
-        job_id=services.config.job_id,
-        task=base.task,
-        layout=base.layout,
-        epoch=base.epoch,
-        attempt=frozen.attempt,
-        base_checkpoint_id=str(base.checkpoint.checkpoint_id) if base.checkpoint else None,
-        input_offsets=frozen.input_offsets,
-        stores={
-            name: PreparedStore(frozen.stores[name].state_id, found.markers, found.changes)
-            for name, found in pending.items()
-        },
-        added_blobs=(*attached_blobs, *(blob for backup in backups for blob in backup.added_blobs)),
-        attachments=tuple(attachments),
-        produced=frozen.produced,
-        added_bytes=sum(backup.added_bytes for backup in backups),
-    )
+    return _Preparation(services, stores, frozen, portable, materialize, check).run(attachments, attached_blobs)
 
 
 @dataclass
-class _StoreCommit:
-    """A store's part of a running commit: the results of backends, and the backends that are still to do."""
+class _Backups:
+    """The backups of one store in a running commit: those that are known, and the backends that are still to do."""
 
     markers: dict[str, Marker]
     pending: list[str]
     changes: dict[str, PreparedChanges] = field(default_factory=dict)
 
 
-def _carried(
-    services: Services, store: OpenStore, frozen: FrozenCommit, part: FrozenStore, materialize: bool
-) -> _StoreCommit:
-    """Keep the valid markers of an unchanged store, and remove its directory if no backend needs it."""
-    markers: dict[str, Marker] = {}
-    factories = store.config.backup_factories
-    if part.state_id == store.state_id:
-        for factory in factories:
-            base, manager = frozen.base.marker(factory, store.identity.store), services.backup_manager(factory)
-            if base is None or (materialize and _has_segments(manager, store.identity, base)):
+@dataclass(frozen=True)
+class _Preparation:
+    """The arguments of :func:`prepare`, and its steps."""
+
+    services: Services
+    stores: Mapping[str, OpenStore]
+    frozen: FrozenCommit
+    portable: bool
+    materialize: Collection[str]
+    check: Callable[[], None]
+
+    def run(self, attachments: Sequence[Attachment], attached_blobs: Sequence[str]) -> PreparedCommit:
+        """All steps. Raises: as :func:`prepare`."""
+        frozen, stores, config = self.frozen, self.stores, self.services.config
+        try:
+            found = {name: self._carried(name, part) for name, part in frozen.stores.items()}
+            snapshots = {name: self._snapshot(name) for name, backups in found.items() if backups.pending}
+            made = self._back_up(found, snapshots)
+            for name, snapshot in snapshots.items():
+                if frozen.stores[name].staging is not None:
+                    stores[name].adopt(snapshot.directory, snapshot.state_id, frozen.stores[name].as_of)
+        except (CorruptFile, MissingFile) as error:
+            discard(stores, frozen.stores)
+            # the file may belong to any of them, and a task is opened again as a whole
+            lost = [store.give_up(error) for store in stores.values()]
+            raise lost[0] from error
+        except BaseException as error:
+            if isinstance(error, DirectoryNeeded):
+                for store in stores.values():
+                    store.directory_needed = True
+            discard(stores, frozen.stores)
+            raise
+        base = frozen.base
+        announce(Phase.PREPARED, base.task, config.job_key)
+        return PreparedCommit(
+            job_name=config.job_name,
+            job_id=config.job_id,
+            task=base.task,
+            layout=base.layout,
+            epoch=base.epoch,
+            attempt=frozen.attempt,
+            base_checkpoint_id=str(base.checkpoint.checkpoint_id) if base.checkpoint else None,
+            input_offsets=frozen.input_offsets,
+            stores={
+                name: PreparedStore(frozen.stores[name].state_id, backups.markers, backups.changes)
+                for name, backups in found.items()
+            },
+            added_blobs=(*attached_blobs, *(blob for backup in made for blob in backup.added_blobs)),
+            attachments=tuple(attachments),
+            produced=frozen.produced,
+            added_bytes=sum(backup.added_bytes for backup in made),
+        )
+
+    def _carried(self, name: str, part: FrozenStore) -> _Backups:
+        """Keep the valid markers of an unchanged store, and remove its directory if no backend needs it."""
+        store, markers = self.stores[name], dict[str, Marker]()
+        for factory in store.config.backup_factories if part.state_id == store.state_id else ():
+            base, manager = self.frozen.base.marker(factory, name), self.services.backup_manager(factory)
+            if base is None:
+                continue
+            if name in self.materialize and _has_segments(manager, store.identity, base):
                 continue
             carried = manager.carry(store.identity, base)
             if carried is not None:
                 markers[factory] = carried
-    pending = [factory for factory in factories if factory not in markers]
-    if not pending and part.staging is not None:
-        store.directories.discard(part.staging)
-    return _StoreCommit(markers, pending)
+        pending = [factory for factory in store.config.backup_factories if factory not in markers]
+        if not pending and part.staging is not None:
+            store.directories.discard(part.staging)
+        return _Backups(markers, pending)
+
+    def _snapshot(self, name: str) -> StoreSnapshot:
+        store, part = self.stores[name], self.frozen.stores[name]
+        made = _finished(store, part) if part.staging is not None or part.state_id == store.state_id else None
+        whole: ChangeSet | None = part.changes  # of a store that began empty
+        if not store.changes_are_whole:
+            whole = WholeState(self.services, store, made) if made is not None else None
+        return StoreSnapshot(
+            identity=store.identity,
+            state_id=part.state_id,
+            attempt=self.frozen.attempt,
+            made=made,
+            changes=part.changes if part.changes is not None else NO_CHANGES,
+            whole=whole,
+            materialize=name in self.materialize,
+            check=self.check,
+        )
+
+    def _back_up(self, found: Mapping[str, _Backups], snapshots: Mapping[str, StoreSnapshot]) -> list[PreparedBackup]:
+        """Step 2: backend by backend."""
+        made: list[PreparedBackup] = []
+        for factory in dict.fromkeys(factory for backups in found.values() for factory in backups.pending):
+            names = [name for name, backups in found.items() if factory in backups.pending]
+            requests = [(snapshots[name], self.frozen.base.marker(factory, name)) for name in names]
+            manager = self.services.backup_manager(factory)
+            if isinstance(manager, SegmentBackupManager):
+                backups = manager.prepare_all(requests, portable=self.portable)
+            else:
+                backups = [manager.prepare(snapshot, base, portable=self.portable) for snapshot, base in requests]
+            for name, backup in zip(names, backups, strict=True):
+                made.append(backup)
+                if backup.marker is not None:
+                    found[name].markers[factory] = backup.marker
+                if backup.changes is not None:
+                    found[name].changes[factory] = backup.changes
+        return made
 
 
 def _has_segments(manager: BackupManager, identity: StoreIdentity, base: Marker) -> bool:
     return isinstance(manager, SegmentBackupManager) and manager.backlog(identity, base).segments > 0
-
-
-def _snapshot(
-    services: Services,
-    store: OpenStore,
-    frozen: FrozenCommit,
-    part: FrozenStore,
-    materialize: bool,
-    check: Callable[[], None],
-) -> StoreSnapshot:
-    made = _finished(store, part) if part.staging is not None or part.state_id == store.state_id else None
-    return StoreSnapshot(
-        identity=store.identity,
-        state_id=part.state_id,
-        attempt=frozen.attempt,
-        made=made,
-        changes=part.changes if part.changes is not None else NO_CHANGES,
-        whole=_whole(services, store, part, made),
-        materialize=materialize,
-        check=check,
-    )
-
-
-def _whole(services: Services, store: OpenStore, part: FrozenStore, made: FinishedDirectory | None) -> ChangeSet | None:
-    """The whole state of the store from wherever it can be read; None if it cannot."""
-    if store.changes_are_whole:
-        return part.changes
-    return WholeState(services, store.directories, store.config, made) if made is not None else None
-
-
-def _back_up(
-    services: Services,
-    frozen: FrozenCommit,
-    pending: Mapping[str, _StoreCommit],
-    snapshots: Mapping[str, StoreSnapshot],
-    portable: bool,
-) -> list[PreparedBackup]:
-    """Step 2: backend by backend."""
-    done: list[PreparedBackup] = []
-    for factory in dict.fromkeys(factory for store in pending.values() for factory in store.pending):
-        names = [name for name, store in pending.items() if factory in store.pending]
-        requests = [(snapshots[name], frozen.base.marker(factory, name)) for name in names]
-        manager = services.backup_manager(factory)
-        if isinstance(manager, SegmentBackupManager):
-            backups = manager.prepare_all(requests, portable=portable)
-        else:
-            backups = [manager.prepare(snapshot, base, portable=portable) for snapshot, base in requests]
-        for name, backup in zip(names, backups, strict=True):
-            done.append(backup)
-            if backup.marker is not None:
-                pending[name].markers[factory] = backup.marker
-            if backup.changes is not None:
-                pending[name].changes[factory] = backup.changes
-    return done
 
 
 def _finished(store: OpenStore, part: FrozenStore) -> FinishedDirectory:
@@ -296,3 +285,31 @@ def _finished(store: OpenStore, part: FrozenStore) -> FinishedDirectory:
             )
         return FinishedDirectory(here.path, dict(here.files))
     return store.finished(part.staging)
+
+
+class WholeState:
+    """The whole content of a store's finished directory as a change set, read during iteration."""
+
+    def __init__(self, services: Services, store: OpenStore, made: FinishedDirectory) -> None:
+        self._services, self._directories, self._config, self._made = services, store.directories, store.config, made
+
+    @property
+    def count(self) -> int:
+        return sum(1 for _ in self)
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk: an estimate of the bytes of keys and values."""
+        return sum(size for size, _ in self._made.files.values())
+
+    def __iter__(self) -> Iterator[Change]:
+        live = self._directories.clone(self._made)
+        try:
+            store = self._services.open_store(self._config, live, True)
+            try:
+                items: Iterable[tuple[bytes, bytes]] = store.scan(None, None)
+                yield from items
+            finally:
+                store.close()
+        finally:
+            self._directories.discard(live)

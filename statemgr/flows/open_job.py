@@ -21,9 +21,8 @@ from functools import partial, reduce
 
 from statemgr.backends.services import Services
 from statemgr.errors import LayoutMismatch, MissingError, PermissionNeeded
-from statemgr.flows.changes import check_changes
 from statemgr.flows.commit import Refill
-from statemgr.flows.empty_start import refuse_lost_checkpoint, refuse_lost_job
+from statemgr.flows.opening_checks import check_changes, refuse_lost_checkpoint, refuse_lost_job
 from statemgr.flows.ownership import Published, always, explained
 from statemgr.flows.record_limits import check_config
 from statemgr.kafka.publisher import TransactionalPublisher

@@ -1,11 +1,11 @@
-"""An open store of a task: its live database, the changes since the last acknowledged commit, and the state that it
-was opened at. A task or an attempt owns it, and the commit flow freezes it."""
+"""An open store of a task: its live database, the changes since the last acknowledged commit, and its local copies. A
+task or an attempt owns it, and the commit flow freezes it."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from statemgr.errors import CorruptFile, LocalStateLost, MissingFile, StatemgrEr
 from statemgr.flows.write_buffer import WriteBuffer
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
 from statemgr.local.clock import moment
-from statemgr.model.commit import Change, StoreSession
+from statemgr.model.commit import StoreSession
 from statemgr.ports import (
     CommittedDirectory,
     FinishedDirectory,
@@ -29,7 +29,7 @@ from statemgr.ports import (
 log = logging.getLogger(__name__)
 #: Bytes of changes that a store keeps in memory before it writes them to a local segment.
 CHANGE_BUDGET = 32 * 1024 * 1024
-#: Bytes of changes that no commit has taken and that were not stored ahead of one, half of which are much.
+#: Bytes of unstored changes, half of which make a commit check whether a snapshot would be smaller.
 MUCH = 32 * 1024 * 1024
 
 
@@ -54,7 +54,7 @@ class OpenStore:
         committed: the directory that it is cloned from; None if it starts empty.
         state_id: the published state that it continues; None if it was never published.
         track_changes: whether a backend needs the changes of each commit.
-        track_first: whether it needs those of a store that begins empty, before its first commit, too.
+        track_first: whether a backend also needs the changes before the first commit of a store that begins empty.
         read_first: delay what only writes need, and what waits for a busy disk, until the first write.
         as_of: a moment at which no newer state than ``state_id`` was published yet, if one is known.
 
@@ -62,7 +62,7 @@ class OpenStore:
         content: the write buffer; reads and writes go through it.
         local: the database below it, without the gathered changes.
         copies: state IDs whose local directories are kept: the current one, or those that it is rebuilt from.
-        changes_are_whole: whether the unacknowledged changes are all that the store has: it began empty, and nothing
+        changes_are_whole: whether the unacknowledged changes are the whole state: the store began empty, and no commit
             of it was acknowledged yet.
         directory_needed: whether the next commit must make a directory, since a backend has to be filled from it.
         lost: the error if its local files were found damaged or gone; then the store is unusable.
@@ -113,7 +113,7 @@ class OpenStore:
 
     @property
     def has_much_to_store(self) -> bool:
-        """Whether so many bytes of changes wait that a look at what a snapshot would take is worth a flush."""
+        """Whether there are so many bytes of changes that a snapshot may be smaller."""
         return self._buffer is not None and self._buffer.has_unfrozen(MUCH)
 
     @property
@@ -128,7 +128,7 @@ class OpenStore:
 
     @property
     def session(self) -> StoreSession | None:
-        """What the numbers of its changes belong to; None where no backend needs changes."""
+        """The session that numbers its changes; None if no backend needs changes."""
         return self._buffer.session if self._buffer is not None else None
 
     def give_up(self, error: CorruptFile | MissingFile) -> LocalStateLost:
@@ -224,7 +224,7 @@ class OpenStore:
         made.path, made.files = adopted.path, dict(adopted.files)
 
     def keep_snapshot(self, made: FinishedDirectory, state_id: str) -> None:
-        """As :meth:`adopt`, for a background snapshot."""
+        """Keep a background snapshot as a local copy, as :meth:`adopt` does."""
         with self._tidying:
             self.adopt(made, state_id)
             self.copies = [*self.copies[-1:], state_id]
@@ -269,7 +269,7 @@ class OpenStore:
             self.directories.discard(staging)
 
     def acknowledged(self, frozen: FrozenStore, state_id: str) -> None:
-        """Note that ``frozen`` was published as ``state_id``: later commits continue it."""
+        """Continue from ``frozen``, which was published as ``state_id``."""
         self.state_id = state_id
         self._as_of = frozen.as_of
         self.directory_needed = self.changes_are_whole = False
@@ -290,7 +290,7 @@ class OpenStore:
         try:
             self.local.close()
         except (CorruptFile, MissingFile) as error:
-            self.give_up(error)  # nobody needs the files any more
+            self.give_up(error)  # the files are no longer needed
         finally:
             if self._buffer is not None:
                 self._buffer.close()
@@ -298,33 +298,3 @@ class OpenStore:
 
 
 NO_CHANGES = FrozenChanges(StoreSession(), 0, 0, ())
-
-
-class WholeState:
-    """The whole content of a finished directory as a change set, read during iteration."""
-
-    def __init__(
-        self, services: Services, directories: LocalDirectories, config: StoreConfig, made: FinishedDirectory
-    ) -> None:
-        self._services, self._directories, self._config, self._made = services, directories, config, made
-
-    @property
-    def count(self) -> int:
-        return sum(1 for _ in self)
-
-    @property
-    def size(self) -> int:
-        """Bytes on disk: an estimate of the bytes of keys and values."""
-        return sum(size for size, _ in self._made.files.values())
-
-    def __iter__(self) -> Iterator[Change]:
-        live = self._directories.clone(self._made)
-        try:
-            store = self._services.open_store(self._config, live, True)
-            try:
-                items: Iterable[tuple[bytes, bytes]] = store.scan(None, None)
-                yield from items
-            finally:
-                store.close()
-        finally:
-            self._directories.discard(live)

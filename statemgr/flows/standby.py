@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from statemgr.backends.services import Services
 from statemgr.errors import ConfigError, MissingState, StatemgrError
-from statemgr.flows.empty_start import remember_published
+from statemgr.flows.opening_checks import remember_published
 from statemgr.flows.restore import StoreRestore, restore_store
 from statemgr.ids import CheckpointId, task_index
 from statemgr.local.clock import moment

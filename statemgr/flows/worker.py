@@ -1,13 +1,13 @@
 """A background worker: runs one piece of work at a time next to its owner, and ends with it.
 
-Its owner says when there is work, in one of three ways:
+The owner starts work in one of three ways:
 
 - :meth:`Worker.start`: the owner takes the result, or the error, when it needs it (:meth:`Worker.take`)
 - :meth:`Worker.attempt`: nobody waits; an error is logged, and the owner tries again on another occasion
-- :meth:`Worker.wake`: the work is repeated until it says that nothing is left to do. Where it has to wait, it is called
-  again soon; where it fails, after a pause that doubles, a limited number of times
+- :meth:`Worker.wake`: the work is repeated until it returns that nothing is left to do. Work that has to wait is called
+  again soon. Work that fails is called again after a pause that doubles, a limited number of times
 
-An error is reported once: to who takes it, or to the log.
+Each error is reported once: to the caller that takes it, or in the log.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from statemgr.errors import ClosedError, FencedError, StatemgrError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-#: Seconds after a first failure, and at most between two tries.
+#: Seconds until the second try, and most seconds between two tries.
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 60.0
-#: Tries in a row that may fail: some five minutes.
+#: Tries in a row that may fail, which take about five minutes.
 TRIES = 12
 #: Seconds until work that has to wait is called again.
 _SOON_S = 0.5
@@ -36,8 +36,8 @@ class Worker(Generic[T]):
     """Safe to use from many threads. Its thread starts with its first work.
 
     Args:
-        name: the thread's.
-        subject: whose work it is, as messages begin: ``task Partition 0``.
+        name: the name of the thread.
+        subject: the owner, at the beginning of messages: ``task Partition 0``.
         background: a process that ends does not wait for the work.
     """
 
@@ -51,7 +51,7 @@ class Worker(Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """Whether something runs."""
+        """Whether work is running."""
         return self._last is not None and not self._last.done()
 
     @property
@@ -60,7 +60,7 @@ class Worker(Generic[T]):
         return self._closing
 
     def start(self, work: Callable[[], T]) -> Future[T] | None:
-        """Run ``work``. Returns: None when something runs already, or the worker is closed."""
+        """Run ``work``. Returns: None if other work is running, or the worker is closed."""
         with self._changed:
             if self._closing or self.busy:
                 return None
@@ -68,7 +68,7 @@ class Worker(Generic[T]):
             return future
 
     def attempt(self, what: str, work: Callable[[], object]) -> bool:
-        """Run ``work`` that nobody waits for. Returns: whether it was started. ``what`` it is, for the log."""
+        """Run ``work`` that nobody waits for; ``what`` names it in the log. Returns: whether it was started."""
 
         def tried() -> None:
             try:
@@ -80,35 +80,35 @@ class Worker(Generic[T]):
         return self.start(tried) is not None  # type: ignore[arg-type]
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for what runs. Returns: whether it has ended."""
+        """Wait for running work. Returns: whether it has ended."""
         if self._last is not None:
             wait([self._last], seconds)
         return not self.busy
 
     def take(self) -> T | None:
-        """Wait for what was started last. Returns: its result; None when it was taken already. Raises: its error."""
+        """Wait for the last work. Returns: its result; None if it was already taken. Raises: its error."""
         last, self._last = self._last, None
         return last.result() if last is not None else None
 
     def forget(self) -> None:
-        """What was started last has ended, and its error was seen elsewhere: nobody is told again."""
+        """Drop the result or error of the last work, if it has ended: the caller knows it from elsewhere."""
         if not self.busy:
             self._last = None
 
     def go_on(self) -> None:
-        """For long work, between two pieces of it. Raises: ClosedError when the worker is closed meanwhile."""
+        """Long work calls this between two pieces. Raises: ClosedError if the worker was closed meanwhile."""
         if self._closing:
-            raise ClosedError(f"{self._subject}: it is closed, and its work in the background is given up")
+            raise ClosedError(f"{self._subject} is closed: its background work ends")
 
     def pause(self, seconds: float) -> bool:
-        """For the work itself: wait so long, but not after the worker is closed. Returns: whether it is still open."""
+        """The work calls this to wait, until the worker is closed. Returns: whether it is still open."""
         with self._changed:
             if not self._closing:
                 self._clock.wait(self._changed, seconds)
             return not self._closing
 
-    def close(self, what: str = "the last work in the background failed", *, wait: bool = True) -> None:
-        """Begin nothing more, and wait for what runs. An error that nobody has taken is logged, after ``what``."""
+    def close(self, what: str = "the last background work failed", *, wait: bool = True) -> None:
+        """Start no more work, and wait for running work. An error that nobody has taken is logged, after ``what``."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -120,10 +120,10 @@ class Worker(Generic[T]):
     # --- work that is repeated -----------------------------------------------------------------------------------
 
     def wake(self, what: str, look: Callable[[], bool]) -> None:
-        """Call ``look`` until it returns that nothing is left to do, and once more if it is woken meanwhile.
+        """Call ``look`` until it returns True, because nothing is left to do; once more if it is woken meanwhile.
 
-        What it raises counts as a failure, but for FencedError and ClosedError, which end it. ``what`` it does, for
-        the log.
+        An error counts as a failure, except FencedError and ClosedError, which end the work. ``what`` names it in the
+        log.
         """
         with self._changed:
             self._woken = True
@@ -138,7 +138,7 @@ class Worker(Generic[T]):
             try:
                 failures, pause_s = 0, None if look() else _SOON_S
             except (FencedError, ClosedError) as error:
-                log.warning("%s: %s ends: %s", self._subject, what, error)
+                log.warning("%s: %s ended: %s", self._subject, what, error)
                 failures, pause_s = 0, None
             except Exception as error:
                 failures += 1
@@ -147,14 +147,14 @@ class Worker(Generic[T]):
                     self._log_failure(what, error)
                     continue
                 log.error(
-                    "%s: %s failed %d times in a row, and gives up: %s. Fix what the error says; the next commit or "
+                    "%s: %s failed %d times in a row and is no longer tried: %s. Fix the reason; the next commit or "
                     "opening tries again",
                     self._subject, what, failures, error,
                 )  # fmt: skip
                 failures, pause_s = 0, None
 
     def _is_due(self, pause_s: float | None) -> bool:
-        """Wait until it is time for the next call. Returns: False when none is left to do."""
+        """Wait until it is time for the next call. Returns: False if no call is needed."""
         with self._changed:
             if pause_s is not None and not self._closing:
                 self._woken = False
@@ -167,4 +167,4 @@ class Worker(Generic[T]):
 
     def _log_failure(self, what: str, error: Exception) -> None:
         unexpected = not isinstance(error, (StatemgrError, OSError))
-        log.warning("%s: %s failed, and is tried again: %s", self._subject, what, error, exc_info=unexpected)
+        log.warning("%s: %s failed and will be tried again: %s", self._subject, what, error, exc_info=unexpected)

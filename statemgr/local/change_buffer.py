@@ -1,4 +1,5 @@
-"""Keeps the changes of a store since its last acknowledged commit. Touches only its own spill directory.
+"""Keeps the changes of a store since its last acknowledged commit, and changes that are sent once
+(:class:`ScratchChanges`). Touches only its own directory and the paths that it is given.
 
 The buffer keeps the newest change of each key in memory up to a budget, and beyond it in local change segments. A
 commit freezes the changes so far. Only the acknowledgement of the commit drops them, so the changes of a failed commit
@@ -9,12 +10,15 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from statemgr.local import durable
+from statemgr.local.transfer_files import disk_errors
 from statemgr.model.commit import Change, StoreSession, size_of
-from statemgr.model.segment import read_segment, write_segment
+from statemgr.model.segment import read_segment, verify_segment, write_segment
 from statemgr.os_errors import translated
 
 #: Memory of an entry in addition to its bytes, roughly.
@@ -236,3 +240,40 @@ class ChangeBuffer:
             if generation.memory:
                 self._files += 1
                 generation.spill(self._directory / f"changes-{self._files:06d}.segment")
+
+
+class ScratchChanges:
+    """A change segment in a file without a name, which vanishes when it is closed and after a crash.
+
+    It can be iterated any number of times, one iteration at a time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Take over the file at ``path``, and remove its name."""
+        with disk_errors(path):
+            self._fd = durable.open_regular(path, os.O_RDONLY)
+            os.unlink(path)
+        self._closed = weakref.finalize(self, os.close, self._fd)
+
+    @classmethod
+    def write(cls, path: Path, changes: Iterable[Change]) -> ScratchChanges:
+        """Write changes to a new file at ``path``. Raises: DiskFull."""
+        with disk_errors(path), durable.create(path) as sink:
+            write_segment(changes, sink)
+        return cls(path)
+
+    @classmethod
+    def verified(cls, path: Path) -> ScratchChanges:
+        """Take over a segment that was fetched to ``path``. Raises: CorruptBlob if it is not whole."""
+        taken = cls(path)
+        with taken._open() as source:
+            verify_segment(source)
+        return taken
+
+    def __iter__(self) -> Iterator[Change]:
+        with self._open() as source:
+            yield from read_segment(source)
+
+    def _open(self) -> BinaryIO:
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        return os.fdopen(os.dup(self._fd), "rb", buffering=1 << 20)

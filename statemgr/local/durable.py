@@ -116,6 +116,11 @@ def link_or_copy(source: Path, target: Path) -> None:
         copy_file(source, target)
 
 
+def exists(path: Path) -> bool:
+    """Whether there is anything at a path, also a link to nothing."""
+    return os.path.lexists(path)
+
+
 def changed_s(path: Path) -> float | None:
     """When a directory, or a file that is not empty, was last changed, in epoch seconds; None if there is none."""
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.backends.changelog.older_state import newest_base
+from statemgr.backends.changelog.restore import newest_base
 from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, Marker
 from statemgr.ports import CommittedDirectory, Moment
 

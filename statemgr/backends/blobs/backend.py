@@ -1,9 +1,9 @@
 """The state backend ``blob-store``: a snapshot in the blob store, and the changes of each commit after it as segments.
 
-``task.commit.snapshot.interval`` says when a snapshot is made: by a commit (``1 commit``: by each one, and no changes
-are recorded then), or in the background. The marker of a checkpoint is the segment chain, with which, and nothing else,
-the store is rebuilt. It unites the incremental snapshots of Samza's blob store backend, the changelog checkpointing of
-Spark's RocksDB state store and Flink's generalised incremental checkpoints (FLIP-158).
+``task.commit.snapshot.interval`` says when a snapshot is made: by a commit (with ``1 commit`` by each one, and no
+changes are recorded), or in the background. The marker of a checkpoint names the segment chain, from which alone the
+store can be rebuilt. The backend unites the incremental snapshots of Samza's blob store backend, the changelog
+checkpointing of Spark's RocksDB state store and Flink's generalised incremental checkpoints (FLIP-158).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from statemgr.backends.services import Services
 
 
 class BlobStoreBackend:
-    """Backup and restore managers that share the chains and indexes they have read."""
+    """The backup and the restore manager, which share the chains and indexes that they have read."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -35,7 +35,7 @@ class BlobStoreBackend:
         return BlobRestore(self._services, self._catalogue)
 
     def close(self) -> None:
-        """Wait for uploads that run."""
+        """Wait for running uploads."""
         if self._batches is not None:
             self._batches.close()
 

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 from statemgr.backends.changelog.guard import FillGuard, OwnRecords, continues
-from statemgr.backends.changelog.spill import SpilledChanges
 from statemgr.backends.services import Services
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import InvalidError, MissingState
 from statemgr.ids import task_index, task_path
-from statemgr.local.transfer_files import disk_errors
+from statemgr.local.change_buffer import ScratchChanges
 from statemgr.model.checkpoint import ChangelogMarker, Marker
 from statemgr.model.commit import Change, ChangeSet, PreparedChanges
-from statemgr.model.segment import encode_segment, read_segment, verify_segment, write_segment
+from statemgr.model.segment import read_segment, verify_segment, write_segment
 from statemgr.ports import (
     Delivered,
-    FileSlice,
     PreparedBackup,
     StagedChanges,
     StoreIdentity,
@@ -32,6 +30,7 @@ from statemgr.ports import (
     TopicInfo,
     Transaction,
 )
+from statemgr.transfer.packs import PackedBlob
 
 #: Bytes up to which a segment travels inside the prepared commit.
 INLINE_LIMIT = 16 * 1024
@@ -93,13 +92,14 @@ class ChangelogBackup:
             topic, info.topic_id, partition, base.offset if isinstance(base, ChangelogMarker) else 0
         )
         if not changes.fill:
-            return _Staged(identity, self._own, target, (self._brought(changes),))
+            return _Staged(identity, self._own, target, (self._local(changes),))
         start, end = self._services.changelog().bounds(topic, partition)
-        self._guard.check(identity, info, partition, base, start, end)
-        tombstones = SpilledChanges.write(self._services.scratch(), self._tombstones(topic, partition, start, end))
-        self._own.end(info, partition, end)
+        self._guard.check_fill(identity, info, partition, base, start, end)
+        deletes = self._tombstones(topic, partition, start, end)
+        tombstones = ScratchChanges.write(self._services.scratch_file("tombstones"), deletes)
+        self._own.known_until(info, partition, end)
         target = ChangelogMarker(topic, info.topic_id, partition, end)
-        return _Staged(identity, self._own, target, (tombstones, self._brought(changes)))
+        return _Staged(identity, self._own, target, (tombstones, self._local(changes)))
 
     def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
         """Asks no broker: the next opening, or ``stage``, notices a changelog that was created again."""
@@ -115,7 +115,7 @@ class ChangelogBackup:
         _, end = changelog.bounds(topic, partition)
         if marker.offset > end or any(changelog.read(topic, partition, marker.offset, end)):
             return True
-        self._own.end(self._describe(topic), partition, end)
+        self._own.known_until(self._describe(topic), partition, end)
         return False
 
     def guard_fill(
@@ -123,7 +123,7 @@ class ChangelogBackup:
     ) -> None:
         topic, partition = self._target(identity)
         info = self._describe(topic)
-        self._guard.settle(identity, info, partition, current, retired, overwrite=overwrite)
+        self._guard.permit_fill(identity, info, partition, current, retired, overwrite=overwrite)
 
     def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
         """Does nothing: compaction cleans up a changelog."""
@@ -154,28 +154,20 @@ class ChangelogBackup:
         return info
 
     def _portable(self, snapshot: StoreSnapshot, changes: ChangeSet, fill: bool) -> PreparedChanges:
-        if not fill and changes.size <= INLINE_LIMIT:
-            data = encode_segment(changes)
-            if len(data) <= INLINE_LIMIT:
-                return PreparedChanges(fill, inline=data)
+        """The changes as a segment, inline or in a blob."""
         identity = snapshot.identity
-        path = self._scratch_file("changes")
-        try:
-            with disk_errors(path):
-                with path.open("xb", buffering=1 << 20) as sink:
-                    write_segment(changes, sink)
-                size = path.stat().st_size
-                if size <= INLINE_LIMIT:
-                    return PreparedChanges(fill, inline=path.read_bytes())
+        with closing(PackedBlob(self._services.scratch_file("changes"))) as packed:
+            packed.section(lambda sink: write_segment(changes, sink))
+            body = packed.body()
+            if isinstance(body, bytes) and len(body) <= INLINE_LIMIT:
+                return PreparedChanges(fill, inline=body)
             blob_id = (
                 f"{identity.job_name}/{identity.job_id}/{task_path(identity.task)}/_commit/"
                 f"{snapshot.attempt}/changes-{identity.store}-{KAFKA_CHANGELOG}"
             )
-            return PreparedChanges(fill, blob=self._services.transfer().put(blob_id, FileSlice(path, 0, size)))
-        finally:
-            path.unlink(missing_ok=True)
+            return PreparedChanges(fill, blob=self._services.transfer().put(blob_id, body))
 
-    def _brought(self, changes: PreparedChanges) -> Iterable[Change]:
+    def _local(self, changes: PreparedChanges) -> Iterable[Change]:
         """The changes, fetched to this machine and verified before anything is sent."""
         if changes.local is not None:
             return changes.local
@@ -183,15 +175,12 @@ class ChangelogBackup:
             verify_segment(io.BytesIO(changes.inline))
             return _Inline(changes.inline)
         assert changes.blob is not None
-        path = self._scratch_file("staged")
+        path = self._services.scratch_file("staged")
         try:
             self._services.transfer().fetch_blob(changes.blob, path)
-            return SpilledChanges.take(path)
+            return ScratchChanges.verified(path)
         finally:
             path.unlink(missing_ok=True)
-
-    def _scratch_file(self, kind: str) -> Path:
-        return self._services.scratch() / f"{kind}-{self._services.ids.token()}"
 
     def _tombstones(self, topic: str, partition: int, start: int, end: int) -> Iterator[Change]:
         """A delete for every key on the topic. If there are very many, keys may repeat."""
@@ -249,5 +238,5 @@ class _Staged:
                 partition=target.partition,
                 offset=offset,
             )
-        self._own.check(self._identity, target, ours)
+        self._own.check_delivered(self._identity, target, ours)
         return ChangelogMarker(target.topic, target.topic_id, target.partition, offset)

@@ -25,7 +25,7 @@ class FillGuard:
         #: topic and partition → ID of the topic, and the offset up to which it may be overwritten
         self._allowed: dict[tuple[str, int], tuple[str, int]] = {}
 
-    def settle(
+    def permit_fill(
         self,
         identity: StoreIdentity,
         info: TopicInfo,
@@ -43,7 +43,7 @@ class FillGuard:
             self._refuse_others(identity, info, partition, max(start, _explained(info, partition, retired)), end)
         self._allowed[info.name, partition] = info.topic_id, end
 
-    def check(
+    def check_fill(
         self, identity: StoreIdentity, info: TopicInfo, partition: int, base: Marker | None, start: int, end: int
     ) -> None:
         """Before a fill: check the current records. Raises: PermissionNeeded if others wrote since the opening."""
@@ -68,10 +68,11 @@ class FillGuard:
 
 
 class OwnRecords:
-    """Notices what others write to a changelog between two commits of this process. A marker would name it, too.
+    """Notices records that others write to a changelog between two commits of this process: the next marker would
+    include them.
 
-    The offsets of a transaction's records say it: they follow the one before, and its end mark. Only where they do not
-    (others wrote, or a transaction was aborted) is the changelog read, inside the transaction.
+    The offsets of a transaction's records show it: they follow the previous transaction and its end mark. Only if they
+    do not (others wrote, or a transaction was aborted) is the changelog read, inside the transaction.
     """
 
     def __init__(self, changelog: Callable[[], Changelog]) -> None:
@@ -79,11 +80,11 @@ class OwnRecords:
         #: topic, its ID, partition → where the known records end, and the offset that comes next if nobody else writes
         self._ends: dict[tuple[str, str, int], tuple[int, int]] = {}
 
-    def end(self, info: TopicInfo, partition: int, offset: int) -> None:
-        """Everything below this offset is known."""
+    def known_until(self, info: TopicInfo, partition: int, offset: int) -> None:
+        """Note that all records below an offset are known."""
         self._ends[info.name, info.topic_id, partition] = offset, offset
 
-    def check(self, identity: StoreIdentity, target: ChangelogMarker, delivered: Delivered) -> None:
+    def check_delivered(self, identity: StoreIdentity, target: ChangelogMarker, delivered: Delivered) -> None:
         """Before a commit: all records since the last one are its own. Raises: InvalidError."""
         place = target.topic, target.topic_id or "", target.partition
         end, expected = self._ends.get(place, (target.offset, target.offset))

@@ -1,7 +1,12 @@
 """The restore part of ``kafka-changelog``: replays the changelog exactly up to the marker.
 
-The replay starts from the beginning of the changelog, or on a local directory of an older checkpoint if nothing between
-the two can be missing. It reads Kafka and writes the staging directory that it is given.
+The replay starts from the beginning of the changelog, or on a local directory of an older retained checkpoint
+(:func:`newest_base`). Replaying the offsets after an older marker onto its state gives exactly the newer state, as long
+as no delete between the two can have been compacted away. The cleaner keeps a delete for at least
+``delete.retention.ms`` after it was written. Every such delete was written after the moment at which the directory's
+state was known to be the newest. The monotonic clock of this machine measures the time since that moment, within one
+run of the operating system. Wall clocks decide nothing: if they contradict the monotonic clock, the whole changelog is
+replayed.
 
 A changelog may have records beyond the marker: those of newer checkpoints, or a tail that software wrote which
 publishes its checkpoints later. The replay leaves them out. This is exact only while the cleaner cannot have used them
@@ -12,11 +17,10 @@ itself removed after a while.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
-from typing import NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from statemgr.backends.changelog.older_state import certain_ms, newest_base
 from statemgr.backends.services import Services
 from statemgr.config import StoreConfig
 from statemgr.errors import AccessDenied, CorruptError, InvalidError, MissingError, MissingState
@@ -26,8 +30,8 @@ from statemgr.local.clock import moment
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import ChangelogMarker, Marker
 from statemgr.model.plan import Successor
-from statemgr.phases import Phase, announce
-from statemgr.ports import Restored, RestoreRequest, TopicInfo
+from statemgr.phases import Phase
+from statemgr.ports import CommittedDirectory, Moment, Restored, RestoreRequest, TopicInfo
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -36,6 +40,9 @@ _BLOB_INSTEAD = (
     "`statemgr restore --checkpoint ID --into DIR`"
 )
 _LAG = "min.compaction.lag.ms"
+_RETENTION = "delete.retention.ms"
+#: Part of the cleaner's waiting time that is left unused as a margin; a tenth of the time if that is less.
+MARGIN_MS = 60_000
 
 
 class ChangelogRestore:
@@ -49,7 +56,7 @@ class ChangelogRestore:
         store = self._services.config.stores[request.identity.store]
 
         def replay(changelog: ChangelogMarker, info: TopicInfo, start: int) -> Restored:
-            announce(Phase.REPLAY, f"{request.identity.task}/{request.identity.store}", request.identity.job_key)
+            request.identity.announce(Phase.REPLAY)
             continued = self._continued(request, store, changelog, info)
             return continued or self._replayed(request, store, changelog, start)
 
@@ -84,17 +91,17 @@ class ChangelogRestore:
         info = self._services.changelog().describe(marker.topic)
         expected = marker.topic_id or topic_id or info.topic_id
         if info.topic_id != expected:
-            _lost(marker, "it was deleted and created again after the checkpoint")
+            raise _lost(marker, "it was deleted and created again after the checkpoint")
         if marker.partition >= info.partitions:
-            _lost(marker, f"it has only {info.partitions} partitions")
+            raise _lost(marker, f"it has only {info.partitions} partitions")
         return info
 
     def _checked_bounds(self, marker: ChangelogMarker) -> tuple[int, int]:
         start, end = self._services.changelog().bounds(marker.topic, marker.partition)
         if marker.offset > end:
-            _lost(marker, f"it ends at offset {end}: records of the checkpoint are gone")
+            raise _lost(marker, f"it ends at offset {end}: records of the checkpoint are gone")
         if start > 0:
-            _lost(marker, f"it begins at offset {start}: records were deleted, and not by compaction")
+            raise _lost(marker, f"it begins at offset {start}: records were deleted, and not by compaction")
         return start, end
 
     def _replayed(self, request: RestoreRequest, store: StoreConfig, marker: ChangelogMarker, start: int) -> Restored:
@@ -167,9 +174,8 @@ class ChangelogRestore:
         if successor is None:
             return
         if successor.published_ms is None:
-            raise _impossible(
-                f"checkpoint {successor.checkpoint_id} followed, but the checkpoint topic does not say when", marker
-            )
+            why = f"checkpoint {successor.checkpoint_id} followed, but the checkpoint topic does not say when"
+            raise _impossible(marker, why)
         self._check_rewind(marker, info, successor.published_ms)
 
     def _check_rewind(self, marker: ChangelogMarker, info: TopicInfo, oldest_ms: int) -> None:
@@ -181,25 +187,74 @@ class ChangelogRestore:
         age_ms = self._broker_ms() - oldest_ms
         if age_ms >= certain_ms(lag_ms):
             raise _impossible(
-                f"the changelog has records after the checkpoint for {age_ms} ms, and compaction may have changed what "
-                f"is older than {lag_ms} ms ({_LAG})",
                 marker,
+                f"the changelog has had records after the checkpoint for {age_ms} ms, and compaction may have changed "
+                f"records that are older than {lag_ms} ms ({_LAG})",
             )
 
 
-def _impossible(why: str, marker: ChangelogMarker) -> MissingState:
-    return _refused(f"an exact rewind is impossible: {why}", marker)
+def _impossible(marker: ChangelogMarker, why: str) -> MissingState:
+    return _refused(marker, f"an exact rewind is impossible: {why}")
 
 
-def _lost(marker: ChangelogMarker, why: str) -> NoReturn:
-    raise _refused(f"the changelog cannot supply the checkpoint: {why}", marker)
+def _lost(marker: ChangelogMarker, why: str) -> MissingState:
+    return _refused(marker, f"the changelog cannot supply the checkpoint: {why}")
 
 
-def _refused(message: str, marker: ChangelogMarker) -> MissingState:
-    return MissingState(
-        message,
-        hint=_BLOB_INSTEAD,
-        topic=marker.topic,
-        partition=marker.partition,
-        offset=marker.offset,
-    )
+def _refused(marker: ChangelogMarker, message: str) -> MissingState:
+    where = {"topic": marker.topic, "partition": marker.partition, "offset": marker.offset}
+    return MissingState(message, hint=_BLOB_INSTEAD, **where)
+
+
+# --- the beginning of a replay -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayBase:
+    """A local directory, the changelog offset of its state, and the seconds after its moment for which it is usable."""
+
+    directory: CommittedDirectory
+    offset: int
+    as_of: Moment
+    usable_s: float
+
+    def is_usable(self, now: Moment) -> bool:
+        """Whether the topic certainly still has every delete that was written after the directory's state."""
+        age_s = now.seconds_since(self.as_of)
+        return age_s is not None and age_s < self.usable_s
+
+
+def newest_base(
+    marker: ChangelogMarker,
+    local: Sequence[CommittedDirectory],
+    older: Mapping[str, Marker],
+    settings: Mapping[str, str],
+    now: Moment,
+) -> ReplayBase | None:
+    """The local directory with the shortest replay to ``marker``; None if the whole changelog must be replayed.
+
+    Args:
+        older: state ID → its marker in the older retained checkpoints.
+        settings: the settings of the changelog topic.
+    """
+    usable_s = certain_ms(int(settings.get(_RETENTION, "0"))) / 1000
+    found: list[ReplayBase] = []
+    for directory in local:
+        of = older.get(directory.state_id)
+        if directory.as_of is None or not isinstance(of, ChangelogMarker) or not _is_before(of, marker):
+            continue
+        base = ReplayBase(directory, of.offset, directory.as_of, usable_s)
+        if base.is_usable(now):
+            found.append(base)
+    return max(found, key=lambda base: base.offset, default=None)
+
+
+def certain_ms(waited_ms: int) -> int:
+    """The part of the cleaner's waiting time that is safe to rely on, in milliseconds."""
+    return waited_ms - min(MARGIN_MS, waited_ms // 10)
+
+
+def _is_before(of: ChangelogMarker, marker: ChangelogMarker) -> bool:
+    """Whether a marker certainly belongs to the same changelog and is not after ``marker``."""
+    same = (marker.topic, marker.topic_id, marker.partition)
+    return marker.topic_id is not None and (of.topic, of.topic_id, of.partition) == same and of.offset <= marker.offset

@@ -1,29 +1,38 @@
-"""A job or task without a checkpoint may start empty only if nothing shows that it had state.
+"""Refuses an opening that would lose state: an empty start, or a changed configuration.
 
-Each of these is enough to refuse an empty start without the one-shot permission:
+A job or task without a checkpoint may start empty only if nothing shows that it had state. Each of these is enough to
+refuse an empty start without the one-shot permission:
 
 1. for a job without any record on the checkpoint topic (or without the topic): a published blob under its prefix, or a
    published state on this machine. A published blob does not expire, unlike those that a crashed first commit left
 2. for a task without a record: a truncated topic, a published state of the task on this machine, a published blob under
    its prefix, or committed records in one of its changelogs
+
+A task with a checkpoint needs permission to add or remove a store and to change its serdes.
 """
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 
 from statemgr.backends.changelog.guard import count_records
 from statemgr.backends.services import Services
+from statemgr.config import StoreConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import MissingBlob, MissingState, PermissionNeeded
 from statemgr.ids import task_index, task_name, task_path
 from statemgr.local import durable, levels
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
+from statemgr.model.permissions import Permissions
+from statemgr.model.plan import check_listing
+from statemgr.model.serde_check import Labels, check_serdes
 from statemgr.ports import CheckpointLog, list_blobs
 
 _PERMISSION = (
     "to start empty instead, open the job once with allow_empty_start=True; if the checkpoint topic itself is lost, "
     "create it with `statemgr topics create --allow-empty-start`"
 )
+#: A file in a task's local directory: the task has published state.
 _PUBLISHED = "PUBLISHED"
 #: Blobs of unpublished attempts that are skipped. More than this number count as evidence.
 _MOST_BLOBS = 1000
@@ -31,13 +40,18 @@ _MOST_BLOBS = 1000
 
 def refuse_lost_job(services: Services) -> None:
     """Called if the topic has no record of the job. Raises: PermissionNeeded if the job had state."""
-    evidence = _state_of_job(services)
+    config = services.config
+    here = [name for name in map(task_name, range(config.tasks)) if _was_published_here(services, name)]
+    if here:
+        evidence: str | None = f"this machine has published state of {here[0]}"
+    else:
+        evidence = _published_blob(services, f"{config.job_name}/{config.job_id}/")
     if evidence is not None:
         raise PermissionNeeded(
             f"the job has no checkpoint, but {evidence}",
             hint=f"check kafka.bootstrap.servers and task.checkpoint.topic; {_PERMISSION}",
-            job=services.config.job_name,
-            topic=services.config.checkpoint_topic,
+            job=config.job_name,
+            topic=config.checkpoint_topic,
         )
 
 
@@ -64,16 +78,8 @@ def refuse_lost_checkpoint(
 def remember_published(services: Services, task: str) -> None:
     """Note on this machine that the task has published state. Only used to refuse an empty start."""
     directory = levels.make(services.task_directory(task))
-    if not os.path.lexists(directory / _PUBLISHED):
+    if not durable.exists(directory / _PUBLISHED):
         durable.create(directory / _PUBLISHED).close()
-
-
-def _state_of_job(services: Services) -> str | None:
-    config = services.config
-    for index in range(config.tasks):
-        if _published_here(services, task_name(index)):
-            return f"this machine has published state of {task_name(index)}"
-    return _published_blob(services, f"{config.job_name}/{config.job_id}/")
 
 
 def _published_blob(services: Services, prefix: str) -> str | None:
@@ -96,7 +102,7 @@ def _published_blob(services: Services, prefix: str) -> str | None:
 def _state_of_task(services: Services, checkpoint_log: CheckpointLog, task: str, look_at_blobs: bool) -> str | None:
     if checkpoint_log.was_truncated():
         return "records were deleted from the topic"
-    if _published_here(services, task):
+    if _was_published_here(services, task):
         return "this machine has published state of it"
     prefix = f"{services.config.job_name}/{services.config.job_id}/{task_path(task)}/"
     return _published_blob(services, prefix) if look_at_blobs else None
@@ -127,5 +133,62 @@ def _refuse_used_changelogs(services: Services, task: str) -> None:
             )
 
 
-def _published_here(services: Services, task: str) -> bool:
-    return os.path.lexists(services.task_directory(task) / _PUBLISHED)
+def _was_published_here(services: Services, task: str) -> bool:
+    return durable.exists(services.task_directory(task) / _PUBLISHED)
+
+
+# --- changes of the configuration --------------------------------------------------------------------------------
+
+
+def check_changes(
+    services: Services,
+    records: Mapping[str, CheckpointRecord | None],
+    permissions: Mapping[str, Permissions],
+    *,
+    application_may_choose: bool,
+) -> None:
+    """Refuse an opening that would lose state because the configuration changed.
+
+    Args:
+        application_may_choose: whether the application may later pass other serdes than the configured ones. Then
+            serdes that the configuration leaves at their defaults are checked when the application asks for the store.
+
+    Raises: PermissionNeeded.
+    """
+    config = services.config
+    labels = {
+        name: _configured(services, store) if application_may_choose else (store.key_serde, store.value_serde)
+        for name, store in config.stores.items()
+        if store.durable
+    }
+    for task, record in records.items():
+        if record is None:
+            continue
+        check_listing(
+            record.current, config.stores, permissions[task], durable=services.durable, job=config.job_name, task=task
+        )
+        check_serdes(
+            record.current, labels, allowed=permissions[task].allow_serde_change, job=config.job_name, task=task
+        )
+
+
+def serdes_in_force(services: Services, checkpoint: Checkpoint | None) -> dict[str, tuple[str, str]]:
+    """Store → labels of its serdes: the configured ones, or the checkpoint's until the application asks for the
+    store."""
+    found = {}
+    for name, store in services.config.stores.items():
+        key, value = _configured(services, store)
+        recorded = checkpoint.serdes.get(name) if checkpoint else None
+        before = recorded or (store.key_serde, store.value_serde)
+        found[name] = (key or before[0], value or before[1])
+    return found
+
+
+def _configured(services: Services, store: StoreConfig) -> Labels:
+    """The labels of explicitly configured serdes; None for a serde that is left at its default."""
+    given = services.config.values
+    prefix = f"stores.{store.name}"
+    return (
+        store.key_serde if f"{prefix}.key.serde" in given else None,
+        store.value_serde if f"{prefix}.value.serde" in given else None,
+    )
