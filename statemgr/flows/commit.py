@@ -5,7 +5,7 @@ Steps:
 1. flush and, where a backend needs it, make a checkpoint directory per changed store (``freeze``: the only pause of
    the task)
 2. per backend: diff against the acknowledged marker, upload and hash what is new, put the index; or take the changes,
-   to send or store, whichever is less where a directory was made of many changes
+   to send or to store
 3. keep the directory as the local copy of this state
 4. return a prepared commit (``publish`` is the next flow)
 

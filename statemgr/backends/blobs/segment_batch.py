@@ -2,11 +2,11 @@
 
 Steps of a batch:
 
-1. the first commit that has something to write opens it; others join while it is open, one writes at a time
+1. the first commit that has something to write opens it; others join while it is open, and one writes at a time
 2. it is closed when no other commit is known to be coming, when it is full, or after a short delay
-3. it is put, hedged; every commit in it learns the blob's name, or fails with it
+3. it is uploaded, hedged; every commit in it gets the blob's name, or the error
 
-One commit's failure to write spoils nothing of the others'. A batch of one task alone bears that task's name.
+A commit that fails to write does not affect the others. A batch of a single task has a name below that task's prefix.
 Source: the batching uploader of Flink's changelog state backend (FLIP-158).
 """
 
@@ -21,20 +21,20 @@ from dataclasses import dataclass, field
 from statemgr.backends.blobs.names import segments_blob, shared_segments_blob
 from statemgr.backends.services import Services
 from statemgr.errors import RetryableError
-from statemgr.ports import Body, StoreIdentity
+from statemgr.ports import Body, StoreIdentity, wait_for
 from statemgr.transfer.packs import PackedBlob
 
 #: Seconds that a batch waits for commits that are known to be coming.
 LINGER_S = 0.01
-#: Bytes from which on a batch takes no more.
+#: Bytes from which a batch takes no more commits.
 _FULL = 16 * 1024 * 1024
-#: Batches that are on their way at a time; their bytes are bounded beside.
+#: Batches that are uploaded at a time. Their bytes have a limit of their own.
 _THREADS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A batch that was put: its name, and its bytes where they are in memory."""
+    """A batch that was uploaded: its name, its content, and whether several tasks share it."""
 
     blob_id: str
     body: Body
@@ -64,7 +64,7 @@ class SegmentBatches:
 
     @contextmanager
     def coming(self) -> Iterator[None]:
-        """While a commit prepares what it will write, so that a batch waits for it a little."""
+        """For a commit that prepares its changes inside the block: an open batch waits for it a little."""
         with self._changed:
             self._coming += 1
         try:
@@ -76,7 +76,7 @@ class SegmentBatches:
 
     @contextmanager
     def joined(self, owner: StoreIdentity, attempt: str, expected: int) -> Iterator[tuple[PackedBlob, Future[Stored]]]:
-        """Write about ``expected`` bytes to the blob of a batch; after the block the future says what became of it."""
+        """Write about ``expected`` bytes to the blob of a batch inside the block. Yields: the blob, and the result."""
         batch = self._join(owner, attempt, expected)
         try:
             with batch.writing:
@@ -87,7 +87,7 @@ class SegmentBatches:
                 self._changed.notify_all()
 
     def wait(self, stored: Future[Stored]) -> Stored:
-        """What became of a batch. Raises: what its upload raised; RetryableError when it takes too long."""
+        """The result of a batch. Raises: the error of its upload; RetryableError if it takes too long."""
         try:
             return stored.result(self._services.config.commit_timeout_ms / 1000)
         except TimeoutError as error:
@@ -99,7 +99,7 @@ class SegmentBatches:
             ) from error
 
     def close(self) -> None:
-        """Wait for what runs."""
+        """Wait for running uploads."""
         self._pool.shutdown(wait=True)
 
     def _join(self, owner: StoreIdentity, attempt: str, expected: int) -> _Batch:
@@ -115,10 +115,11 @@ class SegmentBatches:
             return batch
 
     def _run(self, batch: _Batch) -> None:
+        clock = self._services.clock
         try:
             with closing(batch.blob):
                 with self._changed:
-                    self._changed.wait_for(lambda: batch.writers == 0 and self._coming == 0, LINGER_S)
+                    wait_for(clock, self._changed, lambda: batch.writers == 0 and self._coming == 0, LINGER_S)
                     if self._open is batch:
                         self._open = None
                     self._changed.wait_for(lambda: batch.writers == 0)

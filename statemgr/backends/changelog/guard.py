@@ -95,7 +95,7 @@ class OwnRecords:
         if others is not None:
             raise InvalidError(
                 f"somebody else has written {others} records to the changelog since the last commit",
-                hint=f"stop whoever writes there, or set stores.{identity.store}.changelog.topic to a topic that "
+                hint=f"stop the other writer, or set stores.{identity.store}.changelog.topic to a topic that "
                 "nobody else writes to; then open the job again: it writes its whole state over those records",
                 **identity.where,
                 topic=target.topic,
