@@ -89,10 +89,9 @@ def freeze(
             if not store.config.backup_factories:
                 continue
             needs_snapshot = _needs_snapshot(services, store, base, local_copy)
-            subject = f"{base.task}/{name}"
-            announce(Phase.FLUSH, subject, services.config.job_key)
+            store.identity.announce(Phase.FLUSH)
             if needs_snapshot:
-                announce(Phase.CHECKPOINT_DIR, subject, services.config.job_key)
+                store.identity.announce(Phase.CHECKPOINT_DIR)
             state_id = store.state_id if not store.changed and store.state_id else f"{attempt}-{name}"
             frozen[name] = store.freeze(state_id, snapshot=needs_snapshot)
     except BaseException:

@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 
 #: Most extra attempts of one call.
 _MOST_EXTRA = 2
+#: Most extra attempts that are saved up in quiet times.
+_BURST = 20.0
+#: An extra attempt starts when the others have taken longer than this share of recent ones.
+_PERCENTILE = 0.93
 #: Number of recent latencies that the delay is learnt from.
 _WINDOW = 500
 
@@ -34,8 +38,6 @@ class Hedger:
         clock: measures latencies, and waits until an extra attempt starts.
         threads: attempts that run at a time; further ones queue.
         budget: extra attempts for each first one, in the long run.
-        burst: most extra attempts that are saved up in quiet times.
-        percentile: an extra attempt starts when the others have taken longer than this share of recent ones.
         least_samples: latencies that must be known before anything is hedged.
         least_delay: seconds below which hedging is not worth its request.
 
@@ -50,16 +52,12 @@ class Hedger:
         *,
         threads: int,
         budget: float = 0.1,
-        burst: float = 20,
-        percentile: float = 0.93,
         least_samples: int = 20,
         least_delay: float = 0.05,
     ) -> None:
         self._clock = clock
         self._pool = executors.pool("hedged", threads)
         self._budget = budget
-        self._burst = burst
-        self._percentile = percentile
         self._least_samples = least_samples
         self._least_delay = least_delay
         self._lock = threading.Lock()
@@ -83,7 +81,7 @@ class Hedger:
         race = _Race(self._clock, attempt, lost)
         with self._lock:
             self.first += 1
-            self._tokens = min(self._tokens + self._budget, self._burst)
+            self._tokens = min(self._tokens + self._budget, _BURST)
         self._start(race, 0)
         try:
             for number in range(1, _MOST_EXTRA + 1):
@@ -103,7 +101,7 @@ class Hedger:
             known = sorted(self._latencies)
         if len(known) < self._least_samples:
             return None
-        return max(known[int(self._percentile * len(known))], self._least_delay)
+        return max(known[int(_PERCENTILE * len(known))], self._least_delay)
 
     def close(self) -> None:
         """Wait for all running attempts, also those that have lost, and stop the threads."""
@@ -117,7 +115,7 @@ class Hedger:
         if not race.begin(number):
             with self._lock:  # it queued until it was no longer needed: no request was made
                 self.extra -= 1
-                self._tokens = min(self._tokens + 1, self._burst)
+                self._tokens = min(self._tokens + 1, _BURST)
             return
         started = self._clock.monotonic()
         try:
