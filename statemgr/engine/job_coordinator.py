@@ -11,8 +11,8 @@ from statemgr.backends.services import Services
 from statemgr.engine.attempts import Epoch
 from statemgr.engine.coordinator import Coordinator
 from statemgr.flows.commit import Refill
-from statemgr.flows.opening_checks import remember_published
 from statemgr.flows.open_job import JobTopics, fence_ids, read_published, take_over
+from statemgr.flows.opening_checks import remember_published
 from statemgr.flows.ownership import Published
 from statemgr.flows.repair import can_repair, prepare_repair, repeated_attachments
 from statemgr.flows.worker import Worker

@@ -24,8 +24,8 @@ from statemgr.engine.open_tasks import Assignment, OpenTasks
 from statemgr.engine.task import Task
 from statemgr.engine.task_coordinator import TaskCoordinator
 from statemgr.errors import InvalidError
-from statemgr.flows.opening_checks import serdes_in_force
 from statemgr.flows.open_job import JobTopics, fence_ids, in_parallel, read_published, take_over
+from statemgr.flows.opening_checks import serdes_in_force
 from statemgr.flows.ownership import explained
 from statemgr.flows.restore import restore_task
 from statemgr.ids import task_index

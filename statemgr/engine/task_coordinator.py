@@ -14,8 +14,8 @@ from statemgr.engine.output import Output
 from statemgr.errors import StatemgrError
 from statemgr.flows.background_snapshots import BackgroundSnapshots
 from statemgr.flows.commit import CommitBase, FrozenCommit, Refill
-from statemgr.flows.opening_checks import remember_published
 from statemgr.flows.open_store import OpenStore
+from statemgr.flows.opening_checks import remember_published
 from statemgr.flows.ownership import Published
 from statemgr.flows.repair import GivesWay, can_repair, prepare_repair
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
