@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from click.testing import CliRunner
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
 from statemgr.model.checkpoint import ChangelogMarker
+from statemgr.wiring import WorkerProcesses
 from tests.commits import TASK, commit, current, publish_by_hand
 from tests.jobs import SEGMENTS, job_mapping, with_changes
 from tests.kafka_jobs import send
@@ -197,3 +200,26 @@ def test_a_damaged_blob_is_exit_status_4(kafka: KafkaServer, tmp_path: Path, ver
     status, found = verify(config)
     assert status == 4
     assert "blob" in found["stores"][0]["problem"]
+
+
+def test_a_process_that_is_killed(
+    kafka: KafkaServer, tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A helper that the system kills, for lack of memory, is one line and exit status 3, and no traceback."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
+    commit(config, ROWS, 1)
+    verify(config)  # writes the configuration
+    submit = WorkerProcesses.submit
+
+    def killed(self: WorkerProcesses, *work: Any) -> Any:
+        return submit(self, _die)
+
+    monkeypatch.setattr(WorkerProcesses, "submit", killed)
+    command = ["migrate", "verify", "--config", str(tmp_path / "job.toml")]
+    result = CliRunner().invoke(cli, command, catch_exceptions=False)
+    assert result.exit_code == 3
+    assert "a process that took part was killed" in result.stderr
+
+
+def _die(_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

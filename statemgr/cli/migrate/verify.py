@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -38,12 +39,13 @@ _TRIES = 5
 @click.option("--differences", default=10, show_default=True, metavar="N", help="List up to N keys that differ.")
 def verify_command(call: Call, stores: tuple[str, ...], against: str | None, differences: int) -> None:
     """Prove that all backends hold the same state; exit status 1 if they do not. A running job is not disturbed."""
+    from statemgr.reader import JobReader
     from statemgr.wiring import WorkerProcesses, open_services
 
     config, count = call.config, os.cpu_count() or 1
     with (
         closing(open_services(config)) as services,
-        call.reader() as reader,
+        JobReader(config, only_settled=True) as reader,  # an open transaction is nothing to wait for
         WorkerProcesses(config, count) as workers,
         call.progress() as progress,
         services.executors.pool("stores", count) as pool,
@@ -52,7 +54,11 @@ def verify_command(call: Call, stores: tuple[str, ...], against: str | None, dif
         records = reader.retaining(call.checkpoint_id, call.tasks)
         chosen = list(_to_verify(config, records, call.checkpoint_id, stores, against))
         newest = call.checkpoint_id is None
-        found = list(pool.map(lambda wanted: _verified(verifier, reader, wanted, newest), chosen))
+        try:
+            found = list(pool.map(lambda wanted: _verified(verifier, reader, wanted, newest), chosen))
+        except BrokenProcessPool as error:
+            hint = "a machine with more memory helps; so does --task, which verifies fewer tasks"
+            raise UnavailableError("a process that took part was killed", hint=hint) from error
     _print_verified(found, call.as_json)
     if not all(one.equal for one in found):
         raise SystemExit(max((one.problem.exit_status for one in found if one.problem and one.failed), default=1))
