@@ -71,9 +71,6 @@ class SliceStream(io.RawIOBase):
         self._position += len(data)
         return data
 
-    def readall(self) -> bytes:
-        return b"".join(iter(lambda: self.read(CHUNK), b""))
-
     def close(self) -> None:
         """Close the file. Idempotent."""
         if self._fd >= 0:

@@ -28,11 +28,6 @@ from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex
 Json = dict[str, Any]
 
 
-def to_json_array(record: CheckpointRecord) -> list[Json]:
-    """One object for each retained checkpoint of a task, newest first."""
-    return [to_json_dict(record, checkpoint) for checkpoint in record.checkpoints]
-
-
 def to_json_dict(record: CheckpointRecord, checkpoint: Checkpoint | None = None) -> Json:
     """One checkpoint of a record (the current one by default) with the fields of the record around it.
 

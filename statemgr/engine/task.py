@@ -25,7 +25,7 @@ from statemgr.kafka.input_topics import TaskInputs
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.commit import PreparedCommit, ProducedRecord
 from statemgr.model.permissions import Permissions
-from statemgr.model.serde_check import check_serdes
+from statemgr.model.plan import check_serdes
 from statemgr.serdes import SerdeLike
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,7 @@ from statemgr.ids import task_index, task_name, task_path
 from statemgr.local import durable, levels
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.permissions import Permissions
-from statemgr.model.plan import check_listing
-from statemgr.model.serde_check import Labels, check_serdes
+from statemgr.model.plan import Labels, check_listing, check_serdes
 from statemgr.ports import CheckpointLog, list_blobs
 
 _PERMISSION = (

@@ -25,7 +25,7 @@ from statemgr.model import codecs
 from statemgr.model.checkpoint import CheckpointRecord, with_version_one
 from statemgr.model.permissions import Permit, decode_permit, is_permit
 from statemgr.ports import Clock
-from statemgr.serdes.single_object import HEADER_SIZE, unknown_header
+from statemgr.serdes.avro import HEADER_SIZE, unknown_header
 
 _TAIL = codecs.KEY_TAIL_SIZE
 #: Seconds until everything is read again: deletes leave the topic after ``delete.retention.ms``, a day.

@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -49,24 +49,14 @@ if TYPE_CHECKING:
     help="Directory for all files.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
-def demo(
-    input_file: Path | None,
-    key: str | None,
-    sums: tuple[str, ...],
-    blob: str,
-    kills: int,
-    seed: int | None,
-    aims: tuple[str, ...],
-    directory: Path,
-    as_json: bool,
-) -> None:
+def demo(as_json: bool, **options: Any) -> None:
     """Process real rows in a Spark job, kill it with SIGKILL, restore it, and compare the result with a recount.
 
     The rows are the 336,776 flights of 2013 from New York, by tail number, unless --input, --key and --sum name others.
     The demo starts a local Kafka broker and stops it at the end, unless STATEMGR_TEST_KAFKA names a running one. Exit
     status 1 if anything differs from the recount.
     """
-    settings = _settings(input_file, key, sums, blob, kills, seed, aims, directory)
+    settings = _settings(**options)
     from statemgr_tools.demo.flow import demo as run
     from statemgr_tools.demo.show import page
 

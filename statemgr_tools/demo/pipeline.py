@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +23,6 @@ from statemgr import JobConfig
 from statemgr.errors import StatemgrError
 from statemgr_tools.demo.bait import Bait, install
 from statemgr_tools.demo.measures import Tally, measures_of
-from statemgr_tools.demo.sink import deliver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 STORE = "totals"
 #: By Kafka's own keys, which are bytes.
 PARTITIONER = "spark-hash(binary)"
+#: The output has a directory for each sequence number, which exists whole or not at all.
+_SEQUENCE = "sequence="
 OUTPUT_DDL = "key binary, change string, total string"
 #: Keys that one task holds in memory before it writes them to the store.
 _KEYS_IN_MEMORY = 20_000
@@ -195,6 +197,24 @@ def main() -> int:
         sys.stderr.write(f"statemgr: {type(error).__name__}: {error}\n")
         return error.exit_status
     return 0
+
+
+def deliver(rows: DataFrame, sequence: int, directory: Path) -> None:
+    """Write the rows to a temporary directory and rename it, unless this sequence or a newer one exists already.
+
+    So a repeated sequence changes nothing, and a driver that was suspended cannot replace its successor's output.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    if sequence <= newest(directory):
+        return
+    temporary = tempfile.mkdtemp(prefix=".sequence-", dir=directory)
+    rows.write.mode("overwrite").parquet(temporary)
+    Path(temporary).rename(directory / f"{_SEQUENCE}{sequence:08d}")
+
+
+def newest(directory: Path) -> int:
+    """The newest sequence in the output, or 0."""
+    return max((int(path.name.removeprefix(_SEQUENCE)) for path in directory.glob(f"{_SEQUENCE}*")), default=0)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,9 +18,8 @@ from confluent_kafka.admin import AdminClient
 from statemgr.cli.java import find_java
 from statemgr.errors import UnavailableError
 from statemgr_tools.dev.jars import broker_jars
-from statemgr_tools.dev.process import ServerProcess, accepts_connections, free_port, spawn, wait_until_ready
+from statemgr_tools.dev.process import Server, ServerProcess, accepts_connections, free_port, spawn
 
-_READY_DEADLINE_S = 60.0
 _HEAP = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
 _LOGGING = {
@@ -32,45 +31,26 @@ _LOGGING = {
 
 
 @dataclass(kw_only=True)
-class KafkaBroker:
-    """A broker in ``directory``. A restart keeps its ports.
+class KafkaBroker(Server):
+    """A broker. Its first start formats the data directory.
 
     Args:
         settings: broker properties that override the defaults (``{"log.cleaner.backoff.ms": "500"}``).
     """
 
-    directory: Path
-    port: int = field(default_factory=free_port)
+    name = "the Kafka broker"
+    ready_deadline_s = 60.0
+    grace_s = 15.0
+
     controller_port: int = field(default_factory=free_port)
     settings: Mapping[str, str] = field(default_factory=dict)
-    process: ServerProcess | None = None
 
     @property
     def bootstrap_servers(self) -> str:
         """``host:port`` for clients."""
         return f"127.0.0.1:{self.port}"
 
-    def start(self, *, deadline_s: float = _READY_DEADLINE_S, spawned: Callable[[], None] = lambda: None) -> None:
-        """Format the data directory if it is new, start the broker, and wait until it answers a metadata request.
-
-        If it runs already, only wait. ``spawned`` is called as soon as the process exists.
-
-        Raises:
-            PrerequisiteMissing: no Java 17.
-            UnavailableError: the jars could not be fetched, or the broker did not start (the error names its log).
-        """
-        if self.process is not None and self.process.running:
-            wait_until_ready(self.process, self.answers, name="the Kafka broker", deadline_s=deadline_s)
-            return
-        self.process = self._spawn()
-        try:
-            spawned()
-            wait_until_ready(self.process, self.answers, name="the Kafka broker", deadline_s=deadline_s)
-        except BaseException:
-            self.process.stop(1.0)
-            raise
-
-    def _spawn(self) -> ServerProcess:
+    def spawn(self) -> ServerProcess:
         java = str(find_java().program)
         self.directory.mkdir(parents=True, exist_ok=True)
         classpath = ":".join(str(jar) for jar in broker_jars())
@@ -80,12 +60,6 @@ class KafkaBroker:
         if not (self.directory / "data" / "meta.properties").exists():
             self._format([*run, "kafka.tools.StorageTool", "format", "--cluster-id"], properties)
         return spawn([*run, "kafka.Kafka", str(properties)], log=self.directory / "broker.log")
-
-    def stop(self, grace_s: float = 15.0) -> None:
-        """Stop it cleanly, or with SIGKILL after ``grace_s`` seconds."""
-        if self.process is not None:
-            self.process.resume()
-            self.process.stop(grace_s)
 
     def kill(self) -> None:
         """End it as a crash would."""

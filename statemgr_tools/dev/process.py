@@ -10,8 +10,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import psutil
 
@@ -168,3 +169,75 @@ def stays_taken(port: int, *, wait_s: float = 1.0) -> bool:
             return True
         time.sleep(_POLL_S)
     return False
+
+
+@dataclass(kw_only=True)
+class Server:
+    """A server in ``directory``. A restart keeps its port and its other settings."""
+
+    name: ClassVar[str]
+    ready_deadline_s: ClassVar[float]
+    grace_s: ClassVar[float]
+
+    directory: Path
+    port: int = field(default_factory=free_port)
+    process: ServerProcess | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether its process runs."""
+        return self.process is not None and self.process.running
+
+    def start(self, *, deadline_s: float | None = None, spawned: Callable[[], None] = lambda: None) -> None:
+        """Start it, and wait until it is ready. If it runs already, only wait.
+
+        Args:
+            spawned: called as soon as the process exists.
+
+        Raises:
+            PrerequisiteMissing: a program that it needs is missing.
+            UnavailableError: it did not start (the error names its log), or a part could not be fetched.
+        """
+        deadline = self.ready_deadline_s if deadline_s is None else deadline_s
+        if self.process is not None and self.process.running:
+            self.wait(self.process, deadline)
+            return
+        self.process = self.spawn()
+        try:
+            spawned()
+            self.wait(self.process, deadline)
+        except BaseException:
+            self.process.stop(1.0)
+            raise
+
+    def wait(self, process: ServerProcess, deadline_s: float) -> None:
+        """Wait until it answers."""
+        wait_until_ready(process, self.answers, name=self.name, deadline_s=deadline_s)
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Stop it cleanly, or with SIGKILL after ``grace_s`` seconds."""
+        if self.process is not None:
+            self.process.resume()
+            self.process.stop(self.grace_s if grace_s is None else grace_s)
+
+    def spawn(self) -> ServerProcess:
+        """Start the process."""
+        raise NotImplementedError
+
+    def answers(self) -> bool:
+        """Whether it answers a request."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the directory, for JSON."""
+        found = asdict(self)
+        del found["directory"]
+        return (
+            found if self.process is None else {**found, "process": {**found["process"], "log": str(self.process.log)}}
+        )
+
+    @classmethod
+    def from_dict(cls, directory: Path, found: Mapping[str, Any]) -> Self:
+        """The server that :meth:`to_dict` described. Raises: KeyError, TypeError for another description."""
+        process = found["process"] and ServerProcess(**{**found["process"], "log": Path(found["process"]["log"])})
+        return cls(directory=directory, **{**found, "process": process})

@@ -14,56 +14,44 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from statemgr.errors import PrerequisiteMissing
 from statemgr_tools.dev.jars import cache_directory
-from statemgr_tools.dev.process import ServerProcess, free_port, spawn, wait_until_ready
+from statemgr_tools.dev.process import Server, ServerProcess, spawn
 
 VERSITYGW_VERSION = "v1.8.0"
 REGION = "us-east-1"
 
 _MODULE = f"github.com/versity/versitygw/cmd/versitygw@{VERSITYGW_VERSION}"
 _BUILD_DEADLINE_S = 600
-_READY_DEADLINE_S = 30.0
 
 
 @dataclass(kw_only=True)
-class S3Server:
-    """An S3 server in ``directory`` with one bucket and its own keys.
+class S3Server(Server):
+    """An S3 server with one bucket and its own keys. A moto server loses its objects when it stops.
 
     Args:
         kind: ``versitygw`` or ``moto``. None takes the first that is available.
     """
 
-    directory: Path
+    name = "the S3 server"
+    ready_deadline_s = 30.0
+    grace_s = 5.0
+
     bucket: str = "statemgr"
     kind: str | None = None
-    port: int = field(default_factory=free_port)
     access_key: str = field(default_factory=lambda: "dev" + secrets.token_hex(8))
     secret_key: str = field(default_factory=lambda: secrets.token_hex(20), repr=False)
     region: str = REGION
-    process: ServerProcess | None = None
 
     @property
     def endpoint(self) -> str:
         """The URL for clients. Buckets are in the path."""
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self, *, deadline_s: float = _READY_DEADLINE_S, spawned: Callable[[], None] = lambda: None) -> None:
-        """Start it, and wait until it answers and the bucket exists.
-
-        If it runs already, only wait. ``spawned`` is called as soon as the process exists.
-
-        Raises:
-            PrerequisiteMissing: there is neither versitygw, Go nor moto.
-            UnavailableError: it did not start (the error names its log).
-        """
-        if self.process is not None and self.process.running:
-            self._wait(self.process, deadline_s)
-            return
+    def spawn(self) -> ServerProcess:
         self.directory.mkdir(parents=True, exist_ok=True)
         program = find_versitygw() if self.kind in (None, "versitygw") else None
         if self.kind == "versitygw" and program is None:
@@ -73,24 +61,13 @@ class S3Server:
         self.kind = "versitygw" if program else "moto"
         command = self._versitygw(program) if program else self._moto()
         environment = os.environ | {"ROOT_ACCESS_KEY": self.access_key, "ROOT_SECRET_KEY": self.secret_key}
-        self.process = spawn(command, log=self.directory / "s3.log", environment=environment, cwd=self.directory)
-        try:
-            spawned()
-            self._wait(self.process, deadline_s)
-        except BaseException:
-            self.process.stop(1.0)
-            raise
+        return spawn(command, log=self.directory / "s3.log", environment=environment, cwd=self.directory)
 
-    def _wait(self, process: ServerProcess, deadline_s: float) -> None:
-        wait_until_ready(process, self.answers, name="the S3 server", deadline_s=deadline_s)
+    def wait(self, process: ServerProcess, deadline_s: float) -> None:
+        """Wait until it answers and the bucket exists."""
+        super().wait(process, deadline_s)
         if self.kind == "moto":
             self._request("PUT", f"/{self.bucket}")
-
-    def stop(self, grace_s: float = 5.0) -> None:
-        """Stop it. moto then loses its objects."""
-        if self.process is not None:
-            self.process.resume()
-            self.process.stop(grace_s)
 
     def answers(self) -> bool:
         """Whether it answers HTTP at all."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from statemgr.errors import CorruptError, InvalidError
 from statemgr_tools.dev.kafka import KafkaBroker
 from statemgr_tools.dev.process import free_port, stays_taken
 from statemgr_tools.dev.s3 import S3Server
-from statemgr_tools.dev.state import read_state, write_state
 
 #: Where ``dev up`` keeps its servers, relative to the working directory.
 DEFAULT_DIRECTORY = Path(".statemgr", "dev")
+#: Lists the servers of a directory. Only its owner can read it, because it has the keys of the local S3 server.
+_FILE = "servers.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,20 +70,20 @@ def up(
     broker, store = read_state(root)
     if kafka:
         broker = broker or KafkaBroker(directory=root / "kafka", settings=dict(kafka_settings or {}))
-        if broker.process is None or not broker.process.running:
+        if not broker.running:
             report("starting the Kafka broker (its jars are fetched the first time)")
             if stays_taken(broker.port):  # another program uses it now
                 broker.port = free_port()
             if stays_taken(broker.controller_port):
                 broker.controller_port = free_port()
-        broker.start(spawned=lambda: write_state(root, broker, store))
+        broker.start(spawned=lambda: _write_state(root, broker, store))
     if s3:
         store = store or S3Server(directory=root / "s3", kind=s3_kind)
-        if store.process is None or not store.process.running:
+        if not store.running:
             report("starting the S3 server (it is built the first time)")
             if stays_taken(store.port):
                 store.port = free_port()
-        store.start(spawned=lambda: write_state(root, broker, store))
+        store.start(spawned=lambda: _write_state(root, broker, store))
     return status(root)
 
 
@@ -89,7 +93,7 @@ def down(directory: str | Path = DEFAULT_DIRECTORY) -> bool:
     broker, store = read_state(root)
     stopped = False
     for server in (broker, store):
-        if server is not None and server.process is not None and server.process.running:
+        if server is not None and server.running:
             server.stop()
             stopped = True
     return stopped
@@ -118,3 +122,37 @@ def status(directory: str | Path = DEFAULT_DIRECTORY) -> DevServers:
             "s3_log": str(store.process.log),
         }
     return DevServers(directory=str(root), **fields)
+
+
+def _write_state(directory: Path, broker: KafkaBroker | None, store: S3Server | None) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    servers = {"kafka": broker, "s3": store}
+    state = {name: server.to_dict() for name, server in servers.items() if server is not None}
+    temporary = directory / f".{_FILE}.{os.getpid()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(state, file, indent=2)
+    os.replace(temporary, directory / _FILE)
+
+
+def read_state(directory: Path) -> tuple[KafkaBroker | None, S3Server | None]:
+    """The servers that were started in this directory, running or not, or ``(None, None)``.
+
+    Raises: CorruptError if the file that lists them cannot be read; InvalidError if the directory is a file.
+    """
+    path = directory / _FILE
+    try:
+        state = json.loads(path.read_text())
+        broker = KafkaBroker.from_dict(directory / "kafka", state["kafka"]) if "kafka" in state else None
+        store = S3Server.from_dict(directory / "s3", state["s3"]) if "s3" in state else None
+    except FileNotFoundError:
+        return None, None
+    except NotADirectoryError as error:
+        raise InvalidError("the servers' directory is a file", directory=str(directory)) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptError(
+            "the file that lists the local servers cannot be read",
+            hint=f"stop the servers that still run from {directory} (see the logs there), then remove the file",
+            file=str(path),
+        ) from error
+    return broker, store

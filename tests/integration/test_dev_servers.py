@@ -19,7 +19,7 @@ from statemgr_tools.commands.dev import command
 from statemgr_tools.dev import down, jars, status, up
 from statemgr_tools.dev.process import ServerProcess, free_port, spawn, wait_until_ready
 from statemgr_tools.dev.s3 import S3Server, find_versitygw
-from statemgr_tools.dev.state import read_state
+from statemgr_tools.dev.servers import read_state
 from tests import servers
 
 _TIMEOUT_S = 20.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from statemgr_tools.demo.sink import deliver
+from statemgr_tools.demo.pipeline import deliver
 from tests.spark.conftest import ROOT
 
 Sink = Callable[[DataFrame, int], None]

@@ -19,8 +19,8 @@ from statemgr.errors import CorruptError, InvalidError
 from statemgr.model import codecs
 from statemgr.model.codecs.schemas import single_objects
 from statemgr.serdes import avro_serde, serde
+from statemgr.serdes.avro import HEADER_SIZE
 from statemgr.serdes.avro_weight import MAX_DEPTH
-from statemgr.serdes.single_object import HEADER_SIZE
 
 MIB = 1024 * 1024
 NULLS = json.dumps(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from statemgr.cli.render import index_to_json_dict, to_json_array, to_json_dict
+from statemgr.cli.render import index_to_json_dict, to_json_dict
 from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord, Layout, with_version_one
 from tests import model_samples as sample
@@ -82,7 +82,7 @@ def test_json_has_the_fields_of_the_record() -> None:
     record = older.followed_by(
         replace(sample.CHECKPOINT, checkpoint_id=CheckpointId(1_700_000_000_001, 0), sequence=8, offset=10), 2
     )
-    shown = to_json_array(record)
+    shown = [to_json_dict(record, checkpoint) for checkpoint in record.checkpoints]
     assert [one["current"] for one in shown] == [True, False]
     assert [one["checkpoint_id"] for one in shown] == ["1700000000001-000000", "1700000000000-000042"]
     assert [one["offset"] for one in shown] == [10, 9]

@@ -13,10 +13,9 @@ from click.testing import CliRunner
 
 from statemgr.cli.main import cli
 from statemgr.errors import InvalidError
-from statemgr_tools.demo.child import Outcome
+from statemgr_tools.demo.child import Outcome, exit_on_signals
 from statemgr_tools.demo.pipeline import java_options
 from statemgr_tools.demo.settings import own_directory
-from statemgr_tools.demo.stopping import exit_on_signals
 from statemgr_tools.demo.summary import Start, Summary
 from statemgr_tools.demo.verify import Side
 

@@ -15,7 +15,7 @@ from statemgr.model.codecs import decode_checkpoint, encode_key
 from statemgr.model.codecs.generic import Codec
 from statemgr.model.codecs.schemas import load_schema_files, single_objects
 from statemgr.model.codecs.shapes import SHAPES
-from statemgr.serdes.single_object import HEADER_SIZE, MARK, header_of
+from statemgr.serdes.avro import HEADER_SIZE, MARK, header_of
 from tests import model_samples as sample
 
 #: Fingerprints of what has been written so far: never changed, only added to.

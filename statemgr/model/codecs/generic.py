@@ -24,7 +24,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_
 
 from statemgr.errors import CorruptError, InvalidError
 from statemgr.model.codecs.schemas import single_objects
-from statemgr.serdes.single_object import SingleObjects
+from statemgr.serdes.avro import SingleObjects
 
 _T = TypeVar("_T")
 _Convert = Callable[[Any], Any]

@@ -13,7 +13,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from statemgr.errors import MissingError
-from statemgr.serdes.single_object import SingleObjects
+from statemgr.serdes.avro import SingleObjects
 
 _SUFFIX = ".avsc"
 #: Bytes of memory for each byte of a record; what statemgr itself writes needs less than 20.
