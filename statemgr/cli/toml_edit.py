@@ -11,8 +11,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from statemgr.config import JobConfig
-from statemgr.config.loading import read_toml
-from statemgr.config.samza import our_key
+from statemgr.config.loading import our_key, read_toml
 from statemgr.errors import ConfigError
 from statemgr.local.durable import sync, write_file
 from statemgr.os_errors import translated

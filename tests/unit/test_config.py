@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from statemgr.config import JobConfig
-from statemgr.config.samza import SAMZA_CLASSES, SAMZA_KEYS
+from statemgr.config.loading import SAMZA_CLASSES, SAMZA_KEYS
 from statemgr.config.table import KEYS, rocksdb_defaults
 from statemgr.errors import ConfigError
 
