@@ -53,7 +53,7 @@ def index_to_json_dict(index: SnapshotIndex) -> Json:
 
 
 def inline_chain(marker: BlobMarker) -> SegmentChain | None:
-    """The chain that travels inside a marker; None where it lies in a blob, or is damaged."""
+    """The chain inside a marker. None if it is in a blob, or damaged."""
     with suppress(CorruptBlob):
         return decode_chain(marker.inline) if marker.inline is not None else None
     return None
@@ -109,6 +109,6 @@ def _file(path: str, file: FileIndex) -> Json:
 
 
 def _part(part: BlobRef, stored: int) -> Json:
-    """A part, and what it takes in its blob where that is a zstandard frame."""
+    """A part, and the bytes of its zstandard frame, if it has one."""
     found: Json = _plain(part)
     return found if stored == part.size else {**found, "zstd_size": stored}

@@ -160,7 +160,7 @@ class MemoryStore:
         return False
 
     def checkpoint(self, directory: Path) -> None:
-        """Raises: DiskFull, InvalidError when the directory exists."""
+        """Raises: DiskFull, InvalidError if the directory exists."""
         if os.path.lexists(directory):
             raise InvalidError("the directory of a checkpoint already exists", path=directory)
         with self._file:
@@ -170,7 +170,7 @@ class MemoryStore:
                 durable.link_or_copy(self._directory / FILE, directory / FILE)
 
     def checkpoint_beside(self, directory: Path) -> None:
-        """Raises: DiskFull, InvalidError when the directory exists."""
+        """Raises: DiskFull, InvalidError if the directory exists."""
         self.checkpoint(directory)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from statemgr.model.checkpoint import Attachment, BlobRef, Layout, Marker
 
 T = TypeVar("T")
-#: A put, or a delete when the value is None.
+#: A put, or a delete if the value is None.
 Change = tuple[bytes, bytes | None]
 
 

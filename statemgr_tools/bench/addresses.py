@@ -71,7 +71,7 @@ class Servers:
         return self._s3
 
     def close(self) -> None:
-        """Stop what was started, by PID."""
+        """Stop the servers that it started, by PID."""
         stop_servers(self._directory)
 
     def _local(self) -> S3Address:

@@ -13,7 +13,7 @@ _COLUMNS = 2
 
 
 def check_available() -> None:
-    """Before anything is measured. Raises: PrerequisiteMissing."""
+    """Call this before the measurements. Raises: PrerequisiteMissing."""
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:
@@ -23,7 +23,7 @@ def check_available() -> None:
 
 
 def draw(pictures: Sequence[Picture], target: Path) -> None:
-    """Every picture in one file, of the kind that its name says (``.svg``, ``.png``)."""
+    """Draw all pictures to one file, whose suffix chooses the format (``.svg``, ``.png``)."""
     from matplotlib.figure import Figure
 
     rows = -(-len(pictures) // _COLUMNS)
@@ -40,5 +40,5 @@ def draw(pictures: Sequence[Picture], target: Path) -> None:
         axes.set_ylabel("seconds")
         axes.grid(visible=True, alpha=0.3)
         axes.legend(fontsize="small")
-    # no date in it: the same numbers give the same file
+    # without a date, so that the same numbers give the same file
     figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None)

@@ -1,34 +1,69 @@
-"""A proxy in front of an S3 server that delays every answer by a given time, like a distant store.
+"""A proxy in front of an S3 server that delays every answer by a drawn latency, like a distant store.
 
-Listens on this machine only. Requests are passed on as they are: their signature covers the host that they name.
+It listens on this machine only. It passes requests on unchanged, because their signature covers the host in them.
+
+``FLIP_158`` has the latencies in Flink's proposal for generalised incremental checkpoints (FLIP-158): a PUT has a
+median of 459 ms and a 99.9th percentile of 3.2 s. Values in between are interpolated on a logarithmic scale.
 """
 
 from __future__ import annotations
 
+import bisect
 import http.client
+import math
 import random
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
 from statemgr.local.clock import SystemClock
-from statemgr_tools.bench.latency import Latencies
 
 _BUFFER = 256 * 1024
 _DEADLINE_S = 60.0
 _NOT_PASSED_ON = {"connection", "transfer-encoding", "expect", "date", "server"}
 
 
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """A distribution, given by some of its quantiles: ``(share, seconds)``, ascending, from 0 to 1."""
+
+    name: str
+    quantiles: Sequence[tuple[float, float]]
+
+    def at(self, share: float) -> float:
+        """The quantile of a share from 0 to 1, in seconds."""
+        shares = [known for known, _ in self.quantiles]
+        above = min(max(bisect.bisect_left(shares, share), 1), len(shares) - 1)
+        (left, low), (right, high) = self.quantiles[above - 1], self.quantiles[above]
+        part = (share - left) / (right - left)
+        return math.exp(math.log(low) + part * (math.log(high) - math.log(low)))
+
+    def sample(self, source: random.Random) -> float:
+        """One latency in seconds."""
+        return self.at(source.random())
+
+
+FLIP_158 = Latencies(
+    "FLIP-158", ((0.0, 0.2), (0.5, 0.459), (0.9, 0.74), (0.99, 1.57), (0.999, 3.2), (1.0, 5.0))
+)  # fmt: skip
+
+
+def fixed(seconds: float) -> Latencies:
+    """The same latency for every request."""
+    return Latencies(f"{seconds * 1000:g} ms", ((0.0, seconds), (1.0, seconds)))
+
+
 class SlowProxy:
-    """Runs on a port of its own while it is entered.
+    """A context manager that runs on its own port.
 
     Args:
         upstream: the server's URL.
-        latencies: what each answer waits for, in addition to what the server needs; None for nothing.
+        latencies: the delays of the answers, in addition to the server's own time. None for no delay.
     """
 
     def __init__(self, upstream: str, latencies: Latencies | None) -> None:
@@ -100,4 +135,4 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on  # noqa: N815
 
     def log_request(self, code: object = "-", size: object = "-") -> None:
-        """Nothing is logged."""
+        """Log nothing."""

@@ -15,9 +15,8 @@ from statemgr_tools.bench import records
 from statemgr_tools.bench.backups import backup_of
 from statemgr_tools.bench.cases.restore import restored
 from statemgr_tools.bench.jobs import SEGMENTS, SNAPSHOTS, task_at, to_blobs
-from statemgr_tools.bench.latency import FLIP_158, Latencies, fixed
 from statemgr_tools.bench.measure import seconds
-from statemgr_tools.bench.proxy import SlowProxy
+from statemgr_tools.bench.proxy import FLIP_158, Latencies, SlowProxy, fixed
 from statemgr_tools.bench.seed import STORE
 from statemgr_tools.bench.session import MEBIBYTE, Session
 from statemgr_tools.bench.states import State, many_files, state_of
@@ -30,7 +29,7 @@ _WARM_UP = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """``label``: points (x, seconds). x is a number, or a text where it is none."""
+    """``label``: points (x, seconds). x is a number or a text."""
 
     label: str
     points: Sequence[tuple[float | str, float]]
@@ -47,7 +46,7 @@ class Picture:
 
 
 def all_sweeps(session: Session) -> Iterator[Picture]:
-    """Every picture, one after the other."""
+    """Measure every picture."""
     yield _by_state(session)
     yield _by_changes(session)
     yield _by_files(session)

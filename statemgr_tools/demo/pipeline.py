@@ -183,7 +183,7 @@ def _session(spec: Spec) -> SparkSession:
 
 
 def java_options(scratch: str) -> str:
-    """Options of the driver's JVM; what it leaves when it is killed is below ``scratch``."""
+    """Options of the driver's JVM. A killed one leaves files only below ``scratch``."""
     # Spark splits the text at spaces, but for what is quoted
     quoted = scratch.replace("\\", "\\\\").replace('"', '\\"')
     return f'"-Djava.io.tmpdir={quoted}" -XX:+UseSerialGC -XX:TieredStopAtLevel=1'

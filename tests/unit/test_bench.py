@@ -15,9 +15,8 @@ import pytest
 from statemgr.errors import InvalidError
 from statemgr_tools.bench import plots, records, registry, render
 from statemgr_tools.bench.fresh import MeasurementFailed, in_fresh_process
-from statemgr_tools.bench.latency import FLIP_158, fixed
 from statemgr_tools.bench.measure import interleaved, percentile
-from statemgr_tools.bench.proxy import SlowProxy
+from statemgr_tools.bench.proxy import FLIP_158, SlowProxy, fixed
 from statemgr_tools.bench.requests import kind_of
 from statemgr_tools.bench.result import NOT_AVAILABLE, Target, alone, compared
 from statemgr_tools.bench.session import SMALL, Plan, Session

@@ -1,9 +1,9 @@
 """The body of a GET. Reads the connection of the SDK's answer.
 
-A socket's time-out begins again with each byte that arrives, so a body that trickles would hold a large read for hours.
-Small reads return with what has arrived, and the caller sees the pace; but each of them costs processor time that a
-fast network does not leave. So a body that arrives fast is read in large pieces, each of which a thread breaks off
-when it lasts too long. The caller then goes on in another connection.
+The time-out of a socket starts again with each byte, so a large read of a body that trickles could last for hours.
+Small reads return the bytes that have arrived, and the caller sees the pace, but they cost too much processor time on a
+fast network. So a body that arrives fast is read in large pieces, and a thread breaks off each one that lasts too long.
+The caller then continues in another connection.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LargeReads:
         self._closed = threading.Event()
 
     def read(self, raw: Any, buffer: memoryview) -> int:
-        """Fill the buffer, but for the end of the body. Breaks the connection off when that lasts too long."""
+        """Fill the buffer, except at the end of the body. Breaks off the connection if that lasts too long."""
         if self._thread is None:
             self._watch()
         read = object()
@@ -65,16 +65,17 @@ class LargeReads:
             now = self.clock.monotonic()
             for until, raw in list(self._until.values()):
                 if now >= until:
-                    # the read may have ended meanwhile, and its connection be closed or somebody else's
+                    # the read may have ended meanwhile, and another one may have its connection
                     with suppress(ValueError, RuntimeError, OSError):
                         raw.shutdown()
 
 
 class S3Reader:
-    """A blob's body, through the raw stream: ``StreamingBody.read`` is several times slower.
+    """A blob's body. It reads the SDK's raw stream, because ``StreamingBody`` can neither return the bytes that have
+    arrived nor break off a read, and its ``read`` is several times slower.
 
     Args:
-        size: bytes of the body; None when the server does not say.
+        size: bytes of the body; None if the server does not report them.
     """
 
     def __init__(self, body: Any, size: int | None, bucket: str, blob_id: str, large: LargeReads) -> None:
@@ -91,7 +92,7 @@ class S3Reader:
     def readinto(self, buffer: memoryview) -> int:
         """Read up to the buffer's size. A slow body returns within seconds with what there is.
 
-        Raises: UnavailableError when the body ends early or arrives too slowly.
+        Raises: UnavailableError if the body ends early or arrives too slowly.
         """
         wanted = len(buffer) if self._left is None else min(len(buffer), self._left)
         got, begun = 0, self._large.clock.monotonic()

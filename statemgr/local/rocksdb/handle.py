@@ -181,7 +181,7 @@ def range_deletion(database: Rdict, start: bytes | None, end: bytes | None) -> W
 
 
 def unflushed_changes(database: Rdict, directory: Path, options: Options) -> list[Change]:
-    """The changes of an open database that are not in its files yet; at most what fits into its memtables.
+    """The changes of an open database that are not in its files yet. They fit into its memtables.
 
     Compares the whole content with a read-only view of the files.
     Raises: CorruptError.

@@ -220,7 +220,7 @@ class RocksDbStore:
             self._writable.compact_range(None, None, CompactOptions())
 
     def checkpoint(self, directory: Path) -> None:
-        """Raises: DiskFull, InvalidError when the directory exists."""
+        """Raises: DiskFull, InvalidError if the directory exists."""
         if os.path.lexists(directory):
             raise InvalidError("the directory of a checkpoint already exists", path=directory)
         with self._writing("cannot make a checkpoint of the store"):

@@ -119,7 +119,7 @@ class _Walk:
         self._named: dict[str, Any] = {}
 
     def of(self, schema: Any, kind: Any) -> _Converters:
-        """Raises: TypeError when the type is not that of the schema."""
+        """Raises: TypeError if the type is not that of the schema."""
         if isinstance(schema, dict) and "name" in schema:
             self._named[schema["name"]] = schema
         if isinstance(schema, str):

@@ -26,7 +26,7 @@ _FREE = 128 * 1024 * 1024
 def load_schema_files() -> dict[str, bytes]:
     """Name (``checkpoint_task.v2``) → content of the ``.avsc`` file, for every schema.
 
-    Raises: MissingError when the installation has none.
+    Raises: MissingError if the installation has none.
     """
     for directory in _places():
         if directory.is_dir():

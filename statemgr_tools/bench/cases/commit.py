@@ -16,7 +16,7 @@ from statemgr.engine.task import Task
 from statemgr_tools.bench import records
 from statemgr_tools.bench.jobs import SNAPSHOTS, committed_files, task_at, to_blobs
 from statemgr_tools.bench.measure import Sample, Series, Variant, interleaved, seconds
-from statemgr_tools.bench.peers.samza import requests
+from statemgr_tools.bench.peers.harnesses import requests
 from statemgr_tools.bench.registry import case
 from statemgr_tools.bench.requests import Requests, counted
 from statemgr_tools.bench.result import Line, Target, compared
@@ -59,7 +59,7 @@ def commit_idle(session: Session) -> Iterator[Line]:
 def _beside_samza(
     session: Session, state: State, update: Callable[[Task, int], None], rounds: int
 ) -> tuple[Series, Series | None]:
-    """Commits of a task that starts from ``state``, each followed by Samza's commit of what it left."""
+    """Commits of a task that starts from ``state``, each followed by Samza's commit of the same files."""
     config = session.job("commit", s3=True, overrides=to_blobs(SNAPSHOTS))
     with task_at(config, state) as task, counted() as sent:
         variants: dict[str, Variant] = {"commit": lambda number: _commit(task, sent, lambda: update(task, number))}

@@ -1,7 +1,7 @@
 """``commit-vs-state``, ``commit-bytes``, ``commit-bytes-200``, ``commit-requests``: what a commit of changes costs;
 and ``restore-segments``: what a restore costs then.
 
-Commits are segments of changes (snapshots beside them where the case says so), the store is an S3 server, the task a
+Commits are segments of changes (with snapshots between them if the case says so), the store is an S3 server, the task a
 long-lived owner. Bytes are those of the bodies of PUTs; the pause is the time for which a commit keeps the task.
 """
 

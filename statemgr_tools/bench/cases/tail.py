@@ -16,8 +16,8 @@ from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.local.clock import SystemClock
 from statemgr.local.executors import Threads
 from statemgr.transfer.hedging import Hedger
-from statemgr_tools.bench.latency import FLIP_158, Latencies
 from statemgr_tools.bench.measure import percentile, seconds
+from statemgr_tools.bench.proxy import FLIP_158, Latencies
 from statemgr_tools.bench.registry import case
 from statemgr_tools.bench.result import Line, Target, alone, compared
 from statemgr_tools.bench.session import Session

@@ -13,9 +13,8 @@ from typing import TypeVar
 
 from statemgr.errors import StatemgrError
 from statemgr_tools.bench.measure import Report
-from statemgr_tools.bench.peers.kafka_peers import KafkaStreams, Quix
+from statemgr_tools.bench.peers.harnesses import KafkaStreams, Quix, Samza
 from statemgr_tools.bench.peers.peer import Peer
-from statemgr_tools.bench.peers.samza import Samza
 
 P = TypeVar("P", bound=Peer)
 
