@@ -46,6 +46,8 @@ class Phase(StrEnum):
     MATERIALIZE = "materialize.begin"
     MATERIALIZED = "materialize.done"
     OUTPUT = "output.write"
+    # an adoption, for each partition of a changelog
+    COPY = "adopt.copy"
 
 
 Observer = Callable[[Phase, str], None]

@@ -124,7 +124,15 @@ def check_command(call: Call) -> None:
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def init_command(as_json: bool, path: Path, name: str, force: bool) -> None:
     """Write a commented configuration file (job.toml, if no PATH is given)."""
-    text = filled_template(name)
+    write_file(path, filled_template(name), force=force)
+    if as_json:
+        print_json({"path": str(path)})
+    else:
+        say(f"wrote {path}; next: statemgr config check, statemgr topics create, statemgr doctor")
+
+
+def write_file(path: Path, text: str, *, force: bool) -> None:
+    """Write a configuration file. Raises: InvalidError if it exists and ``force`` is not given."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
     try:
         # only its owner may read it: people do put passwords here
@@ -135,10 +143,6 @@ def init_command(as_json: bool, path: Path, name: str, force: bool) -> None:
         raise InvalidError(f"the directory of {path} does not exist", hint="create it first") from None
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
-    if as_json:
-        print_json({"path": str(path)})
-    else:
-        say(f"wrote {path}; next: statemgr config check, statemgr topics create, statemgr doctor")
 
 
 def filled_template(name: str) -> str:

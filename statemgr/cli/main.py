@@ -26,6 +26,7 @@ from statemgr.errors import PrerequisiteMissing, StatemgrError
 
 #: Name → (module and attribute, short help). With the help here, ``--help`` does not have to load every command.
 _BUILT_IN = {
+    "adopt": ("statemgr.cli.adopt:command", "Take over the state of a job that other software ran."),
     "bench": (
         "statemgr_tools.commands.bench:command",
         "Measure commits, restores and calls, and compare them with references.",

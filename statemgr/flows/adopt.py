@@ -1,0 +1,219 @@
+"""Adopt: take over the changelogs and the input offsets of a job that other software ran, and that is stopped.
+
+Steps, which write nothing to the old job's topics unless the changelogs are adopted in place:
+
+1. look at the old job (``adopt_look``), and check that the configuration suits it
+2. refuse a job that has checkpoints, then take the job over (``open_job``)
+3. copy each changelog to the job's own, with plain keys and values (``adopt_copy``)
+4. look again: the old job must still stand where it stood
+5. publish the first checkpoint of all tasks in one transaction (``publish``): input offsets, and a marker for each
+   store at the end of its changelog
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from statemgr.backends.services import Services
+from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.errors import ConfigError, InvalidError, MissingState, PermissionNeeded
+from statemgr.flows.adopt_copy import Copied, Copy, count
+from statemgr.flows.adopt_look import OldJob, OldStore, Request, listed, look, running
+from statemgr.flows.open_job import JobTopics, fence_ids, read_published, take_over
+from statemgr.flows.opening_checks import refuse_lost_job
+from statemgr.flows.ownership import Published
+from statemgr.flows.publish import publish
+from statemgr.ids import task_name
+from statemgr.kafka.old_job import OldTopics
+from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
+from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, Layout
+from statemgr.model.commit import PreparedCommit, PreparedStore
+from statemgr.model.permissions import Permissions
+from statemgr.ports import CheckpointLog, Progress, Publisher
+
+#: Which partitioner a consumer loop has: a record goes to the task of its input partition.
+_PARTITIONER = "kafka-partition"
+#: The copies are records that no checkpoint explains yet.
+_OWN_COPIES = Permissions(allow_empty_start=True, overwrite_changelog=True)
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """What was found, store → what was copied of each partition, and task → its first checkpoint."""
+
+    old: OldJob
+    copied: Mapping[str, Sequence[Copied]]
+    checkpoints: Mapping[str, Checkpoint]
+
+
+def adopt(
+    services: Services,
+    log: CheckpointLog,
+    old: OldTopics,
+    request: Request,
+    *,
+    in_place: bool,
+    progress: Progress,
+) -> Adopted:
+    """Adopt the old job. Run again after a crash, it continues the copy.
+
+    Raises: as :func:`look`; PermissionNeeded if the job has state already, or a changelog has records of others;
+        TopicMisconfigured; FencedError, RetryableError, OutcomeUnknownError.
+    """
+    config = services.config
+    found = look(old, services.clock, request, progress=progress)  # 1
+    check_target(services, found, in_place=in_place)
+    _refuse_checkpoints(services, log)  # 2: before anybody is fenced
+    JobTopics(services).prepare(allow_empty_start=False)
+    names = [task_name(index) for index in range(config.tasks)]
+    others = [task_transactional_id(config, name) for name in names]
+    publisher = take_over(services, job_transactional_id(config), config.job_name)
+    try:
+        fence_ids(services, others)
+        _refuse_checkpoints(services, log)
+        refuse_lost_job(services)
+        adopting = _Adopting(services, old, publisher, found, progress)
+        copied = {store.name: adopting.store(store, in_place=in_place) for store in found.stores.values()}  # 3
+        if look(old, services.clock, replace(request, settle_s=0.0), progress=progress) != found:  # 4
+            raise running("its offsets or topics have changed during the copy")
+        layout = Layout(1, config.tasks, _PARTITIONER)
+        published = read_published(services, log, layout, names, _OWN_COPIES, others=others).published
+        publish(services, publisher, log, published, _commits(services, published, found, copied))  # 5
+        checkpoints = {name: published.checkpoint(name) for name in names}
+        return Adopted(found, copied, {name: made for name, made in checkpoints.items() if made is not None})
+    finally:
+        publisher.close()
+
+
+def check_target(services: Services, found: OldJob, *, in_place: bool) -> None:
+    """Check that the job's configuration suits what was found. Raises: ConfigError."""
+    config = services.config
+    durable = {name for name, is_durable in services.durable.items() if is_durable}
+    if durable != set(found.stores):
+        raise ConfigError(
+            f"the old job has the stores {listed(found.stores)}, but the configuration backs up {listed(durable)}",
+            hint="name the same stores: give each changelog the name of its store with `statemgr adopt --changelog "
+            "STORE=TOPIC`, or change the tables of the stores; add new stores after the adoption",
+            job=config.job_name,
+        )
+    for name, store in found.stores.items():
+        ours = config.stores[name]
+        for key, factories in (("backup", ours.backup_factories), ("restore", ours.restore_factories)):
+            if KAFKA_CHANGELOG not in factories:
+                raise ConfigError(
+                    f"store {name!r} must have {KAFKA_CHANGELOG} in task.{key}.factories: its state is in a changelog",
+                    hint="add it; `statemgr migrate` and docs/migrating.md say how to leave it later",
+                    key=f"task.{key}.factories",
+                    store=name,
+                )
+        key = f"stores.{name}.changelog.topic"
+        if in_place and ours.changelog_topic != store.topic.name:
+            raise ConfigError(
+                f"{key} is {ours.changelog_topic}, but the changelog to adopt in place is {store.topic.name}",
+                hint=f"set stores.{name}.changelog.topic to that topic",
+                key=key,
+            )
+        if not in_place and ours.changelog_topic == store.topic.name:
+            raise ConfigError(
+                f"{key} is the changelog of the old job, {store.topic.name}: nothing would be copied",
+                hint=f"remove stores.{name}.changelog.topic, or make the topic the new job's with `statemgr adopt "
+                "--in-place`",
+                key=key,
+            )
+    taken = {config.stores[name].changelog_topic for name in found.stores} & {
+        s.topic.name for s in found.stores.values()
+    }
+    if taken and not in_place:
+        raise ConfigError(
+            f"topic {min(taken)} is a changelog of the old job, and of another store of the new one",
+            hint="give each store a topic of its own with stores.<name>.changelog.topic",
+        )
+
+
+@dataclass(frozen=True)
+class _Adopting:
+    """Steps of one adoption."""
+
+    services: Services
+    old: OldTopics
+    publisher: Publisher
+    found: OldJob
+    progress: Progress
+
+    def store(self, store: OldStore, *, in_place: bool) -> Sequence[Copied]:
+        """Step 3 for one store: the marker of each partition."""
+        one = self._in_place if in_place else self._copied
+        return [one(store, partition) for partition in range(self.found.tasks)]
+
+    def _copied(self, store: OldStore, partition: int) -> Copied:
+        topic = self.services.config.stores[store.name].changelog_topic
+        return Copy(
+            self.services,
+            self.old,
+            self.publisher,
+            store.name,
+            store.topic,
+            self.services.changelog().describe(topic),
+            partition,
+            store.bounds[partition],
+            self.found.origin.decoder(store.topic.name, self.found.committed(partition)),
+            self.progress,
+        ).run()
+
+    def _in_place(self, store: OldStore, partition: int) -> Copied:
+        """The marker at the end of the old changelog itself. Raises: InvalidError if its records are not plain."""
+        bounds, counts = store.bounds[partition], None
+        decoder = self.found.origin.decoder(store.topic.name, self.found.committed(partition))
+        if decoder is not None:
+            counts = count(self.old, store.name, store.topic, partition, bounds, decoder, self.progress)
+            if counts.converted or counts.skipped:
+                raise InvalidError(
+                    f"{counts.converted + counts.skipped} records are in a form of {self.found.origin.title} that the "
+                    "new job would not understand",
+                    hint="use `statemgr adopt` without `--in-place`: it converts the records while it copies them",
+                    topic=store.topic.name,
+                    partition=partition,
+                )
+        return Copied(ChangelogMarker(store.topic.name, store.topic.topic_id, partition, bounds.end), counts)
+
+
+def _commits(
+    services: Services, published: Published, found: OldJob, copied: Mapping[str, Sequence[Copied]]
+) -> list[PreparedCommit]:
+    """The first commit of each task: nothing but input offsets and markers."""
+    config, attempt = services.config, services.ids.attempt_id()
+    return [
+        PreparedCommit(
+            config.job_name,
+            config.job_id,
+            name,
+            published.layout,
+            published.epoch,
+            attempt,
+            None,
+            found.offsets(index),
+            {
+                store: PreparedStore(f"{attempt}-{store}", {KAFKA_CHANGELOG: copies[index].marker})
+                for store, copies in copied.items()
+            },
+            input_topic_ids=found.topic_ids,
+        )
+        for index, name in enumerate(published.records)
+    ]
+
+
+def _refuse_checkpoints(services: Services, log: CheckpointLog) -> None:
+    """Raises: PermissionNeeded if the new job has run."""
+    try:
+        found = log.read()
+    except MissingState:
+        return  # the topic is new
+    if found:
+        task, record = min(found.items())
+        raise PermissionNeeded(
+            f"the job has checkpoints already: {task} has {record.current.checkpoint_id}",
+            hint="adopt under a new name: set job.name, or job.id",
+            job=services.config.job_name,
+            topic=services.config.checkpoint_topic,
+        )

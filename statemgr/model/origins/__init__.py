@@ -1,0 +1,11 @@
+"""Formats in which other stream processors keep their state in Kafka. Pure."""
+
+from __future__ import annotations
+
+from statemgr.model.origins.origin import Decoded, Decoder, OldRecord, Origin, Skip
+from statemgr.model.origins.raw import Raw
+
+__all__ = ["ORIGINS", "Decoded", "Decoder", "OldRecord", "Origin", "Skip"]
+
+#: Name on the command line → the origin.
+ORIGINS: dict[str, Origin] = {origin.name: origin for origin in (Raw(),)}

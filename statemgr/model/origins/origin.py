@@ -1,0 +1,62 @@
+"""What an origin is: a stream processor of others whose changelogs can become those of a job. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from statemgr.model.commit import Change
+
+
+class OldRecord(NamedTuple):
+    """One record of an old job's changelog, as Kafka has it. Made by the million."""
+
+    key: bytes
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+    offset: int
+
+
+class Skip(Enum):
+    """Why a record of the old changelog is no change of the state."""
+
+    BOOKKEEPING = "bookkeeping of the old job"
+    UNCOMMITTED = "made from input that the old job did not commit"
+
+
+Decoded = Change | Skip
+#: Takes a record of one partition of a changelog. Raises: InvalidError if it is of a kind of store that is unknown.
+Decoder = Callable[[OldRecord], Decoded]
+
+
+class Origin(Protocol):
+    """A format. Stateless."""
+
+    @property
+    def name(self) -> str:
+        """As the command line calls it."""
+
+    @property
+    def leaves_out_uncommitted(self) -> bool:
+        """Whether a decoder recognises changes that were made from input which the old job did not commit."""
+
+    @property
+    def title(self) -> str:
+        """As people call it."""
+
+    def store(self, topic: str, job: str) -> str | None:
+        """The name of the store whose changelog a topic is, if it is one of the old job ``job``; None if it is not."""
+
+    def problem(self, topic: str, settings: Mapping[str, str]) -> str | None:
+        """Why a changelog cannot be adopted, judged by its name and its settings: the end of a sentence about it."""
+
+    def is_internal(self, topic: str, job: str) -> bool:
+        """Whether an input topic belongs to the old job alone: its processor writes it for itself."""
+
+    def decoder(self, topic: str, committed: Mapping[str, int]) -> Decoder | None:
+        """What turns a record of one partition into a plain key and value; None if they are plain already.
+
+        Args:
+            committed: input topic → next offset that the old job would have read in the partition of the same number.
+        """

@@ -1,0 +1,143 @@
+"""Jobs of other software for the tests of adoptions: topics, groups, and what a new job makes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from statemgr import JobConfig, StateManager
+from statemgr.cli.main import cli
+from tests.kafka_jobs import wait_until
+from tests.servers import KafkaServer
+
+Changes = Sequence[tuple[bytes, bytes | None]]
+
+
+def make(kafka: KafkaServer, topic: str, partitions: int = 2, **settings: str) -> None:
+    """A topic, compacted unless the settings say otherwise (``__`` for ``.``)."""
+    config = {"cleanup.policy": "compact"} | {key.replace("__", "."): value for key, value in settings.items()}
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(30)
+    wait_until(lambda: topic in admin.list_topics(timeout=10).topics)
+
+
+def write(kafka: KafkaServer, topic: str, partition: int, changes: Changes) -> None:
+    """Write records without a transaction."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for key, value in changes:
+        producer.produce(topic, value, key, partition)
+    assert producer.flush(30) == 0
+
+
+def commit(kafka: KafkaServer, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+    """Commit offsets as a member of a group would, and leave no member behind."""
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})
+    places = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+    consumer.commit(offsets=places, asynchronous=False)
+    consumer.close()
+
+
+@contextmanager
+def member(kafka: KafkaServer, group: str, topic: str) -> Any:
+    """A living member of a group."""
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})
+    consumer.subscribe([topic])
+    wait_until(lambda: consumer.poll(0.2) is None and bool(consumer.assignment()))
+    try:
+        yield
+    finally:
+        consumer.close()
+
+
+def ends(kafka: KafkaServer, *topics: str) -> dict[tuple[str, int], tuple[int, int]]:
+    """The watermarks of every partition, to see that nothing was written."""
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "look"})
+    found = {}
+    for topic in topics:
+        for partition in consumer.list_topics(topic, timeout=10).topics[topic].partitions:
+            found[topic, partition] = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)
+    consumer.close()
+    return found
+
+
+def names(kafka: KafkaServer) -> set[str]:
+    """Every topic on the broker, without those of experiments."""
+    found = AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=10).topics
+    return {name for name in found if not name.startswith("__statemgr_doctor")}
+
+
+class Adopter:
+    """Runs ``statemgr adopt`` for one old job, with ``job.toml`` in a directory of its own."""
+
+    def __init__(self, kafka: KafkaServer, directory: Path, *old: str) -> None:
+        self.kafka, self.directory, self.old = kafka, directory, old
+        self.file = directory / "job.toml"
+
+    def run(self, *arguments: str, status: int = 0, old: Sequence[str] | None = None) -> str:
+        """Run it. Returns: what it prints on both streams."""
+        given = [
+            "adopt",
+            *(self.old if old is None else old),
+            "--config",
+            str(self.file),
+            "--settle",
+            "0.5",
+            *arguments,
+        ]
+        result = CliRunner().invoke(cli, given, catch_exceptions=False)
+        assert result.exit_code == status, result.output
+        return result.stdout if "--json" in arguments and status == 0 else result.output
+
+    def json(self, *arguments: str) -> dict[str, Any]:
+        """Run it with ``--json``."""
+        found: dict[str, Any] = json.loads(self.run(*arguments, "--json"))
+        return found
+
+    def init(self, name: str, *arguments: str) -> JobConfig:
+        """Write the configuration, as its user would."""
+        state = f"state.dir={self.directory / 'state'}"
+        servers = f"kafka.bootstrap.servers={self.kafka.bootstrap_servers}"
+        settings = ("--set", servers, "--set", state, "--set", "task.commit.timeout.ms=30000")
+        self.run("--init", "--name", name, *settings, *arguments)
+        return self.config
+
+    @property
+    def config(self) -> JobConfig:
+        """As it is in the file."""
+        return JobConfig.from_file(self.file)
+
+
+def state(config: JobConfig) -> tuple[list[dict[str, dict[bytes, bytes]]], list[Mapping[str, int]]]:
+    """The state of every task by store, and its input offsets, as the new job opens them."""
+    states, offsets = [], []
+    with StateManager(config) as manager:
+        for number in range(config.tasks):
+            with manager.open_task(f"Partition {number}") as task:
+                assert task.last_checkpoint is not None
+                states.append(
+                    {
+                        name: dict(task.store(name, key_serde="bytes", value_serde="bytes").range())
+                        for name in config.stores
+                    }
+                )
+                offsets.append(dict(task.last_checkpoint.input_offsets))
+    return states, offsets
+
+
+def whole(config: JobConfig, store: str) -> dict[bytes, bytes]:
+    """The keys of a store in all tasks, each of which must be in one task alone."""
+    found: dict[bytes, bytes] = {}
+    for of_task in state(config)[0]:
+        assert not found.keys() & of_task[store].keys()
+        found |= of_task[store]
+    return found
+
+
+Make = Callable[..., Adopter]
