@@ -56,6 +56,12 @@ def member(kafka: KafkaServer, group: str, topic: str) -> Any:
         consumer.close()
 
 
+def await_empty(kafka: KafkaServer, group: str) -> None:
+    """Wait until the members of a group that died are forgotten."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    wait_until(lambda: admin.describe_consumer_groups([group])[group].result(10).state.name == "EMPTY")
+
+
 def ends(kafka: KafkaServer, *topics: str) -> dict[tuple[str, int], tuple[int, int]]:
     """The watermarks of every partition, to see that nothing was written."""
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "look"})

@@ -73,6 +73,7 @@ class OldJob:
 
     Attributes:
         inputs: of each partition that has an offset; the others have no records.
+        all_offsets: also of topics that the new job does not read.
         topic_ids: input topic → its ID in Kafka.
         notes: what else the user should know.
     """
@@ -83,6 +84,7 @@ class OldJob:
     stores: Mapping[str, OldStore]
     inputs: Mapping[str, OldInput]
     topic_ids: Mapping[str, str]
+    all_offsets: Mapping[str, int]
     notes: tuple[str, ...] = ()
 
     @property
@@ -112,8 +114,9 @@ class OldJob:
         return {s: one.offset for s, one in self.inputs.items() if _partition(s) == task}
 
     def committed(self, task: int) -> dict[str, int]:
-        """Input topic → next offset in the partition of one task."""
-        return {str(source_topic(source)): offset for source, offset in self.offsets(task).items()}
+        """Topic → next offset in the partition of one task, for every topic that the old job has read."""
+        of_task = ((source, offset) for source, offset in self.all_offsets.items() if _partition(source) == task)
+        return {str(source_topic(source)): offset for source, offset in of_task}
 
 
 def look(old: OldTopics, clock: Clock, request: Request, *, with_counts: bool = False, progress: Progress) -> OldJob:
@@ -126,12 +129,13 @@ def look(old: OldTopics, clock: Clock, request: Request, *, with_counts: bool = 
     tasks = request.tasks or next(iter(topics.values())).partitions
     for info in topics.values():
         _check_partitions(info, tasks)
-    offsets, notes = _offsets(old, request)  # 2
+    all_offsets = _all_offsets(old, request)  # 2
+    offsets, notes = _of_inputs(request, all_offsets)
     inputs = _input_topics(old, request, offsets, tasks)
     _check_group(old, request)  # 3
     before = _position(old, topics)
     _wait(clock, request.settle_s, progress)
-    if _offsets(old, request)[0] != offsets or _position(old, topics) != before:
+    if _all_offsets(old, request) != all_offsets or _position(old, topics) != before:
         raise running("its offsets or the ends of its changelogs are moving")
     found = OldJob(
         request.origin,
@@ -143,6 +147,7 @@ def look(old: OldTopics, clock: Clock, request: Request, *, with_counts: bool = 
         },
         dict(_inputs(old, request, offsets, inputs)),
         {info.name: info.topic_id for info in inputs.values()},
+        all_offsets,
         notes,
     )
     if with_counts:  # 4
@@ -185,24 +190,23 @@ def _changelogs(old: OldTopics, request: Request) -> dict[str, TopicInfo]:
     return found
 
 
-def _offsets(old: OldTopics, request: Request) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Source partition → next offset, and notes."""
+def _all_offsets(old: OldTopics, request: Request) -> dict[str, int]:
+    """Source partition → next offset."""
     check_offsets(request.offsets)
-    committed = old.committed(request.job) if request.job is not None else {}
-    job = request.job or ""
-    internal = {source for source in committed if request.origin.is_internal(source_topic(source) or "", job)}
+    return {**(old.committed(request.job) if request.job is not None else {}), **request.offsets}
+
+
+def _of_inputs(request: Request, offsets: Mapping[str, int]) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The offsets of the new job's input, and notes about the others."""
+    topics = {str(source_topic(source)) for source in offsets}
+    internal = {topic for topic in topics if request.origin.is_internal(topic, request.job or "")} - set(request.inputs)
+    wanted = set(request.inputs) or topics - internal
     notes = []
     if internal:
-        topics = sorted({str(source_topic(source)) for source in internal})
-        notes.append(f"topics that the old job wrote for itself are left out of the input: {', '.join(topics)}")
-    merged = {source: offset for source, offset in committed.items() if source not in internal}
-    merged |= request.offsets
-    if request.inputs:
-        other = {str(source_topic(source)) for source in merged} - set(request.inputs)
-        if other:
-            notes.append(f"the old job also has offsets of topics that are not in task.inputs: {listed(other)}")
-        merged = {source: offset for source, offset in merged.items() if source_topic(source) in request.inputs}
-    return merged, tuple(notes)
+        notes.append(f"topics that the old job wrote for itself are no input: {listed(internal)}")
+    if topics - internal - wanted:
+        notes.append(f"the old job also read topics that are not in task.inputs: {listed(topics - internal - wanted)}")
+    return {s: offset for s, offset in offsets.items() if source_topic(s) in wanted}, tuple(notes)
 
 
 def _input_topics(old: OldTopics, request: Request, offsets: Mapping[str, int], tasks: int) -> dict[str, TopicInfo]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from statemgr.model.origins.kafka_streams import KafkaStreams
 from statemgr.model.origins.origin import Decoded, Decoder, OldRecord, Origin, Skip
+from statemgr.model.origins.quix import QuixStreams
 from statemgr.model.origins.raw import Raw
 
 __all__ = ["ORIGINS", "Decoded", "Decoder", "OldRecord", "Origin", "Skip"]
 
 #: Name on the command line → the origin.
-ORIGINS: dict[str, Origin] = {origin.name: origin for origin in (Raw(),)}
+ORIGINS: dict[str, Origin] = {origin.name: origin for origin in (KafkaStreams(), QuixStreams(), Raw())}
