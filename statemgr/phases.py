@@ -46,8 +46,9 @@ class Phase(StrEnum):
     MATERIALIZE = "materialize.begin"
     MATERIALIZED = "materialize.done"
     OUTPUT = "output.write"
-    # an adoption, for each partition of a changelog
+    # an adoption, for each partition of a changelog, and after each of its transactions
     COPY = "adopt.copy"
+    COPIED = "adopt.copied"
 
 
 Observer = Callable[[Phase, str], None]

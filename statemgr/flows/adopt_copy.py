@@ -17,6 +17,7 @@ from itertools import chain
 from statemgr.backends.changelog.restore import certain_ms
 from statemgr.backends.services import Services
 from statemgr.errors import InvalidError, PermissionNeeded, StatemgrError
+from statemgr.ids import task_name
 from statemgr.kafka.old_job import Bounds, OldTopics
 from statemgr.model.checkpoint import ChangelogMarker
 from statemgr.model.commit import Change
@@ -146,7 +147,8 @@ class Copy:
             or the copy took too long; RetryableError, OutcomeUnknownError, FencedError.
         """
         name = f"{self.store} {self.partition}"
-        announce(Phase.COPY, f"{self.store}/{self.partition}", self.services.config.job_key)
+        config = self.services.config
+        announce(Phase.COPY, f"{task_name(self.partition)}/{self.store}", config.job_key)
         done = self._done()
         if done is None:
             done = _Progress(self.source.topic_id, self.bounds.start, self.services.changelog().time_ms())
@@ -154,6 +156,7 @@ class Copy:
         for offset, changes in self._transactions(done.offset, counts):
             done = _Progress(done.topic_id, offset, done.began_ms)
             self._send(changes, done)
+            announce(Phase.COPIED, f"{task_name(self.partition)}/{self.store}", config.job_key)
             self.progress(f"copy {name}", offset - self.bounds.start, total)
         self._check_age(done)
         end = self.old.bounds(self.target.name, self.partition).end

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from statemgr import JobConfig
 from tests.old_jobs import Adopter, await_empty, ends, make, state
 from tests.peers import environments
 from tests.peers.environments import HERE, run
@@ -121,10 +122,17 @@ def test_stores_of_windows_are_refused(job: QuixJob, tmp_path: Path) -> None:
     assert "one of windows" in adopter.run("--write", status=2)
 
 
-def test_in_place_needs_plain_records(job: QuixJob, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["plain", "ttl"])
+def test_in_place_needs_plain_records(job: QuixJob, tmp_path: Path, kind: str) -> None:
     """A changelog without expiries can be continued as it is; one with them cannot."""
-    job.run("ttl", job.send(some_rows(0)))
+    job.run(kind, job.send(some_rows(0)))
     adopter = job.adopter(tmp_path)
-    adopter.init(f"{job.group}-new", "--in-place")
-    lag = ("--set", "stores.{}.changelog.min.compaction.lag.ms=0".format(*adopter.config.stores))
-    assert "without `--in-place`" in adopter.run("--write", "--in-place", *lag, status=2)
+    config = adopter.init(f"{job.group}-new", "--in-place")
+    (store,) = config.stores
+    lag = f"stores.{store}.changelog.min.compaction.lag.ms"
+    if kind == "ttl":
+        assert "without `--in-place`" in adopter.run("--write", "--in-place", "--set", f"{lag}=0", status=2)
+        return
+    adopter.run("--write", "--in-place", "--set", f"{lag}=0")
+    mine = JobConfig.from_mapping(config.to_mapping(), {lag: 0})
+    assert [of[store] for of in state(mine)[0]] == expected(job.rows)
