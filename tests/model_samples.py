@@ -68,6 +68,7 @@ CHECKPOINT = Checkpoint(
     input_topic_ids={"orders": "b3JkZXJzLWlucHV0LWlk"},
     serdes={"totals": ("string v1", "json v1")},
     retired_changelogs={"totals": (ChangelogMarker("old-changelog", "some-id", 0, 7),)},
+    kept=("1699999999999-000041",),
 )
 RECORD = CheckpointRecord("orders", "1", TASK, LAYOUT, (CHECKPOINT,))
 

@@ -1,4 +1,5 @@
-"""``statemgr checkpoints``: shows what is on the checkpoint topic, and goes back. Only ``--write`` fences owners."""
+"""``statemgr checkpoints``: shows what is on the checkpoint topic, goes back, and keeps. ``rollback --write`` and
+``tag`` fence owners."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from statemgr.cli.options import Call, job_options
 from statemgr.cli.output import console, moment, print_json
 from statemgr.cli.render import inline_chain, to_json_dict
 from statemgr.cli.rollback import rollback_command
+from statemgr.cli.tag import tag_command
 from statemgr.errors import MissingState
 from statemgr.ids import task_index
 from statemgr.model.checkpoint import (
@@ -29,6 +31,7 @@ def command() -> None:
 
 
 command.add_command(rollback_command)
+command.add_command(tag_command)
 
 
 @command.command("list")
@@ -50,7 +53,7 @@ def list_command(call: Call, current: bool, history: bool) -> None:
     ]
     call.show(
         [to_json_dict(record, checkpoint) for record, checkpoint in pairs],
-        ("task", "checkpoint (* current)", "taken", "seq", "offset", "input offsets", "stores", "backends"),
+        ("task", "checkpoint (* current, + kept)", "taken", "seq", "offset", "input offsets", "stores", "backends"),
         [_row(record, checkpoint) for record, checkpoint in pairs],
         empty="no checkpoints yet",
     )
@@ -92,7 +95,7 @@ def _wanted(record: CheckpointRecord, checkpoint: Checkpoint, checkpoint_id: str
 def _row(record: CheckpointRecord, checkpoint: Checkpoint) -> tuple[object, ...]:
     return (
         record.task,
-        str(checkpoint.checkpoint_id) + (" *" if checkpoint is record.current else ""),
+        str(checkpoint.checkpoint_id) + _flags(record, checkpoint),
         moment(checkpoint.checkpoint_id.millis),
         checkpoint.sequence,
         "" if checkpoint.offset is None else checkpoint.offset,
@@ -100,6 +103,11 @@ def _row(record: CheckpointRecord, checkpoint: Checkpoint) -> tuple[object, ...]
         ", ".join(sorted(checkpoint.stores)),
         ", ".join(sorted(name for name, stores in checkpoint.state_checkpoint_markers.items() if stores)),
     )
+
+
+def _flags(record: CheckpointRecord, checkpoint: Checkpoint) -> str:
+    kept = " +" if str(checkpoint.checkpoint_id) in record.current.kept else ""
+    return (" *" if checkpoint is record.current else "") + kept
 
 
 def _offsets(checkpoint: Checkpoint) -> str:

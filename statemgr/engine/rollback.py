@@ -1,6 +1,6 @@
-"""Goes back to a retained checkpoint: of all tasks, as the owner of the job, or of one task, as its owner.
+"""Goes back to a retained checkpoint, or keeps one: for all tasks as the job's owner, or for one task as its owner.
 
-Steps of :func:`roll_back`:
+Steps of :func:`roll_back` and of :func:`keep`, which goes back to nothing but the current checkpoints:
 
 1. fence older owners and read the topic, as every opening does (:mod:`statemgr.flows.open_job`)
 2. prepare a commit for each task (:mod:`statemgr.flows.rollback`)
@@ -30,7 +30,7 @@ from statemgr.flows.repair import find_damage, repeated_attachments
 from statemgr.flows.rollback import Rollback, check_alone, find_targets, plan_rollback, prepare_rollback
 from statemgr.ids import task_name
 from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
-from statemgr.model.checkpoint import Attachment, Checkpoint, CheckpointRecord, MicroBatch
+from statemgr.model.checkpoint import MOST_KEPT, Attachment, Checkpoint, CheckpointRecord, MicroBatch
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import Permissions
 from statemgr.ports import CheckpointLog, Progress, Publisher, no_progress
@@ -52,11 +52,40 @@ class Goal:
     checkpoint_ids: Collection[str]
     task: str | None = None
 
-    def tasks(self, services: Services) -> list[str]:
-        """The tasks that go back, in order."""
+    def targets(self, records: Mapping[str, CheckpointRecord], tasks: Sequence[str]) -> Mapping[str, Checkpoint]:
+        """Task → its checkpoint. Raises: MissingState, InvalidError."""
+        targets = find_targets(records, tasks, self.checkpoint_ids)
         if self.task is not None:
-            return [self.task]
-        return [task_name(index) for index in range(services.config.tasks)]
+            check_alone(records[self.task], targets[self.task])
+        return targets
+
+    def kept(self, record: CheckpointRecord) -> tuple[str, ...]:
+        """The same checkpoints as before."""
+        return record.current.kept
+
+
+@dataclass(frozen=True)
+class _Keep(Goal):
+    """Nothing goes back. One checkpoint is kept beyond the retention from now on, or no longer."""
+
+    is_kept: bool = True
+
+    def targets(self, records: Mapping[str, CheckpointRecord], tasks: Sequence[str]) -> Mapping[str, Checkpoint]:
+        return {task: records[task].current for task in tasks if task in records}
+
+    def kept(self, record: CheckpointRecord) -> tuple[str, ...]:
+        """Raises: InvalidError if the task would keep too many checkpoints."""
+        retained = [str(checkpoint.checkpoint_id) for checkpoint in record.checkpoints]
+        wanted = {*record.current.kept, *self.checkpoint_ids} if self.is_kept else {*record.current.kept}
+        wanted -= set() if self.is_kept else set(self.checkpoint_ids)
+        kept = tuple(one for one in retained if one in wanted)
+        if len(kept) > MOST_KEPT:
+            raise InvalidError(
+                f"{record.task} would keep {len(kept)} checkpoints, and the limit is {MOST_KEPT}",
+                hint="release one with `statemgr checkpoints tag --drop`",
+                task=record.task,
+            )
+        return kept
 
 
 def plan(
@@ -89,7 +118,7 @@ def roll_back(
     Raises: what :func:`plan` raises, also MissingState and CorruptError if nothing can supply a state exactly;
         FencedError, RetryableError: surely not published; OutcomeUnknownError: the topic says what is current.
     """
-    config, tasks = services.config, goal.tasks(services)
+    config, tasks = services.config, _tasks(services, goal)
     record = next(iter(log.read().values()), None)
     if record is None:
         raise MissingState(
@@ -109,6 +138,7 @@ def roll_back(
             records = {task: of_task for task, of_task in published.records.items() if of_task is not None}
             rollbacks = _plans(services, records, goal, found.refill)
             published.serdes = _serdes(rollbacks)
+            published.kept = {one.record.task: goal.kept(one.record) for one in rollbacks}
             attachments, batch = _output(rollbacks, alone=goal.task is not None)
             prepared = partial(_prepared, services, published, goal, attachments, progress)
             done = _in_parallel(services, prepared, rollbacks)  # 2
@@ -126,13 +156,41 @@ def roll_back(
     return rollbacks, {task: one.current for task, one in published.records.items() if one is not None}
 
 
+def keep(
+    services: Services, log: CheckpointLog, topics: JobTopics, checkpoint_id: str, *, is_kept: bool
+) -> Mapping[str, Checkpoint]:
+    """Keep a retained checkpoint beyond the retention, in every task that has it; or keep it no longer.
+
+    Returns: task → the new current checkpoint, which repeats the one before it.
+    Raises: MissingState if no task retains the checkpoint; InvalidError; as :func:`roll_back`.
+    """
+    records = log.read()
+    retaining = [task for task, record in records.items() if _has(record, checkpoint_id)]
+    if not retaining:
+        raise MissingState(
+            f"checkpoint {checkpoint_id} is not retained for any task",
+            hint="run `statemgr checkpoints list` to see the checkpoints that are retained",
+            job=services.config.job_name,
+        )
+    alone = retaining[0] if len(retaining) == 1 else None
+    return roll_back(services, log, topics, _Keep((checkpoint_id,), alone, is_kept))[1]
+
+
+def _has(record: CheckpointRecord, checkpoint_id: str) -> bool:
+    return any(str(checkpoint.checkpoint_id) == checkpoint_id for checkpoint in record.checkpoints)
+
+
+def _tasks(services: Services, goal: Goal) -> list[str]:
+    """The tasks that the goal is for, in order."""
+    if goal.task is not None:
+        return [goal.task]
+    return [task_name(index) for index in range(services.config.tasks)]
+
+
 def _plans(
     services: Services, records: Mapping[str, CheckpointRecord], goal: Goal, tails: Mapping[str, Refill]
 ) -> list[Rollback]:
-    targets = find_targets(records, goal.tasks(services), goal.checkpoint_ids)
-    if goal.task is not None:
-        check_alone(records[goal.task], targets[goal.task])
-
+    targets = goal.targets(records, _tasks(services, goal))
     return [
         plan_rollback(services, records[task], target, tail=tails.get(task, frozenset()))
         for task, target in targets.items()

@@ -41,6 +41,7 @@ class Published:
         pending: the records of a publish that was sent but not answered. :func:`settle` must come next.
         job_records: the sequence numbers of the job records on the topic, for a publisher of several tasks.
         permits: one-shot permissions of the opening, which the first publish uses up.
+        kept: task → the checkpoints that it keeps from now on, if they are not those of its newest checkpoint.
     """
 
     records: dict[str, CheckpointRecord | None]
@@ -52,6 +53,7 @@ class Published:
     pending: dict[str, CheckpointRecord] = field(default_factory=dict)
     job_records: set[int] = field(default_factory=set)
     permits: tuple[Permit, ...] = ()
+    kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def newest_sequence(self) -> int:
@@ -60,7 +62,7 @@ class Published:
 
     def acknowledge(self, records: Mapping[str, CheckpointRecord]) -> None:
         """Make these records the published ones."""
-        self.pending, self.permits = {}, ()
+        self.pending, self.permits, self.kept = {}, (), {}
         self.records.update(records)
         if len(self.records) > 1:
             of_publish = {record.current.sequence for record in records.values()}
@@ -69,6 +71,14 @@ class Published:
     def checkpoint(self, task: str) -> Checkpoint | None:
         record = self.records[task]
         return record.current if record else None
+
+    def kept_by(self, task: str) -> tuple[str, ...]:
+        """The IDs of the checkpoints that the task's next checkpoint keeps."""
+        record = self.records[task]
+        if task in self.kept or record is None:
+            return self.kept.get(task, ())
+        there = {str(checkpoint.checkpoint_id) for checkpoint in record.checkpoints}
+        return tuple(kept for kept in record.current.kept if kept in there)
 
     def older(self, task: str) -> Sequence[Checkpoint]:
         """The retained checkpoints except the current one, newest first."""

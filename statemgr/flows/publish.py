@@ -260,6 +260,7 @@ class _Publish:
             input_topic_ids=ids,
             serdes={s: published.serdes.get(s, (stores[s].key_serde, stores[s].value_serde)) for s in commit.stores},
             retired_changelogs=retired_changelogs(published.checkpoint(commit.task), markers),
+            kept=published.kept_by(commit.task),
         )
         before = published.records[commit.task]
         if before is not None:

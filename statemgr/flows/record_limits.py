@@ -12,6 +12,7 @@ from statemgr.ids import CheckpointId, task_name
 from statemgr.model import codecs
 from statemgr.model.chain import ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import (
+    MOST_KEPT,
     Attachment,
     BlobMarker,
     BlobRef,
@@ -96,6 +97,7 @@ def _largest(config: JobConfig) -> CheckpointRecord:
         restore_factories={name: store.restore_factories for name, store in config.stores.items()},
         attachments=(Attachment("output", inline=bytes(inline_attachments_limit(1))),),
         outstanding_ttl=(OutstandingTtl(blob, _MOST),) * MOST_OUTSTANDING,
+        kept=(str(CheckpointId(1_700_000_000_000, 0)),) * MOST_KEPT,
         serdes={name: (store.key_serde, store.value_serde + " v00000") for name, store in config.stores.items()},
     )
     layout = Layout(1, config.tasks, "p" * 200)

@@ -145,6 +145,8 @@ def plan_rollback(
             manager = services.backup_manager(factory)
             if marker is None or (factory, store) in damaged:
                 ways[factory, store] = Way.FILL
+            elif target is record.current and (factory, store) not in tail:
+                ways[factory, store] = Way.KEEP
             elif isinstance(manager, BranchingBackupManager):
                 ways[factory, store] = Way.REFERENCE
             elif marker == record.current.marker(factory, store) and (factory, store) not in tail:

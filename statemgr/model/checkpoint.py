@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from statemgr.ids import CheckpointId
 
+#: Checkpoints that a task may keep beyond its retention: each has a record of its own.
+MOST_KEPT = 32
 #: Changelogs that a store no longer writes and that its checkpoints still list: the newest.
 _MOST_RETIRED = 8
 
@@ -125,6 +127,7 @@ class Checkpoint:
         input_topic_ids: input topic → its ID in Kafka, as text.
         serdes: store → its key serde and its value serde, each with its version.
         retired_changelogs: store → the last markers of changelogs that it no longer writes, newest first.
+        kept: IDs of older checkpoints that retention never drops. Only the list of the newest checkpoint counts.
         offset: where its record was read on the checkpoint topic. None before it is published.
     """
 
@@ -144,6 +147,7 @@ class Checkpoint:
     input_topic_ids: Mapping[str, str] = field(default_factory=dict)
     serdes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     retired_changelogs: Mapping[str, tuple[ChangelogMarker, ...]] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
     offset: int | None = field(default=None, compare=False)
 
     @property
@@ -204,13 +208,16 @@ class CheckpointRecord:
         return CheckpointKey(self.job_name, self.job_id, self.layout.generation, self.task, 1)
 
     def followed_by(self, checkpoint: Checkpoint, retained: int) -> CheckpointRecord:
-        """The record after ``checkpoint`` was published, with up to ``retained`` checkpoints in all.
+        """The record after ``checkpoint`` was published, with up to ``retained`` checkpoints and those that it keeps.
 
         Only the newest lists outstanding TTLs, and it lists all of them.
         """
+        older = [
+            c for n, c in enumerate(self.checkpoints, 1) if n < retained or str(c.checkpoint_id) in checkpoint.kept
+        ]
         return replace(
             self,
-            checkpoints=(checkpoint, *without_outstanding(self.checkpoints[: max(retained - 1, 0)])),
+            checkpoints=(checkpoint, *without_outstanding(older)),
             offset=None,
             from_version_one=False,
         )
@@ -239,7 +246,9 @@ def with_version_one(newest: CheckpointRecord | None, version_one: CheckpointRec
     before = newest.current
     # A store that only blobs have stays listed: its state is missing, it is not a new store.
     stores = {**before.stores, **version_one.current.stores}
-    current = replace(version_one.current, sequence=before.sequence + 1, epoch=before.epoch, stores=stores)
+    current = replace(
+        version_one.current, sequence=before.sequence + 1, epoch=before.epoch, stores=stores, kept=before.kept
+    )
     record = newest.followed_by(current, len(newest.checkpoints) + 1)
     return replace(record, offset=version_one.offset, from_version_one=True)
 

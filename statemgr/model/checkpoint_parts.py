@@ -68,6 +68,7 @@ class TaskCheckpoint:
     layout: Layout | None = None
     publish: Publish | None = None
     retired_changelogs: Mapping[str, tuple[ChangelogMarker, ...]] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
 
 
 def publish_of(checkpoint: Checkpoint, inputs: Inputs | None = None) -> Publish:

@@ -109,7 +109,7 @@ def plan_stores(
                 store=store,
             )
         states = {factory: _older_states(store, factory, (checkpoint, *older)) for factory, _ in found}
-        later = {factory: _successor(store, factory, marker, newer) for factory, marker in found}
+        later = {factory: _successor(store, factory, checkpoint, marker, newer) for factory, marker in found}
         successors = {factory: successor for factory, successor in later.items() if successor is not None}
         state_id = checkpoint.stores[store]
         retained = {factory: _older_markers(store, factory, older) for factory, _ in found}
@@ -122,13 +122,20 @@ def _older_markers(store: str, factory: str, older: Sequence[Checkpoint]) -> tup
     return tuple(dict.fromkeys(marker for marker in found if marker is not None))
 
 
-def _successor(store: str, factory: str, marker: Marker, newer: Sequence[Checkpoint]) -> Successor | None:
+def _successor(
+    store: str, factory: str, wanted: Checkpoint, marker: Marker, newer: Sequence[Checkpoint]
+) -> Successor | None:
+    """The first newer checkpoint with another marker. If retention has dropped checkpoints in between, one of them may
+    have had newer state first: the time is then that of the last checkpoint with this marker."""
+    before = wanted
     for checkpoint in newer:
         if checkpoint.marker(factory, store) != marker:
-            at_ms = checkpoint.published_ms
+            earliest = checkpoint if checkpoint.sequence == before.sequence + 1 else before
+            at_ms = earliest.published_ms
             if at_ms is not None:
-                at_ms = min(at_ms, checkpoint.checkpoint_id.millis)
+                at_ms = min(at_ms, earliest.checkpoint_id.millis)
             return Successor(str(checkpoint.checkpoint_id), at_ms)
+        before = checkpoint
     return None
 
 

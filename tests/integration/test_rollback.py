@@ -29,13 +29,13 @@ OTHER = "Partition 1"
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`statemgr checkpoints rollback --json …` with the job in `job.toml`."""
+    """`statemgr checkpoints rollback … --json` with the job in `job.toml`; `tag` if that comes first."""
     monkeypatch.chdir(tmp_path)
 
     def run_(config: JobConfig, *arguments: str) -> Result:
         write_toml(config, tmp_path / "job.toml")
-        command = ["checkpoints", "rollback", "--json", *arguments]
-        return CliRunner().invoke(cli, command, catch_exceptions=False)
+        command = arguments if arguments[0] == "tag" else ("rollback", *arguments)
+        return CliRunner().invoke(cli, ["checkpoints", *command, "--json"], catch_exceptions=False)
 
     return run_
 
@@ -317,3 +317,65 @@ def test_a_failure_leaves_the_old_or_the_new_checkpoint(
     check_state(config, states[1 if phase is Phase.ACKNOWLEDGED else 3])
     assert run(config, "--to", target, "--write").exit_code == 0
     check_state(config, states[1])
+
+
+@pytest.mark.parametrize("kind", [SNAPSHOTS, SEGMENTS])
+def test_a_tagged_checkpoint_outlives_retention_and_gc(kafka: KafkaServer, tmp_path: Path, run: Run, kind: str) -> None:
+    """Commits carry the tag on, also of later owners; clean-up and gc leave its blobs; one can go back to it. Released,
+    the next commit drops it and deletes what only it needed."""
+    config = job(kafka, tmp_path, kind=kind, task__checkpoint__retained=2)
+    states = history(config, 2)
+    kept = identity_of(config, 1)
+    assert run(config, "tag", kept).exit_code == 2
+    assert json.loads(run(config, "tag", kept, "--keep").stdout) == [{"task": TASK, "kept": [kept]}]
+    check_state(config, states[1])
+    history(config, 5)
+    record = current(config)
+    assert record is not None
+    assert len(record.checkpoints) == 3
+    assert identity_of(config, 2) == kept
+    collected = CliRunner().invoke(cli, ["gc", "--json"], catch_exceptions=False)
+    assert json.loads(collected.stdout)["missing"] == []
+    with (
+        JobReader(elsewhere(config, tmp_path / "else", "blob-store")) as reader,
+        reader.open_store(TASK, "totals", kept) as store,
+    ):
+        assert dict(store.scan(None, None)) == states[0]
+    assert run(elsewhere(config, tmp_path / "other", "blob-store"), "--to", kept, "--write").exit_code == 0
+    check_state(config, states[0])
+    dropped = json.loads(run(config, "tag", kept, "--drop").stdout)
+    assert dropped == [{"task": TASK, "kept": []}]
+    for number in range(2):
+        commit(config, {b"after": b"%d" % number}, 10 + number)
+    record = current(config)
+    assert record is not None
+    assert len(record.checkpoints) == 2
+    check_state(config, states[0] | {b"after": b"1"})
+    assert blob_files(tmp_path, expiring=False) == referenced(config), "nothing else is left"
+    assert run(config, "tag", kept, "--keep").exit_code == 4
+
+
+def test_a_tag_of_a_whole_job(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """All tasks keep it, with its job record, and the driver's later publishes carry it on."""
+    config = job(kafka, tmp_path, tasks=2, task__checkpoint__retained=1)
+
+    def publish(batches: range) -> None:
+        with StateManager(config) as driver:
+            epoch = driver.acquire()
+            checkpoints = epoch.checkpoints
+            for batch in batches:
+                items: dict[bytes, bytes | None] = {b"by": b"%d" % batch}
+                prepared = [attempt(config, epoch, t, items, batch, None, checkpoints) for t in (TASK, OTHER)]
+                checkpoints = driver.publish(prepared)
+                epoch = epoch.after_publish()
+
+    publish(range(1))
+    kept = identity_of(config, 0)
+    assert len(json.loads(run(config, "tag", kept, "--keep").stdout)) == 2
+    publish(range(1, 4))
+    for task in (TASK, OTHER):
+        check_state(config, {b"by": b"3"}, task)
+        assert identity_of(config, 1, task) == kept
+    assert run(config, "--to", kept, "--write").exit_code == 0
+    for task in (TASK, OTHER):
+        check_state(config, {b"by": b"0"}, task)

@@ -71,6 +71,7 @@ checkpoints = st.builds(
     input_topic_ids=maps(texts),
     serdes=maps(st.tuples(texts, texts)),
     retired_changelogs=maps(few(st.builds(ChangelogMarker, texts, st.none() | texts, ints, counts))),
+    kept=few(texts),
 )
 records = st.builds(
     CheckpointRecord, texts, texts, texts, layouts, st.lists(checkpoints, min_size=1, max_size=3).map(tuple)

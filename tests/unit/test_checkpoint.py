@@ -76,6 +76,18 @@ def test_newer_version_one_is_current_with_changelog_markers_alone() -> None:
     assert merged.checkpoints[1].checkpoint_id == newest.current.checkpoint_id
 
 
+def test_kept_checkpoints_outlive_the_retention() -> None:
+    """The list of the newest checkpoint says which: in their place, and beyond the number that is retained."""
+    record = replace(sample.RECORD, checkpoints=(replace(sample.CHECKPOINT, kept=()),))
+    kept = (str(sample.CHECKPOINT.checkpoint_id),)
+    for number in range(1, 5):
+        made = replace(sample.CHECKPOINT, checkpoint_id=CheckpointId(number, 0), sequence=7 + number, kept=kept)
+        record = record.followed_by(made, 2)
+    assert [c.sequence for c in record.checkpoints] == [11, 10, 7]
+    record = record.followed_by(replace(sample.CHECKPOINT, sequence=12, kept=()), 2)
+    assert [c.sequence for c in record.checkpoints] == [12, 11]
+
+
 def test_json_has_the_fields_of_the_record() -> None:
     """One object for each checkpoint: typed markers, hashes as hexadecimal, attachments by size."""
     older = replace(sample.RECORD, checkpoints=(replace(sample.CHECKPOINT, offset=9),), offset=9)

@@ -159,16 +159,26 @@ def test_older_software_ends_what_older_checkpoints_tell(versions: tuple[int, ..
 def test_what_followed_an_older_checkpoint() -> None:
     """FAULT 53: per factory, the first newer checkpoint in which it has gone on, at the earliest time that it may have
     done so; one that only repeats the marker does not count."""
-    same = replace(_older(10, "a"), checkpoint_id=CheckpointId(15, 0), published_ms=15)
-    newer = [same, _older(20, "b", published_ms=25), _older(30, "c", published_ms=20)]
+    wanted = _older(10, "a", sequence=1, published_ms=11)
+    same = replace(wanted, checkpoint_id=CheckpointId(15, 0), sequence=2, published_ms=15)
+    newer = [same, _older(20, "b", sequence=3, published_ms=25), _older(30, "c", sequence=4, published_ms=20)]
 
     def successors(*after: Checkpoint) -> object:
-        return plan_stores(_older(10, "a"), {"totals": BOTH[1:]}, durable={"totals": True}, newer=after)[0].successors
+        return plan_stores(wanted, {"totals": BOTH[1:]}, durable={"totals": True}, newer=after)[0].successors
 
     assert successors() == successors(same) == {}
     assert successors(*newer) == {"kafka-changelog": Successor("20-000000", 20)}
-    assert successors(newer[2]) == {"kafka-changelog": Successor("30-000000", 20)}
-    unknown = _older(20, "b")
+    unknown = _older(20, "b", sequence=3)
     assert successors(same, unknown, newer[2]) == {"kafka-changelog": Successor("20-000000", None)}
-    gone = _older(20, "b", state_checkpoint_markers={}, published_ms=20)
+    gone = _older(20, "b", sequence=2, state_checkpoint_markers={}, published_ms=20)
     assert successors(gone) == {"kafka-changelog": Successor("20-000000", 20)}
+
+
+def test_what_followed_a_kept_checkpoint() -> None:
+    """FAULT 53: retention has dropped checkpoints in between, one of which may have gone on first."""
+    wanted = _older(10, "a", sequence=1, published_ms=11)
+    same = replace(wanted, checkpoint_id=CheckpointId(15, 0), sequence=2, published_ms=16)
+    late = _older(30, "c", sequence=4, published_ms=33)
+    for newer, at_ms in (([late], 10), ([same, late], 15)):
+        (plan,) = plan_stores(wanted, {"totals": BOTH[1:]}, durable={"totals": True}, newer=newer)
+        assert plan.successors == {"kafka-changelog": Successor("30-000000", at_ms)}

@@ -24,7 +24,7 @@ FROZEN = {
     "checkpoint_job.v2": "3c1e4d785e8ad397",
     "checkpoint_key.v1": "c5e165864b0e8c1e",
     "checkpoint_key.v2": "472a55ea47f1e10d",
-    "checkpoint_task.v2": "6b11791712872997",
+    "checkpoint_task.v2": "d1c3a5d5ab6a70fc",
     "permit.v1": "ba5a4b91594540d9",
     "permit_key.v1": "4e96af5e2082b5cb",
     "prepared_commit.v1": "4eb60cb42fef3a0b",
