@@ -83,7 +83,7 @@ def test_wrong_use_is_one_line(
     """A column that is not there, options that do not fit, no Java: a line and a hint, exit status 2, no traceback."""
     cases = [
         (("--input", table, "--key", "nome", "--sum", "amount"), "no column 'nome'"),
-        (("--sum", "amount"), "for a file of your own"),
+        (("--sum", "amount"), "--key and --sum need a file"),
         (("--aim", "lunch"), "not a phase"),
     ]
     for arguments, message in cases:
