@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from statemgr.config.table import KEYS, Key
+from statemgr.config.keys import KEYS, Key
 
 BEGIN = "<!-- the table of keys, written by scripts/config_table.py -->"
 END = "<!-- end of the table -->"

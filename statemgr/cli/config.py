@@ -11,8 +11,8 @@ from statemgr.cli.options import DEFAULT_FILE, Call, job_options, json_option
 from statemgr.cli.output import print_json, say
 from statemgr.config import JobConfig
 from statemgr.config.job import CLIENT_KINDS
+from statemgr.config.keys import KEYS
 from statemgr.config.secrets import masked
-from statemgr.config.table import KEYS
 from statemgr.errors import InvalidError
 
 TEMPLATE = """\

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
+from statemgr.config.keys import Key, lookup
 from statemgr.config.secrets import check_references, has_reference, is_secret
-from statemgr.config.table import Key, lookup
 from statemgr.config.values import Value
 from statemgr.errors import ConfigError
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from statemgr.config.keys import lookup, rocksdb_defaults
 from statemgr.config.loading import parse_resolved
 from statemgr.config.secrets import has_reference, resolve
-from statemgr.config.table import lookup, rocksdb_defaults
 from statemgr.config.values import Value
 from statemgr.ids import topic_name
 

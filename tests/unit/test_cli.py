@@ -16,7 +16,7 @@ from statemgr.cli import main, output
 from statemgr.cli.config import filled_template
 from statemgr.cli.main import cli
 from statemgr.config import JobConfig
-from statemgr.config.table import KEYS
+from statemgr.config.keys import KEYS
 
 JOB = """
 job.name = "orders"

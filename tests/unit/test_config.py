@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from statemgr.config import JobConfig
+from statemgr.config.keys import KEYS, rocksdb_defaults
 from statemgr.config.loading import SAMZA_CLASSES, SAMZA_KEYS
-from statemgr.config.table import KEYS, rocksdb_defaults
 from statemgr.errors import ConfigError
 
 BLOBS = {"blob.store.uri": "file:///blobs"}

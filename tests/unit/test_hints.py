@@ -18,7 +18,7 @@ import click
 import pytest
 
 from statemgr.cli.main import cli
-from statemgr.config.table import KEYS, find
+from statemgr.config.keys import KEYS, find
 from statemgr.model.permissions import PERMISSIONS
 
 ROOT = Path(__file__).parents[2]

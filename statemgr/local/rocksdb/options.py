@@ -1,6 +1,6 @@
 """Makes RocksDB options from a store's configuration, and shares memory between all stores of the process.
 
-``statemgr.config.table`` has the names of the options. A missing one has its default.
+``statemgr.config.keys`` has the names of the options. A missing one has its default.
 
 All stores share one block cache that memtables are charged to: blocks, indexes, filters and memtables count against one
 budget. The limit is soft: blocks that are pinned at a moment may exceed it.
@@ -23,7 +23,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from statemgr.config.table import lookup, rocksdb_defaults
+from statemgr.config.keys import lookup, rocksdb_defaults
 
 _BULK_BUFFER = 64 * 1024 * 1024
 _BULK_BUFFERS = 3
