@@ -73,10 +73,10 @@ def ends(kafka: KafkaServer, *topics: str) -> dict[tuple[str, int], tuple[int, i
     return found
 
 
-def names(kafka: KafkaServer) -> set[str]:
-    """Every topic on the broker, without those of experiments."""
+def topics_of(kafka: KafkaServer, job: str) -> set[str]:
+    """The topics that have a job's name in theirs. Other tests make topics on the broker at the same time."""
     found = AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=10).topics
-    return {name for name in found if not name.startswith("__statemgr_doctor")}
+    return {name for name in found if job in name}
 
 
 class Adopter:

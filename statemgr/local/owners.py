@@ -55,18 +55,23 @@ class Owner:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         self._end = weakref.finalize(self, _end, self._path, self._descriptor, os.getpid())
 
+    def gives_sign(self) -> bool:
+        """Whether others see that this owner lives. They do not if somebody deleted the file of its sign."""
+        try:
+            there, own = os.lstat(self._path), os.fstat(self._descriptor)
+        except FileNotFoundError:
+            return False
+        return (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino)
+
     def renew(self) -> None:
         """Give the sign of life again if somebody deleted its file. The caller holds the lock of the root.
 
         Raises: OSError if the directory of the signs is gone too.
         """
-        try:
-            there, own = os.lstat(self._path), os.fstat(self._descriptor)
-            if (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino):
-                return
+        if self.gives_sign():
+            return
+        with suppress(FileNotFoundError):
             os.unlink(self._path)
-        except FileNotFoundError:
-            pass
         ended, before = self._end, self._descriptor
         ended.detach()
         self._give_sign()
@@ -210,14 +215,14 @@ class Scratch(SharedRoot):
     def __call__(self) -> Path:
         """Raises: DiskFull, UnavailableError (another process holds the lock), InvalidError (a link in the path)."""
         with self._mutex, disk_errors(self._root):
-            # local files are a cache: somebody may remove them while a process runs
-            if self._owner is None or not levels.check(self._root, self._owner.token).is_dir():
+            # local files are a cache: somebody may remove any of them while a process runs
+            if self._owner is not None and not levels.check(self._root, self._owner.token).is_dir():
                 self._owner = None
+            if self._owner is None or not self._owner.gives_sign():
                 with self._holding_lock():
+                    own = self._root / self._own().token
+                    own.mkdir(0o700, exist_ok=True)
                     self._remove_dead()
-                    (self._root / self._own().token).mkdir(0o700)
-            else:
-                self._owner.renew()
             assert self._owner is not None
             return self._root / self._owner.token
 

@@ -16,7 +16,7 @@ from statemgr.model.origins import ORIGINS
 from statemgr.ports import Progress, no_progress
 from statemgr.wiring import open_services
 from tests.kafka_jobs import committed, plain_producer, send, state_of
-from tests.old_jobs import Adopter, commit, ends, make, member, names, state, write
+from tests.old_jobs import Adopter, commit, ends, make, member, state, topics_of, write
 from tests.servers import KafkaServer
 
 STATE = (
@@ -50,11 +50,11 @@ def test_a_job_is_looked_at_then_adopted_and_goes_on(kafka: KafkaServer, old: Ad
     """The dry run counts and writes nothing; the adopted job has every key and the group's offsets, goes on, and
     nothing was written to the old topics."""
     name = job_of(old)
-    before, topics = ends(kafka, f"{name}-totals", f"{name}-in"), names(kafka)
+    before = ends(kafka, f"{name}-totals", f"{name}-in")
     config = old.init(f"{name}-new")
     assert (config.tasks, config.inputs) == (2, [f"{name}-in"])
     found = old.json()
-    assert names(kafka) == topics
+    assert topics_of(kafka, name) == {f"{name}-totals", f"{name}-in"}
     assert [row["records"] for row in found["changelogs"]] == [2 * len(of) + 2 for of in STATE]
     assert [row["deletes"] for row in found["changelogs"]] == [1, 1]
     assert found["input_offsets"] == {f"{name}-in-0": 8, f"{name}-in-1": 5}
@@ -111,7 +111,6 @@ def test_what_is_refused(kafka: KafkaServer, old: Adopter) -> None:
     """A running job, an open transaction, other partitions, other stores: refused, and nothing is written."""
     name = job_of(old)
     old.init(f"{name}-new")
-    topics = names(kafka)
     with member(kafka, name, f"{name}-in"):
         assert "is not stopped" in old.run("--write", status=2)
     writer = plain_producer(old.config, f"{name}-tx")
@@ -126,7 +125,7 @@ def test_what_is_refused(kafka: KafkaServer, old: Adopter) -> None:
     windowed = f"{name}-windowed"
     make(kafka, windowed, cleanup__policy="compact,delete")
     assert "deletes old keys by itself" in old.run("--changelog", f"more={windowed}", status=2)
-    assert names(kafka) == {*topics, windowed}
+    assert topics_of(kafka, name) == {f"{name}-totals", f"{name}-in", windowed}
 
 
 def test_changelogs_with_records_of_others_are_not_copied_over(kafka: KafkaServer, old: Adopter) -> None:

@@ -130,3 +130,15 @@ def test_it_is_made_again_when_it_was_removed(path: Path) -> None:
     assert second != first
     scratch_of(path).tidy()
     assert second.is_dir(), "its owner lives"
+
+
+@pytest.mark.parametrize("vanished", ["directory", "file"])
+def test_a_sign_of_life_that_was_removed_is_given_again(path: Path, vanished: str) -> None:
+    """FAULT 47: otherwise another process would take this one for dead, or the next call would fail."""
+    scratch = scratch_of(path)
+    first = scratch()
+    signs = path / "owners"
+    shutil.rmtree(signs) if vanished == "directory" else [sign.unlink() for sign in signs.iterdir()]
+    assert scratch() == first
+    scratch_of(path).tidy()
+    assert first.is_dir(), "its owner lives"
