@@ -123,8 +123,10 @@ class ClientErrors:
         return next((e for e in reversed(self._recent) if e.fatal()), None)
 
     def last(self) -> str | None:
-        """The newest report as text for an error message."""
-        return self.hide(self._recent[-1].str()) if self._recent else None
+        """The report that says most, as text for an error message: one about a limit of this process, or the newest."""
+        texts = [error.str() for error in reversed(self._recent)]
+        found = next((text for text in texts if fault_in(text) is Fault.LIMIT), next(iter(texts), None))
+        return None if found is None else self.hide(found)
 
     def clear(self) -> None:
         """Forget all reports, because a broker has answered since."""

@@ -66,7 +66,7 @@ def test_a_store_without_descriptors(kafka: KafkaServer, tmp_path: Path) -> None
 def test_tasks_without_descriptors(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
     """FAULT 24: restores and commits with too few descriptors fail for now only, and the next ones do all."""
     mapping = mapping_of(kafka, tmp_path, backup=DUAL, kind=kind)
-    found = run("tasks", mapping, tmp_path / "work", counts=[2, 8, 30])
+    found = run("tasks", mapping, tmp_path / "work", counts=[2, 8, 18, 20, 22, 30])
     for one in found:
         assert not one["kinds"] or "RetryableError" in one["kinds"], one
     assert any("ulimit -n" in one["text"] for one in found)

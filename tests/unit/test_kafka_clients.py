@@ -95,6 +95,16 @@ def test_an_unreachable_broker_is_named() -> None:
     assert "broker-7:9092" in error.message
 
 
+def test_a_limit_of_this_process_is_named() -> None:
+    """FAULT 24: without descriptors the client also reports that the brokers are down, which sends the reader there."""
+    reported = ClientErrors()
+    reported(KafkaError(KafkaError._TRANSPORT, "broker-7:9092: Failed to create socket: Too many open files"))
+    reported(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+    error = translate(KafkaError(KafkaError._TIMED_OUT), "asking", reported=reported)
+    assert "Too many open files" in error.message
+    assert "ulimit -n" in str(error)
+
+
 def test_exceptions_in_a_block_are_translated() -> None:
     """The vendor's exception is the cause, and does not come through."""
     with pytest.raises(UnavailableError) as raised, translated("asking", topic="t"):
