@@ -65,7 +65,7 @@ KEYS: tuple[Key, ...] = (
     Key("job.name", NAME_KIND, None,
         "Name of the job.", "required"),
     Key("job.id", NAME_KIND, "1",
-        "Distinguishes several runs of one job."),
+        "Distinguishes jobs of the same name, such as two deployments."),
     Key("job.tasks", integer(1, 100_000), 1,
         "Number of tasks (partitions of the state). A job that has checkpoints keeps its number of tasks."),
     Key("task.inputs", TOPICS, [],
@@ -87,7 +87,7 @@ KEYS: tuple[Key, ...] = (
     Key("task.checkpoint.replication.factor", integer(-1, 32767), -1,
         "Number of replicas of the topics that statemgr creates; -1 takes the broker's default."),
     Key("task.checkpoint.read.versions", _VERSIONS, [1, 2],
-        "Versions of checkpoint records that statemgr reads."),
+        "Versions of checkpoint records that statemgr reads. Version 1 is that of software without blob snapshots."),
     Key("task.checkpoint.write.versions", _VERSIONS, [2],
         "Versions of checkpoint records that statemgr writes. Add 1 while older software may take the job over."),
     Key("task.checkpoint.retained", integer(1, 100), 2,
@@ -101,8 +101,8 @@ KEYS: tuple[Key, ...] = (
         "900000 by default."),
     Key("task.commit.snapshot.interval", INTERVAL, ["50 commits", "256 MiB", "10 min"],
         "With `blob-store`: make a new snapshot in the background after this many commits, this many bytes of changes "
-        "or this much time, whichever comes first (some tasks a little earlier than others). With `1 commit`, every "
-        "commit stores a snapshot, and changes are not recorded."),
+        "or this much time, whichever comes first (for some tasks after half as many commits, so that not all "
+        "upload together). With `1 commit`, every commit stores a snapshot, and changes are not recorded."),
     Key("task.commit.snapshot.tolerated.failures", integer(0, 1_000_000), 3,
         "With `blob-store`: fail commits after more than this many failed background snapshots in a row."),
     Key("stores.<name>.type", choice("rocksdb", "memory"), "rocksdb",
@@ -149,7 +149,7 @@ KEYS: tuple[Key, ...] = (
     Key(_ROCKSDB + "max.background.jobs", integer(1, 64), 2,
         "Number of threads that flush and compact, per store and task."),
     Key(_ROCKSDB + "optimize.filters.for.hits", BOOLEAN, False,
-        "Leave the Bloom filter out of the last level: smaller files, where most reads find their key."),
+        "Leave the Bloom filter out of the last level. Files become smaller; use it if most reads find their key."),
     Key(_ROCKSDB + "statistics", BOOLEAN, False,
         "Add RocksDB's own counters and latencies to `Store.statistics()`. Counting makes the store a little slower."),
     Key("blob.store.uri", BLOB_URI, None,
