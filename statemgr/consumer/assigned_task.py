@@ -95,7 +95,8 @@ class AssignedTask:
         return None
 
     def open_again(self, opening: Future[Task], inputs: list[InputPosition]) -> None:
-        """Continue with another opening of the task, at its checkpoint: uncommitted input is processed again."""
+        """Replace the task by a new opening of it, which continues from the checkpoint and processes uncommitted input
+        again."""
         self.opening, self.inputs, self.task, self._commit = opening, inputs, None, None
         self.dirty = self.held = False
         self.reopened, self._failing_since = True, None

@@ -30,11 +30,9 @@ from statemgr.model.record_size import inline_attachments_limit
 from statemgr.ports import FileSlice, Progress, no_progress
 from statemgr.serdes import key_serde, value_serde
 
-#: Files that may wait for compaction in a store that is opened for one attempt only.
-_LEVEL0_LIMIT = 8
-#: Attachments that are read at a time.
+#: Number of attachments that are read in parallel.
 _READERS = 16
-#: Attachments are read whole, so that more bytes are refused when they are attached.
+#: Most bytes of an attachment: a reader holds all of them in memory.
 ATTACHMENT_LIMIT = 256 * 1024 * 1024
 
 
@@ -233,7 +231,7 @@ def open_attempt(
                 stores[store].directories.keep_only({state_id, *others, *compacted.get(store, ())})
         host.snapshots.start(stores, checkpoint)
     host.sweep.start()
-    # this attempt's commit fills the backends that the restore found damaged
+    # the commit of this attempt makes the damaged backups again
     damaged = {(factory, one.store) for one in restored for factory in one.damaged}
     refill = epoch.refill.get(task, frozenset()) | damaged
     base = CommitBase(task, epoch.layout, epoch.number, checkpoint, refill)

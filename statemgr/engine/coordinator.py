@@ -2,7 +2,8 @@
 
 Both kinds of owner do three things in the same way:
 
-- a publish that was not answered is settled before the next one, and followed up then if it succeeded
+- if the acknowledgement of a publish is lost, the owner finds out before the next publish whether it succeeded, and if
+  so does what follows a publish
 - a fenced owner stays fenced: it never publishes again
 - the backups of the current checkpoints are checked when their damage is suspected
 """
@@ -40,7 +41,7 @@ class Coordinator:
         self._log = log
         self._publisher = publisher
         self._fenced: FencedError | None = None
-        #: The commits of a publish that was not answered, and what follows if it succeeded.
+        #: The commits of a publish whose outcome is unknown, and what to call if it succeeded.
         self._unsettled: tuple[Sequence[PreparedCommit], Callable[[], object]] | None = None
 
     @property
@@ -60,7 +61,7 @@ class Coordinator:
             confirm(self._services, self._log, self.published)
 
     def settle(self) -> Sequence[PreparedCommit]:
-        """Find out the outcome of a publish that was not answered, and follow it up.
+        """Find out whether a publish whose acknowledgement was lost has succeeded, and if so do what follows it.
 
         Returns: the commits that turned out to be published; none if there is nothing to settle.
         Raises: FencedError, also if an earlier call raised it; OutcomeUnknownError, MissingState.
@@ -114,7 +115,7 @@ class Coordinator:
             if self.published.pending:
                 self._unsettled = commits, follow_up
             elif isinstance(error, FencedError) and all(c.epoch == self.published.epoch for c in commits):
-                self._fenced = error  # with another epoch, the commits are stale, and not the owner
+                self._fenced = error  # commits of another epoch are stale, which does not fence the owner
             raise
 
     @contextmanager

@@ -17,7 +17,7 @@ from statemgr.wiring import open_services
 
 
 class AttemptHost:
-    """Many short attempts share it.
+    """What all attempts of a process share.
 
     Attributes:
         services: the job's services. They open stores for short use.

@@ -90,7 +90,7 @@ class JobCoordinator(Coordinator):
         return self._checkpoints()
 
     def _settled(self, commits: Sequence[PreparedCommit]) -> bool:
-        """Whether an earlier call, which was not answered, has published exactly these commits.
+        """Whether an earlier call whose outcome was unknown has published exactly these commits.
 
         Raises: the error of the last clean-up.
         """
@@ -106,7 +106,7 @@ class JobCoordinator(Coordinator):
             task, record = commit.task, records[commit.task]
             assert record is not None
             damage = self.clean_ups[task].damage
-            if pairs := damage.pairs:  # the commit has filled what was damaged when its epoch was made
+            if pairs := damage.pairs:  # the commit has made the damaged backups again
                 damage.repaired(pairs)
                 damage.suspect()
             self.clean_ups[task].after_publish(before[task], record, commit)

@@ -42,7 +42,7 @@ class Assignment:
 
     @property
     def gives_way(self) -> bool:
-        """Whether another opening of the task only has to wait."""
+        """Whether this assignment is ending, so that another opening of the task can wait for it."""
         return not self.still_owned() or (self.task is not None and self.task.closed)
 
 
@@ -55,8 +55,8 @@ class OpenTasks:
         self._assignments: dict[str, Assignment] = {}
 
     def claim(self, assignment: Assignment) -> None:
-        """Begin to open a task. Waits for an earlier assignment that gives way, without a deadline: each step of a
-        close or an opening has its own, and a process that was suspended would miss any other.
+        """Begin to open a task. Waits for an earlier assignment that gives way. The wait has no deadline: each step of
+        a close or an opening has its own, and a process that was suspended would exceed any other.
 
         Raises: InvalidError if the task is open; OpeningCancelled.
         """

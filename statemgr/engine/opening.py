@@ -8,7 +8,8 @@ Steps of :meth:`TaskOpener.open`:
 4. read what is published, and refuse what would lose state (:func:`statemgr.flows.open_job.read_published`)
 5. compare the input topics with those of the checkpoint
 6. restore and open every store
-7. publish the checkpoint again if the opening has left something out of the state, or was given one-shot permissions
+7. publish the checkpoint again if the next commit would have to change something even without input: a backend to fill,
+   an input topic that was created again, or one-shot permissions to use up
 8. from now on, repair damaged backups in the background
 """
 

@@ -113,7 +113,7 @@ class PendingCommit:
 
     def close(self) -> None:
         """Wait for the commit in progress, and log its error if nobody has seen it."""
-        self._worker.close("the last commit failed, and what it carried is not committed")
+        self._worker.close("the last commit failed, and its changes are not committed")
 
     def _until(self, age_s: float) -> float:
         """Seconds until the commit is this old."""

@@ -1,6 +1,6 @@
-"""Goes back to a retained checkpoint, or keeps one: for all tasks as the job's owner, or for one task as its owner.
+"""Goes back to a retained checkpoint, or keeps one: for all tasks of a job, or for one task.
 
-Steps of :func:`roll_back` and of :func:`keep`, which goes back to nothing but the current checkpoints:
+Steps of :func:`roll_back`, and of :func:`keep`, which publishes the current checkpoints again:
 
 1. fence older owners and read the topic, as every opening does (:mod:`statemgr.flows.open_job`)
 2. prepare a commit for each task (:mod:`statemgr.flows.rollback`)
@@ -213,8 +213,8 @@ def _prepared(
 
 
 def _adopt(clean_up: CleanUp, record: CheckpointRecord) -> None:
-    """Remove the TTLs that a dead owner has left on what the current checkpoint added: it is current no longer, and the
-    next opening looks only at what is. Raises: RetryableError."""
+    """Remove the TTLs that a dead owner has left on blobs of the current checkpoint. The next opening will not do this,
+    because it looks only at the checkpoint that is current then. Raises: RetryableError."""
     clean_up.at_open(record, delete=False)
     clean_up.retry_ttls()
 
@@ -260,7 +260,7 @@ def _settle(services: Services, publisher: Publisher, log: CheckpointLog, publis
 
 
 def _remove_ttls(services: Services, commits: Sequence[PreparedCommit]) -> None:
-    """What fails is tried again by the next opening, which looks at what the current checkpoint added."""
+    """Remove the TTLs of the blobs that the new checkpoints added. The next opening tries the failures again."""
     added = [blob for commit in commits for blob in commit.added_blobs]
     if added:
         services.transfer().remove_ttl_all(added)

@@ -1,7 +1,7 @@
 """Shares the checkpoints of one batch with its workers. Each worker gets only the checkpoint of its own task.
 
-A few bytes travel with the function that Spark ships to every worker. More than that go into one blob, so that what is
-shipped does not grow with the number of tasks. The blob consists of cells of one size, so a worker finds its cell
+Small checkpoints are part of the function that Spark ships to every worker. Larger ones go into one blob, so that the
+function does not grow with the number of tasks. The blob consists of cells of one size, so a worker finds its cell
 without a table: cell ``i`` belongs to task ``i`` and begins at ``i`` times the size. A cell has the length of the
 content (4 bytes, big endian; 0: the task has no checkpoint), the content's XXH3-128 hash (16 bytes), the content, and
 zeros.
@@ -25,7 +25,7 @@ from statemgr.model.hashing import content_hash
 from statemgr.ports import BlobReader
 
 log = logging.getLogger(__name__)
-#: Up to this many bytes, the checkpoints travel with the function.
+#: Up to this many bytes, the checkpoints are part of the function.
 INLINE_LIMIT = 64 * 1024
 _LENGTH, _HASH = 4, 16
 

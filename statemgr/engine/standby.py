@@ -30,8 +30,8 @@ class Standby:
 
     Reads the checkpoint topic and fetches what is missing; fences nobody, and writes nothing to Kafka or to blobs.
     Metrics, in addition to those of restores: ``statemgr_standby_sequence{task}`` and
-    ``statemgr_standby_checkpoint_seconds{task}`` (sequence number and time of the checkpoint that is here), and
-    ``statemgr_standby_failures_total``.
+    ``statemgr_standby_checkpoint_seconds{task}`` (sequence number and time of the checkpoint that this machine has),
+    and ``statemgr_standby_failures_total``.
 
     Args:
         tasks: ``Partition <i>``; if none is named, all that have a checkpoint.

@@ -52,9 +52,9 @@ class Store:
     """Keyed state of one task. Bytes in and out, unless serdes are configured.
 
     Reads see the store's own writes at once, and the next commit includes them. The store gathers writes
-    (``stores.<name>.write.batch.size``), so a later call than the one that wrote may raise an error of the disk.
-    Nothing is lost then: repeat the call when there is space. After LocalStateLost, the local files are damaged or
-    missing, and uncommitted changes are lost: open the task again.
+    (``stores.<name>.write.batch.size``), so a later call than the one that wrote may raise DiskFull. No change is lost
+    then: repeat the call when there is space. After LocalStateLost, the local files are damaged or missing, and
+    uncommitted changes are lost: open the task again.
     """
 
     def __init__(self, opened: OpenStore, key_serde: Serde, value_serde: Serde) -> None:
@@ -109,8 +109,8 @@ class Store:
     def delete_range(self, start: Any | None = None, end: Any | None = None) -> None:
         """Remove all keys with ``start`` ≤ key < ``end`` in the order of the keys' bytes; None is an open end.
 
-        If only snapshots are backed up, this writes one tombstone. With a changelog it deletes each key, in batches of
-        bounded memory: after DiskFull the first batches may be deleted already, and the call can be repeated.
+        If no backend records changes, this writes one tombstone. Otherwise it deletes each key, in batches of bounded
+        memory: after DiskFull the first batches may already be deleted, and you can repeat the call.
         """
         self._content.delete_range(*self._bounds(start, end))
 

@@ -250,7 +250,7 @@ class Task:
         if self._closed:
             return
         self._closed = True
-        self._repairs.close(wait=False)  # a repair gives way; a check of backups is not waited for
+        self._repairs.close(wait=False)  # a repair gives way, and nobody waits for a check of backups
         with ExitStack() as closing, self._turn.commit():
             closing.callback(self._on_close)
             closing.callback(self._coordinator.close)

@@ -80,7 +80,7 @@ class TaskCoordinator(Coordinator):
                 self._publish([replace(prepared, input_topic_ids=input_ids())], follow_up)
         except BaseException:
             if self.settled and self._fenced is None:
-                self._tidy()  # this machine keeps nothing of a state that was not published
+                self._tidy()  # the local directories of a state that was not published are removed
             raise
         return follow_up()
 

@@ -1,10 +1,10 @@
 """Copies one partition of an old job's changelog to the new job's, with plain keys and values.
 
-The copy is a series of transactions. The last record of each has a header that says up to which offset of the old
-changelog the copy has come, so that a copy that was interrupted continues, and the records of anybody else are
-noticed. Compaction may remove a delete from the old changelog some time after it was written
-(``delete.retention.ms``), while the copy already has the value that it deletes. So a copy must take less time than
-that, from its first transaction to its end.
+The copy is a series of transactions. The last record of each has a header with the next offset of the old changelog. An
+interrupted copy continues from there. A last record without this header shows that somebody else writes to the topic.
+Compaction may remove a delete from the old changelog some time after it was written (``delete.retention.ms``), while
+the copy already has the value that it deletes. So a copy must take less time than that, from its first transaction to
+its end.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class OldInput:
 
     @property
     def behind(self) -> int:
-        """Offsets from the next one to the end."""
+        """Number of offsets from the next one to the end."""
         return self.end - self.offset
 
 
@@ -101,7 +101,7 @@ class OldJob:
     def doubled_at_most(self) -> int:
         """Input records that the new job processes although the adopted state may have their effects already.
 
-        None of an exactly-once job, whose changelogs end with transactions, if the records were counted.
+        0 for an exactly-once job: its changelogs end with committed transactions, which counting the records shows.
         """
         if self.origin.leaves_out_uncommitted:
             return 0

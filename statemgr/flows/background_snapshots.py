@@ -10,9 +10,9 @@ Steps, for one store at a time, while its task continues or the next attempts ru
 4. the next commit begins with the snapshot, and leaves out the segments that it covers. In a task the open store knows
    the snapshot; attempts find it in a note on this machine
 
-Nothing here changes which state is current, and the segments keep everything meanwhile. A task tolerates failures up
-to a limit. Attempts tolerate all of them, but one that finds twice as much as makes a snapshot due makes the snapshot
-itself (:func:`overdue_stores`).
+Nothing here changes which state is current, and the segments keep everything meanwhile. A task tolerates failures up to
+a limit. Attempts tolerate all of them. But if the segments reach twice the amount that makes a snapshot due, the next
+attempt makes the snapshot itself (:func:`overdue_stores`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from statemgr.phases import Phase
 from statemgr.ports import Backlog, SegmentBackupManager, StoreIdentity, StoreSnapshot
 
 log = logging.getLogger(__name__)
-#: Intervals after which an attempt makes the snapshot itself.
+#: Number of intervals after which an attempt makes the snapshot itself.
 _OVERDUE = 2
 
 
@@ -66,7 +66,8 @@ class _Chain:
         return self.backlog.segments > 0 and not self.backlog.waiting
 
     def is_over(self, *, intervals: int = 1, seconds: float = 0) -> bool:
-        """Whether its snapshot is more than so many intervals old, by commits or bytes, or by ``seconds``."""
+        """Whether a new snapshot is due: at least this many intervals of commits or bytes follow the last one, or it
+        is ``seconds`` old and that is an interval or more."""
         commits, size = self.backlog.segments // intervals, self.backlog.size // intervals
         share = share_of_interval(self.store.identity)
         return self.services.config.snapshot_interval.is_over(commits, size, seconds, share=share)
@@ -224,7 +225,7 @@ def share_of_interval(identity: StoreIdentity) -> float:
 
 
 class AttemptSnapshots:
-    """The background snapshots next to the attempts of one process. Safe to use from many threads."""
+    """The background snapshots of one process that runs attempts. Safe to use from many threads."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

@@ -1,4 +1,4 @@
-"""The records of one publish on the checkpoint topic: what it adds, once, and deletes of what retention drops.
+"""The records that one publish writes to the checkpoint topic: new records, and deletes of those that retention drops.
 
 A reader may see only the first records of a publish. So they have this order:
 

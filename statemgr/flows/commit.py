@@ -4,8 +4,8 @@ Steps:
 
 1. flush and, where a backend needs it, make a checkpoint directory per changed store (``freeze``: the only pause of
    the task)
-2. per backend: diff against the acknowledged marker, upload and hash what is new, put the index; or take the changes,
-   to send or to store
+2. per backend, either make a snapshot: diff against the acknowledged marker, hash and upload new files, then put the
+   index; or take only the changes, to store them as a segment or to send them in the publish
 3. keep the directory as the local copy of this state
 4. return a prepared commit (``publish`` is the next flow)
 
@@ -33,7 +33,7 @@ from statemgr.ports import (
     StoreSnapshot,
 )
 
-#: (factory, store) pairs whose backend is filled again instead of continued (after a tail, or a lost topic).
+#: (factory, store) pairs whose backend has to be filled again, because its changelog has a tail or is gone.
 Refill = frozenset[tuple[str, str]]
 
 
@@ -152,7 +152,7 @@ def prepare(
 
 @dataclass
 class _Backups:
-    """The backups of one store in a running commit: those that are known, and the backends that are still to do."""
+    """The backups of one store in a commit: those that are made already, and the backends that still need one."""
 
     markers: dict[str, Marker]
     pending: list[str]

@@ -4,13 +4,13 @@ Fences nobody.
 Steps of :func:`collect_garbage`:
 
 1. ask the blob store for its time, read the checkpoint topic and find every blob that a retained checkpoint of any task
-   needs; a lost index ends the collection here, one that was evicted meanwhile does not (proof:
+   needs. Stop if an index is lost, but not if its checkpoint was evicted meanwhile (proof:
    :mod:`statemgr.flows.needed_blobs`)
 2. LIST the blobs below the job's prefix, page by page, and sort them: needed; not needed and young; not needed and
    older than the grace period (orphans). Needed blobs with a TTL whose checkpoint is old would expire
 3. read the topic and find the needed blobs again; from here on a blob is an orphan only if neither reading needed it
-4. ask by name for each needed blob that the listing did not have, and read the topic once more; if a blob is still
-   needed, it is lost, and nothing is deleted
+4. ask by name for each needed blob that the listing did not have. If one does not exist, read the topic once more; if a
+   checkpoint still needs the blob, it is lost, and nothing is deleted
 5. only on request: remove the TTL of published blobs that would expire
 6. only on request: LIST again, and delete the orphans, then their indexes, then unfinished uploads
 
@@ -111,7 +111,7 @@ def collect_garbage(
         grace_ms: the grace period; None is the shortest one.
         delete: delete the orphans.
         fix: remove the TTL of published blobs that would expire.
-        allow_no_checkpoints: collect also for a job or task that has no checkpoint.
+        allow_no_checkpoints: also delete the blobs of a job or task that has no checkpoint.
 
     Raises: as :func:`statemgr.flows.needed_blobs.find_needed_blobs`; ConfigError without a blob store; InvalidError for
         too short a grace period, or a store that does not tell its time; UnavailableError and AccessDenied while

@@ -3,8 +3,8 @@
 Garbage collection deletes blobs that no retained checkpoint references and that are older than a grace period. Nothing
 references the blobs of a commit until it is published. So a publish must come while its blobs are young: one that
 refers to blobs older than half the shortest grace period is refused. The other half is for clocks that differ and for
-transactions whose outcome is settled late. So when a collection begins, every blob older than the grace period is
-either already published (and marked), or never will be.
+transactions whose outcome is settled late. So when garbage collection begins, every blob older than the grace period is
+either needed by a published checkpoint, or will never be.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statemgr.errors import InvalidError, RetryableError
 from statemgr.ids import IdSource, attempt_millis
 from statemgr.model.commit import PreparedCommit
 
-#: Up to this difference of the clocks of two machines, the blob store is not asked.
+#: The clocks of two machines may differ by this much before the blob store's clock is asked.
 _CLOCKS_DIFFER_MS = 10 * 60 * 1000
 
 
@@ -27,7 +27,7 @@ def shortest_grace_ms(config: JobConfig) -> int:
 
 
 def chosen_grace_ms(config: JobConfig, wanted_ms: int | None) -> int:
-    """The grace period of a collection. Raises: InvalidError if it is shorter than publishers rely on."""
+    """The grace period to use. Raises: InvalidError if ``wanted_ms`` is shorter than publishers rely on."""
     shortest = shortest_grace_ms(config)
     if wanted_ms is not None and wanted_ms < shortest:
         raise InvalidError(
@@ -49,7 +49,7 @@ def check_young(
     Args:
         age_in_store: how long ago the oldest of some blobs was written, in milliseconds by the store's own clock.
 
-    Raises: RetryableError if a collection might delete the commit's blobs.
+    Raises: RetryableError if garbage collection might delete the commit's blobs.
     """
     began_ms = attempt_millis(commit.attempt)
     if not commit.added_blobs or began_ms is None:

@@ -1,4 +1,4 @@
-"""The local copies that attempts leave on a machine: compacted next to the attempts, and removed when nobody uses them.
+"""The local copies that attempts leave on a machine: compacted in the background, and removed when nobody uses them.
 
 A store that is closed after every micro-batch is closed before RocksDB's own compaction ends. Steps of
 :class:`Compactions`, for one store at a time on a machine:
@@ -38,10 +38,10 @@ from statemgr.local.owners import exclusive_if_free
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import SegmentBackupManager
 
-#: Files in level 0 from which a store is compacted next to the attempts: half to all of this number, by task.
+#: Files in level 0 from which a store is compacted in the background: half to all of this number, by task.
 _LIMIT = 10
-#: Files from which an attempt compacts itself: more than a restore leaves, and fewer than where RocksDB slows writes
-#: down (statemgr.local.rocksdb.options).
+#: Files in level 0 from which an attempt compacts the store itself. A restore leaves fewer, and RocksDB delays writes
+#: only at more (statemgr.local.rocksdb.options).
 _MOST = 100
 _LEVEL0 = "rocksdb.num-files-at-level0"
 _SWEEP_EVERY_S = 600

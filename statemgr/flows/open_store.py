@@ -29,7 +29,7 @@ from statemgr.ports import (
 log = logging.getLogger(__name__)
 #: Bytes of changes that a store keeps in memory before it writes them to a local segment.
 CHANGE_BUDGET = 32 * 1024 * 1024
-#: Bytes of unstored changes, half of which make a commit check whether a snapshot would be smaller.
+#: From about this many bytes of changes that are not stored yet, a commit checks whether a snapshot would be smaller.
 MUCH = 32 * 1024 * 1024
 
 
@@ -55,7 +55,7 @@ class OpenStore:
         state_id: the published state that it continues; None if it was never published.
         track_changes: whether a backend needs the changes of each commit.
         track_first: whether a backend also needs the changes before the first commit of a store that begins empty.
-        read_first: delay what only writes need, and what waits for a busy disk, until the first write.
+        read_first: open the database for reading only, until the first write.
         as_of: a moment at which no newer state than ``state_id`` was published yet, if one is known.
 
     Attributes:
@@ -113,7 +113,7 @@ class OpenStore:
 
     @property
     def has_much_to_store(self) -> bool:
-        """Whether there are so many bytes of changes that a snapshot may be smaller."""
+        """Whether there are so many bytes of changes that a snapshot could be smaller."""
         return self._buffer is not None and self._buffer.has_unfrozen(MUCH)
 
     @property

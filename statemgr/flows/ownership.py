@@ -184,15 +184,15 @@ def _outcome(
     """
     outcomes = set()
     for task, ours in expected.items():
-        now = _mark(found.get(task))
-        if now not in (_mark(ours), _mark(published.records[task])):
+        now = _fingerprint(found.get(task))
+        if now not in (_fingerprint(ours), _fingerprint(published.records[task])):
             raise FencedError(
                 f"another owner has published checkpoint {now and now[0]} in the meantime",
                 hint="stop this process; the new owner processes what it did not publish",
                 job=services.config.job_name,
                 task=task,
             )
-        outcomes.add(now == _mark(ours))
+        outcomes.add(now == _fingerprint(ours))
     if len(outcomes) > 1:
         raise FencedError(
             "another owner has published checkpoints of some of the tasks in the meantime",
@@ -202,7 +202,7 @@ def _outcome(
     return True in outcomes
 
 
-def _mark(record: CheckpointRecord | None) -> tuple[str, int, int] | None:
+def _fingerprint(record: CheckpointRecord | None) -> tuple[str, int, int] | None:
     """What identifies a checkpoint."""
     current = record.current if record else None
     return (str(current.checkpoint_id), current.sequence, current.epoch) if current else None

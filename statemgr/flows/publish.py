@@ -2,11 +2,11 @@
 
 Steps:
 
-1. where the transactional ID was initialised again since the last publish, check that the topic still says what this
-   owner knows; check that every prepared commit continues that, in the owner's epoch, and is young enough for its blobs
-   to be spared by a garbage collection
-2. stage: bring the changelogs' changes to this machine (nothing has been written to Kafka yet); a changelog that holds
-   what this owner cannot explain may be another owner's work, so the topic is asked first
+1. if the transactional ID was initialised again since the last publish, check that no other owner has published. Check
+   that every prepared commit continues the published checkpoint in the owner's epoch, and is so young that garbage
+   collection leaves its blobs alone
+2. stage: bring the changelogs' changes to this machine; nothing has been written to Kafka yet. If a changelog has
+   unknown records, read the topic first, because another owner may have published them
 3. begin the transaction
 4. send the changelog records and the output, and wait for their offsets, which become the changelog markers
 5. send the records of the checkpoint topic, and delete those that are no longer retained (``checkpoint_records``);

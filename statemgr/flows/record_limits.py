@@ -110,7 +110,7 @@ def _marker(config: JobConfig, factory: str, store: str, prefix: str) -> Marker:
         return ChangelogMarker(topic, "A" * 22, config.tasks, _MOST)
     index = BlobRef(f"{prefix}/{_ATTEMPT}/index-1", _MOST, bytes(16), _MOST)
     snapshot = ChainSnapshot(index, f"{_ATTEMPT}-{store}", _MOST)
-    # without segments, which is inline whatever its size
+    # a chain without segments is inline whatever its size
     chain = SegmentChain(
         config.job_name, config.job_id, task_name(config.tasks - 1), store, snapshot.state_id, _ATTEMPT, _ATTEMPT,
         _MOST, snapshot, added=(index.blob_id,),

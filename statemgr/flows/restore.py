@@ -9,8 +9,9 @@ Steps (the manager or the driver has already fenced other owners and read the to
 5. clone it into a private live directory, and open the store
 
 Nothing local changes before the plan is complete. If the state is missing, corrupt or unreachable in one factory, the
-next factory of the restore list is tried, and the reason is kept. A try that fails for the moment, or dies, leaves the
-files that it has fetched; the next try verifies them, uses the right ones, and removes the rest.
+next factory of the restore list is tried, and the reason is kept. A try that fails with a retryable error, or whose
+process dies, leaves the files that it has fetched. The next try verifies them, uses the correct ones, and removes the
+rest.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from statemgr.ports import CommittedDirectory, Moment, Progress, Restored, Resto
 
 log = logging.getLogger(__name__)
 _STORES_AT_ONCE = 8
-#: Fetched bytes from which on the disk is assumed to be busy when the store is opened.
+#: From this many fetched bytes, the disk is assumed to be busy when the store is opened.
 _MUCH = 256 * 1024 * 1024
 
 
@@ -248,7 +249,7 @@ class _Restore:
             committed,
             self.plan.state_id if committed is not None else None,
             track_changes=bool(needing),
-            # a backend that is filled from a directory has no use for the changes before
+            # the directory that fills a backend already contains the earlier changes
             track_first=any(manager.fills_from_changes for manager in needing),
             read_first=restored.bytes_fetched >= _MUCH,
             as_of=self._as_of,

@@ -7,7 +7,8 @@ Steps of a turn:
 3. take the local directory of exactly this state, or restore from the first factory that can, fetching only missing
    files
 4. if a restore fails because the owner's clean-up was faster, continue with the newer checkpoint
-5. read the topic once more, and remove local directories of states that are neither restored here nor the newest
+5. read the topic once more, and remove the local directories of all states except the ones just restored and the newest
+   ones
 
 An owner that later opens the task on this machine finds the directory, and fetches nothing.
 """

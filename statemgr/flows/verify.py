@@ -1,9 +1,9 @@
-"""Verify: prove that the backends of a task's stores hold the same state at one checkpoint. Changes nothing published.
+"""Verify: prove that the backends of a task's stores hold the same state at one checkpoint. Publishes nothing.
 
 Steps for each store, of which the parts run in processes of their own:
 
 1. hash each backend: a changelog by reading it up to its marker (:mod:`statemgr.backends.changelog.digest`), any other
-   backend by a restore into a scratch directory, of which ranges of keys are hashed
+   backend by restoring it into a temporary directory and hashing ranges of its keys
 2. compare the counts and the hashes (:mod:`statemgr.model.content`)
 3. where they differ, bring both backends into local stores and list the first keys that differ
 

@@ -81,7 +81,7 @@ class _Use:
 
 @dataclass
 class _Needed:
-    """Every part of a blob that is needed, and what could not be read on the way to others."""
+    """Every part of a blob that is needed, and the indexes and chains that could not be read."""
 
     uses: dict[BlobRef, _Use] = field(default_factory=dict)
     damaged: list[Finding] = field(default_factory=list)

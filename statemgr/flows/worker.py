@@ -1,4 +1,4 @@
-"""A background worker: runs one piece of work at a time next to its owner, and ends with it.
+"""A background worker: runs one piece of work at a time on a thread of its own. Its owner closes it.
 
 The owner starts work in one of three ways:
 

@@ -54,7 +54,7 @@ class WriteBuffer:
         self._on_much: Callable[[], None] | None = None
 
     def watch(self, size: int, call: Callable[[], None]) -> None:
-        """Call ``call`` after a batch if about ``size`` bytes of changes are not frozen yet."""
+        """After a batch, call ``call`` if about ``size`` bytes of changes were added since the last freeze."""
         self._much, self._on_much = size, call
 
     def track(self, changes: ChangeBuffer) -> None:
@@ -114,9 +114,9 @@ class WriteBuffer:
     def delete_range(self, start: bytes | None, end: bytes | None) -> None:
         """Delete all keys with ``start`` ≤ key < ``end``; None is an open end.
 
-        A changelog has no range deletes. If a backend needs changes, each key is deleted by itself, in batches, so that
-        memory stays bounded and the change buffer spills to disk as usual. After an error some of the keys are deleted,
-        both in the store and in the change buffer, and the call may be repeated.
+        A changelog has no range deletes. If a backend needs changes, each key is deleted by itself. This happens in
+        batches, so that memory stays bounded and the change buffer can move to disk as usual. After an error some of
+        the keys are deleted, both in the store and in the change buffer, and the call may be repeated.
         """
         self.flush()
         try:
