@@ -1,4 +1,4 @@
-"""Keeps the changes of a store since its last acknowledged commit, and changes that are sent once
+"""Keeps the changes of a store since its last acknowledged commit, and changes in a file for a single use
 (:class:`ScratchChanges`). Touches only its own directory and the paths that it is given.
 
 The buffer keeps the newest change of each key in memory up to a budget, and beyond it in local change segments. A
@@ -124,7 +124,7 @@ class FrozenChanges:
         self._generations = generations
 
     def since(self, number: int) -> FrozenChanges:
-        """The changes from ``number`` on, at which the buffer must have been frozen or sealed."""
+        """The changes from ``number`` on. The buffer must have been frozen or sealed at this number."""
         later = tuple(generation for generation in self._generations if generation.first >= number)
         return FrozenChanges(self.session, self.freeze, self.end, later)
 
@@ -167,11 +167,11 @@ class ChangeBuffer:
         self._unfrozen = 0
 
     def put(self, key: bytes, value: bytes | None) -> None:
-        """Add a put, or a delete if the value is None. Raises: DiskFull; the change is added nevertheless."""
+        """Add a put, or a delete if the value is None. Raises: DiskFull; then the change was added all the same."""
         self.extend(((key, value),))
 
     def extend(self, changes: Iterable[Change]) -> None:
-        """Add changes in order. Raises: DiskFull; they are added nevertheless, above the budget."""
+        """Add changes in order. Raises: DiskFull; then they were added all the same, and memory exceeds the budget."""
         newest = dict(changes)
         with self._lock:
             self._unfrozen += self._growing.extend(newest)
@@ -203,7 +203,7 @@ class ChangeBuffer:
             return self._seal()
 
     def nothing_until(self, end: int) -> FrozenChanges:
-        """No changes, up to a number that it was sealed at, as of now: for a snapshot that has all below it."""
+        """An empty range that ends at the last sealed number: for a snapshot that contains every change below it."""
         return FrozenChanges(self.session, self.session.freezes, end, ())
 
     def acknowledge(self, frozen: FrozenChanges) -> None:
@@ -224,8 +224,8 @@ class ChangeBuffer:
     def _is_too_much(self) -> bool:
         if self._growing.memory_at_most + sum(generation.memory for generation in self._sealed) <= self._budget:
             return False
-        # count exactly only now, and spill from half the budget on: otherwise a set of hot keys that takes most of the
-        # budget would be counted again at every call
+        # count exactly only now, and move changes to a file only from half the budget on. Otherwise a set of hot keys
+        # that takes most of the budget would be counted at every call
         return sum(generation.memory for generation in (*self._sealed, self._growing)) > self._budget // 2
 
     def _seal(self) -> int:

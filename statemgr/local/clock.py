@@ -12,15 +12,15 @@ from statemgr.ports import Clock, Moment
 
 #: Seconds, longer than any deadline.
 _LEAP_S = 7 * 24 * 3600.0
-#: Seconds of a wait after the clock was told to give up: a loop of waits must not keep a processor busy.
+#: Seconds of each wait after :meth:`SystemClock.give_up`, so that a loop of waits does not keep a processor busy.
 _SHORTEST_S = 0.01
 
 
 class SystemClock:
     """Wall time, monotonic time and waiting on this machine.
 
-    After :meth:`give_up` every deadline has passed and every wait is short, so what is in progress ends with the
-    error of a time-out.
+    After :meth:`give_up` every deadline has passed and every wait is short, so work in progress ends with a time-out
+    error.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class SystemClock:
         self._leap_s = 0.0
 
     def give_up(self) -> None:
-        """End what is in progress: from now on each call of :meth:`monotonic` jumps ahead."""
+        """End the work in progress: from now on each call of :meth:`monotonic` jumps ahead."""
         self._given_up = True
 
     def time_ns(self) -> int:

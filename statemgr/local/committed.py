@@ -29,7 +29,7 @@ from statemgr.ports import CommittedDirectory, Moment
 SUFFIX = ".manifest"
 _FORMAT = 3
 _MAX_SIZE = 512 * 1024 * 1024
-#: Value of ``boot`` for files that are in doubt, even without a restart of the machine.
+#: Value of ``boot`` for files that must be hashed before they are used, even without a restart of the machine.
 IN_DOUBT = "in doubt"
 _UNUSABLE = {errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
 
@@ -49,7 +49,7 @@ class RecordedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files of a directory when it became the one for ``state_id``, the time of that, and the owner that made it.
+    """The files of a directory, the state that it has, when it was committed, and the owner that made it.
 
     ``as_of``: a moment at which no newer state was published yet, if one is known. ``boot``: the run of the operating
     system in which the directory was made without syncing its files; empty if the files are known to be on the disk.
@@ -169,7 +169,7 @@ def known_files(
 ) -> dict[str, tuple[int, bytes | None]]:
     """The sizes of a tree's files, and the hashes of those in ``shared``, which must never change.
 
-    Raises: CorruptFile if one has changed: its content must not pass for something new.
+    Raises: CorruptFile if one has changed: a commit must not upload it as a new file.
     """
     files: dict[str, tuple[int, bytes | None]] = {}
     for path, status in tree.files.items():

@@ -156,7 +156,7 @@ class StoreDirectories(SharedRoot):
                 durable.remove(staging)
                 return here
             os.rename(staging, self._committed.root / state_id)
-            # a sync would wait for everything that the file system is writing; a directory in doubt needs none
+            # a sync would wait for everything that the file system is writing; files hashed before use need none
             self._committed.write(made, synced=not boot)
             if not boot:
                 durable.sync(self._committed.root)

@@ -32,7 +32,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def boot_id() -> str:
     """An ID of this run of the operating system; empty if it has none.
 
-    Within one run everything that was written is there: only a crash of the machine loses data that was not synced.
+    Within one run no written data is lost: only a crash of the machine loses data that was not synced.
     """
     try:
         return _BOOT_ID.read_text().strip()

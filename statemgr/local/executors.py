@@ -32,7 +32,7 @@ class Threads:
 
 
 class _DaemonThreads(Executor):
-    """A thread for each call. A pool of the standard library would hold up the end of the process."""
+    """A thread for each call. Unlike a pool of the standard library, it does not delay the end of the process."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -55,7 +55,7 @@ class _DaemonThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Wait for the calls that run. What calls this from one of them does not wait for itself."""
+        """Wait for the running calls. If one of them calls this, it does not wait for itself."""
         for thread in tuple(self._threads) if wait else ():
             if thread is not threading.current_thread():
                 thread.join()

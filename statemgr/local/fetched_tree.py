@@ -19,7 +19,7 @@ from statemgr.local.durable import PRIVATE
 from statemgr.local.transfer_files import disk_errors
 from statemgr.os_errors import CANNOT_LINK
 
-#: A cache may vanish at any time, or be on another file system.
+#: Errors of a source file that was deleted meanwhile, or that is on another file system.
 _CANNOT_LINK = CANNOT_LINK | {errno.ENOENT}
 
 
@@ -58,13 +58,13 @@ def left_files(leftovers: Sequence[Path]) -> dict[str, tuple[Path, int]]:
 
 
 def take_over(left: Path, target: Path, size: int) -> bool:
-    """Move a file that an earlier try left. Returns: False, without a target, if it cannot be written to."""
+    """Move a file that an earlier try left. Returns: False if the file cannot be used; then there is no target."""
     try:
         os.rename(left, target)
     except OSError:
         return False  # another try was faster
     status = target.lstat()
-    # a file that another directory has too must not change
+    # another directory has a hard link to the file, so it must not change
     if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size == size:
         os.chmod(target, PRIVATE)
         return True
@@ -73,7 +73,8 @@ def take_over(left: Path, target: Path, size: int) -> bool:
 
 
 def link(source: Path, target: Path, size: int, mode: int) -> bool:
-    """Link a file of this size and these owner's permissions. Returns: False, without a target, if it is not that."""
+    """Link a file if it has this size and these permissions of the owner. Returns: whether it did; if not, there is no
+    target."""
     with disk_errors(target):
         try:
             os.link(source, target, follow_symlinks=False)

@@ -29,7 +29,7 @@ from statemgr.local.transfer_files import disk_errors
 from statemgr.ports import Clock
 
 _FLAGS = os.O_RDWR | os.O_CREAT
-#: There is no file of that name, or something else: nobody gives a sign of life there.
+#: Errors of opening a path that has no regular file: no owner of that name is alive.
 _NO_SIGN = {errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENXIO}
 _DEADLINE_SECONDS = 60.0
 _STEP_SECONDS = 0.005
@@ -56,7 +56,7 @@ class Owner:
         self._end = weakref.finalize(self, _end, self._path, self._descriptor, os.getpid())
 
     def gives_sign(self) -> bool:
-        """Whether others see that this owner lives. They do not if somebody deleted the file of its sign."""
+        """Whether other processes see that this owner lives: its file still exists."""
         try:
             there, own = os.lstat(self._path), os.fstat(self._descriptor)
         except FileNotFoundError:
@@ -64,7 +64,7 @@ class Owner:
         return (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino)
 
     def renew(self) -> None:
-        """Give the sign of life again if somebody deleted its file. The caller holds the lock of the root.
+        """Create the file of the sign of life again if somebody deleted it. The caller holds the lock of the root.
 
         Raises: OSError if the directory of the signs is gone too.
         """
@@ -111,7 +111,8 @@ def is_alive(directory: Path, token: str) -> bool:
 
 @contextmanager
 def exclusive_if_free(lock: Path) -> Iterator[bool]:
-    """Hold a lock file against all other threads and processes, unless one has it. Gives whether it is held."""
+    """Hold a lock file against all other threads and processes, unless one of them has it. Yields whether it is
+    held."""
     descriptor = durable.open_regular(lock, _FLAGS)
     try:
         yield _locked(descriptor)

@@ -30,8 +30,8 @@ def open_store(
 
     Args:
         options: names after ``stores.<name>.rocksdb.``.
-        read_first: delay what only writes need, and what waits for a busy disk, until the first write.
-        briefly: start no compaction unasked, because the close of the store would cut it off.
+        read_first: open the database for reading only, until the first write.
+        briefly: start no compaction unless asked, because the close of the store would interrupt it.
 
     Raises: CorruptError, InvalidError (open elsewhere), DiskFull, AccessDenied, ConfigError (unknown kind).
     """
@@ -59,7 +59,7 @@ def open_snapshot(kind: str, directory: Path, options: Mapping[str, object]) -> 
 
 
 def key_ranges(kind: str, directory: Path, count: int) -> list[tuple[bytes | None, bytes | None]]:
-    """Up to ``count`` ranges of keys that together are the whole store of a finished directory, of about equal size.
+    """Splits the keys of a finished directory into at most ``count`` ranges of about equal size.
 
     None is an open end. Raises: as :func:`open_snapshot`.
     """

@@ -131,7 +131,7 @@ def make_private(staging: Path, tree: Tree) -> None:
 def sync_tree(staging: Path, tree: Tree, held: Container[tuple[int, int]]) -> None:
     """Sync large files to the disk, except those in ``held`` (device, inode), which were synced before.
 
-    Nothing else needs a sync: a missing name is noticed after a power failure, and small files are hashed at every
+    Nothing else needs a sync: after a power failure a missing file is noticed, and small files are hashed at every
     verification.
     """
     for path, status in tree.files.items():
@@ -156,7 +156,8 @@ def cloned(directory: CommittedDirectory, target: Path) -> bool:
 
 
 def still_there(tree: Tree, tables: Mapping[str, tuple[int, bytes]]) -> dict[str, tuple[int, bytes | None]]:
-    """Which immutable files of a tree are the ones in ``tables``: a database never uses the name of a table again."""
+    """The immutable files of a tree whose hashes ``tables`` has. They are unchanged, because a database never reuses
+    the name of a table."""
     return {
         path: known
         for path, known in tables.items()
@@ -165,7 +166,7 @@ def still_there(tree: Tree, tables: Mapping[str, tuple[int, bytes]]) -> dict[str
 
 
 def unshare(directory: Path) -> None:
-    """Give every file that an open store may write to an inode of its own. Raises: DiskFull."""
+    """Replace hard links by copies for every file that an open store may write to. Raises: DiskFull."""
     with translated("cannot open a local directory", directory):
         for path, status in scan(directory).files.items():
             if status.st_nlink > 1 and not path.endswith(_IMMUTABLE):

@@ -103,7 +103,7 @@ class StoreSnapshot:
 @dataclass(frozen=True, slots=True)
 class PreparedBackup:
     """What a backend made durable: its marker if that is known already, or the changes that the publishing transaction
-    has to send. Also the names of the blobs that it added, and their bytes in all."""
+    has to send. Also the names of the blobs that it added, and their total size in bytes."""
 
     marker: Marker | None = None
     changes: PreparedChanges | None = None
@@ -130,15 +130,16 @@ class BackupManager(Protocol):
     #: Whether the first changes of a store can fill it, without a directory.
     fills_from_changes: bool
     #: Seconds after which a commit makes a local directory although the backend needs none, so that a restart on this
-    #: machine is quick. None if the backend makes it quick in another way.
+    #: machine is fast. None if the backend needs no directory for that.
     local_copy_interval_s: float | None
 
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
         """Make a snapshot durable. ``base`` is the marker in the acknowledged checkpoint, or None to fill the backend.
-        ``portable``: the result leaves this process, so changes must be inline or in a blob."""
+        ``portable``: another process publishes the result, so changes must be inline or in a blob."""
 
     def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
-        """Before the transaction: fetch the changes and check the target. Called only if ``prepare`` returned changes.
+        """Before the transaction: bring the changes to this machine and check the target. Called only if ``prepare``
+        returned changes.
 
         ``base`` is the marker in the acknowledged checkpoint, even if ``changes.fill`` does not continue it.
         """
@@ -186,13 +187,13 @@ class GuardedBackupManager(BackupManager, Protocol):
 
 @runtime_checkable
 class BranchingBackupManager(BackupManager, Protocol):
-    """A backend whose older states stay whole next to newer ones, so that one of them can be continued again."""
+    """A backend that keeps older states next to newer ones, so that a job can go back to one and continue from it."""
 
     def branch(self, identity: StoreIdentity, marker: Marker, *, together: bool) -> PreparedBackup:
         """A new marker of the state that an older retained ``marker`` names, for a commit that goes back to it.
 
-        What follows the new marker is never taken for what followed the old one. No data is copied, and not every blob
-        is asked for.
+        Changes after the new marker are never confused with changes after the old one. This copies no data, and does
+        not check every blob.
 
         Args:
             together: whether all tasks of the job are published together.
@@ -237,23 +238,24 @@ class SegmentBackupManager(BackupManager, Protocol):
         """:meth:`BackupManager.clean_up` for all stores of one task at once (of ``task`` the store does not count)."""
 
     def release_shared(self, read: Callable[[Collection[str]], Mapping[str, CheckpointRecord]]) -> None:
-        """Now and then: delete blobs that tasks share and none retains any more. ``read``: the tasks' newest records,
-        by a fresh read of the topic. Raises: UnavailableError and what ``read`` raises; then it is tried again.
+        """Called now and then: delete blobs that tasks shared and that none of them retains any more. ``read``: the
+        tasks' newest records, by a fresh read of the topic. Raises: UnavailableError and what ``read`` raises; then it
+        is tried again.
         """
 
     def backlog(self, identity: StoreIdentity, marker: Marker, session: StoreSession | None = None) -> Backlog:
         """What a restore from a marker would have to apply; ``session`` is that of the open store.
 
-        Without it, what waits is what :meth:`materialize_published` has stored. Raises: MissingBlob, CorruptBlob,
-        UnavailableError.
+        Without a session, ``waiting`` tells of snapshots that :meth:`materialize_published` has stored. Raises:
+        MissingBlob, CorruptBlob, UnavailableError.
         """
 
     def snapshot_made_ms(self, identity: StoreIdentity, marker: Marker) -> int:
         """When the snapshot of a marker was made, in epoch milliseconds. Raises: as :meth:`backlog`."""
 
     def materialize(self, snapshot: StoreSnapshot, base: Marker) -> None:
-        """Upload a snapshot that has every change below ``snapshot.changes.end``, and perhaps later ones, so that the
-        next commit that is frozen begins with it and leaves out the segments that it covers.
+        """Upload a snapshot that has every change below ``snapshot.changes.end``, and perhaps later ones. The next
+        commit that is frozen builds on it, and leaves out the segments that it covers.
 
         ``base`` is the marker in the acknowledged checkpoint. Raises: as :meth:`BackupManager.prepare`.
         """
@@ -269,8 +271,8 @@ class SegmentBackupManager(BackupManager, Protocol):
         """
 
     def materialize_published(self, snapshot: StoreSnapshot, marker: Marker) -> None:
-        """Upload a snapshot of exactly the published state of ``marker``, so that a later commit on this machine, of
-        whichever process, begins with it. Raises: as :meth:`BackupManager.prepare`.
+        """Upload a snapshot of exactly the published state of ``marker``. A later commit of any process on this machine
+        builds on it. Raises: as :meth:`BackupManager.prepare`.
         """
 
 
@@ -279,11 +281,11 @@ class RestoreRequest:
     """Bring the state that ``marker`` names into ``staging`` (which does not exist yet).
 
     ``reusable`` directories may give files by hard link. ``older``: state ID → the marker that older retained
-    checkpoints have of it; where such a state is among the reusable directories, a replay may start from it.
-    ``leftovers`` are what earlier tries left unfinished: files may be moved out of them, and nothing in them is what it
-    seems before it is verified. ``successor``: how the backend went on after the marker, where it did.
-    ``retained``: the backend's markers in older retained checkpoints, newest first; where what ``marker`` names is
-    damaged, what they name may supply the same state.
+    checkpoints have of it; if such a state is among the reusable directories, a replay may start from it.
+    ``leftovers`` are unfinished directories of earlier tries: the restore may move files out of them, and must verify
+    each one first. ``successor``: the next retained checkpoint for which the backend has newer state, if there is one.
+    ``retained``: the backend's markers in older retained checkpoints, newest first; if a blob of ``marker`` is damaged,
+    their blobs may supply the same state.
     """
 
     identity: StoreIdentity
@@ -301,9 +303,8 @@ class RestoreRequest:
 class Restored:
     """What a restore manager did: hashes of the files (None: to be read), bytes fetched, bytes reused, records.
 
-    Bytes are those of the content: what is compressed in the blob store counts as what it is here. ``damage``: what was
-    missing or corrupt and could be replaced; the backup has to be made again all the same. ``tables``: hashes of the
-    files that were there before a database wrote to them.
+    Bytes are counted uncompressed. ``damage``: what was missing or corrupt, although the restore could replace it; the
+    backup has to be made again. ``tables``: hashes of the files that were there before a database wrote to them.
     """
 
     files: Mapping[str, tuple[int, bytes]] | None

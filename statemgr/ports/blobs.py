@@ -129,7 +129,7 @@ class BlobAdministration(Protocol):
         """
 
     def time_ms(self) -> int:
-        """The time of the store's own clock, which ``modified_ms`` comes from (epoch milliseconds).
+        """The time of the store's own clock (epoch milliseconds), which also gives ``modified_ms``.
 
         Raises: InvalidError if the store does not report it.
         """
@@ -144,7 +144,7 @@ class BlobAdministration(Protocol):
         """Problems for ``doctor`` to show. A text that starts with ``note:`` needs no action."""
 
     def fix(self) -> Sequence[str]:
-        """Set up what :meth:`probe` misses, as far as the store can. Returns: what is set up now, as texts."""
+        """Set up what :meth:`probe` found missing, if the store can do so. Returns: what was set up, as texts."""
 
 
 #: Opens the store of a ``blob.store.uri``. statemgr adds retries and verification around it.

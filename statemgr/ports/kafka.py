@@ -96,7 +96,8 @@ class Publisher(Protocol):
         """
 
     def settle(self) -> None:
-        """Settle what is open: ask again about a commit that was not answered, and abort what failed.
+        """End an open transaction: find out the outcome of a commit whose acknowledgement was lost, and abort a
+        transaction that failed.
 
         It fences nobody, and sends nothing if nothing is open.
         Raises: FencedError if another owner has taken over; UnavailableError if it cannot be settled yet.
@@ -113,7 +114,7 @@ class Publisher(Protocol):
         """Initialise the ID again if the producer can no longer be used. Raises: as :meth:`fence`."""
 
     def confirmed(self) -> None:
-        """Call this when the other kind of owner is fenced and the topic has what this owner knows."""
+        """Call this after the other kind of owner was fenced, and the topic was found to have no newer publish."""
 
     def close(self) -> None: ...
 
@@ -165,4 +166,4 @@ class Changelog(Protocol):
         """Like :meth:`read`, but keys and values only, for replays of millions of records. Raises: as :meth:`read`."""
 
     def time_ms(self) -> int:
-        """The broker's time (epoch milliseconds), or a later one. Compaction goes by this clock."""
+        """The broker's time (epoch milliseconds), or a little later. Compaction uses this clock."""

@@ -55,7 +55,7 @@ class Clock(Protocol):
         """Wait on a condition that is held, at most ``seconds``. Returns: whether it was notified."""
 
     def give_up(self) -> None:
-        """End what is in progress: from now on every deadline has passed, and every wait ends at once."""
+        """End the work in progress: from now on every deadline has passed, and every wait ends at once."""
 
 
 def wait_for(clock: Clock, changed: Condition, ready: Callable[[], bool], seconds: float | None) -> bool:
@@ -75,7 +75,7 @@ def wait_for(clock: Clock, changed: Condition, ready: Callable[[], bool], second
 
 
 class Executors(Protocol):
-    """Makes the threads that run work next to its caller. A simulation replaces them with its own scheduler."""
+    """Makes the threads that run work in the background. A simulation replaces them with its own scheduler."""
 
     def pool(self, name: str, threads: int) -> Executor:
         """A pool that runs up to ``threads`` calls at a time. The caller shuts it down."""
@@ -192,7 +192,7 @@ class LocalDirectories(Protocol):
     def finished(self, directory: Path) -> FinishedDirectory:
         """Describe a directory that nobody writes to any more. Files that do not belong to the state are removed.
 
-        The hashes are known of files that a committed directory shares by hard links. Raises: CorruptFile if such a
+        It has the hashes of files that a committed directory shares by hard links. Raises: CorruptFile if such a
         file has changed."""
 
     def adopt(
@@ -205,8 +205,8 @@ class LocalDirectories(Protocol):
     ) -> CommittedDirectory:
         """Make a finished directory the committed one for ``state_id``, by a rename, and record its files.
 
-        Files without a hash are read. If ``files`` is None, all are read except those of ``tables`` that a database
-        has left as they were. ``as_of``: as in :class:`CommittedDirectory`."""
+        Reads and hashes files without a known hash. If ``files`` is None, it hashes all files except those in
+        ``tables`` that a database has not changed. ``as_of``: as in :class:`CommittedDirectory`."""
 
     def replace(
         self, staging: Path, state_id: str, files: Mapping[str, tuple[int, bytes | None]]

@@ -23,7 +23,7 @@ from statemgr.model.commit import Change
 from statemgr.os_errors import translated as os_translated
 
 _BULK_BATCH = 10_000
-#: Files in level 0 that are left to the store's own compaction, which runs while the store is read.
+#: Up to this many files in level 0, compaction is left to the open store, which can be read meanwhile.
 _LEVEL0_LIMIT = 16
 
 

@@ -3,7 +3,7 @@
 ``statemgr.config.keys`` has the names of the options. A missing one has its default.
 
 All stores share one block cache that memtables are charged to: blocks, indexes, filters and memtables count against one
-budget. The limit is soft: blocks that are pinned at a moment may exceed it.
+budget. The limit is soft: blocks that are in use may exceed it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from statemgr.config.keys import lookup, rocksdb_defaults
 
 _BULK_BUFFER = 64 * 1024 * 1024
 _BULK_BUFFERS = 3
-#: Set by code only: the store is open briefly, and begins no compaction that its close would cut off.
+#: An option that only code sets: the store is open briefly, so it begins no compaction, which its close would
+#: interrupt.
 BRIEF = "opened.briefly"
 #: Files in level 0 from which RocksDB delays and stops writes. A restore may leave 80 (statemgr.backends.blobs.tables);
 #: with RocksDB's own limits of 20 and 36 the first write would wait for their compaction.
@@ -81,7 +82,8 @@ def bulk(options: Mapping[str, object]) -> Options:
 
 
 def uncompressed(options: Mapping[str, object]) -> Options:
-    """As :func:`normal`, for tables that are compressed as a whole when they are stored, which saves more."""
+    """As :func:`normal`, but without compression: the segment that contains the table compresses it, which saves
+    more."""
     return normal({**options, "compression": "none"}, create=True)
 
 
@@ -151,7 +153,7 @@ def use_memory(budget: int) -> None:
         _budget = budget
         if _shared is None:
             cache = Cache(budget)
-            # no stall: a writer that waits for the flush of another store could wait for itself
+            # no stall: a writer would wait for another store to flush, which may itself wait for this writer
             _shared = SharedMemory(
                 cache, WriteBufferManager.new_write_buffer_manager_with_cache(budget // 2, False, cache)
             )

@@ -59,11 +59,12 @@ class RocksDbStore:
         self._write_options = rocksdb_options.without_wal()
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
         self._stuck = False
-        #: Open for reading so far: the directory is unchanged, and the first write opens it for writing.
+        #: Set while the database is open for reading only: the directory is unchanged, and the first write opens it for
+        #: writing.
         self._reads_only = reads_only
         #: Held while the database is closed and opened again, and by other threads than the owner while they use it.
         self._maintenance = threading.Lock()
-        #: Changes that a reopening after a full disk still has to write; None if there are none.
+        #: Changes to write after the disk was full and the database is reopened; None if there are none.
         self._rescued: list[Change] | None = None
         self._numbers_skipped = 0
 
@@ -231,7 +232,7 @@ class RocksDbStore:
         if not self._reads_only:
             Checkpoint(database).create_checkpoint(str(directory))
             return
-        # everything is in files that have not changed since the open
+        # opened for reading only, so the files have not changed
         with os_translated("cannot make a checkpoint of the store", directory):
             directory.mkdir()
             trees.link_files(self._directory, directory, trees.state_files(self._directory))
@@ -258,7 +259,7 @@ class RocksDbStore:
                 raise kind("the store is closed, or its disk was full", path=self._directory)
             with translated("cannot make a checkpoint of the store", self._directory):
                 if not self._reads_only:
-                    database.flush()  # most of the work, and nobody waits for it
+                    database.flush()  # this is most of the work, and the owner does not wait for it
                 self._link_files(database, directory)
             del database
         self._finish(directory)

@@ -1,6 +1,6 @@
 """RocksDB table files of changes: one entry per key, its newest change. Touches only the paths that it is given.
 
-A database takes such a file in as it is, which costs far less than writing each change.
+A database can ingest such a file without rewriting it, which costs far less than writing each change.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ def write_table(path: Path, changes: Iterable[Change], options: Mapping[str, obj
 
 
 def ingest(database: Rdict, tables: Sequence[Path]) -> None:
-    """Make tables part of a database, all or none, the oldest first. It takes the files away, and may write to them."""
+    """Add tables to a database, all or none, the oldest first. RocksDB moves the files, and may write to them."""
     options = IngestExternalFileOptions()
     options.set_move_files(True)
     database.ingest_external_file([str(path) for path in tables], options)
 
 
 def is_readable(table: Path) -> bool:
-    """Whether RocksDB takes a table and can read it to its end. Makes a database next to the table for that.
+    """Whether RocksDB can ingest a table and read it to its end. Tries this with a temporary database next to the
+    table.
 
     Raises: DiskFull, RetryableError.
     """
