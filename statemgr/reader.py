@@ -22,8 +22,7 @@ from statemgr.local import open_snapshot
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import BlobRef, Checkpoint, CheckpointRecord, Marker
-from statemgr.model.permissions import Permissions
-from statemgr.model.plan import StorePlan, plan_stores
+from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import BlobInfo, LocalStore, Progress, no_progress
 from statemgr.wiring import open_services
@@ -154,16 +153,8 @@ class JobReader:
                 raise InvalidError(
                     f"{into / store} exists", hint="choose a directory that does not contain the store yet"
                 )
-        plans = plan_stores(
-            checkpoint,
-            {name: tuple(factories or s.restore_factories) for name, s in config.items() if name in chosen},
-            durable=self._services.durable,
-            permissions=Permissions(allow_removed_stores=True),
-            newer=record.checkpoints[: record.checkpoints.index(checkpoint)][::-1],
-            older=record.checkpoints[record.checkpoints.index(checkpoint) + 1 :],
-            job=self.config.job_name,
-            task=task,
-        )
+        factories_of = {name: tuple(factories or config[name].restore_factories) for name in chosen}
+        plans = plan_retained(record, checkpoint, factories_of, job=self.config.job_name)
         into.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=".restoring-", dir=into))
         try:

@@ -152,10 +152,10 @@ class _Wiring:
         return levels.check(self._config.state_dir, self._config.job_name, self._config.job_id, task_path(task))
 
     def _directories(self, task: str, store: str) -> LocalDirectories:
-        def make() -> LocalDirectories:
+        def make() -> StoreDirectories:
             return StoreDirectories(self._task_directory(task) / store, self._clock, self._ids, self._config.state_dir)
 
-        return self._once(f"directories {task} {store}", make)
+        return self._once(f"directories {task} {store}", make, StoreDirectories.close)
 
     def _give_up(self) -> None:
         self._clock.give_up()

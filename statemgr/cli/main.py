@@ -47,7 +47,7 @@ _BUILT_IN = {
         "Give the next opening a permission for something that could lose state.",
     ),
     "restore": ("statemgr.cli.restore:command", "Restore committed state into a directory."),
-    "snapshots": ("statemgr.cli.snapshots:command", "List, show and verify snapshots in the blob store."),
+    "snapshots": ("statemgr.cli.snapshots:command", "List, show, verify and compare snapshots in the blob store."),
     "standby": ("statemgr.cli.standby:command", "Keep an up-to-date copy of the state of tasks on this machine."),
     "store": ("statemgr.cli.store:command", "Read keys from the committed state of a store."),
     "topics": ("statemgr.cli.topics:command", "Create, check or repair the topics of the job."),

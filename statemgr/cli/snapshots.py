@@ -1,4 +1,4 @@
-"""``statemgr snapshots``: shows what the blob store has for retained checkpoints. Reads only."""
+"""``statemgr snapshots``: shows what the blob store has for retained checkpoints, and compares two. Reads only."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from statemgr.cli.diff import diff_command
 from statemgr.cli.options import Call, job_options, task_option
 from statemgr.cli.output import moment, print_json, print_table, say, size
 from statemgr.cli.render import index_to_json_dict
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 @click.group("snapshots")
 def command() -> None:
-    """List, show and verify snapshots in the blob store."""
+    """List, show, verify and compare snapshots in the blob store."""
+
+
+command.add_command(diff_command)
 
 
 @command.command("list")

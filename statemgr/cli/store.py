@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from statemgr.serdes import Serde
 
 _SERDES = click.Choice(["bytes", "hex", "string", "integer", "json", "msgpack"])
-_key_serde = click.option("--key-serde", type=_SERDES, help="Default: the serde of the store.")
-_value_serde = click.option("--value-serde", type=_SERDES, help="Default: the serde of the store.")
+key_serde_option = click.option("--key-serde", type=_SERDES, help="Default: the serde of the store.")
+value_serde_option = click.option("--value-serde", type=_SERDES, help="Default: the serde of the store.")
 
 
 @click.group("store")
@@ -30,15 +30,15 @@ def command() -> None:
 
 @command.command("get")
 @job_options("tasks", "checkpoint")
-@_key_serde
-@_value_serde
+@key_serde_option
+@value_serde_option
 @click.argument("store")
 @click.argument("key")
 def get_command(call: Call, key_serde: str | None, value_serde: str | None, store: str, key: str) -> None:
     """Print the value of KEY, from any task unless --task names one; exit status 1 if there is none."""
     configured = _configured(call.config, store)
     wanted = parse(key, key_serde or configured.key_serde)
-    serde = _value_serde_of(configured, value_serde)
+    serde = value_serde_of(configured, value_serde)
     for task, opened in _stores(call, store):
         found = opened.get(wanted)
         if found is None:
@@ -55,8 +55,8 @@ def get_command(call: Call, key_serde: str | None, value_serde: str | None, stor
 
 @command.command("scan")
 @job_options("tasks", "checkpoint")
-@_key_serde
-@_value_serde
+@key_serde_option
+@value_serde_option
 @click.option("--from", "start", help="First key.")
 @click.option("--to", "end", help="First key that is not shown.")
 @click.option("--prefix", help="Show only keys that start with this.")
@@ -76,7 +76,7 @@ def scan_command(
 ) -> None:
     """Print keys and values in key order, task by task."""
     configured = _configured(call.config, store)
-    keys, values = key_serde or configured.key_serde, _value_serde_of(configured, value_serde)
+    keys, values = key_serde or configured.key_serde, value_serde_of(configured, value_serde)
     bounds = _bounds(start, end, prefix, lambda given: parse(given, keys))
     entries = (
         (task, render(key, keys), render(value, values))
@@ -183,7 +183,8 @@ def _bounds(
     return first, after_prefix(first)
 
 
-def _value_serde_of(store: StoreConfig, given: str | None) -> str | Serde:
+def value_serde_of(store: StoreConfig, given: str | None) -> str | Serde:
+    """The serde to show values with: the one that was given, or the store's."""
     from statemgr.serdes import value_serde
 
     return given or (value_serde(store) if store.value_serde == "avro" else store.value_serde)

@@ -31,9 +31,8 @@ from statemgr.kafka.plain_read import read_plainly
 from statemgr.local import bulk_writer, key_ranges, open_snapshot, remove
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord
-from statemgr.model.content import WAYS, Content, of_pairs
-from statemgr.model.permissions import Permissions
-from statemgr.model.plan import StorePlan, plan_stores
+from statemgr.model.content import WAYS, Content, differing, of_pairs
+from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.ports import Progress
 
 T = TypeVar("T")
@@ -98,17 +97,7 @@ class StoreToVerify:
 
     def plan(self, factory: str, job: str) -> StorePlan:
         """How one backend restores it. Raises: MissingState if it has no marker."""
-        place = self.record.checkpoints.index(self.checkpoint)
-        (plan,) = plan_stores(
-            self.checkpoint,
-            {self.store: (factory,)},
-            durable={self.store: True},
-            permissions=Permissions(allow_removed_stores=True),
-            newer=self.record.checkpoints[:place][::-1],
-            older=self.record.checkpoints[place + 1 :],
-            job=job,
-            task=self.record.task,
-        )
+        (plan,) = plan_retained(self.record, self.checkpoint, {self.store: (factory,)}, job=job)
         return plan
 
 
@@ -224,15 +213,21 @@ class Verifier:
     def _differing(self, wanted: StoreToVerify, directory: Path) -> tuple[Difference, ...]:
         config = self._services.config.stores[wanted.store]
         with ExitStack() as closing:
-            scans = {}
+            scans = []
             for number, factory in enumerate(wanted.factories):
                 local = self._local(wanted, factory, directory / str(number))
                 opened = open_snapshot(config.type, local, config.rocksdb)
                 closing.callback(opened.close)
-                scans[factory] = opened.scan(None, None)
-            found = tuple(islice(differing(scans), self._differences))
+                scans.append(opened.scan(None, None))
+            found = tuple(islice(self._sizes(wanted.factories, scans), self._differences))
             del scans
         return found
+
+    @staticmethod
+    def _sizes(factories: Sequence[str], scans: Sequence[Iterator[tuple[bytes, bytes]]]) -> Iterator[Difference]:
+        for key, values in differing(scans):
+            sizes = [None if value is None else len(value) for value in values]
+            yield Difference(key, dict(zip(factories, sizes, strict=True)))
 
     def _local(self, wanted: StoreToVerify, factory: str, directory: Path) -> Path:
         directory.mkdir(parents=True)
@@ -243,20 +238,6 @@ class Verifier:
             for batch in read_plainly(self._services.config, self._services.clock, *self._raw(wanted)):
                 writer.write(batch)
         return directory
-
-
-def differing(scans: Mapping[str, Iterator[tuple[bytes, bytes]]]) -> Iterator[Difference]:
-    """The keys that do not have the same value in all scans, in key order; each scan is in key order."""
-    heads = {name: next(scan, None) for name, scan in scans.items()}
-    while keys := [head[0] for head in heads.values() if head is not None]:
-        key = min(keys)
-        values: dict[str, bytes | None] = dict.fromkeys(scans)
-        for name, head in heads.items():
-            if head is not None and head[0] == key:
-                values[name] = head[1]
-                heads[name] = next(scans[name], None)
-        if len(set(values.values())) > 1:
-            yield Difference(key, {name: None if value is None else len(value) for name, value in values.items()})
 
 
 # --- work of other processes ------------------------------------------------------------------------------

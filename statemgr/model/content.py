@@ -59,6 +59,24 @@ def of_pairs(pairs: Iterator[tuple[bytes, bytes]]) -> Content:
     return Content(keys, total % _MODULUS)
 
 
+def differing(scans: Sequence[Iterator[tuple[bytes, bytes]]]) -> Iterator[tuple[bytes, tuple[bytes | None, ...]]]:
+    """The keys that do not have the same value in all scans, in key order, and their values (None: no such key).
+
+    Each scan must be in key order. One pair of each is in memory.
+    """
+    heads = [next(scan, None) for scan in scans]
+    while keys := [head[0] for head in heads if head is not None]:
+        if heads.count(heads[0]) == len(heads):
+            heads = [next(scan, None) for scan in scans]
+            continue
+        key = min(keys)
+        here = [head is not None and head[0] == key for head in heads]
+        values = tuple(head[1] if is_here and head else None for head, is_here in zip(heads, here, strict=True))
+        heads = [next(scan, None) if is_here else head for scan, head, is_here in zip(scans, heads, here, strict=True)]
+        if len(set(values)) > 1:
+            yield key, values
+
+
 def rows(records: Sequence[tuple[bytes, bytes | None]]) -> list[bytes]:
     """One row for each record, in order. A value of None is a delete."""
     if not records:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from statemgr.errors import MissingState, PermissionNeeded
-from statemgr.model.checkpoint import Checkpoint, Marker
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker
 from statemgr.model.permissions import NO_PERMISSIONS, Permissions
 from statemgr.model.snapshot import DirIndex, FileIndex
 
@@ -115,6 +115,29 @@ def plan_stores(
         retained = {factory: _older_markers(store, factory, older) for factory, _ in found}
         plans.append(StorePlan(store, state_id, tuple(found), skipped, False, states, successors, retained))
     return plans
+
+
+def plan_retained(
+    record: CheckpointRecord, checkpoint: Checkpoint, restore_factories: Mapping[str, Sequence[str]], *, job: str
+) -> list[StorePlan]:
+    """Plan the restore of some stores as of any retained checkpoint, for readers of published state.
+
+    Args:
+        restore_factories: store → factories in order of preference. Other stores of the checkpoint are left out.
+
+    Raises: as :func:`plan_stores`.
+    """
+    place = record.checkpoints.index(checkpoint)
+    return plan_stores(
+        checkpoint,
+        restore_factories,
+        durable=dict.fromkeys(restore_factories, True),
+        permissions=Permissions(allow_removed_stores=True),
+        older=record.checkpoints[place + 1 :],
+        newer=record.checkpoints[:place][::-1],
+        job=job,
+        task=record.task,
+    )
 
 
 def _older_markers(store: str, factory: str, older: Sequence[Checkpoint]) -> tuple[Marker, ...]:

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from statemgr.backends.changelog import digest
-from statemgr.flows.verify import differing
 from statemgr.model import content
 from statemgr.model.commit import Change
-from statemgr.model.content import Content, of_pairs
+from statemgr.model.content import Content, differing, of_pairs
 
 PAIRS = {f"key-{number}".encode(): b"v" * (number % 50) for number in range(3000)}
 
@@ -90,10 +89,12 @@ def test_the_keys_that_differ_are_listed_in_order() -> None:
     """Missing on either side, with another value, and of the same size."""
     left = {b"a": b"1", b"b": b"2", b"d": b"4", b"e": b"5"}
     right = {b"a": b"1", b"b": b"22", b"c": b"3", b"e": b"6"}
-    found = [(one.key, dict(one.sizes)) for one in differing({"l": iter(left.items()), "r": iter(right.items())})]
-    assert found == [
-        (b"b", {"l": 1, "r": 2}),
-        (b"c", {"l": None, "r": 1}),
-        (b"d", {"l": 1, "r": None}),
-        (b"e", {"l": 1, "r": 1}),
+    assert list(differing([iter(left.items()), iter(right.items())])) == [
+        (b"b", (b"2", b"22")),
+        (b"c", (None, b"3")),
+        (b"d", (b"4", None)),
+        (b"e", (b"5", b"6")),
+    ]
+    assert list(differing([iter(left.items()), iter(()), iter(left.items())])) == [
+        (key, (value, None, value)) for key, value in left.items()
     ]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from statemgr import JobConfig
 from statemgr.errors import CorruptError, CorruptFile, DiskFull, InvalidError, MissingState, UnavailableError
 from statemgr.ids import IdSource
 from statemgr.local import durable
@@ -22,6 +23,7 @@ from statemgr.local.directories import StoreDirectories
 from statemgr.local.owners import exclusive
 from statemgr.model.hashing import content_hash
 from statemgr.ports import CommittedDirectory
+from statemgr.wiring import open_services
 
 FILES = {
     "CURRENT": b"MANIFEST-000005\n",
@@ -804,3 +806,22 @@ def test_ten_thousand_files(directories: StoreDirectories) -> None:
     assert len(adopted.files) == 10_000
     assert directories.find("s1") == adopted
     assert len(os.listdir(directories.clone(adopted))) == 10_001
+
+
+def test_closed_services_own_no_directories(tmp_path: Path) -> None:
+    """The sign of life ends with the services, also while somebody still holds the object."""
+    config = JobConfig.from_mapping(
+        {
+            "job.name": "job",
+            "stores.totals.type": "memory",
+            "state.dir": str(tmp_path),
+            "kafka.bootstrap.servers": "none",
+        }
+    )
+    services = open_services(config)
+    directories = services.directories("Partition 0", "totals")
+    staging = directories.staging()
+    signs = staging.parent.parent / "owners"
+    assert len(os.listdir(signs)) == 1
+    services.close()
+    assert os.listdir(signs) == []
