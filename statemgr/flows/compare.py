@@ -12,7 +12,7 @@ Memory is bounded, and the disk by the two states.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -88,8 +88,8 @@ def _not_both(who: str, before: str, after: str) -> MissingState:
     )
 
 
-def compare(services: Services, pair: Pair, store: str, progress: Progress) -> Iterator[KeyChange]:
-    """The keys of a store that differ, in key order.
+def compare(services: Services, pair: Pair, store: str, progress: Progress) -> Generator[KeyChange]:
+    """The keys of a store that differ, in key order. Close the generator if you do not read it to its end.
 
     Raises: MissingState, MissingBlob, CorruptError if a checkpoint cannot be restored; UnavailableError, AccessDenied,
         DiskFull.
