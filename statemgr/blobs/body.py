@@ -38,7 +38,7 @@ class SliceStream(io.RawIOBase):
         super().__init__()
         self._piece = piece
         self._position = 0
-        self._fd = -1  # closed also when it could not be opened
+        self._fd = -1  # also closed if opening it fails
         with translated("a file to upload cannot be read", piece.path, kinds={Fault.GONE: CorruptFile}):
             self._fd = os.open(piece.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         if os.fstat(self._fd).st_size < piece.offset + piece.length:

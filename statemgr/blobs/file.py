@@ -145,7 +145,7 @@ class FileBlobStore:
             os.unlink(upload.token, dir_fd=directory)
 
     def time_ms(self) -> int:
-        """The time that a new file gets. On a mounted directory it is another machine's."""
+        """The time that a new file gets. For a mounted directory this is the clock of another machine."""
         root = str(self._tree.root)
         with (
             translated(root),

@@ -187,8 +187,8 @@ def exists(directory: int, name: str) -> bool:
 def exists_error(directory: int, blob_id: str) -> BlobExists:
     """The error for a name that exists.
 
-    It syncs the directory, because the caller takes its own earlier blob for durable, and that writer may have died
-    before the sync.
+    It syncs the directory: if the caller finds its own earlier blob there, it assumes that the blob is durable, but
+    that writer may have died before its sync.
     """
     os.fsync(directory)
     return BlobExists("a blob of this name exists already", blob=blob_id)
@@ -222,7 +222,7 @@ def info(directory: int, name: str, blob_id: str) -> BlobInfo:
             text = os.read(fd, 32)
         finally:
             os.close(fd)
-        # a record that was cut short is a TTL whose end is not known
+        # a truncated record means that there is a TTL whose end is unknown
         expires = int(text) if text.isdigit() else -1
     return BlobInfo(blob_id, found.st_size, found.st_mtime_ns // 1_000_000, expires)
 

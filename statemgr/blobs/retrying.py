@@ -60,7 +60,7 @@ class RetryingBlobStore:
 
     @contextmanager
     def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
-        """Continues a body that breaks off with a new GET."""
+        """If the body breaks off, a new GET continues it."""
 
         def opened(position: int) -> AbstractContextManager[BlobReader]:
             left = None if length is None else length - position
@@ -79,7 +79,7 @@ class RetryingBlobStore:
         self._call(lambda: self.inner.delete(blob_id))
 
     def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
-        """Retries all blobs together that could not be reached."""
+        """Retries the deletes that failed with UnavailableError, together."""
         failed: dict[str, StatemgrError] = {}
         left = list(blob_ids)
 
@@ -199,7 +199,7 @@ class _Pace:
         return self._seconds >= max(self._deadline, 1) and self._size < _FLOOR * self._seconds
 
     def renews(self) -> bool:
-        """Whether to try another connection, because the body was too slow for half of the time. True only once."""
+        """Whether to try another connection, because the body was too slow for half of the deadline. True only once."""
         if self._was_renewed or self._seconds < max(self._deadline / 2, 1) or self._size >= _FLOOR * self._seconds:
             return False
         self._was_renewed = True

@@ -1,7 +1,7 @@
 """Reads back every upload to a store that does not check uploads itself. Touches only that store.
 
-It also makes a repeated PUT harmless. A PUT that got an error as an answer may have succeeded, and the retry then finds
-that the name exists. The PUT counts as done if the blob has the same bytes, and is refused otherwise.
+It also makes a repeated PUT harmless. A PUT may succeed although the server answers with an error. The retry then finds
+that the name exists. If the blob has the same bytes, the PUT has succeeded; otherwise it is refused.
 """
 
 from __future__ import annotations

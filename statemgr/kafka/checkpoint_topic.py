@@ -58,7 +58,8 @@ class _Seen:
     permits: dict[bytes, Permit] = field(default_factory=dict)
 
     def continues(self, bounds: _Bounds, position: int) -> bool:
-        """Whether the topic still has what was read. ``position``: reading had reached it when ``bounds`` were taken.
+        """Whether the topic still has what was read. ``position``: the offset that reading had reached when ``bounds``
+        were asked for.
 
         Compaction never moves the beginning of a topic, and its end only grows. If either is not so, the topic was
         truncated or created again.
@@ -99,7 +100,7 @@ class CheckpointTopic:
         Raises: CorruptRecord, UnavailableError, AccessDenied, MissingState (there is no such topic),
             TopicMisconfigured (it has more than one partition).
         """
-        # ask before waiting for another thread's turn: that thread may read what this one needs
+        # ask for the bounds before waiting for another thread: its read may already reach them
         position = self._seen.position if self._seen is not None else 0
         bounds = self._bounds(only_settled)
         with self._lock:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 #: Seconds of one blocking call of librdkafka; in between the caller checks signals and deadlines.
 SLICE_S = 1.0
-#: Seconds after which a question to the brokers, asked again and again, has failed.
+#: Seconds for which a request to the brokers is repeated before it fails.
 DEADLINE_S = 30.0
 #: Seconds that one request may take.
 REQUEST_S = 10.0

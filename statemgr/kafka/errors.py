@@ -84,7 +84,7 @@ _INVALID = {
 }
 
 
-#: The beginning of what the caller was doing → the ACL operation that it needs on a topic.
+#: How ``doing`` begins (see :func:`translate`) → the ACL operation that it needs on a topic.
 _ON_TOPIC = {
     "creating": "Create",
     "deleting": "Delete",
@@ -101,7 +101,7 @@ _DESCRIBE = "Describe (or Read or Write)"
 
 
 class ClientErrors:
-    """Keeps the last few errors that librdkafka reports by callback: they explain a missed deadline."""
+    """Keeps the last few errors that librdkafka reports by callback. They explain why a deadline passed."""
 
     def __init__(self) -> None:
         #: The client's consumer group, set when it is made.
@@ -123,7 +123,7 @@ class ClientErrors:
         return next((e for e in reversed(self._recent) if e.fatal()), None)
 
     def last(self) -> str | None:
-        """The report that says most, as text for an error message: one about a limit of this process, or the newest."""
+        """The most useful report, as text for an error message: one about a limit of this process, else the newest."""
         texts = [error.str() for error in reversed(self._recent)]
         found = next((text for text in texts if fault_in(text) is Fault.LIMIT), next(iter(texts), None))
         return None if found is None else self.hide(found)
@@ -147,7 +147,7 @@ def translate(
     Args:
         error: the error of a call or of a message.
         doing: what the caller was doing, as in ``"reading the checkpoint topic"``.
-        reported: the client's reports by callback: what looks like a time-out is often a refusal there.
+        reported: the client's reports by callback; they often show that a time-out is really a refusal.
     """
     code = error.code()
     hide = reported.hide if reported else str

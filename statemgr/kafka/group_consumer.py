@@ -65,7 +65,7 @@ class GroupOffsets:
 
 
 class _Warnings:
-    """Warns once; later failures are for debugging."""
+    """Logs the first failure as a warning, and later ones at the level DEBUG."""
 
     def __init__(self) -> None:
         self._level = logging.WARNING

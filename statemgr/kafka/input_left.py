@@ -1,4 +1,4 @@
-"""What the input topics have left after some offsets, for a job that is to read them again from there."""
+"""Checks that the input topics still have the records from some offsets on, for a job that will read them again."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class InputPosition:
         self._clock = clock
         self._never_jumps = never_jumps
         self._asked = float("-inf")
-        #: Of the gaps that are not proved yet: the lowest expected offset, and the offset that came instead.
+        #: For the gaps that are not proved yet: the lowest expected offset, and the offset that arrived instead.
         self._unproved: tuple[int, int] | None = None
 
     def start(self, offset: int | None, *, skip: bool = False) -> int:

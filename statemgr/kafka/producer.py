@@ -1,7 +1,7 @@
 """A librdkafka producer with a transactional ID. Each call is repeated until it succeeds or its deadline has passed.
 
-librdkafka continues an operation that timed out when it is called again. In between, a suspended or closing process
-notices its deadline.
+librdkafka continues an operation that timed out when it is called again. Between two calls, a process that was
+suspended or is closing notices that its deadline has passed.
 """
 
 from __future__ import annotations

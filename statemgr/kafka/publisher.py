@@ -253,7 +253,8 @@ class TransactionalPublisher:
             self._ended(error.args[0])
 
     def _given_up(self, cause: BaseException | None, error: StatemgrError) -> StatemgrError:
-        """Abort, and return the error to raise: FencedError if the abort shows it, whatever went wrong first."""
+        """Abort, and return the error to raise: FencedError if the abort shows that this owner is fenced, else
+        ``error``."""
         reason: KafkaError | None = cause.args[0] if isinstance(cause, KafkaException) else None
         if reason is not None and self._producer is not None:
             reason = self._producer.reason(reason)

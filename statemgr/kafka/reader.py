@@ -22,7 +22,7 @@ from statemgr.ports import Clock
 #: Records that are taken together. They should fit into the processor's caches and not trigger the garbage collector:
 #: measured, 10,000 together take more than twice the processor time of 500.
 _BATCH = 500
-#: ``consume`` waits this long for a full batch. Every read pays it once, at the end of the topic.
+#: ``consume`` waits this long for a full batch. Every read waits so once, at the end of the topic.
 _WAIT_S = 0.02
 #: Seconds that a read may make no progress, in addition to the longest life of a transaction.
 _GRACE_S = 30.0

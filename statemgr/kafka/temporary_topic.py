@@ -78,7 +78,7 @@ class BrokerTime:
         self._asked: tuple[int, float] | None = None
 
     def now_ms(self) -> int:
-        """The broker's time in epoch milliseconds: at most the length of a request late, and never early.
+        """The broker's time in epoch milliseconds. It may be too high by the length of a request, but never too low.
 
         Raises: UnavailableError, AccessDenied, InvalidError (the brokers refuse to create the topic).
         """

@@ -1,7 +1,7 @@
 """Notices that a topic was deleted and created again under a running job. The topic's ID shows it.
 
 A publish asks for the ID while it sends its records, at most every few seconds. In between it asks only if its records
-have an offset that is not higher than all earlier ones, as in a new topic.
+get an offset that is not higher than all earlier ones, as happens in a new topic.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from statemgr.local.transfer_files import SourceFile, disk_errors
 from statemgr.ports import BlobReader, FileSlice
 
 _LEVEL = 3
-#: A frame is used if it is at most this share of its content, first of a sample and then of all.
+#: A frame is used if it is at most this share of its content. A sample is tried first, then all of it.
 _WORTH = 0.9
 #: Bytes of frames that are read at once.
 _PIECE = 256 * 1024
@@ -82,8 +82,8 @@ class FrameReader:
 
 
 class _Source:
-    """The decompressor reads from this. It holds no reference to its user, because no collector finds a cycle through
-    the decompressor."""
+    """The decompressor reads from this. It has no reference to the reader that uses it: Python's garbage collector
+    cannot find a cycle through the decompressor."""
 
     def __init__(self, reader: BlobReader) -> None:
         self._reader = reader

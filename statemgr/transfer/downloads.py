@@ -23,7 +23,7 @@ from statemgr.transfer.hedging import Hedger
 from statemgr.transfer.plan import Fetch, Run, runs
 from statemgr.transfer.pool import Batch, Counter, Pool
 
-#: Bytes that are read, hashed and written at once, or copied by the system and then looked at.
+#: Bytes that are read, hashed and written at once, or copied by the system and then read back and hashed.
 _BUFFER = 1024 * 1024
 
 
@@ -215,11 +215,11 @@ class _Nowhere:
         """Take a piece that was read."""
 
     def move(self, reader: BlobReader, position: int, wanted: int) -> memoryview | None:
-        """Take up to ``wanted`` bytes directly from the reader. Returns: those bytes; None if that is impossible."""
+        """Copy up to ``wanted`` bytes directly from the reader. Returns: those bytes; None if that is impossible."""
         return None
 
     def restart(self, written: int) -> None:
-        """Forget the bytes so far, of which there were ``written``: they were wrong and are read again."""
+        """Forget the ``written`` bytes so far: they were wrong and are read again."""
 
 
 class _IntoMemory(_Nowhere):

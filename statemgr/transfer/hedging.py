@@ -4,8 +4,8 @@ Attempts run on threads of the hedger; they do the I/O. The delay is learnt from
 extra attempts, so that a store that is slow as a whole gets no more work.
 
 The defaults come from a simulation of 100 writers at once and a long-tailed store (p50 459 ms, p99 1.5 s, p999
-3.2 s): 8 % extra attempts bring the 99.9th percentile of the time until all 100 are durable to 0.43 of what it was. A
-third attempt waits half as long as the second: it is rare, and the worst of many calls depends on it.
+3.2 s): 8 % extra attempts reduce the 99.9th percentile of the time until all 100 are durable to 0.43 of its value. A
+third attempt waits half as long as the second: it is rare, but decides how long the slowest calls take.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 #: Most extra attempts of one call.
 _MOST_EXTRA = 2
-#: Most extra attempts that are saved up in quiet times.
+#: Most extra attempts that the budget can save up in quiet times.
 _BURST = 20.0
-#: An extra attempt starts when the others have taken longer than this share of recent ones.
+#: An extra attempt starts when a call has taken longer than this share of recent calls.
 _PERCENTILE = 0.93
 #: Number of recent latencies that the delay is learnt from.
 _WINDOW = 500
@@ -113,7 +113,7 @@ class Hedger:
 
     def _run(self, race: _Race[T], number: int) -> None:
         if not race.begin(number):
-            with self._lock:  # it queued until it was no longer needed: no request was made
+            with self._lock:  # it was still queued when another attempt succeeded: no request was made
                 self.extra -= 1
                 self._tokens = min(self._tokens + 1, _BURST)
             return

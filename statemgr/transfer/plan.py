@@ -8,7 +8,7 @@ from pathlib import Path
 
 from statemgr.model.snapshot import FileIndex
 
-#: Most bytes of neighbours in one blob that are fetched together: they are held in memory.
+#: Most bytes of neighbouring files in one blob that are fetched together: they are in memory meanwhile.
 RUN_SIZE = 4 * 1024 * 1024
 
 
@@ -16,7 +16,7 @@ RUN_SIZE = 4 * 1024 * 1024
 class Upload:
     """A local file to upload: its path, its size and XXH3-128, and the name before its parts' numbers.
 
-    Without a hash, it is what it is found to be.
+    Without a hash, any content is accepted, and the upload computes its hash.
     """
 
     path: Path
@@ -29,7 +29,7 @@ class Upload:
 class Fetch:
     """A file of an index and the path to write it to, which must not exist yet.
 
-    ``continued``: it does exist, at its full size, as an earlier try left it: parts that are right in it stay.
+    ``continued``: an earlier try left the file at its full size; correct parts of it are kept.
     """
 
     file: FileIndex
@@ -58,7 +58,7 @@ def cut(size: int, part_size: int) -> Iterator[tuple[int, int]]:
 
 
 def runs(fetches: Iterable[Fetch]) -> tuple[list[Run], list[Fetch]]:
-    """Put together what one request can fetch. Returns: the runs of two files or more, and all other files."""
+    """Combine files that one request can fetch. Returns: the runs of two files or more, and all other files."""
     slices: list[tuple[str, int, Fetch]] = []
     others: list[Fetch] = []
     for fetch in fetches:

@@ -157,7 +157,7 @@ class Batch:
             if error is None:
                 self._wait(lambda: not self.waiting and not self.running)
         finally:
-            # also after an error: no job of the batch runs on when this returns
+            # also after an error: when this returns, no job of the batch runs any more
             with self._pool.changed:
                 self._cancelled = True
                 self.waiting.clear()

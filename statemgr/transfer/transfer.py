@@ -27,9 +27,9 @@ from statemgr.transfer.plan import Upload, cut
 from statemgr.transfer.pool import Batch, Counter, Pool, Room
 
 T = TypeVar("T")
-#: Hedged uploads at a time, extra ones included. They wait for the store most of the time.
+#: Hedged uploads at a time, extra attempts included. Their threads mostly wait for the store.
 _HEDGED_PUTS = 64
-#: Their bytes at a time.
+#: Bytes of hedged uploads at a time.
 _HEDGED_BYTES = 64 * 1024 * 1024
 #: Blobs that are deleted in one call of the store.
 _TOGETHER = 100
@@ -44,7 +44,7 @@ class Transfer(Downloads):
         part_size: bytes of one part of a file.
         ttl_days: TTL of uploaded blobs.
         most_bytes: bytes of the parts in flight at a time, over all calls.
-        hedged: start extra requests when the store is slow; of no use for a store on this machine.
+        hedged: start extra requests when the store is slow. This does not help with a store on this machine.
         compress_in: returns the path of a new file, for a part that is compressed before it is sent; None sends parts
             as they are.
         patience_s: seconds that a hedged upload waits until others have ended.
@@ -140,7 +140,8 @@ class Transfer(Downloads):
         return ref
 
     def put_hedged(self, blob_id: str, body: Body) -> str:
-        """Write one blob that a commit waits for, on the caller's thread, as soon as few enough bytes are in flight.
+        """Write one blob that a commit waits for, on the caller's thread, as soon as there is room in the bytes in
+        flight.
 
         When the store is slow, extra attempts write to ``<blob_id>-1`` and ``-2``. Each has its own name, so a late
         one never touches the blob of the first one.

@@ -79,7 +79,7 @@ class BlobBackup:
                 self._keep_local({draft: written[draft] for draft in large}, stored.body)
         backups = [self._finished(draft, made, stored) for draft, made in written.items() if made]
         if portable and self.needs_changes:
-            # attempts leave a directory of each state that they prepare
+            # each attempt leaves a local directory of the state that it prepares
             for (snapshot, _), backup in zip(snapshots, backups, strict=True):
                 assert backup.marker is not None
                 chain = self._catalogue.chain(snapshot.identity, backup.marker)
@@ -160,7 +160,7 @@ class BlobBackup:
         raise InvalidError("the backend blob-store sends nothing in a transaction", **identity.where)
 
     def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
-        """The same chain again: it is complete by itself."""
+        """The same marker again: its chain is complete."""
         return base if isinstance(base, BlobMarker) else None
 
     def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
@@ -218,7 +218,7 @@ class BlobBackup:
     # --- clean-up and garbage collection --------------------------------------------------------------------------
 
     def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
-        """Keeps blobs of segments, because other stores of the task may share them."""
+        """Does not delete blobs of segments, because other stores of the task may share them."""
         self._cleaner.clean_up(identity, {identity.store: evicted}, {identity.store: retained}, None)
 
     def clean_up_all(
@@ -247,7 +247,7 @@ class BlobBackup:
 
 
 def _moved(segment: ChainSegment, blob: PackedBlob) -> ChainSegment:
-    """A segment that was inline, in the blob."""
+    """Move a segment that was inline into the blob."""
     data = segment.inline
     if data is None:
         return segment

@@ -20,7 +20,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _CHAINS = 4096
-#: Indexes that are remembered whatever their size, and bytes of all of them as encoded.
+#: This many indexes are remembered whatever their size; further ones up to this many encoded bytes of all.
 _INDEXES = 16
 _INDEX_BYTES = 8 * 1024 * 1024
 
@@ -51,7 +51,7 @@ class Catalogue:
             chain = self._chains.get(marker)
         if chain is None:
             chain = self._read_chain(identity, marker)
-        # one that travels inside the marker is known by the index that it names
+        # an inline chain is remembered under the name of its snapshot's index
         validate_for(chain, identity, (marker.blob or chain.snapshot.index).blob_id)
         self.remember_chain(marker, chain)
         return chain

@@ -3,14 +3,14 @@
 Steps of :class:`Cleaner`:
 
 1. read the chains of the retained and the evicted checkpoints, of all stores of the task
-2. delete blobs of segments that no retained chain of any store has; those that other tasks may share are only named,
-   and :class:`SharedSegments` deletes them
+2. delete blobs of segments to which no retained chain of any store refers. Blobs that other tasks may share are
+   returned instead, and :class:`SharedSegments` deletes them
 3. delete snapshots that no retained chain begins with, store by store
 
-Candidates of step 3 are the evicted indexes, and all that the ``previous`` of these and of the retained ones lead to:
-this finishes a clean-up that a crashed owner left incomplete. Older indexes are deleted first, each after its blobs, so
-that ``previous`` always leads to the remaining ones. Garbage collection deletes blobs of segments that a crash leaves
-between a publish and their deletion. Only blobs below the task's own prefix are deleted.
+Step 3 considers the evicted indexes, and follows ``previous`` from them and from the retained ones to all older
+indexes. So it finishes a clean-up that a crashed owner left incomplete. It deletes older indexes first, each after its
+blobs, so that ``previous`` always leads to the remaining ones. Garbage collection deletes blobs of segments that a
+crash leaves between a publish and their deletion. Only blobs below the task's own prefix are deleted.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from statemgr.ports import StoreIdentity
 from statemgr.transfer.transfer import Transfer
 
 log = logging.getLogger(__name__)
-#: Most indexes that one clean-up walks back.
+#: Most older indexes that one clean-up follows.
 _LONGEST_WALK = 1000
 _REMEMBERED = 10_000
-#: Shared blobs are checked when so many are no longer needed by a task, or when one is for so many seconds.
+#: Shared blobs are checked when a task no longer needs this many of them, or has not needed one for this many seconds.
 _MANY = 32
 _SECONDS = 60.0
 #: Shared blobs that are remembered. Garbage collection deletes older ones.
@@ -97,7 +97,8 @@ class Cleaner:
     def _chains(
         self, identity: StoreIdentity, markers: Sequence[Marker], *, missing_is_gone: bool = False
     ) -> dict[BlobMarker, SegmentChain] | None:
-        """The chains of markers. None if an older one than the first cannot be read, unless ``missing_is_gone``."""
+        """The chains of markers. None if one after the first cannot be read; with ``missing_is_gone`` a missing one is
+        skipped."""
         found = {}
         for marker in markers:
             if not isinstance(marker, BlobMarker):

@@ -1,7 +1,7 @@
 """Notes on this machine about a store's chain, for a later restore or commit here.
 
 A *position* says at which point of its chain a local directory is: a restore begins there instead of at the snapshot. A
-*pending snapshot* was made next to the attempts from a published state: a later commit begins with it.
+*pending snapshot* was made in the background from a published state: a later commit builds on it.
 
 Each note is a file next to the store's directories, so that every process here finds it. It is a cache: a note that is
 damaged, does not fit the published chain or is too old is not used, and the blobs of a pending snapshot expire.
@@ -66,7 +66,7 @@ def _place(ref: BlobRef) -> str:
 
 
 class ChainPositions:
-    """The positions of the local directories of one store of one task. A note that cannot be written is no error."""
+    """The positions of the local directories of one store of one task. Failing to write a note is no error."""
 
     def __init__(self, services: Services, identity: StoreIdentity) -> None:
         self._path: Path = services.task_directory(identity.task) / identity.store / _POSITIONS

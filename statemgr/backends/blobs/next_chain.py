@@ -1,8 +1,8 @@
 """The chain of a store's next commit: which snapshot it begins with, and which changes it still has to store.
 
-A commit continues the published chain, or it stores a snapshot that a chain begins with: for a store that has no chain
-yet, at every commit if the configuration says so, or if the new files are fewer bytes than the changes. A snapshot that
-was made meanwhile in the background replaces the segments that it covers.
+A commit continues the published chain, or it begins a new chain with a snapshot. It stores a snapshot if the store has
+no chain yet, if the configuration asks for one at every commit, or if the new files are smaller than the changes. A
+snapshot that was made meanwhile in the background replaces the segments that it covers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from statemgr.ports import Moment, StoreIdentity, StoreSnapshot
 from statemgr.transfer.packs import PackedBlob
 
 log = logging.getLogger(__name__)
-#: Bytes of changes from which a snapshot may be stored instead of them, if a directory was made anyway.
+#: From this many bytes of changes, a commit that made a directory checks whether a snapshot is smaller.
 _MUCH = 1024 * 1024
 
 
@@ -91,7 +91,7 @@ class NextChains:
         newest, blobs = taken if taken is not None else (published.snapshot, ())
         stored = writer.stored_after(newest.end)
         kept = {segment.blob.blob_id for segment in stored if segment.blob}
-        # segments that an earlier commit stored, and that the snapshot covers, expire
+        # segments of an earlier, failed commit that the snapshot covers expire
         reused = tuple(dict.fromkeys(s.blob.blob_id for s, _ in writer.durable if s.blob and s.blob.blob_id in kept))
         added = (*reused, newest.index.blob_id) if taken is not None else reused
         chain = self._chain(snapshot, published.lineage, newest, stored, added)
@@ -117,8 +117,8 @@ class NextChains:
                 note.write(replace(pending, history=history_of(published.segments)))
 
     def has_pending(self, identity: StoreIdentity, chain: SegmentChain, session: StoreSession | None) -> bool:
-        """Whether a commit that continues the chain would begin with another snapshot: one that the open store knows,
-        or without a session one that is noted on this machine."""
+        """Whether a commit that continues the chain would build on a newer snapshot: one that the open store knows or,
+        without a session, one in a note on this machine."""
         if session is None:
             return PendingNote(self._services, identity).find(chain, self.now()) is not None
         pending = self.writer(session).pending
@@ -133,7 +133,7 @@ class NextChains:
         return moment(self._services.clock)
 
     def _find_pending(self, identity: StoreIdentity, writer: WriterState, published: SegmentChain) -> None:
-        """Begin with the snapshot that is noted on this machine, if all its blobs still exist."""
+        """Use the snapshot in this machine's note, if all its blobs still exist."""
         note = PendingNote(self._services, identity)
         pending = note.find(published, self.now())
         if pending is None:
@@ -147,7 +147,7 @@ class NextChains:
         writer.begin_with(pending)
 
     def _is_less_as_snapshot(self, snapshot: StoreSnapshot, base: SegmentChain, changes: NumberedChanges) -> bool:
-        """Whether the new files of a directory that was made are fewer bytes than the changes are as a segment."""
+        """Whether the new files of the directory, if one was made, are smaller than the segment would be."""
         if snapshot.made is None or changes.size < _MUCH:
             return False
         new = self._snapshots.new_bytes(snapshot, base.snapshot.index)

@@ -3,13 +3,13 @@
 Steps:
 
 1. get the segment chain (of this store, without gaps, nothing hostile in it), before anything local is changed
-2. the beginning: a local directory of a state that the chain goes through, or else the snapshot
-3. fetch the segments in parallel, those that are here already aside, and verify each whole
-4. apply them in order to the store in the staging directory, from the beginning's sequence number on: tables are
-   ingested whole and in groups, records are written
+2. begin with a local directory of an earlier state of the chain, or else fetch the snapshot
+3. fetch the segments that this machine does not have, in parallel, and verify each one completely
+4. apply the changes that the beginning lacks, in order, to the store in the staging directory: tables are ingested
+   whole and in groups, records are written
 5. flush and close it: the directory is the state
-6. where a snapshot or a segment is missing or corrupt: begin again at 2 with an older snapshot, or another segment with
-   the same changes, that older retained chains of the same lineage have; the error stands when nothing can replace it
+6. if a snapshot or a segment is missing or corrupt, start again at 2 with an older snapshot, or another segment with
+   the same changes, from older retained chains of the same lineage. If there is none, raise the error
 
 Touches the staging directory, which must not exist and is left to the caller when a step fails, and the scratch
 directory.
@@ -56,7 +56,7 @@ class BlobRestore:
                 restored = self._by(way, chain, request, broken)
             except (MissingError, CorruptError) as error:
                 if not broken.is_new or isinstance(error, MissingFile | CorruptFile):
-                    raise  # of the last kind: what is on this machine, and no backup
+                    raise  # damage of a local copy, not of a backup
                 broken.first = broken.first or error
                 log.warning(
                     "%s/%s: a part is damaged; the restore tries another way: %s", identity.task, identity.store, error
@@ -72,7 +72,7 @@ class BlobRestore:
         raise broken.first
 
     def _by(self, way: Way, chain: SegmentChain, request: RestoreRequest, broken: _Broken) -> Restored:
-        """Steps 2 to 5, by one way."""
+        """Steps 2 to 5, with one choice of snapshot and segments."""
         identity = request.identity
         positions = ChainPositions(self._services, identity)
         try:
@@ -125,7 +125,7 @@ class BlobRestore:
         here.sort(key=lambda found: (known[found.state_id].compacted, known[found.state_id].end), reverse=True)
         for directory in here:
             if cloned(directory, request.staging):
-                positions.mark_compacted(directory.state_id, compacted=False)  # it is used once
+                positions.mark_compacted(directory.state_id, compacted=False)  # a compacted directory is used only once
                 reused = sum(size for size, _ in directory.files.values())
                 return Restored(directory.files, bytes_reused=reused), known[directory.state_id].end
         index = self._catalogue.index(request.identity, snapshot.index)
@@ -144,8 +144,8 @@ class BlobRestore:
         return found
 
     def _damaged(self, segments: tuple[ChainSegment, ...], error: MissingError | CorruptError) -> list[ChainSegment]:
-        """Which segments of the blob that an error names are damaged: several may lie in one. All of them, if each has
-        the bytes that were written: those are not what they should be."""
+        """Which segments of the blob that an error names are damaged; a blob may have several. If all have the bytes
+        that were written, the bytes were wrong from the start, so all count as damaged."""
         named = [one for one in segments if one.blob is not None and one.blob.blob_id == error.where.get("blob")]
         return [segment for segment in named if not self._is_whole(segment)] or named
 
@@ -159,7 +159,7 @@ class BlobRestore:
 
 
 class _Broken:
-    """What turned out to be damaged so far, and whether the last try has found more of it."""
+    """The damage that was found so far, and whether the last try has found more."""
 
     def __init__(self) -> None:
         self.first: MissingError | CorruptError | None = None

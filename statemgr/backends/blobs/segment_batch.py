@@ -3,7 +3,7 @@
 Steps of a batch:
 
 1. the first commit that has something to write opens it; others join while it is open, and one writes at a time
-2. it is closed when no other commit is known to be coming, when it is full, or after a short delay
+2. it is closed when no other commit has announced itself, when it is full, or after a short delay
 3. it is uploaded, hedged; every commit in it gets the blob's name, or the error
 
 A commit that fails to write does not affect the others. A batch of a single task has a name below that task's prefix.
@@ -24,7 +24,7 @@ from statemgr.errors import RetryableError
 from statemgr.ports import Body, StoreIdentity, wait_for
 from statemgr.transfer.packs import PackedBlob
 
-#: Seconds that a batch waits for commits that are known to be coming.
+#: Seconds that a batch waits for commits that have announced themselves.
 LINGER_S = 0.01
 #: Bytes from which a batch takes no more commits.
 _FULL = 16 * 1024 * 1024
@@ -64,7 +64,7 @@ class SegmentBatches:
 
     @contextmanager
     def coming(self) -> Iterator[None]:
-        """For a commit that prepares its changes inside the block: an open batch waits for it a little."""
+        """Announce a commit that prepares its changes inside the block: an open batch waits for it a little."""
         with self._changed:
             self._coming += 1
         try:

@@ -1,7 +1,7 @@
 """Segments on this machine: those that this task stored itself, kept for a restart, and those fetched for a restore.
 
-Touches the store's own directory of segments and the scratch directory. All of it is a cache: what is used is verified
-by its hash, and what is not here is fetched.
+Touches the store's own directory of segments and the scratch directory. All of it is a cache: each segment is verified
+by its hash before use, and fetched if it is missing.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from statemgr.ports import StoreIdentity
 from statemgr.transfer.plan import Fetch
 
 log = logging.getLogger(__name__)
-#: Segments, and bytes of segments, that are fetched at a time, and how many such groups: some are unpacked, and more
-#: fetched, while others are applied.
+#: Segments and bytes of one group that is fetched together, and the number of groups: while one is applied, the others
+#: are fetched and unpacked.
 _AT_ONCE, _GROUPS = 16, 2
-#: The names of files here. Whatever is called otherwise is not ours, and stays.
+#: The names of files here. Files with other names are not ours, and stay.
 _OURS = re.compile(r"[0-9a-f]{32}\.segment\Z")
 _BYTES_AT_ONCE = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSegment:
-    """A segment that is here, whole. ``fetched`` bytes came from the blob store.
+    """A complete segment on this machine. ``fetched`` bytes came from the blob store.
 
     Attributes:
         open: opens it.
@@ -62,7 +62,7 @@ class SegmentCache:
         self._directory = Path(*self._levels)
 
     def keep(self, segment: ChainSegment, data: bytes | memoryview) -> None:
-        """Keep the bytes of a segment that was stored. Failing is no error."""
+        """Keep the bytes of a segment that was stored. A failure is no error."""
         try:
             levels.make(*self._levels)
             self._path(segment).unlink(missing_ok=True)
@@ -72,7 +72,7 @@ class SegmentCache:
             log.warning("a segment was not cached on this machine: %s", error)
 
     def keep_only(self, segments: Collection[ChainSegment]) -> None:
-        """Forget all others. Failing is no error."""
+        """Remove all others. A failure is no error."""
         names = {self._path(segment).name for segment in segments if segment.blob is not None}
         with suppress(OSError, InvalidError):
             for name in os.listdir(levels.check(*self._levels)):
@@ -81,8 +81,8 @@ class SegmentCache:
 
     @contextmanager
     def brought(self, segments: Sequence[ChainSegment]) -> Iterator[Iterator[LocalSegment]]:
-        """Bring segments here, in order. Each is verified. Records are of use until the next segment is asked for, and
-        tables until the block ends.
+        """Yield local copies of segments, in order, each verified. Records are valid until the next segment is asked
+        for, and tables until the block ends.
 
         Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied, DiskFull; so does the iterator.
         """
@@ -122,7 +122,8 @@ class SegmentCache:
         return [_unpacked(local, scratch) for local in found]
 
     def _linked(self, segment: ChainSegment, target: Path) -> bool:
-        """Whether a copy is here, whole; a link of one's own then, since others tidy here too."""
+        """Whether there is a complete local copy. If so, makes a hard link to it, because other processes may remove
+        the copy."""
         assert segment.blob is not None
         try:
             levels.check(*self._levels)
@@ -143,7 +144,7 @@ class SegmentCache:
 
 
 def _unpacked(local: LocalSegment, scratch: Path) -> LocalSegment:
-    """With its table in a file of its own: ingesting a table takes the file away, and may write to it."""
+    """Write the table of a segment to a file of its own: ingesting a table moves the file, and may write to it."""
     segment, path = local.segment, _path_in(scratch, local.segment).with_suffix(".sst")
     with local.open() as source:
         if not is_table(source):

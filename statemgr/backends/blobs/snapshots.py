@@ -1,4 +1,4 @@
-"""Snapshots of a store's directory, each one incremental to the last and described by an index.
+"""Snapshots of a store's directory. Each one uploads only the files that the last one lacks, and has an index.
 
 Steps of :meth:`Snapshots.store`:
 

@@ -1,11 +1,11 @@
 """Segments whose body is a table: how a commit makes one, and how a restore brings it into the store.
 
-RocksDB needs about 2 µs for each change that is written to it, but takes in a finished table as one file. A table
-costs a commit a little more than records. So large segments of RocksDB stores are tables, and small ones, which are
-quickly applied, are records.
+RocksDB needs about 2 µs for each change that is written to it, but can ingest a finished table as one file. A table
+costs a commit a little more than records. So large segments of RocksDB stores are tables. Small ones are records,
+because they can be applied quickly.
 
-Each ingested table is one more file in level 0, which every read looks at. They are ingested in groups, and before each
-group compaction catches up if there are many.
+Each ingested table is one more file in level 0, which every read looks at. They are ingested in groups. If level 0 has
+many files before a group, compaction merges some first.
 
 Touches the scratch directory, and the store that segments are applied to.
 """
@@ -28,22 +28,22 @@ from statemgr.model.commit import ChangeSet
 from statemgr.model.segment import read_range
 from statemgr.ports import LocalStore, StoreIdentity
 
-#: Changes from which on a segment is a table.
+#: From this many changes, a segment is a table.
 _FEWEST = 2_000
-#: Changes, and bytes of them, up to which it is one: its keys are sorted in memory.
+#: Up to this many changes and bytes, it is a table: its keys are sorted in memory.
 _MOST, _MOST_BYTES = 500_000, 64 * 1024 * 1024
-#: Tables that are ingested at once, and files in level 0 from which on compaction comes first. Together they stay below
-#: the limits in statemgr.local.rocksdb.options.
+#: Tables that are ingested at once, and files in level 0 from which compaction merges some first. Together they stay
+#: below the limits in statemgr.local.rocksdb.options.
 _GROUP, _FILES = 16, 64
 _BATCH = 10_000
 
 
 @contextmanager
 def table_of(services: Services, identity: StoreIdentity, changes: ChangeSet) -> Iterator[BinaryIO | None]:
-    """The changes of a commit as a table file; None where the segment is to be records.
+    """The changes of a commit as a table file; None if the segment should have records.
 
-    It is records for few changes or very many, for a store that is not RocksDB, and when the disk has no room for the
-    file: a commit that fits into memory needs none. Raises: InvalidError, RetryableError.
+    A segment has records if there are few changes or very many, if the store is not RocksDB, or if the disk has no room
+    for the file, because records can be written from memory. Raises: InvalidError, RetryableError.
     """
     config = services.config.stores[identity.store]
     if config.type != "rocksdb" or not _FEWEST <= changes.count <= _MOST or changes.size > _MOST_BYTES:
@@ -68,8 +68,8 @@ class SegmentReplay:
     """Applies segments to a store, in their order.
 
     Attributes:
-        changes: how many were applied. A table counts from the sequence number on that was asked for, although all of
-            it is applied.
+        changes: how many were applied. Changes of a table that the store already had do not count, although they are
+        applied again.
     """
 
     def __init__(self, store: LocalStore) -> None:
@@ -78,8 +78,8 @@ class SegmentReplay:
         self.changes = 0
 
     def apply(self, local: LocalSegment, after: int) -> None:
-        """Apply the changes of a segment from the number ``after`` on: records at once, a table at the latest at
-        :meth:`finish`, until which its file must stay.
+        """Apply the changes of a segment from the number ``after`` on. Records are applied at once. A table may wait
+        until :meth:`finish`; its file must stay until then.
 
         Raises: CorruptBlob, CorruptFile, DiskFull, InvalidError (a table for a store of another type).
         """

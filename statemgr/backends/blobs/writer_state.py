@@ -18,7 +18,7 @@ from statemgr.model.commit import NumberedChanges
 from statemgr.ports import Moment
 
 #: Seconds for which a stored segment or snapshot may wait for a publish: less than half of the shortest grace period,
-#: after which a garbage collection might delete it.
+#: after which garbage collection might delete it.
 REUSE_S = 6 * 3600
 
 
@@ -32,7 +32,7 @@ class PendingSnapshot:
             while it was taken.
         base: the index that it was diffed against, whose blobs it shares.
         blobs: the blobs that were added for it.
-        stored: when the upload began.
+        stored: when its upload began.
         freeze: only a commit of a later freeze may begin with it.
         history: the segments on top of the base that it has (:func:`statemgr.model.chain.history_of`), because numbers
             alone do not distinguish two histories; None in the process that keeps the store open.

@@ -32,11 +32,11 @@ from statemgr.ports import (
 )
 from statemgr.transfer.packs import PackedBlob
 
-#: Bytes up to which a segment travels inside the prepared commit.
+#: Up to this many bytes, a segment is inside the prepared commit.
 INLINE_LIMIT = 16 * 1024
 #: Seconds for which a broker's description of a topic is reused: one commit of many tasks asks once.
 _DESCRIBED_FOR_S = 5.0
-#: Bytes of keys that a fill remembers, so that it does not delete the same key many times.
+#: Bytes of keys that a fill remembers, so that it seldom deletes a key more than once.
 _KEYS_BUDGET = 32 * 1024 * 1024
 
 
@@ -106,7 +106,7 @@ class ChangelogBackup:
         return base if self._continues(identity, base, ask=False) else None
 
     def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
-        """Also True if the changelog is no longer the marker's, so that the next commit fills it again."""
+        """Also True if the topic is no longer the one in the marker, so that the next commit fills it again."""
         topic, partition = self._target(identity)
         self._described.pop(topic, None)
         if not isinstance(marker, ChangelogMarker) or not self._continues(identity, marker, ask=True):

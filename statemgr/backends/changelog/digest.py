@@ -1,11 +1,11 @@
 """Hashes the newest value of every key of a changelog, with bounded memory. Writes below the directory it is given.
 
-Steps, of which each call is one and may run in a process of its own:
+Steps; each call can run in a process of its own:
 
-1. :func:`read_rows` reads a range of offsets and deals a row of 32 bytes for each record to one of 16 files
+1. :func:`read_rows` reads a range of offsets, and writes a row of 32 bytes for each record to one of 16 files
 2. :func:`hash_rows` reads the files of one part, of all ranges in order, and adds up the newest row of each key
 
-A part that is too large for memory is dealt to 16 files again.
+A part that is too large for memory is split into 16 files again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from statemgr.model.content import Content
 
 #: Keys of one part that are held in memory: about 100 MB.
 MOST_KEYS = 400_000
-#: Rows that are dealt together.
+#: Rows that are split together.
 _WINDOW = 8192
 _READ_SIZE = 4096 * content.ROW_SIZE
 

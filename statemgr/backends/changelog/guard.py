@@ -1,5 +1,5 @@
-"""Decides which records of a changelog a fill may overwrite: those that checkpoints of the job explain, or that the
-user has permitted it to overwrite.
+"""Decides which records of a changelog a fill may overwrite: records that this job wrote, as its checkpoints show, and
+records that the user has permitted it to overwrite.
 
 A fill writes a tombstone for every key that the state lacks, so it would delete the keys of other writers. The opening
 decides what may be overwritten. A later record that is not the job's own stops the fill.
@@ -71,8 +71,9 @@ class OwnRecords:
     """Notices records that others write to a changelog between two commits of this process: the next marker would
     include them.
 
-    The offsets of a transaction's records show it: they follow the previous transaction and its end mark. Only if they
-    do not (others wrote, or a transaction was aborted) is the changelog read, inside the transaction.
+    Offsets usually show that nobody else has written: the records of a transaction directly follow the end mark of the
+    previous one. If there is a gap (others wrote, or a transaction was aborted), the changelog is read before the
+    transaction commits.
     """
 
     def __init__(self, changelog: Callable[[], Changelog]) -> None:

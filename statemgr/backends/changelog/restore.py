@@ -8,10 +8,10 @@ state was known to be the newest. The monotonic clock of this machine measures t
 run of the operating system. Wall clocks decide nothing: if they contradict the monotonic clock, the whole changelog is
 replayed.
 
-A changelog may have records beyond the marker: those of newer checkpoints, or a tail that software wrote which
-publishes its checkpoints later. The replay leaves them out. This is exact only while the cleaner cannot have used them
-to drop a value from before the marker. The broker's time decides this, because a delete that caused such a drop is
-itself removed after a while.
+A changelog may have records beyond the marker: those of newer checkpoints, or a tail. A tail was written by other
+software that writes its changelog before its checkpoint. The replay leaves them out. This is exact only while the
+cleaner cannot have used them to drop a value from before the marker. The broker's time decides this, because a delete
+that caused such a drop is itself removed after a while.
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ class ChangelogRestore:
         self._check_rewind(marker, info, successor.published_ms)
 
     def _check_rewind(self, marker: ChangelogMarker, info: TopicInfo, oldest_ms: int) -> None:
-        """Called after the replay: records that are still too young for the cleaner were so all the time.
+        """Called after the replay: if the records beyond the marker are still too young for the cleaner, they were so
+        all the time.
 
         Raises: MissingState if the cleaner may have dropped a value that the checkpoint had.
         """
@@ -211,7 +212,8 @@ def _refused(marker: ChangelogMarker, message: str) -> MissingState:
 
 @dataclass(frozen=True, slots=True)
 class ReplayBase:
-    """A local directory, the changelog offset of its state, and the seconds after its moment for which it is usable."""
+    """A local directory, the changelog offset of its state, and for how many seconds after ``moment`` a replay may
+    start from it."""
 
     directory: CommittedDirectory
     offset: int

@@ -28,7 +28,7 @@ class S3Administration:
         checks_uploads: whether the server checks uploads.
     """
 
-    #: Tags and records are in no listing.
+    #: A listing has no tags and no records.
     listing_tells_ttl = False
 
     def __init__(self, place: Place, ttl_days: int, checks_uploads: Callable[[], bool]) -> None:

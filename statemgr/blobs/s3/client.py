@@ -50,7 +50,7 @@ def make_client(settings: Mapping[str, str | bool], connections: int) -> S3Clien
     hide(secrets)
     style = "path" if settings.get("path.style") in (True, "true") else "auto"
     with translated(""):
-        # a session of its own: other software in this process may use the default one
+        # an own session: other software in this process may use the default one
         client = boto3.session.Session().client(
             "s3",
             endpoint_url=text("endpoint"),

@@ -147,6 +147,6 @@ def _of_network(error: BaseException, bucket: str, blob_id: str | None) -> State
 
 
 def _of_limit(error: OSError, bucket: str, blob_id: str | None) -> StatemgrError:
-    """A limit of this process was reached. S3 has no part in it, so the same request may succeed later."""
+    """The error for a limit of this process, such as open files. The same request may succeed later."""
     kinds = {Fault.LIMIT: UnavailableError, Fault.FAILED: UnavailableError}
     return translate(error, "no request can be sent to S3", kinds=kinds, bucket=bucket, blob=blob_id)

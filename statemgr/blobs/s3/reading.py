@@ -20,11 +20,11 @@ from statemgr.ports import Clock
 _PATIENCE_S = 1
 #: Bytes that are asked of the connection at once.
 _PIECE = 256 * 1024
-#: Bytes a second from which on a body is fast.
+#: From this many bytes a second, a body is fast.
 _FAST = 1024 * 1024
 #: Seconds that a large read may last.
 _MOST_S = 20.0
-#: Seconds between two looks at the large reads in progress.
+#: Seconds between two checks of the large reads in progress.
 _LOOK_S = 1.0
 
 
@@ -90,7 +90,8 @@ class S3Reader:
         return None
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read up to the buffer's size. A slow body returns within seconds with what there is.
+        """Read up to the buffer's size. If the body is slow, this returns within seconds with the bytes that have
+        arrived.
 
         Raises: UnavailableError if the body ends early or arrives too slowly.
         """

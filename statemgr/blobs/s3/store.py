@@ -78,7 +78,7 @@ class S3BlobStore:
             try:
                 self._send(key, stream, body_size(body), extra)
             except ClientError as error:
-                # only where the condition itself is what the server lacks
+                # only if the server does not support the condition
                 if not self._conditional or code_and_status(error)[0] != "NotImplemented":
                     raise
                 self._conditional = False
@@ -105,7 +105,7 @@ class S3BlobStore:
             with translated(self._bucket):
                 self._client.delete_object(Bucket=self._bucket, Key=key)
         except AccessDenied:
-            pass  # may write but not delete: five bytes stay
+            pass  # the job may write but not delete: five bytes stay
         return False
 
     def delete(self, blob_id: str) -> None:
@@ -175,7 +175,7 @@ class S3BlobStore:
                     raise
                 answer = None
         if answer is None:
-            yield BytesReader(b"")  # from its end on there is nothing
+            yield BytesReader(b"")  # the range begins at the end of the blob
             return
         body: Any = answer["Body"]
         try:
@@ -218,7 +218,7 @@ def open_store(uri: str, config: JobConfig, clock: Clock) -> S3BlobStore:
     """The store of ``s3://bucket/prefix``. Raises: AccessDenied."""
     parts, settings = urlsplit(uri), config.blob_s3
     prefix = unquote(parts.path).strip("/")
-    # every part in flight, each of them hedged, and the indexes next to them
+    # connections for every part in flight, hedged ones counted twice, and for the indexes
     client = make_client(settings, connections=2 * config.parallelism + 2)
     return S3BlobStore(
         Place(client, parts.netloc, f"{prefix}/" if prefix else ""),
