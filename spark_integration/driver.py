@@ -187,7 +187,7 @@ class Driver:
             self.failure = error
             raise
         except Exception as error:
-            # a typed error of a worker arrives as text
+            # Spark passes on a worker's typed error only as text
             self.failure = find(str(error))
             if self.failure is not None:
                 raise self.failure from error
@@ -235,7 +235,7 @@ class Driver:
         return self._query_id
 
     def _never_back(self, source: BatchInput) -> BatchInput:
-        """The batch with the published watermark if that is higher: a new location begins without one."""
+        """The batch with the published watermark, if that is higher than its own: a new location begins without one."""
         published = self.published_batch()
         floor = published.watermark_ms if published is not None else None
         if floor is None or (source.watermark_ms is not None and source.watermark_ms >= floor):

@@ -83,7 +83,7 @@ def _size(attachment: Attachment) -> int:
 
 
 def _naming(checkpoint: Checkpoint, attachment: Attachment) -> Checkpoint:
-    """A checkpoint that names only one attachment."""
+    """A copy of a checkpoint that names only one attachment."""
     return replace(checkpoint, attachments=(attachment,), state_checkpoint_markers={}, input_offsets={}, batch=None)
 
 

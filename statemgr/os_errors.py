@@ -71,7 +71,7 @@ _HINTS = {
     Fault.ALTERED: "another file or a link has replaced it; links are never followed",
     Fault.FAILED: "check the disk",
 }
-#: System message → its fault, the most specific fault first, because a text may have several messages.
+#: System message → its fault. The most specific faults come first, because a text may have several messages.
 _WORDS = {
     os.strerror(number): fault
     for fault in (Fault.LIMIT, Fault.FULL, Fault.REFUSED, Fault.GONE)

@@ -32,9 +32,9 @@ class JobReader:
     """Reads the checkpoint topic, indexes and stores of a job that may be running. Close it when done.
 
     Args:
-        only_settled: read the topic up to the first open transaction. By default a read waits for its end, which takes
-            ``task.commit.timeout.ms`` if its owner is dead.
-        services: makes the adapters, the clock, the source of IDs and the threads.
+        only_settled: read the topic only up to the first open transaction. By default a read waits until that
+        transaction ends, which takes ``task.commit.timeout.ms`` if its owner is dead. services: makes the adapters, the
+        clock, the source of IDs and the threads.
     """
 
     def __init__(

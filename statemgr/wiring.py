@@ -127,7 +127,7 @@ class _Wiring:
                 ttl_days=config.ttl_days,
                 most_bytes=config.inflight_bytes,
                 compress_in=partial(self.services.scratch_file, "frame") if config.compresses else None,
-                # a store on this machine has no slow moments that a second request would avoid
+                # a second request does not help when a store on this machine is slow
                 hedged=not (config.blob_uri or "").startswith(("file:", "memory:")),
                 patience_s=config.commit_timeout_ms / 1000,
             )

@@ -67,9 +67,9 @@ def _offsets(ctx: click.Context, param: click.Parameter, value: tuple[str, ...])
     help="The next input offset of a partition. Repeatable. Default: what the old job has committed.",
 )
 @click.option("--write", is_flag=True, help="Adopt the job. Without this option nothing is written.")
-@click.option("--in-place", is_flag=True, help="Go on with the old changelogs, and do not copy them.")
+@click.option("--in-place", is_flag=True, help="Use the old changelogs themselves instead of copies.")
 @click.option("--init", is_flag=True, help="Write the configuration of the new job to the file of --config.")
-@click.option("--name", metavar="NAME", help="With --init: the name of the new job.  [default: as the old job's]")
+@click.option("--name", metavar="NAME", help="With --init: the name of the new job.  [default: the old job's name]")
 @click.option("--force", is_flag=True, help="With --init: overwrite an existing file.")
 @click.option("--no-count", is_flag=True, help="Do not read the changelogs to count their records.")
 @click.option(
@@ -79,7 +79,7 @@ def _offsets(ctx: click.Context, param: click.Parameter, value: tuple[str, ...])
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long the old job's offsets and changelogs must stand still.",
+    help="How long to check that the old job's offsets and changelogs do not change.",
 )
 @click.option(
     "--config", "-c", "config_file", default=DEFAULT_FILE, show_default=True, type=click.Path(), help="The new job."

@@ -59,7 +59,7 @@ def list_command(call: Call, current: bool, history: bool) -> None:
     )
 
 
-@command.command("show")
+@command.command("show", short_help="Show checkpoints in full.")
 @job_options("tasks", "checkpoint")
 def show_command(call: Call) -> None:
     """Show checkpoints in full: offsets, the markers of every backend and store, factories, batch."""

@@ -97,7 +97,7 @@ def show_command(call: Call, everything: bool) -> None:
     call.show(shown, ("key", "value", ""), rows, empty="nothing is set")
 
 
-@command.command("check")
+@command.command("check", short_help="Check the configuration.")
 @job_options()
 def check_command(call: Call) -> None:
     """Check the configuration and resolve its references; exit status 2 if something is wrong."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from statemgr.flows.compare import KeyChange, Pair
 
 
-@click.command("diff")
+@click.command("diff", short_help="Print the keys that differ between two checkpoints.")
 @job_options("tasks")
 @click.option("--store", "stores", multiple=True, help="Compare only this store. Repeatable; default: all stores.")
 @key_serde_option

@@ -50,7 +50,7 @@ class Call:
 
 
 def _task(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Accepts ``Partition 3``, or ``3`` for short. Also checks each of several values."""
+    """Accept ``Partition 3``, or ``3`` for short. Also checks each of several values."""
     if value is None or isinstance(value, tuple):
         return value and tuple(_task(ctx, param, item) for item in value)
     try:
@@ -60,7 +60,7 @@ def _task(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 def checkpoint_id_of(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Accepts the text of a checkpoint ID. Also checks each of several values."""
+    """Accept the text of a checkpoint ID. Also checks each of several values."""
     if isinstance(value, tuple):
         return tuple(checkpoint_id_of(ctx, param, item) for item in value)
     try:

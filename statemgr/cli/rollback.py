@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MEANINGS = {"reference": "no data is copied", "keep": "unchanged since", "fill": "is written again"}
 
 
-@click.command("rollback")
+@click.command("rollback", short_help="Make a retained checkpoint current again.")
 @job_options()
 @click.option(
     "--to",

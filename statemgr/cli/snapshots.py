@@ -32,7 +32,7 @@ def command() -> None:
 command.add_command(diff_command)
 
 
-@command.command("list")
+@command.command("list", short_help="List the snapshots of every store.")
 @job_options("tasks")
 def list_command(call: Call) -> None:
     """List the snapshot of every store in every retained checkpoint; exit status 4 if one is missing."""
@@ -97,7 +97,7 @@ def _row(entry: dict[str, object]) -> tuple[object, ...]:
     )
 
 
-@command.command("show")
+@command.command("show", short_help="Show every file of a snapshot.")
 @job_options("checkpoint")
 @task_option
 @click.argument("store")

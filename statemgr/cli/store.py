@@ -28,7 +28,7 @@ def command() -> None:
     """Read keys from the committed state of a store. Bytes that are not text are shown as 0x…."""
 
 
-@command.command("get")
+@command.command("get", short_help="Print the value of a key.")
 @job_options("tasks", "checkpoint")
 @key_serde_option
 @value_serde_option

@@ -10,7 +10,7 @@ from statemgr.cli.options import Call, checkpoint_id_of, job_options
 from statemgr.cli.output import print_json, say
 
 
-@click.command("tag")
+@click.command("tag", short_help="Keep a checkpoint, or release it.")
 @job_options()
 @click.argument("wanted_id", metavar="ID", callback=checkpoint_id_of)
 @click.option("--keep/--drop", "is_kept", default=None, help="Keep the checkpoint, or release it.")

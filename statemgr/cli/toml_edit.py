@@ -47,7 +47,7 @@ class TomlEdit:
         with translated("the configuration file cannot be written", self.path):
             if self.path.read_text(encoding="utf-8") != self.old:
                 raise ConfigError("the configuration file was changed meanwhile", hint="run the command again")
-            target = self.path.resolve()  # a link stays a link
+            target = self.path.resolve()  # replace the file that a link points to, and keep the link
             mode = target.stat().st_mode
             for path, text in ((saved_as, self.old), (target, self.new)):
                 write_file(path, text.encode())

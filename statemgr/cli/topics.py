@@ -44,7 +44,7 @@ def create_command(call: Call, allow_empty_start: bool) -> None:
     )
 
 
-@command.command("check")
+@command.command("check", short_help="Check the topics and their settings.")
 @job_options()
 def check_command(call: Call) -> None:
     """Check that every topic exists and has the right settings; exit status 1 if not."""
@@ -67,7 +67,7 @@ def check_command(call: Call) -> None:
         raise SystemExit(1)
 
 
-@command.command("repair")
+@command.command("repair", short_help="Copy the valid checkpoint records to a new topic.")
 @job_options()
 @click.option("--to", "target", metavar="TOPIC", help="The new topic.  [default: <checkpoint topic>-repaired]")
 @click.option("--dry-run", is_flag=True, help="List what would be left out, and copy nothing.")

@@ -1,6 +1,6 @@
 """Configuration of a job: keys, defaults, validation, secrets.
 
-``table`` is the one place for what a key accepts, its default and its meaning.
+``keys`` is the one place for what a key accepts, its default and its meaning.
 """
 
 from statemgr.config.factories import blob_store_of

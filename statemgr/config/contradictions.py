@@ -1,4 +1,4 @@
-"""Settings that are right one by one and wrong together. Reads the metadata of installed packages."""
+"""Finds settings that are valid one by one but contradict each other. Reads the metadata of installed packages."""
 
 from __future__ import annotations
 

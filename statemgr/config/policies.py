@@ -20,8 +20,8 @@ _UNITS = {
 class RetryPolicy:
     """When to try again.
 
-    ``max_retries`` -1 is no limit but ``max_duration_ms``. The n-th wait is ``backoff_ms`` · ``factor``ⁿ⁻¹,
-    at most ``backoff_max_ms``; ``jitter`` (0 to 1) is the share of it that is random.
+    If ``max_retries`` is -1, only ``max_duration_ms`` limits the retries. The n-th wait is ``backoff_ms`` ·
+    ``factor``ⁿ⁻¹, at most ``backoff_max_ms``; ``jitter`` (0 to 1) is the share of it that is random.
     """
 
     max_retries: int
@@ -34,7 +34,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotInterval:
-    """How much may happen after a snapshot before the next one is made. None is no limit."""
+    """How many commits, bytes or seconds may follow a snapshot before the next one is made. None is no limit."""
 
     commits: float | None = None
     size: float | None = None

@@ -15,7 +15,7 @@ from statemgr.ids import topic_name
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """One store. See ``table`` for the meaning of each key.
+    """One store. See ``keys`` for the meaning of each key.
 
     ``restore_factories`` is in order of preference. ``value_schemas`` has references unresolved, and is None unless the
     values are Avro. ``rocksdb`` has every option by its name after ``rocksdb.``.

@@ -175,7 +175,7 @@ def _endpoint(value: object) -> str:
     text = _string(value)
     uri = urlsplit(text)
     if uri.scheme not in ("http", "https") or not uri.hostname or uri.username or uri.password or uri.port == 0:
-        raise ValueError  # asking for the port checks it
+        raise ValueError  # reading the port checks it
     return text
 
 

@@ -103,7 +103,7 @@ def check_target(services: Services, found: OldJob, *, in_place: bool) -> None:
             if KAFKA_CHANGELOG not in factories:
                 raise ConfigError(
                     f"store {name!r} must have {KAFKA_CHANGELOG} in task.{key}.factories: its state is in a changelog",
-                    hint="add it; `statemgr migrate` and docs/migrating.md say how to leave it later",
+                    hint="add it; `statemgr migrate` and docs/migrating.md say how to move to blobs later",
                     key=f"task.{key}.factories",
                     store=name,
                 )

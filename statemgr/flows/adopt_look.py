@@ -227,7 +227,7 @@ def _input_topics(old: OldTopics, request: Request, offsets: Mapping[str, int], 
 def _check_partitions(info: TopicInfo, tasks: int) -> None:
     if info.partitions != tasks:
         raise LayoutMismatch(
-            f"topic {info.name} has {info.partitions} partitions, but the job has {tasks} tasks, one for each",
+            f"topic {info.name} has {info.partitions} partitions, but the job has {tasks} tasks and needs one for each",
             hint="adopt the job with job.tasks = the number of partitions, which all changelogs and input topics must "
             "share; leave out a topic with `statemgr adopt --changelog STORE=TOPIC` and task.inputs",
             topic=info.name,
@@ -274,7 +274,7 @@ def _position(old: OldTopics, topics: Mapping[str, TopicInfo]) -> dict[tuple[str
             if bounds.start > 0:
                 raise InvalidError(
                     f"the changelog begins at offset {bounds.start}: records were deleted, and not by compaction",
-                    hint="its state is not whole; let the old job rebuild it first",
+                    hint="its state is incomplete: let the old job rebuild it first",
                     topic=info.name,
                     partition=partition,
                 )

@@ -142,7 +142,7 @@ class BackgroundSnapshots:
                 del self._failed[store]  # let the next commit continue and try a snapshot again
                 raise RetryableError(
                     f"{self._failures[store]} snapshots in a row have failed: {error}",
-                    hint="fix the reason: nothing is lost, but a restore takes longer with each commit",
+                    hint="fix the cause: nothing is lost, but a restore takes longer with each commit",
                     job=self._services.config.job_name,
                     task=self._task,
                     store=store,
@@ -249,7 +249,7 @@ class AttemptSnapshots:
                     self.worker.attempt(what, partial(self._make, chain, state_id))
                     return
         except Exception as error:  # an attempt must not fail because of it
-            log.warning("no snapshot is made next to this attempt: %s", error)
+            log.warning("no background snapshot was started for this attempt: %s", error)
 
     def _make(self, due: _Chain, state_id: str) -> None:
         """Steps 2 and 3."""

@@ -68,7 +68,11 @@ class CleanUp:
             self._read_added()
             self._remove_ttls(())
         except StatemgrError as error:
-            log.warning("task %s: the next commit removes the TTL: %s", self._task, error)
+            log.warning(
+                "task %s: the TTL of published blobs could not be removed; the next commit tries again: %s",
+                self._task,
+                error,
+            )
         if delete:
             self._delete_evicted((), record)
         announce(Phase.CLEANED_UP, self._task, self._services.config.job_key)

@@ -70,7 +70,7 @@ class PersistAhead:
         """Before a commit is prepared: wait for work in progress. Raises: RetryableError if that takes too long."""
         if not self._worker.wait(self._services.config.commit_timeout_ms / 1000):
             raise RetryableError(
-                "segments that are stored ahead of the commit have not arrived within task.commit.timeout.ms",
+                "changes could not be stored before the commit within task.commit.timeout.ms",
                 hint="check that the blob store is reachable; the next commit has the changes",
                 task=self._task,
             )

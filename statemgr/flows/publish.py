@@ -77,7 +77,8 @@ def publish(
     """
     if published.pending:
         raise OutcomeUnknownError(
-            "the outcome of the last publish is unknown", hint="settle it before you publish again"
+            "the outcome of the last publish is unknown",
+            hint="commit again: the next commit finds out first whether the last one was published",
         )
     attempt = _Publish(services, publisher, log, published, commits, batch, inputs, outstanding or {}, evict)
     for _ in range(_REPEATS):

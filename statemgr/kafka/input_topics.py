@@ -204,7 +204,7 @@ def topic_problem(
         )
     state = "no state yet" if published_tasks is None else f"state of {published_tasks} tasks"
     return ConfigError(
-        f"the input topic has {partitions} partitions, one for each task, but the job has {state}, "
+        f"the input topic has {partitions} partitions and needs as many tasks, but the job has {state}, "
         f"and job.tasks is {config.tasks}",
         hint=hint,
         topic=topic,

@@ -109,7 +109,7 @@ class OldTopics:
                 if record.key is None:
                     raise CorruptRecord(
                         "a changelog record has no key",
-                        hint="name the changelogs with `statemgr adopt --changelog STORE=TOPIC`: this topic is none",
+                        hint="this is no changelog: name the changelogs with `statemgr adopt --changelog STORE=TOPIC`",
                         topic=topic,
                         partition=partition,
                         offset=record.offset,

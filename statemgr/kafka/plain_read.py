@@ -45,7 +45,11 @@ def read_plainly(
                 yield for_changes
             if clock.monotonic() - heard_s > _STALL_S:
                 where = {"topic": topic, "partition": partition, "offset": position}
-                raise UnavailableError("the topic gives no more records", hint="check the brokers", **where)
+                raise UnavailableError(
+                    "the topic returned no more records before its end",
+                    hint="check that the brokers are running",
+                    **where,
+                )
     finally:
         client.close()
 

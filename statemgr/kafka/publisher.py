@@ -179,7 +179,7 @@ class TransactionalPublisher:
         if self._state is _State.UNKNOWN:
             raise OutcomeUnknownError(
                 "the outcome of the last publish is unknown",
-                hint="settle it before you publish again",
+                hint="commit again: the next commit finds out first whether the last one was published",
                 transactional_id=self._id,
             )
         if self._state is not _State.READY or self._regained:

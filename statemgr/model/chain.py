@@ -18,7 +18,7 @@ from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import blob_id_problem, name_problem
 
-#: Segments that one chain may have. A materialisation that never succeeds is an error long before that.
+#: Segments that one chain may have. If background snapshots keep failing, commits fail long before that.
 MAX_SEGMENTS = 100_000
 #: Bytes of an encoded chain.
 MAX_CHAIN_SIZE = 64 * 1024 * 1024
@@ -57,7 +57,8 @@ class SegmentChain:
 
     ``attempt``: as in a snapshot index. ``lineage``: the attempt that filled the backend, or the rollback that
     continues an older chain. In chains of one lineage a sequence number always means the same change. ``added``: the
-    blobs that the chain's own commit added, without the blob of the chain itself. Of a snapshot it has the index alone.
+    blobs that the chain's own commit added, without the blob of the chain itself. For a snapshot it names only the
+    index.
     """
 
     job_name: str
@@ -90,7 +91,7 @@ class SegmentChain:
                 yield segment.blob
 
     def lying_in(self, blob_id: str) -> SegmentChain:
-        """The chain after it was read from a blob: its segments in the same blob get the name of that."""
+        """The chain after it was read from a blob: segments in the same blob now name it, instead of an empty name."""
         return replace(self, segments=tuple(_named(segment, blob_id) for segment in self.segments))
 
 
@@ -102,8 +103,8 @@ def _named(segment: ChainSegment, blob_id: str) -> ChainSegment:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a state is rebuilt: a snapshot, and segments in order that reach from its end to the end of the state. They
-    may overlap: a restore applies only those changes of a segment that the ones before it do not have."""
+    """How a state is rebuilt: a snapshot, and segments in order that together have all changes from the snapshot's end
+    to the end of the state. Segments may overlap: a restore applies each change once."""
 
     snapshot: ChainSnapshot
     segments: tuple[ChainSegment, ...]
@@ -120,10 +121,11 @@ def another_way(
     broken_snapshots: Container[BlobRef],
     broken_segments: Container[ChainSegment],
 ) -> Way | None:
-    """A way to the state of ``chain`` without anything broken. It may use parts of older chains. None if there is none.
+    """A way to the state of ``chain`` that needs no damaged snapshot or segment. It may use parts of older chains. None
+    if there is none.
 
-    ``older``: newest first. It ends at a chain of another lineage, whose sequence numbers mean other changes, and at a
-    chain that reaches further than a newer one, because those changes were withdrawn.
+    ``older``: newest first. The search stops at a chain of another lineage, whose sequence numbers mean other changes,
+    and at a chain that has changes after the end of a newer one, because a rollback took those changes back.
     """
     chains = [chain]
     for one in older:

@@ -69,7 +69,8 @@ Marker = BlobMarker | ChangelogMarker | OpaqueMarker
 Markers = Mapping[str, Mapping[str, Marker]]
 
 
-#: An attachment of a checkpoint that repeats another: the sequence number under which its output was first published.
+#: Name of an attachment of a checkpoint that repeats another one. It has the sequence number under which the output was
+#: first published.
 SEQUENCE = "sequence"
 
 
@@ -122,13 +123,12 @@ class Checkpoint:
         input_offsets: source partition (``orders-0``) → next offset to read.
         stores: every store of the job → its state ID, which is unique for the attempt that made the content.
         state_checkpoint_markers: factory → store → marker.
-        published_ms: when it was published, by the broker's clock (epoch milliseconds). None where the topic does not
-            say. It is not written.
-        input_topic_ids: input topic → its ID in Kafka, as text.
-        serdes: store → its key serde and its value serde, each with its version.
-        retired_changelogs: store → the last markers of changelogs that it no longer writes, newest first.
-        kept: IDs of older checkpoints that retention never drops. Only the list of the newest checkpoint counts.
-        offset: where its record was read on the checkpoint topic. None before it is published.
+        published_ms: when it was published, by the broker's clock (epoch milliseconds). None if the topic does not say.
+        It is not part of the record. input_topic_ids: input topic → its ID in Kafka, as text. serdes: store → its key
+        serde and its value serde, each with its version. retired_changelogs: store → the last markers of changelogs
+        that it no longer writes, newest first. kept: IDs of older checkpoints that retention never drops. Only the list
+        of the newest checkpoint counts. offset: where its record was read on the checkpoint topic. None before it is
+        published.
     """
 
     checkpoint_id: CheckpointId
@@ -232,7 +232,7 @@ def with_version_one(newest: CheckpointRecord | None, version_one: CheckpointRec
     """The current record of a task, of which both versions were read: the record with the highest offset wins.
 
     If older software has published since, its version 1 record becomes the current checkpoint. It has only changelog
-    markers, gets the next sequence number, and stands in front of the retained ones.
+    markers and gets the next sequence number. The older checkpoints stay retained.
     """
     if version_one is None:
         return newest
@@ -244,7 +244,7 @@ def with_version_one(newest: CheckpointRecord | None, version_one: CheckpointRec
     if same_commit or version_one.offset < newest.offset:
         return newest
     before = newest.current
-    # A store that only blobs have stays listed: its state is missing, it is not a new store.
+    # a store that only blobs have stays listed: its state is missing, so it is no new store
     stores = {**before.stores, **version_one.current.stores}
     current = replace(
         version_one.current, sequence=before.sequence + 1, epoch=before.epoch, stores=stores, kept=before.kept
@@ -256,7 +256,7 @@ def with_version_one(newest: CheckpointRecord | None, version_one: CheckpointRec
 def retired_changelogs(before: Checkpoint | None, now: Markers) -> Mapping[str, tuple[ChangelogMarker, ...]]:
     """Store → the last marker of each changelog topic that the store no longer writes, newest first.
 
-    They explain the records of such a topic when the store turns to it again.
+    They show which records of such a topic are the job's own, if the store uses the topic again.
 
     Args:
         before: the checkpoint that the new one follows.

@@ -24,7 +24,7 @@ from statemgr.model.checkpoint import (
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """How far the input was read: source partition → next offset, and topic → its ID in Kafka."""
+    """The position in the input: source partition → next offset, and topic → its ID in Kafka."""
 
     offsets: Mapping[str, int] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def publish_of(checkpoint: Checkpoint, inputs: Inputs | None = None) -> Publish:
 
 
 def inputs_of(checkpoint: Checkpoint) -> Inputs:
-    """How far a checkpoint's task has read."""
+    """The position of a checkpoint's task in the input."""
     return Inputs(checkpoint.input_offsets, checkpoint.input_topic_ids)
 
 

@@ -37,8 +37,8 @@ class ChangeSet(Protocol):
 
 
 class StoreSession:
-    """The time between the opening and the close of a store. The sequence numbers of changes belong to it, and backends
-    keep unpublished knowledge about the store in it.
+    """Exists from the opening of a store to its close. Sequence numbers of changes are valid within it, and backends
+    keep their unpublished knowledge about the store in it.
 
     Attributes:
         freezes: how many times its changes were frozen.
@@ -94,8 +94,9 @@ class PreparedChanges:
 
 @dataclass(frozen=True, slots=True)
 class PreparedStore:
-    """One store's part: its new state ID, factory → marker for backends that are done, and factory → changes for those
-    whose marker the publishing transaction makes. A backend in neither keeps nothing."""
+    """One store's part of a commit: its new state ID; factory → marker, for backends whose marker is known already; and
+    factory → changes, for backends whose marker the publishing transaction gives. A backend in neither mapping gets no
+    marker."""
 
     state_id: str
     markers: Mapping[str, Marker] = field(default_factory=dict)

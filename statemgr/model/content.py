@@ -1,12 +1,12 @@
-"""The content hash of a store: a count of keys, and the sum modulo 2**128 of one hash per pair. Pure.
+"""The content hash of a store: the number of keys, and the sum modulo 2**128 of one hash for each key and value. Pure.
 
 The sum does not depend on the order of the pairs, so parts of a store can be hashed apart and added. The hash of a pair
 is XXH3-128 of the key followed by the value, with the key's length as the seed: no other pair has the same input. Like
 :mod:`statemgr.model.hashing` it detects accidents, not forgery.
 
 A changelog has several records of a key, and only the newest counts. :func:`rows` turns each record into 32 bytes: the
-hash of its key, which stands for the key, and the hash of the pair, or zeros for a delete. :func:`split` deals rows by
-the key's hash, so that all rows of a key come together, and :func:`newest` adds up the last one of each key.
+hash of its key, which stands for the key, and the hash of the pair, or zeros for a delete. :func:`split` splits rows by
+the key's hash, so that all rows of a key are in one part, and :func:`newest` adds up the last row of each key.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def unpacked(data: bytes) -> list[bytes]:
 
 
 def newest(parts: Iterable[bytes], most: int | None = None) -> Content | None:
-    """The content of joined rows, oldest first: of each key the last row counts, and a delete counts for nothing.
+    """The content of joined rows, oldest first: only the last row of each key counts, and a delete adds nothing.
 
     None if there are more than ``most`` keys.
     """

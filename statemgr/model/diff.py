@@ -71,7 +71,8 @@ def diff(local: LocalTree, base: DirIndex | None) -> DirDiff:
 def assemble(local: LocalTree, files: Mapping[str, FileIndex]) -> DirIndex:
     """Build the index of a local directory; ``files`` says where the content of each path is.
 
-    Names, modes and times are the local ones: a file whose content is stored already may have others by now.
+    Names, modes and times are those of the local file, which may differ from those of the stored file with the same
+    content.
     """
     status = {file.path: (file.mode, file.modified_ms) for file in local.files}
     from_root: dict[str, tuple[dict[str, FileIndex], set[str]]] = {"": ({}, set())}

@@ -1,4 +1,4 @@
-"""The content hash, XXH3-128: two pieces of content are the same if it is. And buffers to hash from. Pure.
+"""The content hash, XXH3-128: contents with the same hash count as the same. Also buffers to hash from. Pure.
 
 It detects accidents, not forgery: whoever can write to the checkpoint topic decides what a checkpoint names.
 """

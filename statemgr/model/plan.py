@@ -149,7 +149,7 @@ def _successor(
     store: str, factory: str, wanted: Checkpoint, marker: Marker, newer: Sequence[Checkpoint]
 ) -> Successor | None:
     """The first newer checkpoint with another marker. If retention has dropped checkpoints in between, one of them may
-    have had newer state first: the time is then that of the last checkpoint with this marker."""
+    have been the first with newer state. Then the time is that of the last checkpoint with this marker."""
     before = wanted
     for checkpoint in newer:
         if checkpoint.marker(factory, store) != marker:

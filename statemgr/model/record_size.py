@@ -8,7 +8,7 @@ from __future__ import annotations
 
 #: Bytes of any record's key and value.
 MOST_RECORD = 256 * 1024
-#: Bytes of all chains, and of all attachments, inline in one record, and in all records of one publish together.
+#: Most inline bytes of all chains, and of all attachments, in one record; and in all records of one publish together.
 _CHAINS, _ATTACHMENTS = 64 * 1024, 16 * 1024
 _CHAINS_OF_PUBLISH, _ATTACHMENTS_OF_PUBLISH = 768 * 1024, 512 * 1024
 _CHAIN = 8 * 1024

@@ -17,8 +17,8 @@ A segment has one of two bodies:
   key. Its blocks have 0 changes each. The number at the end says how many changes the table stands for; it has as many
   entries or fewer.
 
-Blocks are cut at :data:`BLOCK_SIZE` raw bytes, so both directions hold one block in memory. Only a change that is
-larger makes a larger one, and no block may be larger than one change of the largest size.
+Blocks are cut at :data:`BLOCK_SIZE` raw bytes, so both directions hold one block in memory. A block is larger only if a
+single change is. No block may be larger than a change of the largest size.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BLOCK = struct.Struct("<BIII")
 _END = struct.Struct("<BIQ")
 _DELETE = 0xFFFFFFFF
 _MAX_RAW = BLOCK_SIZE + _CHANGE.size + MAX_KEY_SIZE + MAX_VALUE_SIZE
-#: zstandard's bound for incompressible input, generously.
+#: An upper bound for the size of a frame: zstandard's own for incompressible input is lower.
 _MAX_COMPRESSED = _MAX_RAW + _MAX_RAW // 128 + 1024
 _READ_SIZE = 1024 * 1024
 
@@ -115,10 +115,10 @@ def read_table(source: BinaryIO, sink: BinaryIO, first: int, end: int, blob_id: 
 
     The file may be used only after this has returned: the last check is at the segment's end. Whoever ingests the
     table applies all of it, although a store may already have the changes below some number between ``first`` and
-    ``end``. This is safe, because puts and deletes are absolute. A key that the table has gets its newest value below
-    ``end``. For any other key there is no change from ``first`` to ``end`` - 1, so the store already has its newest
-    value below ``end``. A store that also has some changes from ``end`` on (a background snapshot may) gets them again
-    from the segments that follow.
+    ``end``. This is safe, because a put or delete does not depend on the value before it. A key that the table has gets
+    its newest value below ``end``. For any other key there is no change from ``first`` to ``end`` - 1, so the store
+    already has its newest value below ``end``. A store that also has some changes from ``end`` on (a background
+    snapshot may) gets them again from the segments that follow.
 
     Raises: CorruptBlob naming the blob, for any byte that differs from what was written, and for other changes.
     """
@@ -179,7 +179,7 @@ class _Writer:
         self._changes += count
 
     def end(self, changes: int | None = None) -> None:
-        """``changes``: of a table, whose blocks do not count them."""
+        """``changes``: the number for a table, whose blocks have no count."""
         self._write(_END.pack(0, self._blocks, self._changes if changes is None else changes))
         self._sink.write(self._hash.digest())
 

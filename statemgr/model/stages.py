@@ -110,7 +110,7 @@ def _backend(record: CheckpointRecord, store: str, factory: str) -> BackendPosit
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The way from the lowest stage of all stores to the next, or from the highest to the one before.
+    """A step from the lowest stage of all stores to the next one, or from the highest to the one before.
 
     ``written``: the configuration asks for ``target`` already, and the job has to be restarted.
     """
@@ -131,7 +131,7 @@ def step_forward(positions: Iterable[StorePosition]) -> Step | None:
 def step_back(positions: Iterable[StorePosition]) -> Step | None:
     """The stage before the highest of all checkpoints and the configuration. None at the first stage.
 
-    If some tasks are back in the stage before already, the target is that stage: an interrupted way back goes on.
+    If some tasks are already back in the stage before, that stage is the target: the interrupted step back continues.
     """
     stages, configured = _stages(positions)
     stage = max(*stages, *configured)

@@ -21,7 +21,7 @@ from statemgr.serdes.serde import Serde
 
 MARK = b"\xc3\x01"
 HEADER_SIZE = len(MARK) + 8
-#: Bytes of memory for each byte of a value. Only items of no bytes need more, and there is no reason for many of them.
+#: Bytes of memory for each byte of a value. Only items that take no bytes need more, and nobody needs many of those.
 _RATIO = 1000
 _FREE = 16 * 1024 * 1024
 
@@ -37,7 +37,7 @@ class SingleObjects:
     Args:
         schemas: every version of the type's schema, oldest first. The last one is written.
         ratio: bytes of memory that each byte of a value may take,
-        free: beyond so many bytes for any value.
+        free: in addition to this many bytes for any value.
         named: members of a union of records are read as pairs of a full name and the fields.
 
     Raises: any error of the parser, for what is not a schema.

@@ -38,7 +38,7 @@ class Weight:
     Args:
         schema: as fastavro's ``parse_schema`` gives it.
         ratio: bytes of memory that each byte of a value may take,
-        free: beyond so many bytes for any value.
+        free: in addition to this many bytes for any value.
     """
 
     def __init__(self, schema: Any, *, ratio: int, free: int) -> None:

@@ -164,7 +164,8 @@ def _rights(services: Services) -> Iterator[Precondition]:
 
 
 def _upload_seconds(services: Services, amount: int) -> float | None:
-    """The time of an upload at the speed of one of 8 MiB; the job's uploads are parallel, and so rather faster."""
+    """An estimate of the time of an upload, from a trial upload of 8 MiB. The job uploads in parallel, which is usually
+    faster."""
     if services.config.get("blob.store.uri") is None:
         return None
     blob_id = f"{services.config.job_key}/_doctor/{services.ids.attempt_id()}"

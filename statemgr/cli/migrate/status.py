@@ -22,7 +22,7 @@ from statemgr.model.stages import Stage, StorePosition, step_forward
 _MOST_ROWS = 16
 
 
-@click.command("status")
+@click.command("status", short_help="Show the stage of every task and store.")
 @job_options("tasks")
 def status_command(call: Call) -> None:
     """Show the stage of every task and store, what is missing, and what each backend holds."""
@@ -63,7 +63,7 @@ def _print(found: Sequence[StoreStatus], now_ms: int) -> None:
 
 
 def _alike(one: StoreStatus) -> object:
-    """What stores of one line have in common."""
+    """What stores must have in common to be shown in one line."""
     position = one.position
     behind = tuple((backend.factory, backend.behind) for backend in position.backends)
     problems = tuple(held.problem for held in one.held.values())

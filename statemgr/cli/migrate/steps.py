@@ -57,7 +57,7 @@ class Plan:
         return all(one.met for one in self.preconditions)
 
 
-@click.command("plan")
+@click.command("plan", short_help="Show the next stage and its preconditions.")
 @job_options()
 @_stores_option
 @_trials_option
@@ -66,7 +66,7 @@ def plan_command(call: Call, stores: tuple[str, ...], trials: int) -> None:
     _take(call, stores, trials, forward=True, write=False, wait=False, timeout=0)
 
 
-@click.command("advance")
+@click.command("advance", short_help="Move the configuration to the next stage.")
 @job_options()
 @_stores_option
 @_trials_option
@@ -122,7 +122,7 @@ def _take(
 
 
 def _plan(call: Call, stores: Sequence[str], trials: int, *, forward: bool) -> Plan | None:
-    """None if there is no further stage. Raises: MissingState without a checkpoint; ConfigError."""
+    """The plan of a step; None if there is no further stage. Raises: MissingState without a checkpoint; ConfigError."""
     from statemgr.reader import JobReader
     from statemgr.wiring import open_services
 

@@ -23,11 +23,11 @@ from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 if TYPE_CHECKING:
     from statemgr.reader import JobReader
 
-#: How often a newer checkpoint is taken because a running job has dropped the one that was read.
+#: How many times a newer checkpoint is tried because a running job has dropped the one that was read.
 _TRIES = 5
 
 
-@click.command("verify")
+@click.command("verify", short_help="Prove that all backends hold the same state.")
 @job_options("tasks", "checkpoint")
 @click.option("--store", "stores", multiple=True, help="Verify only this store. Repeatable; default: all stores.")
 @click.option(
@@ -45,7 +45,7 @@ def verify_command(call: Call, stores: tuple[str, ...], against: str | None, dif
     config, count = call.config, os.cpu_count() or 1
     with (
         closing(open_services(config)) as services,
-        JobReader(config, only_settled=True) as reader,  # an open transaction is nothing to wait for
+        JobReader(config, only_settled=True) as reader,  # do not wait for an open transaction
         WorkerProcesses(config, count) as workers,
         call.progress() as progress,
         services.executors.pool("stores", count) as pool,

@@ -102,7 +102,7 @@ class Codec(Generic[_T]):
 
 
 class _Converters(NamedTuple):
-    """Both directions of a type; None where Avro has the value as it is."""
+    """The functions that convert a type to Avro and back; None if Avro has the same value."""
 
     write: _Convert | None
     read: _Convert | None
@@ -176,8 +176,8 @@ class _Walk:
             readers += [(name, read)] if read else []
         made = _tuple if is_tuple else kind
         rule = self._shapes.rules.get(kind, _same)
-        # one call gets all fields, and the loops are over those with another form in Avro only: this is as fast as code
-        # that is generated for each record
+        # one call gets all fields, and the loops are over those with another form in Avro only: this is as fast as
+        # generated code
         get: _Convert = tuple if is_tuple else attrgetter(*names) if len(names) > 1 else _only(names[0])
 
         def to_fields(value: Any) -> dict[str, Any]:

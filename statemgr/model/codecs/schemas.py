@@ -18,7 +18,7 @@ from statemgr.serdes.avro import SingleObjects
 _SUFFIX = ".avsc"
 #: Bytes of memory for each byte of a record; what statemgr itself writes needs less than 20.
 _RATIO = 32
-#: Bytes of memory that are not worth looking for: an index of thousands of files takes less.
+#: Records that take up to this much memory are not limited further: an index of thousands of files takes less.
 _FREE = 128 * 1024 * 1024
 
 

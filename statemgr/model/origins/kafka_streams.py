@@ -6,7 +6,7 @@ serialized value, whether the store is plain, has timestamps (``ChangeLoggingTim
 timestamps and headers (``ChangeLoggingTimestampedKeyValueBytesStoreWithHeaders``). The timestamp that such a store
 keeps in the first 8 bytes of its local values is the timestamp of the record, and its headers are the record's.
 
-Other kinds are told apart by the settings and the name of the topic: ``WindowedChangelogTopicConfig`` gives the
+The settings and the name of the topic show other kinds: ``WindowedChangelogTopicConfig`` gives the
 changelogs of windows and sessions the policy ``compact,delete``, ``VersionedChangelogTopicConfig`` lets those of
 versioned stores wait at least a day for compaction, and ``KStreamImpl`` and ``KTableImpl`` name the stores that they
 make for themselves.
@@ -20,7 +20,7 @@ from statemgr.config.units import DAY_MS
 from statemgr.model.origins.origin import Decoder
 
 _SUFFIX = "-changelog"
-#: What the names of stores begin with whose records only Kafka Streams understands → what they are.
+#: Beginnings of the names of stores whose records only Kafka Streams understands → what these stores are.
 _OWN_FORMATS = {
     "KTABLE-SUPPRESS-STATE-STORE-": "a buffer of suppressed results",
     "KTABLE-FK-JOIN-SUBSCRIPTION-STATE-STORE-": "the subscriptions of a foreign-key join",

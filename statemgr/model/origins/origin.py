@@ -1,4 +1,4 @@
-"""What an origin is: a stream processor of others whose changelogs can become those of a job. Pure."""
+"""An origin: another stream processor whose changelogs statemgr can adopt. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statemgr.model.commit import Change
 
 
 class OldRecord(NamedTuple):
-    """One record of an old job's changelog, as Kafka has it. Made by the million."""
+    """One record of an old job's changelog, as Kafka has it. There are millions."""
 
     key: bytes
     value: bytes | None
@@ -52,10 +52,10 @@ class Origin(Protocol):
         """Why a changelog cannot be adopted, judged by its name and its settings: the end of a sentence about it."""
 
     def is_internal(self, topic: str, job: str) -> bool:
-        """Whether an input topic belongs to the old job alone: its processor writes it for itself."""
+        """Whether an input topic is internal to the old job, which writes it for itself."""
 
     def decoder(self, topic: str, committed: Mapping[str, int]) -> Decoder | None:
-        """What turns a record of one partition into a plain key and value; None if they are plain already.
+        """A function that turns a record of one partition into a plain key and value; None if they are plain already.
 
         Args:
             committed: input topic → next offset that the old job would have read in the partition of the same number.

@@ -21,7 +21,7 @@ _COLUMN_FAMILY = "__column_family__"
 _PROCESSED = "__processed_tp_offsets__"
 _STAMPED = "__ttl_stamped__"
 _STAMP_BYTES = 8
-#: The column family of the application's own keys, and the one that notes that old values have been given an expiry.
+#: The column family of the application's own keys, and the one with a note that old values have got an expiry.
 _VALUES, _SYSTEM = b"default", b"__ttl_system__"
 #: The store that an application uses unless it names one.
 _DEFAULT_STORE = "default"
