@@ -46,6 +46,9 @@ class Phase(StrEnum):
     MATERIALIZE = "materialize.begin"
     MATERIALIZED = "materialize.done"
     OUTPUT = "output.write"
+    # a first snapshot that is built next to a running job, and its owner, who begins with it
+    OFFER = "materialize.offer"
+    ADOPT_OFFER = "restore.adopt-offer"
     # an adoption, for each partition of a changelog, and after each of its transactions
     COPY = "adopt.copy"
     COPIED = "adopt.copied"

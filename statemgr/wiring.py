@@ -25,7 +25,7 @@ from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.local.executors import Threads
 from statemgr.local.owners import Scratch
-from statemgr.ports import BlobStore, Changelog, Clock, Executors, LocalDirectories, LocalStore, StateBackend
+from statemgr.ports import BlobStore, Changelog, Clock, Executors, LocalDirectories, LocalStore, Progress, StateBackend
 from statemgr.transfer.transfer import Transfer
 
 T = TypeVar("T")
@@ -40,12 +40,19 @@ def open_services(
 
 
 class WorkerProcesses:
-    """Processes that share the work of this one, each with services of its own for the job."""
+    """Processes that share the work of this one, each with services of its own for the job.
 
-    def __init__(self, config: JobConfig, count: int) -> None:
+    ``progress``: called on a thread of this process with what their work passes to :func:`worker_progress`.
+    """
+
+    def __init__(self, config: JobConfig, count: int, progress: Progress | None = None) -> None:
         # not a fork: the threads of Kafka's client and of RocksDB do not survive one
+        context = get_context("spawn")
+        self._reports = context.SimpleQueue() if progress is not None else None
+        if progress is not None:
+            threading.Thread(target=_pass_on, args=(self._reports, progress), daemon=True).start()
         self._pool = ProcessPoolExecutor(
-            count, get_context("spawn"), initializer=_begin_worker, initargs=(config.to_mapping(),)
+            count, context, initializer=_begin_worker, initargs=(config.to_mapping(), self._reports)
         )
 
     def submit(self, work: Callable[..., T], *arguments: object) -> Future[T]:
@@ -57,13 +64,38 @@ class WorkerProcesses:
 
     def __exit__(self, *exc: object) -> None:
         self._pool.shutdown(cancel_futures=True)
+        if self._reports is not None:
+            self._reports.put(None)
 
 
 _worker: list[Services] = []
+_reports: list[Any] = []
+#: Seconds between two reports of the same work.
+_REPORT_S = 0.2
 
 
-def _begin_worker(config: Mapping[str, Any]) -> None:
+def worker_progress() -> Progress:
+    """What reports progress from a worker process to the one that started it."""
+    last: dict[str, float] = {}
+
+    def report(what: str, done: int, total: int) -> None:
+        now_s = _worker[0].clock.monotonic()
+        if _reports and (now_s - last.get(what, 0.0) >= _REPORT_S or done == total):
+            last[what] = now_s
+            _reports[0].put((what, done, total))
+
+    return report
+
+
+def _pass_on(reports: Any, progress: Progress) -> None:
+    while (report := reports.get()) is not None:
+        progress(*report)
+
+
+def _begin_worker(config: Mapping[str, Any], reports: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
+    if reports is not None:
+        _reports.append(reports)
     _worker.append(open_services(JobConfig.from_mapping(config)))
     Finalize(None, _worker[0].close, exitpriority=1)
 

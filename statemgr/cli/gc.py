@@ -105,6 +105,7 @@ def _as_json(found: GarbageReport, *, dry_run: bool) -> dict[str, object]:
         "missing": found.missing,
         "unfinished": found.unfinished,
         "abandoned": found.abandoned,
+        "expired_offers": len(found.expired),
         "failed": {blob_id: error.message for blob_id, error in sorted(found.failed.items())},
         "notes": found.notes,
     }
@@ -120,6 +121,10 @@ def _print(found: GarbageReport, *, dry_run: bool) -> None:
         rows.append(("expiring", len(found.expiring), "", "needed, but still with a TTL"))
     if found.unfinished:
         rows.append(("unfinished", found.unfinished, "", "uploads that began before the grace period and never ended"))
+    if found.expired:
+        rows.append(
+            ("offers", len(found.expired), "", "of first snapshots, and expired for longer than a grace period")
+        )
     if not dry_run:
         rows.append(("deleted", found.deleted.blobs, size(found.deleted.size), f"{found.abandoned} unfinished uploads"))
     print_table(("", "blobs", "size", "what they are"), rows, empty="")
@@ -133,5 +138,5 @@ def _print(found: GarbageReport, *, dry_run: bool) -> None:
         say(f"failed: {blob_id}: {error.message}", style="red")
     if found.missing:
         say("nothing was deleted, because a blob is missing: `statemgr snapshots list` shows which state needs it")
-    elif dry_run and (found.counts[BlobStatus.ORPHAN].blobs or found.unfinished):
+    elif dry_run and (found.counts[BlobStatus.ORPHAN].blobs or found.unfinished or found.expired):
         say("this was a dry run: nothing was deleted")

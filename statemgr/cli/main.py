@@ -41,6 +41,10 @@ _BUILT_IN = {
     "doctor": ("statemgr.cli.doctor:command", "Check everything that the job needs, and say how to fix it."),
     "gc": ("statemgr.cli.gc:command", "Delete the blobs that no checkpoint needs."),
     "init": ("statemgr.cli.config:init_command", "Write a commented configuration file."),
+    "materialize": (
+        "statemgr.cli.materialize:command",
+        "Build first snapshots from the changelogs of a running job, for it to adopt.",
+    ),
     "migrate": ("statemgr.cli.migrate:command", "Move the job to another backend, step by step, and back."),
     "permit": (
         "statemgr.cli.permit:command",

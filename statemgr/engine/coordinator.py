@@ -17,6 +17,7 @@ from statemgr.backends.services import Services
 from statemgr.errors import FencedError
 from statemgr.flows.clean_up import CleanUp
 from statemgr.flows.commit import CommitBase, Refill
+from statemgr.flows.offers import Adoption
 from statemgr.flows.ownership import Published, confirm, settle
 from statemgr.flows.publish import publish
 from statemgr.flows.repair import find_damage
@@ -91,6 +92,16 @@ class Coordinator:
             return False  # the older checkpoint may be evicted by now, and its blobs deleted
         damage.checked(suspicion, found)
         return True
+
+    @contextmanager
+    def _adopting(self, adoptions: Sequence[Adoption]) -> Iterator[None]:
+        """A block that publishes adoptions, and deletes their offers."""
+        permits, self.published.permits = self.published.permits, ()  # the first commit uses them up
+        self.published.offers = tuple(key for adoption in adoptions for key in adoption.offers)
+        try:
+            yield
+        finally:
+            self.published.permits = permits
 
     def close(self) -> None:
         """Release the transactional ID."""

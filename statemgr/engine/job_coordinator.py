@@ -10,7 +10,9 @@ from functools import partial
 from statemgr.backends.services import Services
 from statemgr.engine.attempts import Epoch
 from statemgr.engine.coordinator import Coordinator
+from statemgr.errors import FencedError, StatemgrError
 from statemgr.flows.commit import Refill
+from statemgr.flows.offers import Adoption, prepare_adoption
 from statemgr.flows.open_job import JobTopics, fence_ids, read_published, take_over
 from statemgr.flows.opening_checks import remember_published
 from statemgr.flows.ownership import Published
@@ -61,6 +63,7 @@ class JobCoordinator(Coordinator):
             published = found.published
             published.job_records = set(log.job_records())
             acquired = cls(services, log, publisher, published)
+            acquired.adopt_offers(found.refill)
         except BaseException:
             publisher.close()
             raise
@@ -123,6 +126,38 @@ class JobCoordinator(Coordinator):
 
     def _checkpoints(self) -> Mapping[str, Checkpoint]:
         return {task: record.current for task, record in self.published.records.items() if record is not None}
+
+    def adopt_offers(self, refill: Mapping[str, Refill]) -> None:
+        """Publish the current checkpoints again, with the first snapshots that ``statemgr materialize`` has offered.
+
+        The micro-batch, the output and the input offsets stay. If that fails, the next commits upload the whole state.
+
+        Args:
+            refill: task → what its next commit fills in any case.
+
+        Raises: FencedError.
+        """
+        records = [record for record in self.published.records.values() if record is not None]
+        offers = self._log.offers()
+        batches = {record.current.batch for record in records}
+        if not offers or len(records) != len(self.published.records) or len(batches) != 1:
+            return
+
+        def prepared(record: CheckpointRecord) -> Adoption | None:
+            attachments, base = repeated_attachments(record.current), self.base(record.task, refill[record.task])
+            return prepare_adoption(self._services, offers, record, base, attachments=attachments, together=True)
+
+        try:
+            with self._services.executors.pool("adopt", _PARALLELISM) as pool:
+                adoptions = [found for found in pool.map(prepared, records) if found is not None]
+            if len(adoptions) < len(records) or not any(adoption.offers for adoption in adoptions):
+                return
+            with self._adopting(adoptions):
+                self.publish([adoption.commit for adoption in adoptions], batches.pop(), wait=False)
+        except FencedError:
+            raise
+        except StatemgrError as error:
+            log.warning("job %s: offers of first snapshots were not adopted: %s", self._services.config.job_name, error)
 
     # --- damage --------------------------------------------------------------------------------------------------
 

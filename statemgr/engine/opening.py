@@ -8,9 +8,10 @@ Steps of :meth:`TaskOpener.open`:
 4. read what is published, and refuse what would lose state (:func:`statemgr.flows.open_job.read_published`)
 5. compare the input topics with those of the checkpoint
 6. restore and open every store
-7. publish the checkpoint again if the next commit would have to change something even without input: a backend to fill,
+7. adopt the first snapshots that ``statemgr materialize`` has offered
+8. publish the checkpoint again if the next commit would have to change something even without input: a backend to fill,
    an input topic that was created again, or one-shot permissions to use up
-8. from now on, repair damaged backups in the background
+9. from now on, repair damaged backups in the background
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class TaskOpener:
         except BaseException:
             self._tasks.forget(assignment.name)
             raise
-        opened.watch_backups()  # 8
+        opened.watch_backups()  # 9
         return opened
 
     def close(self) -> None:
@@ -125,7 +126,8 @@ class TaskOpener:
             assignment.check()
             for restore in restored:
                 self.metrics.restored(restore)
-            if found.refill[task] or inputs.recreated or permissions.names or published.permits:  # 7
+            coordinator.adopt_offers()  # 7
+            if found.refill[task] or inputs.recreated or permissions.names or published.permits:  # 8
                 opened.commit(opened.start_offsets)
             undo.pop_all()
         return opened

@@ -1,4 +1,5 @@
-"""The owner of one task of a consumer loop: what follows each of its publishes, and the repair of its backups."""
+"""The owner of one task of a consumer loop: what follows each of its publishes, the adoption of offers, and the
+repair of its backups."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from statemgr.backends.services import Services
 from statemgr.engine.coordinator import Coordinator
 from statemgr.engine.metrics import TaskMetrics
 from statemgr.engine.output import Output
-from statemgr.errors import StatemgrError
+from statemgr.errors import FencedError, StatemgrError
 from statemgr.flows.background_snapshots import BackgroundSnapshots
 from statemgr.flows.commit import CommitBase, FrozenCommit, Refill
+from statemgr.flows.offers import prepare_adoption
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.opening_checks import remember_published
 from statemgr.flows.ownership import Published
@@ -109,6 +111,27 @@ class TaskCoordinator(Coordinator):
                 store.tidy()
         except (StatemgrError, OSError) as error:
             log.warning("task %s: the local directories could not be tidied: %s", self._task, error)
+
+    def adopt_offers(self) -> None:
+        """Publish the current checkpoint again, with the first snapshots that ``statemgr materialize`` has offered.
+
+        If that fails, the next commit uploads the whole state. Raises: FencedError.
+        """
+        record, base, offers = self.published.records[self._task], self.next_base(), self._log.offers()
+        if record is None or not offers:
+            return
+        try:
+            adoption = prepare_adoption(self._services, offers, record, base, together=False)
+            if adoption is None:
+                return
+            commit = adoption.commit
+            repeated = FrozenCommit(commit.attempt, base, commit.input_offsets, {})
+            with self._adopting([adoption]), self._metrics.commit():
+                self.publish(repeated, commit, lambda: commit.input_topic_ids)
+        except FencedError:
+            raise
+        except StatemgrError as error:
+            log.warning("task %s: the offer of a first snapshot was not adopted: %s", self._task, error)
 
     def needs_repair(self) -> bool | None:
         """Whether a backup of the current checkpoint is damaged; None if that has to be checked again.

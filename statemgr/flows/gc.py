@@ -12,7 +12,8 @@ Steps of :func:`collect_garbage`:
 4. ask by name for each needed blob that the listing did not have. If one does not exist, read the topic once more; if a
    checkpoint still needs the blob, it is lost, and nothing is deleted
 5. only on request: remove the TTL of published blobs that would expire
-6. only on request: LIST again, and delete the orphans, then their indexes, then unfinished uploads
+6. only on request: LIST again, and delete the orphans, then their indexes, then unfinished uploads, and the records of
+   offers that expired long ago
 
 Why a commit that runs meanwhile is safe: a publish refers only to blobs that the checkpoint before it needs, and to
 blobs younger than half the shortest grace period (:mod:`statemgr.flows.grace_period`), which are no orphans. So only a
@@ -33,6 +34,8 @@ from statemgr.backends.services import Services
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError
 from statemgr.flows.grace_period import chosen_grace_ms
 from statemgr.flows.needed_blobs import NeededBlobs, find_needed_blobs
+from statemgr.kafka.offers import withdraw_offers
+from statemgr.model.offers import OfferKey
 from statemgr.model.snapshot import blob_id_problem
 from statemgr.ports import BlobInfo, CheckpointLog, Progress, UnfinishedUpload, list_blobs
 
@@ -79,6 +82,7 @@ class GarbageReport:
         expiring: published blobs that have a TTL; ``fixed``: those whose TTL was removed.
         missing: blobs that do not exist although retained checkpoints need them; then nothing was deleted.
         unfinished: number of unfinished uploads older than the grace period; ``abandoned``: how many were removed.
+        expired: offers of first snapshots that nobody can adopt any more.
         failed: blobs that could not be deleted or fixed, and why.
     """
 
@@ -91,6 +95,7 @@ class GarbageReport:
     missing: list[str] = field(default_factory=list)
     unfinished: int = 0
     abandoned: int = 0
+    expired: tuple[OfferKey, ...] = ()
     failed: dict[str, StatemgrError] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -123,6 +128,7 @@ def collect_garbage(
     first = find_needed_blobs(services, log, allow_no_checkpoints=allow_no_checkpoints)
     unseen = _survey(services, first, cut_ms, report, progress)  # 2
     second = find_needed_blobs(services, log, allow_no_checkpoints=allow_no_checkpoints)  # 3
+    report.expired = second.expired
     report.expiring = [blob_id for blob_id in report.expiring if blob_id in second.needed]
     report.notes += [
         f"{task} commits faster than its indexes can be read: its blobs are kept this time"
@@ -136,6 +142,7 @@ def collect_garbage(
         report.fixed = [blob_id for blob_id in report.expiring if blob_id not in report.failed]
     if delete and not report.missing:  # 6
         _delete_orphans(services, (first, second), cut_ms, report, progress)
+        withdraw_offers(services.config, report.expired)
     return report
 
 

@@ -1,5 +1,8 @@
 """Finds the blobs that the retained checkpoints of a job need, from the checkpoint topic. Reads only; fences nobody.
 
+It also spares the blobs of offers (:mod:`statemgr.flows.offers`), which it reads first: if an offer is adopted
+meanwhile, a checkpoint that is read later needs them.
+
 Steps of :func:`find_needed_blobs`, for one task after another:
 
 1. note every blob that a restore of the task's retained checkpoints needs, the newest checkpoint first
@@ -33,8 +36,10 @@ from dataclasses import dataclass, field
 
 from statemgr.backends.services import Services
 from statemgr.errors import CorruptError, InvalidError, MissingError, MissingState, PermissionNeeded
+from statemgr.flows.offers import expired_offers, offered_blobs
 from statemgr.ids import CheckpointId, task_name, task_path
 from statemgr.model.checkpoint import CheckpointRecord, Marker
+from statemgr.model.offers import OfferKey
 from statemgr.ports import CheckpointLog
 
 #: Times that the topic is read again for a task whose newest index was deleted before it could be read.
@@ -58,13 +63,15 @@ class NeededBlobs:
 
     Attributes:
         needed: blob → time of the oldest retained checkpoint that needs it (epoch milliseconds by its owner's clock).
-        spared: blobs that a checkpoint names although no restore needs them.
+        spared: blobs that a checkpoint names although no restore needs them, and those of offers.
+        expired: offers of first snapshots that nobody can adopt any more.
         unknown: prefixes of blobs of which nobody can say whether they are needed.
         busy: tasks among those, whose owners published faster than an index could be read.
     """
 
     needed: dict[str, int] = field(default_factory=dict)
     spared: set[str] = field(default_factory=set)
+    expired: tuple[OfferKey, ...] = ()
     unknown: tuple[str, ...] = ()
     busy: tuple[str, ...] = ()
 
@@ -85,6 +92,9 @@ def find_needed_blobs(services: Services, log: CheckpointLog, *, allow_no_checkp
     """
     records = _read(services, log, allow_no_checkpoints)
     found = NeededBlobs()
+    offers = log.offers()
+    found.expired = tuple(expired_offers(services, offers))
+    found.spared.update(offered_blobs(services, {key: offers[key] for key in offers.keys() - set(found.expired)}))
     found.busy = tuple(task for task, record in records.items() if not _add_task(services, log, record, found))
     # the tasks of the layout without a record: they are new, or their records were lost
     tasks = 0 if allow_no_checkpoints else max(record.layout.tasks for record in records.values())

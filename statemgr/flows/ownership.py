@@ -19,6 +19,7 @@ from statemgr.backends.services import Services
 from statemgr.errors import FencedError, MissingError, OutcomeUnknownError, PermissionNeeded, StatemgrError
 from statemgr.flows.checkpoint_records import sequences
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
+from statemgr.model.offers import OfferKey
 from statemgr.model.permissions import Permit
 from statemgr.phases import Phase, announce
 from statemgr.ports import CheckpointLog, Publisher
@@ -41,6 +42,7 @@ class Published:
         pending: the records of a publish that was sent but not answered. :func:`settle` must come next.
         job_records: the sequence numbers of the job records on the topic, for a publisher of several tasks.
         permits: one-shot permissions of the opening, which the first publish uses up.
+        offers: offers of first snapshots that the next publish deletes.
         kept: task → the checkpoints that it keeps from now on, if they are not those of its newest checkpoint.
     """
 
@@ -53,6 +55,7 @@ class Published:
     pending: dict[str, CheckpointRecord] = field(default_factory=dict)
     job_records: set[int] = field(default_factory=set)
     permits: tuple[Permit, ...] = ()
+    offers: tuple[OfferKey, ...] = ()
     kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -62,7 +65,7 @@ class Published:
 
     def acknowledge(self, records: Mapping[str, CheckpointRecord]) -> None:
         """Make these records the published ones."""
-        self.pending, self.permits, self.kept = {}, (), {}
+        self.pending, self.permits, self.offers, self.kept = {}, (), (), {}
         self.records.update(records)
         if len(self.records) > 1:
             of_publish = {record.current.sequence for record in records.values()}

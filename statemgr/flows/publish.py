@@ -130,6 +130,8 @@ class _Publish:
                 send_records(config, send, published.layout, published.records, records, published.job_records)
                 for permit in published.permits:
                     send(permit.key, None)
+                for offer in published.offers:
+                    send(offer.encoded(), None)
                 check_topic(transaction.flush()[config.checkpoint_topic, 0].end)
                 published.pending = records  # from here on the outcome may become unknown
                 announce(Phase.COMMIT_TRANSACTION, subject, config.job_key)  # 6

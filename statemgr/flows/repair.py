@@ -163,7 +163,7 @@ def prepare_repair(
     Raises: MissingState, CorruptError if nothing can supply a store; RetryableError, AccessDenied, DiskFull.
     """
     checkpoint, task = record.current, record.task
-    carried, refill = _carried(services, base, record)
+    carried, refill = carried_stores(services, base, record)
     damaged = {store for _, store in refill}
     with ExitStack() as closing:
         older = record.checkpoints[1:]
@@ -181,10 +181,10 @@ def prepare_repair(
     return base, replace(prepared, stores=all_stores, input_topic_ids=checkpoint.input_topic_ids)  # 5
 
 
-def _carried(
+def carried_stores(
     services: Services, base: CommitBase, record: CheckpointRecord
 ) -> tuple[Mapping[str, PreparedStore], frozenset[tuple[str, str]]]:
-    """All stores with their valid markers, and the pairs to fill, including those whose markers are no longer valid."""
+    """The checkpoint's stores with their valid markers, and the pairs to fill, including those without a valid one."""
     refill = set(base.refill)
     carried = {}
     for name, state_id in record.current.stores.items():

@@ -23,6 +23,7 @@ from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.kafka.topic_watch import TopicWatch
 from statemgr.model import codecs
 from statemgr.model.checkpoint import CheckpointRecord, with_version_one
+from statemgr.model.offers import Offer, OfferKey, decode_offer, is_offer
 from statemgr.model.permissions import Permit, decode_permit, is_permit
 from statemgr.ports import Clock
 from statemgr.serdes.avro import HEADER_SIZE, unknown_header
@@ -56,6 +57,7 @@ class _Seen:
     tracks: dict[TrackId, Track] = field(default_factory=dict)
     by_key: dict[bytes, Track | None] = field(default_factory=dict)
     permits: dict[bytes, Permit] = field(default_factory=dict)
+    offers: dict[OfferKey, Offer] = field(default_factory=dict)
 
     def continues(self, bounds: _Bounds, position: int) -> bool:
         """Whether the topic still has what was read. ``position``: the offset that reading had reached when ``bounds``
@@ -117,6 +119,13 @@ class CheckpointTopic:
     def permits(self) -> Sequence[Permit]:
         with self._lock:
             return tuple(self._seen.permits.values()) if self._seen is not None else ()
+
+    def offers(self) -> Mapping[OfferKey, Offer]:
+        with self._lock:
+            if self._seen is None:
+                return {}
+            newest = self._generation(self._seen)
+            return {key: offer for key, offer in self._seen.offers.items() if key.layout_generation == newest}
 
     def begin_check(self) -> Callable[[int], None]:
         return self._watch.begin_check() if self._watch is not None else lambda end: None
@@ -238,6 +247,13 @@ class CheckpointTopic:
                 seen.permits.pop(key, None)
             elif (permit.job_name, permit.job_id) == (self._config.job_name, self._config.job_id):
                 seen.permits[key] = permit
+            return None
+        if is_offer(key):
+            at, offer = decode_offer(key, value, place)
+            if offer is None:
+                seen.offers.pop(at, None)
+            elif (at.job_name, at.job_id) == (self._config.job_name, self._config.job_id):
+                seen.offers[at] = offer
             return None
         track = self._track(seen, key, offset)
         if track is None:

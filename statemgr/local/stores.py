@@ -22,6 +22,9 @@ class ChangeWriter(Protocol):
 
     def write(self, changes: Iterable[Change]) -> None: ...
 
+    def flush(self) -> None:
+        """Write everything to files."""
+
 
 def open_store(
     kind: str, directory: Path, options: Mapping[str, object], *, read_first: bool = False, briefly: bool = False
@@ -69,13 +72,16 @@ def key_ranges(kind: str, directory: Path, count: int) -> list[tuple[bytes | Non
     return list(pairwise(bounds))
 
 
-def bulk_writer(kind: str, directory: Path, options: Mapping[str, object]) -> AbstractContextManager[ChangeWriter]:
+def bulk_writer(
+    kind: str, directory: Path, options: Mapping[str, object], *, continued: bool = False
+) -> AbstractContextManager[ChangeWriter]:
     """Fill a new store. When the block ends without an error, the directory has the closed store.
 
-    Raises: as :func:`open_store`; InvalidError if the directory is not empty.
+    ``continued``: it begins with what an earlier writer, which was killed, had written when it last flushed, and
+    perhaps with more. Raises: as :func:`open_store`; InvalidError if the directory is not empty and not continued.
     """
     if kind == "rocksdb":
-        return bulk_load(directory, options)
+        return bulk_load(directory, options, continued=continued)
     if kind == "memory":
         return _memory_load(directory)
     raise _unknown(kind)

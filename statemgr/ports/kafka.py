@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from statemgr.errors import RetryableError
 from statemgr.model.checkpoint import CheckpointRecord
 from statemgr.model.commit import Change
+from statemgr.model.offers import Offer, OfferKey
 from statemgr.model.permissions import Permit
 
 
@@ -28,6 +29,9 @@ class CheckpointLog(Protocol):
 
     def permits(self) -> Sequence[Permit]:
         """The one-shot permissions that wait for an opening of the job's tasks, as of the last read."""
+
+    def offers(self) -> Mapping[OfferKey, Offer]:
+        """The offers of first snapshots in the newest layout, expired ones too, as of the last read."""
 
     def job_records(self) -> Collection[int]:
         """The sequence numbers of all job records in the newest layout, as of the last read."""

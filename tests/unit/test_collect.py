@@ -37,6 +37,7 @@ from statemgr.model.checkpoint import (
     OutstandingTtl,
 )
 from statemgr.model.commit import PreparedCommit
+from statemgr.model.offers import Offer, OfferKey
 from statemgr.ports import StoreIdentity, list_blobs, no_progress
 from statemgr.wiring import open_services
 from tests.blob_faults import ManualClock
@@ -72,6 +73,10 @@ class Topic:
     def job_records(self) -> Collection[int]:
         """As the port says."""
         return ()
+
+    def offers(self) -> Mapping[OfferKey, Offer]:
+        """As the port says."""
+        return {}
 
     def was_truncated(self) -> bool:
         """As the port says."""

@@ -33,10 +33,13 @@ from statemgr.model.snapshot import (
     SnapshotIndex,
 )
 from statemgr.phases import Phase
-from statemgr.ports import Clock, FinishedDirectory, StoreIdentity, StoreSnapshot
+from statemgr.ports import Clock, FinishedDirectory, Progress, StoreIdentity, StoreSnapshot
 from statemgr.transfer.packs import PACK_LIMIT, read_file, upload_packs
 from statemgr.transfer.plan import Upload
 from statemgr.transfer.transfer import Transfer
+
+#: Bytes of files that are uploaded before it is noted that they are stored.
+_GROUP_BYTES = 1024 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,21 @@ class StoredSnapshot:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class UploadNotes:
+    """Lets an upload continue that was killed.
+
+    Attributes:
+        known: files that it has stored.
+        stored: called with path → file now and then, when more of them are stored.
+        progress: called while files are uploaded.
+    """
+
+    known: DirIndex | None
+    stored: Callable[[Mapping[str, FileIndex]], None]
+    progress: Progress
+
+
 class Snapshots:
     """Stores snapshots of a job's stores."""
 
@@ -56,20 +74,23 @@ class Snapshots:
         self._clock = clock
         self._catalogue = catalogue
 
-    def store(self, snapshot: StoreSnapshot, base: BlobRef | None) -> StoredSnapshot:
+    def store(self, snapshot: StoreSnapshot, base: BlobRef | None, notes: UploadNotes | None = None) -> StoredSnapshot:
         """Store a finished directory; ``base`` is the index that it is diffed against. Uploads have a TTL.
+
+        ``notes``: for a snapshot without a base, whose upload can continue after it was killed.
 
         Raises: UnavailableError, AccessDenied, DiskFull, CorruptError (a local file is not what was committed).
         """
         identity, attempt = snapshot.identity, snapshot.attempt
         identity.announce(Phase.DIFF)
         base_index = self._catalogue.if_readable(identity, self._catalogue.index, base) if base else None
-        tree = self._tree(snapshot.directory, base_index.root if base_index else None)
-        difference = diff(tree, base_index.root if base_index else None)
+        known = base_index.root if base_index else notes.known if notes else None
+        tree = self._tree(snapshot.directory, known)
+        difference = diff(tree, known)
 
         identity.announce(Phase.UPLOAD)
         inline, large = _split(difference.added, difference.kept)
-        uploaded = self._upload(snapshot, large)
+        uploaded = self._upload(snapshot, large, notes)
         files = {
             **difference.kept,
             **{file.path: _inline(snapshot.directory.path, file) for file in inline},
@@ -112,7 +133,9 @@ class Snapshots:
             files.append(LocalFile(path, size, known, mode, modified_ms))
         return LocalTree(tuple(files), there.dirs)
 
-    def _upload(self, snapshot: StoreSnapshot, files: Sequence[LocalFile]) -> dict[str, FileIndex]:
+    def _upload(
+        self, snapshot: StoreSnapshot, files: Sequence[LocalFile], notes: UploadNotes | None
+    ) -> dict[str, FileIndex]:
         # files of the same content are uploaded once; no other one has the size of a file without a hash
         first = {(file.size, file.hash): file for file in reversed(files)}
         transfer, root, identity = self._transfer(), snapshot.directory.path, snapshot.identity
@@ -126,8 +149,11 @@ class Snapshots:
             Upload(root / file.path, file.size, file.hash, file_prefix(identity, snapshot.attempt, file.path))
             for file in others
         ]
-        uploaded = transfer.upload_files(uploads, lambda *_: snapshot.check())
-        done |= {file.path: found for file, found in zip(others, uploaded, strict=True)}
+        if notes is None:
+            uploaded = transfer.upload_files(uploads, lambda *_: snapshot.check())
+            done |= {file.path: found for file, found in zip(others, uploaded, strict=True)}
+        else:
+            done |= _upload_in_groups(transfer, dict(zip((file.path for file in others), uploads, strict=True)), notes)
         return {file.path: done[first[file.size, file.hash].path] for file in files}
 
     def _put_index(self, identity: StoreIdentity, index: SnapshotIndex) -> BlobRef:
@@ -143,6 +169,27 @@ class Snapshots:
         ref = BlobRef(self._transfer().put_hedged(blob_id, data), len(data), content_hash(data))
         self._catalogue.remember_index(ref, index)
         return ref
+
+
+def _upload_in_groups(transfer: Transfer, uploads: Mapping[str, Upload], notes: UploadNotes) -> dict[str, FileIndex]:
+    """Upload files by path, and note after each group what is stored."""
+    done: dict[str, FileIndex] = {}
+    total = sum(upload.size for upload in uploads.values())
+    reached = 0
+    group: dict[str, Upload] = {}
+    for number, (path, upload) in enumerate(uploads.items(), 1):
+        group[path] = upload
+        size = sum(one.size for one in group.values())
+        if size < _GROUP_BYTES and number < len(uploads):
+            continue
+
+        def progress(what: str, now: int, _: int, before: int = reached) -> None:
+            notes.progress(what, before + now, total)
+
+        done |= zip(group, transfer.upload_files(list(group.values()), progress), strict=True)
+        notes.stored(done)
+        group, reached = {}, reached + size
+    return done
 
 
 def _split(added: Sequence[LocalFile], kept: Mapping[str, FileIndex]) -> tuple[list[LocalFile], list[LocalFile]]:

@@ -44,6 +44,13 @@ class BulkWriter:
                     raise ClosedError("the bulk load has ended", path=self._directory)
                 self._database.write(batch, self._write_options)
 
+    def flush(self) -> None:
+        """Write everything to files, which a later process finds. Raises: DiskFull."""
+        if self._database is None:
+            raise ClosedError("the bulk load has ended", path=self._directory)
+        with translated("cannot flush the store", self._directory):
+            self._database.flush()
+
     def finish(self) -> int:
         """Flush, which unsorted memtables need before a read, and close.
 
@@ -65,15 +72,20 @@ class BulkWriter:
 
 
 @contextmanager
-def bulk_load(directory: Path, options: Mapping[str, object]) -> Iterator[BulkWriter]:
+def bulk_load(directory: Path, options: Mapping[str, object], *, continued: bool = False) -> Iterator[BulkWriter]:
     """Fill a new store fast: with unsorted memtables, without a write-ahead log, and compacting only very many files.
 
     The block writes. When it ends without an error, the directory has a finished, closed store.
+
+    Args:
+        continued: the directory has what an earlier bulk load, which was killed, had written when it last flushed, and
+            perhaps more.
+
     Raises: DiskFull, CorruptError, InvalidError.
     """
     with os_translated("cannot make the store", directory):
         directory.mkdir(parents=True, exist_ok=True)
-        if os.listdir(directory):
+        if not continued and os.listdir(directory):
             raise InvalidError("a bulk load needs an empty directory", path=directory)
     writer = BulkWriter(open_database(directory, rocksdb_options.bulk(options)), directory)
     try:

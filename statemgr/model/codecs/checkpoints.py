@@ -140,7 +140,7 @@ def encode_record(record: CheckpointRecord) -> list[tuple[bytes, bytes]]:
 def decode_job(key: bytes, at: CheckpointKey, value: bytes, place: Place = NOWHERE) -> JobCheckpoint:
     """The content of a job record. ``key`` are the bytes of ``at``. Raises: CorruptRecord with the given place."""
     refuse = place.refuser("job record")
-    job = _JOB.decode(_opened(key, value, refuse), refuse)
+    job = _JOB.decode(opened(key, value, refuse), refuse)
     _check_key(at, job.layout.generation, job.publish.sequence, refuse)
     return job
 
@@ -148,7 +148,7 @@ def decode_job(key: bytes, at: CheckpointKey, value: bytes, place: Place = NOWHE
 def decode_task(key: bytes, at: CheckpointKey, value: bytes, place: Place = NOWHERE) -> TaskCheckpoint:
     """The content of a task record. ``key`` are the bytes of ``at``. Raises: CorruptRecord with the given place."""
     refuse = place.refuser("task record")
-    task = _TASK.decode(_opened(key, value, refuse), refuse)
+    task = _TASK.decode(opened(key, value, refuse), refuse)
     if (task.publish is None) != (task.layout is None):
         raise refuse("it has one of the layout and the publish without the other")
     if task.publish is not None and task.layout is not None:
@@ -172,10 +172,15 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
 
 def _sealed(key: CheckpointKey, value: bytes) -> tuple[bytes, bytes]:
     data = encode_key(key)
-    return data, value + checksum(data + value)
+    return data, sealed(data, value)
 
 
-def _opened(key: bytes, value: bytes, refuse: Refuse) -> bytes:
+def sealed(key: bytes, value: bytes) -> bytes:
+    """A value with a checksum over the key and all bytes of the value."""
+    return value + checksum(key + value)
+
+
+def opened(key: bytes, value: bytes, refuse: Refuse) -> bytes:
     """A value without its checksum. Raises: CorruptRecord unless that matches."""
     content = value[:-_CHECKSUM_SIZE]
     if len(value) <= _CHECKSUM_SIZE or checksum(key + content) != value[-_CHECKSUM_SIZE:]:

@@ -1,0 +1,46 @@
+"""Writes offers to the checkpoint topic, without a transaction and without any transactional ID, so that nobody is
+fenced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from confluent_kafka import KafkaError, Message
+
+from statemgr.config import JobConfig
+from statemgr.errors import UnavailableError
+from statemgr.kafka.checkpoint_tracks import PARTITION
+from statemgr.kafka.clients import DEADLINE_S, producer
+from statemgr.kafka.errors import ClientErrors, translate, translated
+from statemgr.model.offers import Offer, OfferKey, encode_offer
+
+
+def write_offer(config: JobConfig, key: OfferKey, offer: Offer) -> None:
+    """Write an offer, and wait until the brokers have it. Raises: UnavailableError, AccessDenied, InvalidError."""
+    _write(config, [encode_offer(key, offer)])
+
+
+def withdraw_offers(config: JobConfig, keys: Iterable[OfferKey]) -> None:
+    """Delete offers. Raises: UnavailableError, AccessDenied."""
+    records = [(key.encoded(), None) for key in keys]
+    if records:
+        _write(config, records)
+
+
+def _write(config: JobConfig, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+    errors, doing, topic = ClientErrors(), "writing an offer", config.checkpoint_topic
+    failed: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            failed.append(error)
+
+    client = producer(config, errors, acks="all", enable_idempotence=True, message_timeout_ms=int(DEADLINE_S * 1000))
+    with translated(doing, errors, topic=topic):
+        for key, value in records:
+            client.produce(topic, value, key, PARTITION, on_delivery=delivered)
+        left = client.flush(DEADLINE_S + 5)
+    if failed:
+        raise translate(failed[0], doing, reported=errors, topic=topic)
+    if left:
+        raise UnavailableError("the brokers have not answered the write of an offer", topic=topic)

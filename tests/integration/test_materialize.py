@@ -1,0 +1,393 @@
+"""`statemgr materialize`: first snapshots that are built next to a running job, and how its owner adopts them."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from statemgr import JobConfig, StateManager
+from statemgr.backends.changelog import build
+from statemgr.blobs.file import FileBlobStore
+from statemgr.cli.main import cli
+from statemgr.engine.materializer import materialize_task
+from statemgr.errors import AccessDenied, UnavailableError
+from statemgr.kafka.changelog_topic import ChangelogTopics
+from statemgr.kafka.offers import withdraw_offers, write_offer
+from statemgr.model.checkpoint import BlobMarker
+from statemgr.phases import Phase, observed
+from statemgr.reader import JobReader
+from tests.commits import TASK, attempt, blob_files, commit, current, failing, referenced, totals, write
+from tests.jobs import elsewhere, with_changes
+from tests.kafka_jobs import recreate
+from tests.offers import BLOBS, CHANGELOG, materialize, offers, run, stage_one, stage_two, write_file
+from tests.servers import KafkaServer, S3Server
+
+RANDOM = random.Random(12)
+ROWS: dict[bytes, bytes | None] = {b"key-%04d" % number: RANDOM.randbytes(200) for number in range(500)}
+DAY_MS = 24 * 3600 * 1000
+SOME = dict(list(ROWS.items())[:100])
+
+
+@pytest.fixture
+def config(kafka: KafkaServer, tmp_path: Path) -> JobConfig:
+    """A job with changelogs alone: 500 rows, of which 100 were deleted."""
+    found = stage_one(kafka, tmp_path)
+    commit(found, ROWS, 500)
+    commit(found, dict.fromkeys(SOME), 600)
+    return found
+
+
+def adopted(config: JobConfig) -> BlobMarker:
+    """Open the job in stage 2 and close it again, without a commit: the marker of the adopted offer."""
+    dual = stage_two(config)
+    with StateManager(dual) as manager, manager.open_task(TASK):
+        pass
+    record = current(config)
+    assert record is not None
+    marker = record.current.marker(BLOBS, "totals")
+    assert isinstance(marker, BlobMarker)
+    return marker
+
+
+def chain_of(config: JobConfig) -> tuple[str, int]:
+    """The index blob of the published snapshot, and the number of segments after it."""
+    record = current(config)
+    assert record is not None
+    marker = record.current.marker(BLOBS, "totals")
+    assert marker is not None
+    with JobReader(stage_two(config)) as reader:
+        chain = reader.chain(TASK, "totals", marker)
+    return chain.snapshot.index.blob_id, len(chain.segments)
+
+
+def collect(config: JobConfig, directory: Path, *arguments: str) -> dict[str, Any]:
+    """What `statemgr gc` reports."""
+    path = str(write_file(config, directory))
+    result = CliRunner().invoke(cli, ["gc", "--config", path, "--json", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_the_owner_begins_with_the_offer(config: JobConfig, tmp_path: Path) -> None:
+    """The chain is the offered snapshot and what the changelog has had since, deletes included: no upload of it all."""
+    (report,) = materialize(config, tmp_path)
+    assert (report["result"], report["records"]) == ("offered", 600)
+    ((key, offer),) = offers(config).items()
+    later: dict[bytes, bytes | None] = {b"key-0000": b"again", b"key-0200": None, b"new": b"1", b"key-0499": b"changed"}
+    commit(config, later, 700)
+    commit(config, {b"key-0000": None}, 701)
+    offered = blob_files(tmp_path)
+    assert offered == blob_files(tmp_path, expiring=True)  # until the owner needs them
+
+    adopted(config)
+    expected = totals(config, CHANGELOG)
+    assert len(expected[TASK]) == 500 - 100 - 1 + 1
+    assert totals(config, BLOBS) == expected
+    assert chain_of(config) == (offer.index.blob_id, 1)
+    assert not blob_files(tmp_path, expiring=True)
+    assert blob_files(tmp_path) >= offered
+    assert offers(config) == {}
+    record = current(config)
+    assert record is not None
+    assert record.current.input_offsets == {"orders-0": 701}
+    assert key.attempt in offer.index.blob_id
+
+    dual = stage_two(config)
+    commit(dual, {b"more": b"1", b"key-0100": None}, 800)
+    assert chain_of(config) == (offer.index.blob_id, 2)
+    moved = elsewhere(dual, tmp_path / "other", [BLOBS])
+    commit(moved, {b"more": None}, 801)  # it continues from blobs alone
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+    assert not blob_files(tmp_path, expiring=True)
+
+
+def test_a_running_job_is_not_disturbed(config: JobConfig, tmp_path: Path) -> None:
+    """The owner commits during the replay, the upload and the offer; it is not fenced, and the result is exact."""
+    steps: list[str] = []
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+
+        def commit_too(phase: Phase, subject: str) -> None:
+            if phase in (Phase.REPLAY, Phase.UPLOAD, Phase.OFFER) and threading.current_thread() is main:
+                steps.append(phase.name)
+                number = 600 + len(steps)
+                write(task, {b"during": b"%d" % number, b"key-%04d" % number: None, b"key-0%d" % number: b"x"})
+                task.commit({"orders-0": number})
+
+        main = threading.current_thread()
+        with observed(commit_too):
+            (done,) = materialize_task(config, TASK)
+        assert done.offered
+        assert steps == ["REPLAY", "UPLOAD", "OFFER"]
+        task.store("totals").put(b"after", b"1")
+        task.commit({"orders-0": 999})
+    adopted(config)
+    found = totals(config, BLOBS)
+    assert found == totals(config, CHANGELOG)
+    assert found[TASK][b"during"] == b"603"
+
+
+def test_a_job_that_commits_all_the_time(config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay that takes long reads the newest checkpoint again and again, until it has caught up."""
+    monkeypatch.setattr(build, "_NEW_S", 0.3)
+    monkeypatch.setattr(build, "NOTE_S", 0.0)
+    stop = threading.Event()
+    commits = 0
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+
+        def work() -> None:
+            nonlocal commits
+            while not stop.is_set():
+                commits += 1
+                write(task, {b"key-%04d" % (commits % 450): b"%d" % commits, b"key-%04d" % (commits % 397): None})
+                task.commit({"orders-0": 1000 + commits})
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            (done,) = materialize_task(config, TASK)
+        finally:
+            stop.set()
+            thread.join()
+    assert done.offered
+    assert commits > 3
+    adopted(config)
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+
+
+def test_an_expired_offer_is_ignored(config: JobConfig, tmp_path: Path) -> None:
+    """The next commit then uploads the state as ever."""
+    materialize(config, tmp_path)
+    ((key, offer),) = offers(config).items()
+    write_offer(config, key, replace(offer, expires_ms=offer.made_ms))
+    commit(stage_two(config), {b"x": b"1"}, 601)
+    assert chain_of(config)[0] != offer.index.blob_id
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+
+
+def test_an_offer_of_another_layout_is_ignored(config: JobConfig, tmp_path: Path) -> None:
+    """Its tasks had other keys."""
+    materialize(config, tmp_path)
+    ((key, offer),) = offers(config).items()
+    record = current(config)
+    assert record is not None
+    withdraw_offers(config, [key])
+    write_offer(config, replace(key, layout_generation=record.layout.generation + 7), offer)
+    commit(stage_two(config), {b"x": b"1"}, 601)
+    assert chain_of(config)[0] != offer.index.blob_id
+
+
+def test_an_offer_of_a_deleted_changelog_is_ignored(config: JobConfig, tmp_path: Path) -> None:
+    """The topic has the same name and offsets again, and other records."""
+    materialize(config, tmp_path)
+    ((_, offer),) = offers(config).items()
+    recreate(config, offer.changelog.topic)
+    commit(config, {b"x": b"1"}, 601)  # fills the new topic from the local copy
+    commit(stage_two(config), {b"y": b"1"}, 602)
+    assert chain_of(config)[0] != offer.index.blob_id
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+
+
+def test_an_offer_beyond_the_checkpoint_is_ignored(config: JobConfig, tmp_path: Path) -> None:
+    """After a rollback of the changelog to an older state, say."""
+    materialize(config, tmp_path)
+    ((key, offer),) = offers(config).items()
+    beyond = replace(offer.changelog, offset=offer.changelog.offset + 1000)
+    write_offer(config, key, replace(offer, changelog=beyond))
+    commit(stage_two(config), {b"x": b"1"}, 601)
+    assert chain_of(config)[0] != offer.index.blob_id
+
+
+def test_an_offer_that_has_lost_a_blob_is_not_adopted(config: JobConfig, tmp_path: Path) -> None:
+    """What a checkpoint refers to exists when it is published."""
+    materialize(config, tmp_path)
+    ((_, offer),) = offers(config).items()
+    lost = max(blob_files(tmp_path) - {offer.index.blob_id})
+    (tmp_path / "blobs" / lost).unlink()
+    commit(stage_two(config), {b"x": b"1"}, 601)
+    assert chain_of(config)[0] != offer.index.blob_id
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+
+
+def test_the_newest_of_two_offers_is_adopted(config: JobConfig, tmp_path: Path) -> None:
+    """Both are deleted; garbage collection deletes the blobs of the other one."""
+    materialize(config, tmp_path)
+    commit(config, {b"between": b"1"}, 601)
+    (report,) = materialize(config, tmp_path)
+    assert (report["result"], len(offers(config))) == ("not needed", 1)
+    (report,) = materialize(config, tmp_path, "--again")
+    assert (report["result"], len(offers(config))) == ("offered", 2)
+    newest = max(offers(config).values(), key=lambda offer: offer.changelog.offset)
+    adopted(config)
+    assert chain_of(config) == (newest.index.blob_id, 0)
+    assert offers(config) == {}
+    assert referenced(stage_two(config)) == blob_files(tmp_path, expiring=False)
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+
+
+def test_an_owner_that_dies_before_the_ttl_is_removed(config: JobConfig, tmp_path: Path) -> None:
+    """The next opening removes the TTL of everything that the adoption refers to."""
+    materialize(config, tmp_path)
+    commit(config, {b"x": b"1"}, 601)
+
+    def die(phase: Phase, subject: str) -> None:
+        if phase is Phase.REMOVE_TTL:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), observed(die):
+        adopted(config)
+    assert blob_files(tmp_path, expiring=True)
+    adopted(config)
+    assert not blob_files(tmp_path, expiring=True)
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+
+
+def test_an_unanswered_adoption_is_settled(config: JobConfig, tmp_path: Path) -> None:
+    """A failure during the adoption never fails the opening; the next commit goes on from what the topic says."""
+    materialize(config, tmp_path)
+    with failing(Phase.SEND_CHECKPOINT), StateManager(stage_two(config)) as manager, manager.open_task(TASK) as task:
+        assert task.last_checkpoint is not None
+        assert task.last_checkpoint.marker(BLOBS, "totals") is None
+    assert len(offers(config)) == 1
+    adopted(config)
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+
+
+@pytest.mark.parametrize("where", ["directory", "s3"])
+def test_an_engine_adopts_for_all_tasks_at_once(kafka: KafkaServer, s3: S3Server, tmp_path: Path, where: str) -> None:
+    """`acquire` publishes the adopted offers of all tasks in one transaction, before the first attempt."""
+    more = {"blob__store__s3__path__style": True} if where == "s3" else {}
+    config = stage_one(kafka, tmp_path, s3=s3 if where == "s3" else None, tasks=3, stores=("totals", "seen"), **more)
+    tasks = ["Partition 0", "Partition 1", "Partition 2"]
+
+    def batch(config: JobConfig, number: int) -> None:
+        with StateManager(config) as manager:
+            epoch = manager.acquire()
+            items = {**ROWS, b"n": b"%d" % number, b"k%d" % number: b"v", b"k%d" % (number - 1): None}
+            manager.publish([attempt(config, epoch, task, items, number) for task in tasks])
+
+    batch(config, 1)
+    reports = materialize(config, tmp_path, "--task", "0", "--task", "2")
+    assert [report["result"] for report in reports] == ["offered"] * 4
+    batch(config, 2)
+    dual = stage_two(config)
+    with StateManager(dual) as manager:
+        epoch = manager.acquire()
+        markers = {task: (epoch.checkpoints[task] and epoch.checkpoints[task].marker(BLOBS, "seen")) for task in tasks}  # type: ignore[union-attr]
+        assert [marker is not None for marker in markers.values()] == [True, False, True]
+        assert offers(config) == {}
+        manager.publish([attempt(dual, epoch, task, {b"n": b"3"}, 3) for task in tasks])
+    assert totals(dual, BLOBS) == totals(dual, CHANGELOG)
+
+
+def test_two_runs_at_once(config: JobConfig, tmp_path: Path) -> None:
+    """On one machine the second one is told so; on two machines there are two offers, of which one is adopted."""
+    refused: list[UnavailableError] = []
+
+    def again(phase: Phase, subject: str) -> None:
+        if phase is Phase.UPLOAD and not refused:
+            refused.append(UnavailableError("not yet"))
+            with pytest.raises(UnavailableError, match="another process") as found:
+                materialize_task(config, TASK)
+            refused.append(found.value)
+            materialize_task(with_changes(config, state__dir=str(tmp_path / "other")), TASK)
+
+    with observed(again):
+        (done,) = materialize_task(config, TASK)
+    assert done.offered
+    assert len(refused) == 2
+    assert len(offers(config)) == 2
+    adopted(config)
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+    assert blob_files(tmp_path, expiring=False) == referenced(stage_two(config))
+
+
+def test_garbage_collection_keeps_live_offers(
+    config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT 38: the blobs of a live offer stay, however old; those of one that expired long ago are deleted with it."""
+    materialize(config, tmp_path)
+    offered = blob_files(tmp_path)
+    ((key, offer),) = offers(config).items()
+    with monkeypatch.context() as patch:
+        later = FileBlobStore.time_ms
+        patch.setattr(FileBlobStore, "time_ms", lambda self: later(self) + 10 * DAY_MS)
+        assert collect(config, tmp_path)["kept"]["blobs"] == len(offered)
+        write_offer(config, key, replace(offer, expires_ms=offer.made_ms - DAY_MS // 2))  # for less than a grace period
+        assert collect(config, tmp_path)["kept"]["blobs"] == len(offered)
+        assert blob_files(tmp_path) == offered
+        write_offer(config, key, replace(offer, expires_ms=offer.made_ms - 2 * DAY_MS))
+        dry = collect(config, tmp_path, "--dry-run")
+        assert (dry["orphans"]["blobs"], dry["expired_offers"], len(offers(config))) == (len(offered), 1, 1)
+        assert collect(config, tmp_path)["deleted"]["blobs"] == len(offered)
+    assert blob_files(tmp_path) == set()
+    assert offers(config) == {}
+    assert totals(config, CHANGELOG)[TASK] == {key: value for key, value in ROWS.items() if key not in SOME}
+
+
+def test_a_collection_next_to_a_materialization_leaves_it_alone(config: JobConfig, tmp_path: Path) -> None:
+    """FAULT 38: what is uploaded and not offered yet is young."""
+    reports = []
+
+    def collect_too(phase: Phase, subject: str) -> None:
+        if phase in (Phase.PUT_INDEX, Phase.OFFER):
+            reports.append(collect(config, tmp_path))
+
+    with observed(collect_too):
+        (done,) = materialize_task(config, TASK)
+    assert done.offered
+    assert [report["deleted"]["blobs"] for report in reports] == [0, 0]
+    assert reports[1]["young"]["blobs"] > 1
+    adopted(config)
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+
+
+def test_an_offer_that_the_brokers_cannot_date_is_kept(
+    config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the brokers' time nobody knows whether an owner adopts it just now."""
+    materialize(config, tmp_path)
+    ((key, offer),) = offers(config).items()
+    write_offer(config, key, replace(offer, expires_ms=0))
+
+    def refuse(self: ChangelogTopics) -> int:
+        raise AccessDenied("no temporary topics for you")
+
+    monkeypatch.setattr(ChangelogTopics, "time_ms", refuse)
+    later = FileBlobStore.time_ms
+    monkeypatch.setattr(FileBlobStore, "time_ms", lambda self: later(self) + 10 * DAY_MS)
+    assert collect(config, tmp_path)["deleted"]["blobs"] == 0
+    commit(stage_two(config), {b"x": b"1"}, 601)  # and an owner uploads everything instead
+    assert chain_of(config)[0] != offer.index.blob_id
+
+
+def test_a_store_in_memory(kafka: KafkaServer, tmp_path: Path) -> None:
+    """The type of the store makes no difference."""
+    config = with_changes(stage_one(kafka, tmp_path), stores__totals__type="memory")
+    commit(config, ROWS, 500)
+    materialize(config, tmp_path)
+    commit(config, {b"key-0000": None}, 501)
+    adopted(config)
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+
+
+def test_what_needs_no_offer(config: JobConfig, tmp_path: Path) -> None:
+    """A dry run builds nothing; a store with a snapshot needs no offer; with a snapshot in every commit none helps."""
+    (report,) = materialize(config, tmp_path, "--dry-run")
+    assert (report["result"], offers(config)) == ("to do", {})
+    assert not blob_files(tmp_path)
+    commit(stage_two(config), {b"x": b"1"}, 601)
+    (report,) = materialize(config, tmp_path)
+    assert (report["result"], report["reason"]) == ("not needed", "its checkpoint has a snapshot")
+    result = run(with_changes(config, task__commit__snapshot__interval=["1 commit"]), tmp_path)
+    assert result.exit_code == 2
+    assert "1 commit" in result.output
+    assert run(config, tmp_path, "--task", "7").exit_code == 4
+    assert run(config, tmp_path, "--store", "total").exit_code == 2
