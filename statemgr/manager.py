@@ -22,7 +22,7 @@ from statemgr.flows.ownership import always
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.input_topics import InputTopics, TaskInputs
 from statemgr.model.checkpoint import Checkpoint, Layout, MicroBatch
-from statemgr.model.checkpoint_parts import Inputs
+from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import PermissionFlags, Permissions
 from statemgr.ports import Progress, no_progress

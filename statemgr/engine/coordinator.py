@@ -22,7 +22,7 @@ from statemgr.flows.ownership import Published, confirm, settle
 from statemgr.flows.publish import publish
 from statemgr.flows.repair import find_damage
 from statemgr.model.checkpoint import MicroBatch
-from statemgr.model.checkpoint_parts import Inputs
+from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.commit import PreparedCommit
 from statemgr.ports import CheckpointLog, Publisher
 

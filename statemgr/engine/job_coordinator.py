@@ -21,7 +21,7 @@ from statemgr.flows.worker import Worker
 from statemgr.ids import task_name
 from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout, MicroBatch
-from statemgr.model.checkpoint_parts import Inputs
+from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import Permissions
 from statemgr.ports import CheckpointLog, Publisher
@@ -53,7 +53,7 @@ class JobCoordinator(Coordinator):
         Raises: as :meth:`statemgr.StateManager.acquire`.
         """
         config = services.config
-        topics.prepare(allow_empty_start=given.allow_empty_start)  # 1
+        topics.ensure(allow_empty_start=given.allow_empty_start)  # 1
         names = [task_name(index) for index in range(config.tasks)]
         others = [task_transactional_id(config, name) for name in names]
         publisher = take_over(services, job_transactional_id(config), config.job_name)  # 2

@@ -58,7 +58,7 @@ class TaskOpener:
         """Steps 2 and 3 for several tasks at once. See :meth:`statemgr.StateManager.fence_tasks`."""
         for task in tasks:
             self._check_name(task)
-        self.topics.prepare(allow_empty_start=allow_empty_start)
+        self.topics.ensure(allow_empty_start=allow_empty_start)
 
         def fence_one(task: str) -> None:
             self._release(task)
@@ -74,7 +74,7 @@ class TaskOpener:
         self._check_name(assignment.name)
         self._tasks.claim(assignment)  # 1
         try:
-            self.topics.prepare(allow_empty_start=permissions.allow_empty_start)  # 2
+            self.topics.ensure(allow_empty_start=permissions.allow_empty_start)  # 2
             assignment.task = opened = self._open(assignment, permissions, progress)
         except BaseException:
             self._tasks.forget(assignment.name)

@@ -124,7 +124,7 @@ def roll_back(
         raise MissingState(
             "the job has no checkpoint", hint="check job.name, job.id and task.checkpoint.topic", job=config.job_name
         )
-    topics.prepare(allow_empty_start=False)
+    topics.ensure(allow_empty_start=False)
     job_id, task_ids = job_transactional_id(config), [task_transactional_id(config, task) for task in tasks]
     own, others = (job_id, task_ids) if goal.task is None else (task_ids[0], [job_id])
     with closing(take_over(services, own, goal.task or config.job_name)) as publisher:  # 1

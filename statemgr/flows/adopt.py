@@ -65,7 +65,7 @@ def adopt(
     found = look(old, services.clock, request, progress=progress)  # 1
     check_target(services, found, in_place=in_place)
     _refuse_checkpoints(services, log)  # 2: before anybody is fenced
-    JobTopics(services).prepare(allow_empty_start=False)
+    JobTopics(services).ensure(allow_empty_start=False)
     names = [task_name(index) for index in range(config.tasks)]
     others = [task_transactional_id(config, name) for name in names]
     publisher = take_over(services, job_transactional_id(config), config.job_name)

@@ -191,10 +191,10 @@ class Copy:
             start = max(bounds.start, start - _LOOK_BACK)
             records = list(chain.from_iterable(self.old.records(self.target.name, self.partition, start, bounds.end)))
             if records:
-                return self._told(records[-1])
+                return self._progress_in(records[-1])
         return None
 
-    def _told(self, last: OldRecord) -> _Progress:
+    def _progress_in(self, last: OldRecord) -> _Progress:
         header = dict(last.headers).get(HEADER)
         if header is not None:
             topic_id, offset, began_ms = json.loads(header)

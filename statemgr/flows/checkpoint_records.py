@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from statemgr.config import JobConfig
 from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint, CheckpointKey, CheckpointRecord, Layout
-from statemgr.model.checkpoint_parts import JobCheckpoint, common_inputs, publish_of, task_alone, task_part
+from statemgr.model.checkpoint_records import JobCheckpoint, common_inputs, publish_of, task_alone, task_part
 
 Send = Callable[[bytes, bytes | None], None]
 Records = Mapping[str, CheckpointRecord]

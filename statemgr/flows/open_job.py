@@ -45,7 +45,7 @@ class JobTopics:
         self._lock = threading.Lock()
         self._ready = False
 
-    def prepare(self, *, allow_empty_start: bool) -> None:
+    def ensure(self, *, allow_empty_start: bool) -> None:
         """Step 1, once per process.
 
         Raises: ConfigError if the records cannot fit; TopicMisconfigured with the command that fixes the topic;
@@ -53,10 +53,10 @@ class JobTopics:
         """
         with self._lock:
             if not self._ready:
-                self._prepare(allow_empty_start)
+                self._ensure(allow_empty_start)
                 self._ready = True
 
-    def _prepare(self, allow_empty_start: bool) -> None:
+    def _ensure(self, allow_empty_start: bool) -> None:
         config = self._services.config
         check_config(config)
         with TopicAdmin(config, self._services.clock) as admin:

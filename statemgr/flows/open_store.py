@@ -193,7 +193,7 @@ class OpenStore:
         assert self._buffer is not None
         end = self._buffer.seal()
         with self.local_files():
-            return self._staged(self.local.checkpoint_beside), self._buffer.nothing_until(end)
+            return self._staged(self.local.concurrent_checkpoint), self._buffer.nothing_until(end)
 
     def finished(self, staging: Path) -> FinishedDirectory:
         """The files of a checkpoint directory. Raises: LocalStateLost if a file was altered since it was committed."""
@@ -239,7 +239,7 @@ class OpenStore:
             return state_id is not None
         if self.changed:
             return False
-        staging = self._staged(self.local.checkpoint_beside)
+        staging = self._staged(self.local.concurrent_checkpoint)
         try:
             if self.changed or self.state_id != state_id:
                 return False

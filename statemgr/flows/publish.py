@@ -38,7 +38,7 @@ from statemgr.model.checkpoint import (
     OutstandingTtl,
     retired_changelogs,
 )
-from statemgr.model.checkpoint_parts import Inputs
+from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.commit import PreparedCommit
 from statemgr.phases import Phase, announce
 from statemgr.ports import CheckpointLog, Delivered, IdForgotten, Publisher, StagedChanges, Transaction

@@ -23,7 +23,7 @@ from statemgr.model.checkpoint import (
     Marker,
     OutstandingTtl,
 )
-from statemgr.model.checkpoint_parts import Inputs
+from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.record_size import (
     MOST_OUTSTANDING,
     MOST_RECORD,

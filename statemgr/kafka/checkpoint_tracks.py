@@ -15,7 +15,7 @@ from statemgr.errors import CorruptRecord, MissingState
 from statemgr.kafka.reader import offset_of
 from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint, CheckpointKey, CheckpointRecord, Layout, without_outstanding
-from statemgr.model.checkpoint_parts import JobCheckpoint, TaskCheckpoint, checkpoint_of
+from statemgr.model.checkpoint_records import JobCheckpoint, TaskCheckpoint, checkpoint_of
 
 PARTITION = 0
 

@@ -169,7 +169,7 @@ class MemoryStore:
                 os.mkdir(directory)
                 durable.link_or_copy(self._directory / FILE, directory / FILE)
 
-    def checkpoint_beside(self, directory: Path) -> None:
+    def concurrent_checkpoint(self, directory: Path) -> None:
         """Raises: DiskFull, InvalidError if the directory exists."""
         self.checkpoint(directory)
 

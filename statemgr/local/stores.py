@@ -142,7 +142,7 @@ class ReadOnlyStore:
     def checkpoint(self, directory: Path) -> None:
         raise self._refused()
 
-    def checkpoint_beside(self, directory: Path) -> None:
+    def concurrent_checkpoint(self, directory: Path) -> None:
         raise self._refused()
 
     def close(self) -> None:

@@ -134,7 +134,7 @@ class LocalStore(Protocol):
     def checkpoint(self, directory: Path) -> None:
         """Make a consistent copy in ``directory``, which must not exist, by hard links where possible. Flush first."""
 
-    def checkpoint_beside(self, directory: Path) -> None:
+    def concurrent_checkpoint(self, directory: Path) -> None:
         """Flush and make a consistent copy, from another thread, while the owner writes.
 
         The copy has everything that was written before the call, and perhaps later writes.

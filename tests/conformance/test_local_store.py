@@ -255,7 +255,7 @@ def test_closed_store_refuses(kind: str, store: LocalStore, tmp_path: Path, read
         lambda: store.sequence_number,
         store.flush,
         lambda: store.checkpoint(tmp_path / "checkpoint"),
-        lambda: store.checkpoint_beside(tmp_path / "checkpoint"),
+        lambda: store.concurrent_checkpoint(tmp_path / "checkpoint"),
         store.statistics,
         lambda: store.delete_range(b"a", None),
     ):
@@ -380,7 +380,7 @@ def test_unknown_kind(tmp_path: Path) -> None:
         open_snapshot("tape", tmp_path, {})
 
 
-def test_a_checkpoint_beside_writes(store: LocalStore, open_at: Open, tmp_path: Path) -> None:
+def test_a_checkpoint_made_concurrently(store: LocalStore, open_at: Open, tmp_path: Path) -> None:
     """B3: one that is made while a thread writes has all that was there at its begin; the writer's own are exact."""
     value = bytes(20_000)
     seen: list[tuple[Path, int]] = []

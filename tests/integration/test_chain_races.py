@@ -509,7 +509,7 @@ def test_a_full_disk_is_mended_by_the_owner_alone(tmp_path: Path, monkeypatch: p
     store.write([(b"a", b"1")])
     store._stuck = True  # what a full disk leaves behind
     with pytest.raises(DiskFull):
-        store.checkpoint_beside(tmp_path / "refused")
+        store.concurrent_checkpoint(tmp_path / "refused")
     store.write([(b"b", b"2")])
     made, there, go_on = rocksdb.Checkpoint, threading.Event(), threading.Event()
 
@@ -519,7 +519,7 @@ def test_a_full_disk_is_mended_by_the_owner_alone(tmp_path: Path, monkeypatch: p
         return made(database)  # type: ignore[arg-type]
 
     monkeypatch.setattr(rocksdb, "Checkpoint", slow)
-    background = threading.Thread(target=store.checkpoint_beside, args=(tmp_path / "copy",))
+    background = threading.Thread(target=store.concurrent_checkpoint, args=(tmp_path / "copy",))
     background.start()
     assert there.wait(30)
     store._stuck = True

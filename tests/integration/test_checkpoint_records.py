@@ -15,7 +15,7 @@ from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.local.clock import SystemClock
 from statemgr.model.checkpoint import BlobMarker, BlobRef, CheckpointRecord, Layout, MicroBatch
-from statemgr.model.checkpoint_parts import Inputs
+from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.codecs import decode_key
 from statemgr.model.commit import PreparedCommit, PreparedStore
 from statemgr.wiring import open_services

@@ -17,7 +17,7 @@ from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.clock import SystemClock
 from statemgr.model import codecs
 from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord, Layout
-from statemgr.model.checkpoint_parts import JobCheckpoint, publish_of, task_part
+from statemgr.model.checkpoint_records import JobCheckpoint, publish_of, task_part
 from tests.blob_faults import ManualClock
 from tests.kafka_jobs import (
     EAGER,

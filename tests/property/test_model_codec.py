@@ -22,7 +22,7 @@ from statemgr.model.checkpoint import (
     CheckpointRecord,
     Layout,
 )
-from statemgr.model.checkpoint_parts import JobCheckpoint, checkpoint_of, common_inputs, publish_of, task_part
+from statemgr.model.checkpoint_records import JobCheckpoint, checkpoint_of, common_inputs, publish_of, task_part
 from statemgr.model.commit import Change, PreparedCommit
 from statemgr.model.segment import encode_segment, read_segment, verify_segment
 from statemgr.model.snapshot import SnapshotIndex

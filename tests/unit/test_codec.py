@@ -19,7 +19,7 @@ from statemgr.model.checkpoint import (
     CheckpointKey,
     OpaqueMarker,
 )
-from statemgr.model.checkpoint_parts import JobCheckpoint, TaskCheckpoint, publish_of, task_alone
+from statemgr.model.checkpoint_records import JobCheckpoint, TaskCheckpoint, publish_of, task_alone
 from statemgr.model.codecs import blobs
 from statemgr.model.codecs.generic import Codec
 from statemgr.model.codecs.schemas import single_objects

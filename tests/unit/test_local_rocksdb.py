@@ -266,7 +266,7 @@ def test_a_store_opened_for_reading_first(tmp_path: Path) -> None:
     assert [next(going)[0], *(key for key, _ in ended)] == [b"00000010", b"00000010"]
     store.flush()
     store.checkpoint(tmp_path / "checkpoint")
-    store.checkpoint_beside(tmp_path / "beside")
+    store.concurrent_checkpoint(tmp_path / "beside")
     assert state(tmp_path / "live") == before
     assert all(path.stat().st_nlink == 3 for path in table_files(tmp_path / "live"))
     assert state(tmp_path / "checkpoint").keys() == state(tmp_path / "beside").keys() == before.keys()

@@ -7,7 +7,7 @@ import pytest
 from statemgr import JobConfig
 from statemgr.errors import ConfigError, InvalidError
 from statemgr.flows.record_limits import check_config, check_inputs
-from statemgr.model.checkpoint_parts import Inputs
+from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.record_size import (
     MOST_RECORD,
     inline_attachments_limit,

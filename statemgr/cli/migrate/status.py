@@ -35,7 +35,7 @@ def status_command(call: Call) -> None:
         found = survey(services, positions(services, records))
         now_ms = services.clock.time_ns() // 1_000_000
     if call.as_json:
-        print_json([_json(config, one, whole_job(records), now_ms) for one in found])
+        print_json([_json(config, one, published_together(records), now_ms) for one in found])
         return
     _print(found, now_ms)
     step = step_forward([one.position for one in found])
@@ -46,7 +46,7 @@ def status_command(call: Call) -> None:
         console().print(f"{absent} of {config.tasks} tasks have no checkpoint yet", markup=False)
 
 
-def whole_job(records: Sequence[CheckpointRecord]) -> bool:
+def published_together(records: Sequence[CheckpointRecord]) -> bool:
     """Whether all tasks are published together (Spark) and not each by its own owner."""
     current = [record.current for record in records]
     together = len({one.checkpoint_id for one in current}) == 1 and len(current) > 1

@@ -12,7 +12,7 @@ import click
 
 from statemgr.cli.migrate.preconditions import Precondition, check
 from statemgr.cli.migrate.rebuild import rebuild
-from statemgr.cli.migrate.status import whole_job
+from statemgr.cli.migrate.status import published_together
 from statemgr.cli.options import Call, job_options
 from statemgr.cli.output import console, messages, print_json, size
 from statemgr.cli.toml_edit import TomlEdit
@@ -176,7 +176,7 @@ def _write(plan: Plan, call: Call) -> Path:
         # the file is changed last: until then a repeated rollback begins here again
         later = JobConfig.from_mapping(call.config.to_mapping(), _changes(plan.edit))
         with call.progress() as progress:
-            rebuild(later, plan.records, whole_job(plan.records), progress)
+            rebuild(later, plan.records, published_together(plan.records), progress)
     path = plan.edit.path
     saved = path.with_name(f"{path.name}.{datetime.now(UTC):%Y%m%dT%H%M%S}.stage-{plan.step.stage}")
     plan.edit.write(saved)

@@ -248,7 +248,7 @@ class RocksDbStore:
                     raise CorruptFile("a checkpoint has a write-ahead log that is not empty", path=log)
                 log.unlink()
 
-    def checkpoint_beside(self, directory: Path) -> None:
+    def concurrent_checkpoint(self, directory: Path) -> None:
         """Raises: DiskFull (the owner's next write or flush recovers from it), ClosedError."""
         if os.path.lexists(directory):
             raise InvalidError("the directory of a checkpoint already exists", path=directory)

@@ -15,7 +15,7 @@ from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import CorruptRecord, InvalidError
 from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointKey, CheckpointRecord, Layout
-from statemgr.model.checkpoint_parts import JobCheckpoint, TaskCheckpoint, checkpoint_of, task_alone
+from statemgr.model.checkpoint_records import JobCheckpoint, TaskCheckpoint, checkpoint_of, task_alone
 from statemgr.model.codecs.generic import Codec, Refuse
 from statemgr.model.codecs.shapes import SHAPES, changelog_marker
 from statemgr.model.hashing import checksum

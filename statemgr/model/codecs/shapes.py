@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from statemgr.ids import CheckpointId
 from statemgr.model.chain import ChainSegment
 from statemgr.model.checkpoint import Attachment, BlobMarker, BlobRef, ChangelogMarker
-from statemgr.model.checkpoint_parts import Inputs, TaskCheckpoint
+from statemgr.model.checkpoint_records import Inputs, TaskCheckpoint
 from statemgr.model.codecs.generic import Form, Shapes
 from statemgr.model.commit import PreparedChanges, PreparedStore
 from statemgr.model.snapshot import MAX_DEPTH, DirIndex, FileIndex, name_problem
