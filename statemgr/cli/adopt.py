@@ -14,15 +14,18 @@ from statemgr.cli.config import write_file
 from statemgr.cli.options import DEFAULT_FILE, json_option, overrides
 from statemgr.cli.output import print_json, print_table, progress_bars, say, size
 from statemgr.config import JobConfig
-from statemgr.model.origins import ORIGINS
+from statemgr.model.origins import ORIGINS, CheckpointingOrigin
 
 if TYPE_CHECKING:
     from statemgr.flows.adopt_copy import Copied, Counts
-    from statemgr.flows.adopt_look import OldJob, Request
+    from statemgr.flows.adopt_found import OldJob, Request
     from statemgr.model.checkpoint import Checkpoint
 
 #: A store that a configuration must have, until the old job's stores are known.
 _ANY_STORE = "stores.any.type"
+_SETTLE_S = 5.0
+#: A running job of Samza is no member of a group, but writes checkpoints every ``task.commit.ms``: 60 s by default.
+_SETTLE_CHECKPOINTS_S = 65.0
 
 
 def _pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
@@ -66,6 +69,11 @@ def _offsets(ctx: click.Context, param: click.Parameter, value: tuple[str, ...])
     metavar="TOPIC-PARTITION=OFFSET",
     help="The next input offset of a partition. Repeatable. Default: what the old job has committed.",
 )
+@click.option(
+    "--checkpoint-topic",
+    metavar="TOPIC",
+    help="The old job's checkpoint topic (Samza).  [default: that of the job with job.id 1]",
+)
 @click.option("--write", is_flag=True, help="Adopt the job. Without this option nothing is written.")
 @click.option("--in-place", is_flag=True, help="Use the old changelogs themselves instead of copies.")
 @click.option("--init", is_flag=True, help="Write the configuration of the new job to the file of --config.")
@@ -76,10 +84,8 @@ def _offsets(ctx: click.Context, param: click.Parameter, value: tuple[str, ...])
     "--settle",
     "settle_s",
     type=click.FloatRange(0, 3600),
-    default=5.0,
-    show_default=True,
     metavar="SECONDS",
-    help="How long to check that the old job's offsets and changelogs do not change.",
+    help="How long to check that the old job's offsets and changelogs do not change.  [default: 5; with Samza 65]",
 )
 @click.option(
     "--config", "-c", "config_file", default=DEFAULT_FILE, show_default=True, type=click.Path(), help="The new job."
@@ -91,13 +97,14 @@ def command(
     job: str | None,
     changelogs: dict[str, str],
     offsets: dict[str, int],
+    checkpoint_topic: str | None,
     write: bool,
     in_place: bool,
     init: bool,
     name: str | None,
     force: bool,
     no_count: bool,
-    settle_s: float,
+    settle_s: float | None,
     config_file: str,
     settings: tuple[str, ...],
     as_json: bool,
@@ -112,7 +119,8 @@ def command(
     kafka.bootstrap.servers=HOST:PORT.
     """
     from statemgr.flows.adopt import check_target
-    from statemgr.flows.adopt_look import Request, look
+    from statemgr.flows.adopt_found import Request
+    from statemgr.flows.adopt_look import look
     from statemgr.kafka.old_job import OldTopics
     from statemgr.wiring import open_services
 
@@ -121,12 +129,16 @@ def command(
     if (name or force) and not init:
         raise click.UsageError("--name and --force belong to --init")
     chosen = ORIGINS[origin]
+    if checkpoint_topic and not isinstance(chosen, CheckpointingOrigin):
+        raise click.UsageError(f"--checkpoint-topic does not go with --from {origin}: its offsets are those of a group")
+    if settle_s is None:
+        settle_s = _SETTLE_CHECKPOINTS_S if isinstance(chosen, CheckpointingOrigin) else _SETTLE_S
     if init:
         config = JobConfig.from_mapping({"job.name": "adopt", _ANY_STORE: "memory"}, overrides(settings))
-        request = Request(chosen, job, changelogs, offsets, settle_s=settle_s)
+        request = Request(chosen, job, changelogs, offsets, settle_s=settle_s, checkpoint_topic=checkpoint_topic)
     else:
         config = JobConfig.from_file(config_file, overrides(settings))
-        request = Request(chosen, job, changelogs, offsets, config.inputs, config.tasks, settle_s)
+        request = Request(chosen, job, changelogs, offsets, config.inputs, config.tasks, settle_s, checkpoint_topic)
     services = open_services(config)
     try:
         with OldTopics(config, services.clock) as old, progress_bars(quiet=as_json) as progress:
@@ -219,9 +231,16 @@ def _counts(found: OldJob, copied: Mapping[str, Sequence[Copied]], store: str, t
 def _rows(found: OldJob, copied: Mapping[str, Sequence[Copied]]) -> list[dict[str, Any]]:
     rows = []
     for name, store in found.stores.items():
-        for task, bounds in enumerate(store.bounds):
+        for task, old in enumerate(store.partitions):
             counts = _counts(found, copied, name, task)
-            row: dict[str, Any] = {"store": name, "topic": store.topic.name, "partition": task, "end": bounds.end}
+            row: dict[str, Any] = {
+                "store": name,
+                "topic": store.topic.name,
+                "task": task,
+                "partition": old.number,
+                "end": old.end,
+                "not_committed": old.bounds.end - old.end,
+            }
             if counts is not None:
                 row |= {
                     "records": counts.records,

@@ -19,7 +19,8 @@ from statemgr.backends.services import Services
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, InvalidError, MissingState, PermissionNeeded
 from statemgr.flows.adopt_copy import Copied, Copy, count
-from statemgr.flows.adopt_look import OldJob, OldStore, Request, listed, look, running
+from statemgr.flows.adopt_found import OldJob, OldStore, Request
+from statemgr.flows.adopt_look import listed, look, running
 from statemgr.flows.open_job import JobTopics, fence_ids, read_published, take_over
 from statemgr.flows.opening_checks import refuse_lost_job
 from statemgr.flows.ownership import Published
@@ -114,6 +115,14 @@ def check_target(services: Services, found: OldJob, *, in_place: bool) -> None:
                 hint=f"set stores.{name}.changelog.topic to that topic",
                 key=key,
             )
+        moved = [task for task, partition in enumerate(store.partitions) if partition.number != task]
+        if in_place and moved:
+            raise ConfigError(
+                f"task {moved[0]} of the old job has partition {store.partitions[moved[0]].number} of "
+                f"{store.topic.name}, but a task of the new job has the partition of its own number",
+                hint="use `statemgr adopt` without `--in-place`: the copy moves the partitions",
+                store=name,
+            )
         if not in_place and ours.changelog_topic == store.topic.name:
             raise ConfigError(
                 f"{key} is the changelog of the old job, {store.topic.name}: nothing would be copied",
@@ -142,12 +151,12 @@ class _Adopting:
     progress: Progress
 
     def store(self, store: OldStore, *, in_place: bool) -> Sequence[Copied]:
-        """Step 3 for one store: the marker of each partition."""
+        """Step 3 for one store: the marker of each task."""
         one = self._in_place if in_place else self._copied
-        return [one(store, partition) for partition in range(self.found.tasks)]
+        return [one(store, task) for task in range(self.found.tasks)]
 
-    def _copied(self, store: OldStore, partition: int) -> Copied:
-        topic = self.services.config.stores[store.name].changelog_topic
+    def _copied(self, store: OldStore, task: int) -> Copied:
+        topic, old = self.services.config.stores[store.name].changelog_topic, store.partitions[task]
         return Copy(
             self.services,
             self.old,
@@ -155,17 +164,19 @@ class _Adopting:
             store.name,
             store.topic,
             self.services.changelog().describe(topic),
-            partition,
-            store.bounds[partition],
-            self.found.origin.decoder(store.topic.name, self.found.committed(partition)),
+            task,
+            old.number,
+            old.bounds.until(old.end),
+            self.found.origin.decoder(store.topic.name, self.found.committed(task)),
             self.progress,
         ).run()
 
-    def _in_place(self, store: OldStore, partition: int) -> Copied:
+    def _in_place(self, store: OldStore, task: int) -> Copied:
         """The marker at the end of the old changelog itself. Raises: InvalidError if its records are not plain."""
-        bounds, counts = store.bounds[partition], None
-        decoder = self.found.origin.decoder(store.topic.name, self.found.committed(partition))
+        partition, end, counts = store.partitions[task].number, store.partitions[task].end, None
+        decoder = self.found.origin.decoder(store.topic.name, self.found.committed(task))
         if decoder is not None:
+            bounds = store.partitions[task].bounds
             counts = count(self.old, store.name, store.topic, partition, bounds, decoder, self.progress)
             if counts.converted or counts.skipped:
                 raise InvalidError(
@@ -175,7 +186,7 @@ class _Adopting:
                     topic=store.topic.name,
                     partition=partition,
                 )
-        return Copied(ChangelogMarker(store.topic.name, store.topic.topic_id, partition, bounds.end), counts)
+        return Copied(ChangelogMarker(store.topic.name, store.topic.topic_id, partition, end), counts)
 
 
 def _commits(

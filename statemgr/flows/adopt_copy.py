@@ -127,7 +127,13 @@ class _Progress:
 
 @dataclass(frozen=True)
 class Copy:
-    """One partition's copy. ``source`` and ``target``: the old and the new changelog."""
+    """One task's copy.
+
+    Attributes:
+        source, target: the old and the new changelog.
+        partition: that of the new changelog; ``old_partition``: that of the old one.
+        bounds: what to copy of the old one.
+    """
 
     services: Services
     old: OldTopics
@@ -136,6 +142,7 @@ class Copy:
     source: TopicInfo
     target: TopicInfo
     partition: int
+    old_partition: int
     bounds: Bounds
     decoder: Decoder | None
     progress: Progress
@@ -166,8 +173,8 @@ class Copy:
         """The changes of each transaction, and the offset of the old changelog after them."""
         changes: list[Change] = []
         size, offset = 0, start
-        for batch in self.old.records(self.source.name, self.partition, start, self.bounds.end):
-            with _place(self.store, self.source, self.partition):
+        for batch in self.old.records(self.source.name, self.old_partition, start, self.bounds.end):
+            with _place(self.store, self.source, self.old_partition):
                 for offset, change in counts.take(batch, self.decoder):  # noqa: B007
                     changes.append(change)
                     size += len(change[0]) + len(change[1] or b"")
@@ -218,5 +225,5 @@ class Copy:
                 f"{keeps_ms // 1000} s (delete.retention.ms) before the copy read them",
                 hint="raise delete.retention.ms of the old topic, delete the new one, and run it again",
                 topic=self.source.name,
-                partition=self.partition,
+                partition=self.old_partition,
             )

@@ -1,122 +1,27 @@
 """Looks at a job that other software ran, to adopt it. Writes nothing. Steps:
 
-1. find the old job's changelogs, by name or as given, and refuse a kind of store that is unknown
-2. find the input offsets: as the old job's consumer group has committed them, or as given
+1. find the input offsets: as the old job's consumer group has committed them, or its checkpoints, or as given
+2. find the old job's changelogs, by name, by its checkpoints or as given, and refuse a kind of store that is unknown
 3. check that the old job is stopped: its group has no member, no transaction is open, and after a while neither the
    ends of its changelogs nor its offsets have moved
-4. count the changelogs' records, on request
+4. leave out the changes after a checkpoint that says where the changelogs end, if compaction cannot have touched the
+   state before them
+5. count the changelogs' records, on request
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from statemgr.errors import InvalidError, LayoutMismatch, MissingState
-from statemgr.flows.adopt_copy import Counts, count
+from statemgr.backends.changelog.restore import certain_ms
+from statemgr.errors import InvalidError, LayoutMismatch, MissingState, StatemgrError
+from statemgr.flows.adopt_copy import count
+from statemgr.flows.adopt_found import OldInput, OldJob, OldPartition, OldStore, Request
 from statemgr.ids import check_offsets, source_topic
 from statemgr.kafka.old_job import Bounds, OldTopics
-from statemgr.model.origins import Origin
+from statemgr.model.origins import CheckpointingOrigin, OldCheckpoints
 from statemgr.ports import Clock, Progress, TopicInfo
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to look for.
-
-    Attributes:
-        job: the name of the old job, which is that of its consumer group; None if everything is given.
-        changelogs: store → topic; empty: find them by the old job's name.
-        offsets: source partition → next offset, which win over the group's.
-        inputs: the input topics; empty: those that the group and ``offsets`` have.
-        tasks: how many partitions each topic must have; None: as many as the first changelog.
-        settle_s: how long ends and offsets must stand still, in seconds.
-    """
-
-    origin: Origin
-    job: str | None
-    changelogs: Mapping[str, str] = field(default_factory=dict)
-    offsets: Mapping[str, int] = field(default_factory=dict)
-    inputs: Sequence[str] = ()
-    tasks: int | None = None
-    settle_s: float = 5.0
-
-
-@dataclass(frozen=True)
-class OldStore:
-    """A store of the old job: its changelog, and the bounds and, if counted, the content of each partition."""
-
-    name: str
-    topic: TopicInfo
-    bounds: tuple[Bounds, ...]
-    counts: tuple[Counts, ...] = ()
-
-
-@dataclass(frozen=True)
-class OldInput:
-    """One partition of an input topic: the next offset, the end of the partition, and who says the offset."""
-
-    source: str
-    offset: int
-    end: int = field(compare=False)  # others may write to the input
-    given: bool = False
-
-    @property
-    def behind(self) -> int:
-        """Number of offsets from the next one to the end."""
-        return self.end - self.offset
-
-
-@dataclass(frozen=True)
-class OldJob:
-    """What was found.
-
-    Attributes:
-        inputs: of each partition that has an offset; the others have no records.
-        all_offsets: also of topics that the new job does not read.
-        topic_ids: input topic → its ID in Kafka.
-        notes: what else the user should know.
-    """
-
-    origin: Origin
-    job: str | None
-    tasks: int
-    stores: Mapping[str, OldStore]
-    inputs: Mapping[str, OldInput]
-    topic_ids: Mapping[str, str]
-    all_offsets: Mapping[str, int]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def input_topics(self) -> list[str]:
-        """In the order of their names."""
-        return sorted(self.topic_ids)
-
-    @property
-    def behind(self) -> int:
-        """Input records that follow the adopted offsets, at most: the marks of transactions count, too."""
-        return sum(one.behind for one in self.inputs.values())
-
-    @property
-    def doubled_at_most(self) -> int:
-        """Input records that the new job processes although the adopted state may have their effects already.
-
-        0 for an exactly-once job: its changelogs end with committed transactions, which counting the records shows.
-        """
-        if self.origin.leaves_out_uncommitted:
-            return 0
-        counted = [c for store in self.stores.values() for c in store.counts if c.records]
-        is_counted = all(store.counts for store in self.stores.values())
-        return 0 if is_counted and all(c.transactional for c in counted) else self.behind
-
-    def offsets(self, task: int) -> dict[str, int]:
-        """The input offsets of one task."""
-        return {s: one.offset for s, one in self.inputs.items() if _partition(s) == task}
-
-    def committed(self, task: int) -> dict[str, int]:
-        """Topic → next offset in the partition of one task, for every topic that the old job has read."""
-        of_task = ((source, offset) for source, offset in self.all_offsets.items() if _partition(source) == task)
-        return {str(source_topic(source)): offset for source, offset in of_task}
 
 
 def look(old: OldTopics, clock: Clock, request: Request, *, with_counts: bool = False, progress: Progress) -> OldJob:
@@ -125,40 +30,156 @@ def look(old: OldTopics, clock: Clock, request: Request, *, with_counts: bool = 
     Raises: InvalidError if the job cannot be adopted as it is, or runs; LayoutMismatch if a topic has another number
         of partitions; MissingState if a topic does not exist; UnavailableError, AccessDenied.
     """
-    topics = _changelogs(old, request)  # 1
-    tasks = request.tasks or next(iter(topics.values())).partitions
+    told = _told(old, request)  # 1
+    topics = _changelogs(old, request, told.checkpoints)  # 2
+    tasks = request.tasks or (told.checkpoints.tasks if told.checkpoints else next(iter(topics.values())).partitions)
+    _check_tasks(told.checkpoints, tasks)
     for info in topics.values():
         _check_partitions(info, tasks)
-    all_offsets = _all_offsets(old, request)  # 2
-    offsets, notes = _of_inputs(request, all_offsets)
+    offsets, notes = _of_inputs(request, told.offsets)
     inputs = _input_topics(old, request, offsets, tasks)
     _check_group(old, request)  # 3
     before = _position(old, topics)
     _wait(clock, request.settle_s, progress)
-    if _all_offsets(old, request) != all_offsets or _position(old, topics) != before:
+    if _told(old, request) != told or _position(old, topics) != before:
         raise running("its offsets or the ends of its changelogs are moving")
+    now_ms = clock.time_ns() // 1_000_000
     found = OldJob(
         request.origin,
         request.job,
         tasks,
         {
-            name: OldStore(name, info, tuple(before[info.name, n] for n in range(tasks)))
+            name: OldStore(name, info, _partitions(name, info, told, before, tasks, now_ms))
             for name, info in topics.items()
         },
         dict(_inputs(old, request, offsets, inputs)),
         {info.name: info.topic_id for info in inputs.values()},
-        all_offsets,
+        told.offsets,
         notes,
     )
-    if with_counts:  # 4
+    found = replace(found, notes=(*notes, *_tail_notes(found)))
+    if with_counts:  # 5
         counted = {name: _counted(old, found, store, progress) for name, store in found.stores.items()}
         found = replace(found, stores=counted)
     return found
 
 
-def _changelogs(old: OldTopics, request: Request) -> dict[str, TopicInfo]:
+@dataclass(frozen=True)
+class _Told:
+    """What the old job has committed: source partition → next offset, and its checkpoints if it keeps them."""
+
+    offsets: Mapping[str, int]
+    checkpoints: OldCheckpoints | None = None
+    end: int = 0
+
+
+def _told(old: OldTopics, request: Request) -> _Told:
+    check_offsets(request.offsets)
+    if isinstance(request.origin, CheckpointingOrigin):
+        return _of_checkpoints(old, request, request.origin)
+    return _Told({**(old.committed(request.job) if request.job is not None else {}), **request.offsets})
+
+
+def _of_checkpoints(old: OldTopics, request: Request, origin: CheckpointingOrigin) -> _Told:
+    topic = request.checkpoint_topic or (origin.checkpoint_topic(request.job) if request.job else None)
+    if topic is None:
+        raise InvalidError(
+            f"a job of {origin.title} is found by its name",
+            hint="give it with `statemgr adopt --job NAME`, or name its topic with `statemgr adopt --checkpoint-topic`",
+        )
+    if topic not in old.describe([topic]):
+        raise MissingState(
+            "the old job's checkpoint topic does not exist",
+            hint="check its name and kafka.bootstrap.servers, or name the topic with `statemgr adopt "
+            "--checkpoint-topic`",
+            topic=topic,
+        )
+    bounds = old.bounds(topic, 0)
+    records = [record for batch in old.records(topic, 0, bounds.start, bounds.stable) for record in batch]
+    try:
+        checkpoints = origin.checkpoints(records)
+    except StatemgrError as error:
+        raise error.with_where(topic=topic) from None
+    if not checkpoints.tasks:
+        raise MissingState("the old job has no checkpoint", hint="check its name", topic=topic)
+    return _Told({**checkpoints.offsets, **request.offsets}, checkpoints, bounds.end)
+
+
+def _check_tasks(checkpoints: OldCheckpoints | None, tasks: int) -> None:
+    if checkpoints is not None and checkpoints.tasks != tasks:
+        raise LayoutMismatch(
+            f"the old job has checkpoints of {checkpoints.tasks} tasks, but the job has {tasks}",
+            hint=f"set job.tasks to {checkpoints.tasks}",
+        )
+
+
+def _partitions(
+    store: str,
+    info: TopicInfo,
+    told: _Told,
+    found: Mapping[tuple[str, int], Bounds],
+    tasks: int,
+    now_ms: int,
+) -> tuple[OldPartition, ...]:
+    """Where each task's changes are. Raises: InvalidError if a checkpoint does not suit the changelog."""
+    checkpoints = told.checkpoints
+    if checkpoints is None:
+        return tuple(OldPartition(task, found[info.name, task], found[info.name, task].end) for task in range(tasks))
+    lag_ms = int(info.config.get("min.compaction.lag.ms", "0"))
+    partitions = []
+    for task in range(tasks):
+        place = checkpoints.by_topic.get((info.name, task))
+        bounds = found.get((info.name, place.partition if place is not None else task))
+        if place is None or bounds is None:
+            raise InvalidError(
+                f"the checkpoint of Partition {task} does not say where the changes of the store are",
+                hint="let the old job commit once with transactional checkpoints of its state (docs/migrating.md), "
+                "then stop it",
+                topic=info.name,
+                store=store,
+            )
+        if place.end > bounds.end:
+            raise InvalidError(
+                f"the checkpoint of Partition {task} names offset {place.end} of the changelog, which ends at "
+                f"{bounds.end}: it is not the same topic any more",
+                hint="find out who created the topic again",
+                topic=info.name,
+                partition=place.partition,
+            )
+        # step 4
+        is_exact = place.end == bounds.end or now_ms - checkpoints.made_ms[task] < certain_ms(lag_ms)
+        partitions.append(OldPartition(place.partition, bounds, place.end if is_exact else bounds.end, is_exact))
+    if len({partition.number for partition in partitions}) < tasks:
+        raise InvalidError("two tasks of the old job share a partition of the changelog", topic=info.name, store=store)
+    return tuple(partitions)
+
+
+def _tail_notes(found: OldJob) -> Iterator[str]:
+    for store in found.stores.values():
+        left_out = sum(partition.bounds.end - partition.end for partition in store.partitions)
+        if left_out:
+            yield (
+                f"store {store.name}: {left_out} records after the old job's checkpoints were not committed; they are "
+                "left out, and made again from the input"
+            )
+        if found.has_checkpoints and not all(partition.is_exact for partition in store.partitions):
+            yield (
+                f"store {store.name}: the old job's checkpoints are older than min.compaction.lag.ms of its changelog, "
+                "so compaction may have removed what they need; the records after them are adopted, too"
+            )
+
+
+def _changelogs(old: OldTopics, request: Request, checkpoints: OldCheckpoints | None) -> dict[str, TopicInfo]:
     wanted = dict(request.changelogs)
-    if not wanted and request.job is not None:
+    if not wanted and checkpoints is not None:
+        wanted = checkpoints.changelogs
+        if not wanted and checkpoints.topics:
+            raise InvalidError(
+                "the old job's checkpoints are of version 1, which does not name the stores",
+                hint=f"name them with `statemgr adopt --changelog STORE=TOPIC`: its changelogs are "
+                f"{listed(checkpoints.topics)}",
+            )
+    elif not wanted and request.job is not None:
         of_job = [(request.origin.store(topic, request.job), topic) for topic in old.names()]
         for name, topic in of_job:
             if name is not None and wanted.setdefault(name, topic) != topic:
@@ -188,12 +209,6 @@ def _changelogs(old: OldTopics, request: Request) -> dict[str, TopicInfo]:
             )
         found[name] = described[topic]
     return found
-
-
-def _all_offsets(old: OldTopics, request: Request) -> dict[str, int]:
-    """Source partition → next offset."""
-    check_offsets(request.offsets)
-    return {**(old.committed(request.job) if request.job is not None else {}), **request.offsets}
 
 
 def _of_inputs(request: Request, offsets: Mapping[str, int]) -> tuple[dict[str, int], tuple[str, ...]]:
@@ -235,7 +250,7 @@ def _check_partitions(info: TopicInfo, tasks: int) -> None:
 
 
 def _check_group(old: OldTopics, request: Request) -> None:
-    if request.job is None:
+    if request.job is None or isinstance(request.origin, CheckpointingOrigin):
         return
     group = old.group(request.job)
     if group.members or group.state not in ("EMPTY", "DEAD"):
@@ -312,9 +327,13 @@ def _inputs(
 
 def _counted(old: OldTopics, found: OldJob, store: OldStore, progress: Progress) -> OldStore:
     counts = []
-    for n, bounds in enumerate(store.bounds):
+    for n, partition in enumerate(store.partitions):
         decoder = found.origin.decoder(store.topic.name, found.committed(n))
-        counts.append(count(old, store.name, store.topic, n, bounds, decoder, progress))
+        counts.append(
+            count(
+                old, store.name, store.topic, partition.number, partition.bounds.until(partition.end), decoder, progress
+            )
+        )
     return replace(store, counts=tuple(counts))
 
 
@@ -324,10 +343,6 @@ def _wait(clock: Clock, seconds: float, progress: Progress) -> None:
     for step in range(steps):
         clock.sleep(0.25)
         progress("watch the old job", step + 1, steps)
-
-
-def _partition(source: str) -> int:
-    return int(source.rpartition("-")[2])
 
 
 def listed(names: Collection[str]) -> str:

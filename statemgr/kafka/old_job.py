@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
@@ -25,6 +25,10 @@ class Bounds:
     start: int
     stable: int
     end: int
+
+    def until(self, end: int) -> Bounds:
+        """The same partition up to an offset in it."""
+        return replace(self, stable=end, end=end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 from statemgr import JobConfig, StateManager
 from statemgr.flows import adopt_copy
 from statemgr.flows.adopt import adopt
-from statemgr.flows.adopt_look import Request
+from statemgr.flows.adopt_found import Request
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.old_job import OldTopics
 from statemgr.model.origins import ORIGINS

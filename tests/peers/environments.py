@@ -46,6 +46,22 @@ def streams_java(program: str) -> list[str | Path]:
     return ["java", "-Xmx256m", "-cp", f"{made / 'classes'}:{made / 'lib'}/*", program]
 
 
+def samza_java() -> list[str | Path]:
+    """The beginning of a command line: Java with Apache Samza, and the job of the example, which takes a file of
+    properties. Maven fetches what the example names. Skips the test if it cannot be built."""
+    example = HERE.parents[1] / "examples" / "from-samza"
+
+    def build(directory: Path) -> None:
+        libraries = f"-DoutputDirectory={directory / 'lib'}"
+        _run("mvn", "-q", "-B", "-f", example / "pom.xml", "dependency:copy-dependencies", libraries)
+        sources = (example / "src" / "main" / "java").glob("*.java")
+        _run("javac", "-cp", f"{directory / 'lib'}/*", "-d", directory / "classes", *sources)
+
+    made = _made("samza", build)
+    path = [made / "classes", example / "src" / "main" / "resources", made / "lib" / "*"]
+    return ["java", "-Xmx256m", "-cp", ":".join(map(str, path)), "Counts"]
+
+
 def run(command: Sequence[str | Path], *, status: int = 0) -> str:
     """Run a program of a peer to its end. Returns: what it printed."""
     texts = [str(part) for part in command]

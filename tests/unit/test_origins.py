@@ -10,10 +10,10 @@ import struct
 
 import pytest
 
-from statemgr.errors import InvalidError
-from statemgr.model.origins import ORIGINS, OldRecord, Skip
+from statemgr.errors import CorruptRecord, InvalidError
+from statemgr.model.origins import ORIGINS, CheckpointingOrigin, OldCheckpoints, OldRecord, Place, Skip
 
-QUIX, STREAMS, RAW = ORIGINS["quix"], ORIGINS["kafka-streams"], ORIGINS["raw"]
+QUIX, STREAMS, RAW, SAMZA = (ORIGINS[name] for name in ("quix", "kafka-streams", "raw", "samza"))
 
 
 def record(value: bytes | None, **headers: bytes | None) -> OldRecord:
@@ -124,3 +124,85 @@ def test_raw_topics_must_keep_their_keys() -> None:
     assert RAW.problem("topic", {"cleanup.policy": "compact"}) is None
     assert "compact,delete" in str(RAW.problem("topic", {"cleanup.policy": "compact,delete"}))
     assert RAW.store("topic", "job") is None
+
+
+def samza(*checkpoints: tuple[int, int, object]) -> OldCheckpoints:
+    """The checkpoints of a topic with these records: version, task and content."""
+    assert isinstance(SAMZA, CheckpointingOrigin)
+    records = []
+    for offset, (version, task, content) in enumerate(checkpoints):
+        key = {"systemstreampartition-grouper-factory": "G", "taskName": f"Partition {task}"}
+        key["type"] = {1: "checkpoint", 2: "checkpoint-v2"}.get(version, "checkpoint-v3")
+        records.append(OldRecord(json.dumps(key).encode(), json.dumps(content).encode(), (), offset))
+    return SAMZA.checkpoints(records)
+
+
+def version_1(offset: int, changelog: str = "1700000000000-5:9") -> object:
+    """A checkpoint of task 0 whose last processed record has this offset."""
+    of = {"system": "kafka", "partition": "0"}
+    return {"a": {**of, "stream": "rows", "offset": str(offset)}, "b": {**of, "stream": "log", "offset": changelog}}
+
+
+def version_2(offset: int, newest: str | None = "9", backend: str = "KafkaChangelogStateBackendFactory") -> object:
+    """The same in version 2."""
+    marker = {"version": 1, "changelog-ssp": {"stream": "log", "partition": 0}, "changelog-offset": newest}
+    return {
+        "checkpoint-id": "1700000000000-5",
+        "input-offsets": {"kafka.rows.eu.0": str(offset), "kafka.unread.0": None},
+        "state-checkpoint-markers": {f"org.apache.samza.storage.{backend}": {"counts": json.dumps(marker)}},
+    }
+
+
+def test_checkpoints_of_samza() -> None:
+    """Offsets and markers are those of the last record: the next one follows. Dots in names of topics are no harm."""
+    found = samza((2, 0, version_2(1)), (3, 0, "?"), (2, 0, version_2(7)))
+    assert (found.tasks, found.offsets, found.made_ms) == (1, {"rows.eu-0": 8}, (1_700_000_000_000,))
+    assert found.places == {("counts", 0): Place("log", 0, 10)}
+    assert samza((2, 0, version_2(1, None))).places == {("counts", 0): Place("log", 0, 0)}
+    one = samza((1, 0, version_1(7)))
+    assert (one.offsets, one.places, one.topics) == ({"rows-0": 8}, {}, ["log"])
+    assert one.by_topic == {("log", 0): Place("log", 0, 10)}
+    assert samza((1, 0, version_1(7, "1-5:null"))).by_topic == {("log", 0): Place("log", 0, 0)}
+
+
+def test_the_newer_version_of_checkpoints_of_samza_counts() -> None:
+    """Version 2 of the same commit says more; version 1 of a later commit was made by software without version 2."""
+    content = version_2(7)
+    assert isinstance(content, dict)
+    content["input-offsets"] = {"kafka.rows.0": "7"}
+    assert samza((1, 0, version_1(7)), (2, 0, content)).changelogs == {"counts": "log"}
+    assert samza((2, 0, content), (1, 0, version_1(7))).changelogs == {"counts": "log"}
+    assert samza((2, 0, content), (1, 0, version_1(8))).offsets == {"rows-0": 9}
+    assert samza((1, 0, version_1(6)), (2, 0, content)).offsets == {"rows-0": 8}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (version_2(1, backend="MyFactory"), "a backend of its own"),
+        ({**version_2(1), "input-offsets": {"kafka.rows.3": "1"}}, "reads partition 3 of rows"),  # type: ignore[dict-item]
+        ({**version_2(1), "input-offsets": {"hdfs.rows.0": "a:1"}}, "not one of Kafka"),  # type: ignore[dict-item]
+        ({**version_2(1), "input-offsets": {"a.rows.0": "1", "b.rows.0": "2"}}, "two systems"),  # type: ignore[dict-item]
+    ],
+)
+def test_jobs_of_samza_that_are_refused(content: object, said: str) -> None:
+    """What the new job could not continue."""
+    with pytest.raises(InvalidError, match=said):
+        samza((2, 0, content))
+
+
+def test_broken_checkpoints_of_samza() -> None:
+    """The record is named."""
+    with pytest.raises(CorruptRecord, match="not a checkpoint of Samza") as raised:
+        samza((2, 0, version_2(1)), (2, 0, [1]))
+    assert raised.value.where["offset"] == 1
+
+
+def test_names_of_samza() -> None:
+    """Underscores become hyphens in the checkpoint topic; streams that an operator writes for another are no input."""
+    assert isinstance(SAMZA, CheckpointingOrigin)
+    assert SAMZA.checkpoint_topic("my_job") == "__samza_checkpoint_ver_1_for_my-job_1"
+    assert SAMZA.is_internal("my_job-1-partition_by-keyed", "my_job")
+    assert not SAMZA.is_internal("my_job-rows", "my_job")
+    assert "time to live" in (SAMZA.problem("log", {"cleanup.policy": "delete"}) or "")
+    assert SAMZA.problem("log", {"cleanup.policy": "compact"}) is None

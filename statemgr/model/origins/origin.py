@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from statemgr.model.commit import Change
 
@@ -59,4 +60,57 @@ class Origin(Protocol):
 
         Args:
             committed: input topic → next offset that the old job would have read in the partition of the same number.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a checkpoint says that the changes of a task end: a partition of a changelog, and the offset after them."""
+
+    topic: str
+    partition: int
+    end: int
+
+
+@dataclass(frozen=True)
+class OldCheckpoints:
+    """What the newest checkpoints of an old job say.
+
+    Attributes:
+        offsets: source partition → next offset.
+        places: (store, task) → where its changes end.
+        by_topic: (changelog, task) → the same, also for changelogs whose store is not named.
+        snapshots: (store, task) → the index blob of its snapshot.
+        made_ms: when the checkpoint of each task was made, in epoch milliseconds; 0 if it does not say.
+    """
+
+    tasks: int
+    offsets: Mapping[str, int]
+    places: Mapping[tuple[str, int], Place]
+    by_topic: Mapping[tuple[str, int], Place]
+    snapshots: Mapping[tuple[str, int], str]
+    made_ms: tuple[int, ...]
+
+    @property
+    def changelogs(self) -> dict[str, str]:
+        """Store → topic, as far as the stores are named."""
+        return {store: place.topic for (store, _), place in self.places.items()}
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics of all changelogs."""
+        return sorted({topic for topic, _ in self.by_topic})
+
+
+@runtime_checkable
+class CheckpointingOrigin(Origin, Protocol):
+    """A format that keeps offsets, and where the changes end, in a topic of checkpoints."""
+
+    def checkpoint_topic(self, job: str) -> str:
+        """The topic's name, unless it is given."""
+
+    def checkpoints(self, records: Iterable[OldRecord]) -> OldCheckpoints:
+        """The newest checkpoint of each task, from all records of the topic in their order.
+
+        Raises: CorruptRecord; InvalidError if the job cannot be adopted.
         """

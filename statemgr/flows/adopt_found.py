@@ -1,0 +1,140 @@
+"""What an adoption looks for, and what it finds of a job that other software ran. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from statemgr.flows.adopt_copy import Counts
+from statemgr.ids import source_topic
+from statemgr.kafka.old_job import Bounds
+from statemgr.model.origins import CheckpointingOrigin, Origin
+from statemgr.ports import TopicInfo
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to look for.
+
+    Attributes:
+        job: the name of the old job, which is that of its consumer group; None if everything is given.
+        changelogs: store → topic; empty: find them by the old job's name.
+        offsets: source partition → next offset, which win over the group's.
+        inputs: the input topics; empty: those that the group and ``offsets`` have.
+        tasks: how many partitions each topic must have; None: as many as the first changelog.
+        settle_s: how long ends and offsets must stand still, in seconds.
+        checkpoint_topic: where the old job keeps its checkpoints; None: where its origin does by default.
+    """
+
+    origin: Origin
+    job: str | None
+    changelogs: Mapping[str, str] = field(default_factory=dict)
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    inputs: Sequence[str] = ()
+    tasks: int | None = None
+    settle_s: float = 5.0
+    checkpoint_topic: str | None = None
+
+
+@dataclass(frozen=True)
+class OldPartition:
+    """Where a task's changes are.
+
+    Attributes:
+        number: the partition of the old changelog.
+        bounds: its bounds. ``end``: the offset after the last record that is adopted.
+        is_exact: whether the state at ``end`` is exactly that of the adopted input offsets.
+    """
+
+    number: int
+    bounds: Bounds
+    end: int
+    is_exact: bool = False
+
+
+@dataclass(frozen=True)
+class OldStore:
+    """A store of the old job: its changelog, and by task the partition and, if counted, its content."""
+
+    name: str
+    topic: TopicInfo
+    partitions: tuple[OldPartition, ...]
+    counts: tuple[Counts, ...] = ()
+
+
+@dataclass(frozen=True)
+class OldInput:
+    """One partition of an input topic: the next offset, the end of the partition, and who says the offset."""
+
+    source: str
+    offset: int
+    end: int = field(compare=False)  # others may write to the input
+    given: bool = False
+
+    @property
+    def behind(self) -> int:
+        """Number of offsets from the next one to the end."""
+        return self.end - self.offset
+
+
+@dataclass(frozen=True)
+class OldJob:
+    """What was found.
+
+    Attributes:
+        inputs: of each partition that has an offset; the others have no records.
+        all_offsets: also of topics that the new job does not read.
+        topic_ids: input topic → its ID in Kafka.
+        notes: what else the user should know.
+    """
+
+    origin: Origin
+    job: str | None
+    tasks: int
+    stores: Mapping[str, OldStore]
+    inputs: Mapping[str, OldInput]
+    topic_ids: Mapping[str, str]
+    all_offsets: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether the old job keeps checkpoints that say where its changes end."""
+        return isinstance(self.origin, CheckpointingOrigin)
+
+    @property
+    def input_topics(self) -> list[str]:
+        """In the order of their names."""
+        return sorted(self.topic_ids)
+
+    @property
+    def behind(self) -> int:
+        """Input records that follow the adopted offsets, at most: the marks of transactions count, too."""
+        return sum(one.behind for one in self.inputs.values())
+
+    @property
+    def doubled_at_most(self) -> int:
+        """Input records that the new job processes although the adopted state may have their effects already.
+
+        0 for an exactly-once job: its changelogs end with committed transactions, which counting the records shows.
+        0 also if checkpoints say where the changelogs end.
+        """
+        exact = all(partition.is_exact for store in self.stores.values() for partition in store.partitions)
+        if self.origin.leaves_out_uncommitted or exact:
+            return 0
+        counted = [c for store in self.stores.values() for c in store.counts if c.records]
+        is_counted = all(store.counts for store in self.stores.values())
+        return 0 if is_counted and all(c.transactional for c in counted) else self.behind
+
+    def offsets(self, task: int) -> dict[str, int]:
+        """The input offsets of one task."""
+        return {s: one.offset for s, one in self.inputs.items() if _partition(s) == task}
+
+    def committed(self, task: int) -> dict[str, int]:
+        """Topic → next offset in the partition of one task, for every topic that the old job has read."""
+        of_task = ((source, offset) for source, offset in self.all_offsets.items() if _partition(source) == task)
+        return {str(source_topic(source)): offset for source, offset in of_task}
+
+
+def _partition(source: str) -> int:
+    return int(source.rpartition("-")[2])

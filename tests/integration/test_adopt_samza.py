@@ -1,0 +1,147 @@
+"""``statemgr adopt --from samza``: jobs that the real Apache Samza has run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.old_jobs import ends, make, state, write
+from tests.peers.samza import SamzaJob
+from tests.servers import KafkaServer
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+#: The job dies before its first commit that has rows.
+CRASH = {"crash": "yes", "task__commit__ms": "3600000"}
+Make = Callable[..., SamzaJob]
+
+
+@pytest.fixture
+def old(kafka: KafkaServer, tmp_path: Path) -> Make:
+    """Makes jobs of Samza."""
+    return lambda partitions=2, **more: SamzaJob(kafka, tmp_path, partitions, **more)
+
+
+def servers(job: SamzaJob) -> tuple[str, str]:
+    """The option that names the broker."""
+    return "--set", f"kafka.bootstrap.servers={job.kafka.bootstrap_servers}"
+
+
+def some_rows(partitions: int = 2, keys: int = 30) -> dict[int, list[tuple[str, str]]]:
+    """Every key once or more, and deletes."""
+    rows = [(f"key-{n % keys}", "1") for n in range(4 * keys)] + [("key-1", "0"), ("key-2", "0"), ("key-2", "1")]
+    return {partition: [(f"{partition}-{key}", value) for key, value in rows] for partition in range(partitions)}
+
+
+def test_changelogs_and_offsets(old: Make) -> None:
+    """The newest checkpoints name the stores, and the last processed offsets; nothing is written to the old topics."""
+    job = old()
+    job.run(job.send(some_rows()))
+    before = ends(job.kafka, job.topic, job.changelog, job.checkpoints)
+    adopter = job.adopter()
+    config = adopter.init(f"{job.name}-new")
+    assert (config.tasks, config.inputs, list(config.stores)) == (2, [job.topic], ["counts"])
+    found = adopter.json()
+    assert found["input_offsets"] == {f"{job.topic}-0": 123, f"{job.topic}-1": 123}
+    assert (found["input_records_after_the_offsets"], found["doubled_at_most"]) == (0, 0)
+    assert [row["not_committed"] for row in found["changelogs"]] == [0, 0]
+    adopter.run("--write")
+    offsets = [{f"{job.topic}-{n}": 123} for n in (0, 1)]
+    assert state(config) == ([{"counts": of} for of in job.expected], offsets)
+    assert ends(job.kafka, job.topic, job.changelog, job.checkpoints) == before
+    # the old job goes on where it was, as if nothing had happened
+    job.run(job.send({0: [("0-key-5", "1")]}))
+    assert ends(job.kafka, job.changelog)[job.changelog, 0][1] == before[job.changelog, 0][1] + 1
+
+
+def test_changes_that_were_not_committed_are_left_out(old: Make) -> None:
+    """The old job died between its changelog and its checkpoint. The checkpoint names the end of the changelog, so its
+    state is that of the offsets, as Samza itself would restore it."""
+    job = old()
+    job.run(job.send(some_rows()))
+    job.run(job.send({0: [(f"0-key-{n}", "1") for n in range(40)]}, count=False), status=9, **CRASH)
+    adopter = job.adopter()
+    config = adopter.init(f"{job.name}-new")
+    found = adopter.json()
+    assert [row["not_committed"] for row in found["changelogs"]] == [40, 0]
+    assert (found["input_records_after_the_offsets"], found["doubled_at_most"]) == (40, 0)
+    assert "40 records after the old job's checkpoints were not committed" in adopter.run("--write")
+    assert state(config)[0] == [{"counts": of} for of in job.expected]
+
+
+def test_an_old_tail_is_adopted_and_may_count_twice(old: Make) -> None:
+    """Where compaction may have removed the committed values, the whole changelog is adopted, as Samza itself would
+    restore it, and the number of doubled records is said."""
+    job = old()
+    rows = job.send(some_rows())
+    lag = {"stores__counts__changelog__min__compaction__lag__ms": "1"}
+    job.run(rows, **lag)
+    job.run(job.send({0: [(f"0-key-{n}", "1") for n in range(40)]}), status=9, **CRASH, **lag)
+    adopter = job.adopter()
+    config = adopter.init(f"{job.name}-new")
+    found = adopter.json()
+    assert (found["input_records_after_the_offsets"], found["doubled_at_most"]) == (40, 40)
+    assert "older than min.compaction.lag.ms" in adopter.run("--write")
+    assert state(config)[0] == [{"counts": of} for of in job.expected]
+
+
+def test_tasks_have_other_partitions_of_the_changelog(old: Make) -> None:
+    """Samza numbers the partitions of a changelog in the order of the tasks' names, in which 10 comes before 2."""
+    job = old(12)
+    job.run(job.send(some_rows(12, keys=5)))
+    adopter = job.adopter()
+    config = adopter.init(f"{job.name}-new")
+    assert [row["partition"] for row in adopter.json()["changelogs"]] == [0, 1, 4, 5, 6, 7, 8, 9, 10, 11, 2, 3]
+    in_place = ("--set", f"stores.counts.changelog.topic={job.changelog}", "--in-place")
+    assert "has partition 4 of" in adopter.run("--write", *in_place, status=2)
+    adopter.run("--write")
+    assert state(config)[0] == [{"counts": of} for of in job.expected]
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_one_version_of_checkpoints(old: Make, version: str) -> None:
+    """Version 1 does not name the stores: they are given. The offsets of their changelogs are known nevertheless."""
+    job = old()
+    job.run(job.send(some_rows()), task__checkpoint__write__versions=version)
+    named = () if version == "2" else ("--changelog", f"counts={job.changelog}")
+    adopter = job.adopter(*named)
+    if named:
+        assert f"its changelogs are {job.changelog}" in job.adopter().run("--init", *servers(job), status=2)
+    config = adopter.init(f"{job.name}-new")
+    assert adopter.json()["doubled_at_most"] == 0
+    adopter.run("--write")
+    assert state(config)[0] == [{"counts": of} for of in job.expected]
+
+
+def test_in_place(old: Make) -> None:
+    """The changelog that Samza made has the settings of a changelog, and becomes the job's own."""
+    job = old()
+    job.run(job.send(some_rows()))
+    adopter = job.adopter()
+    config = adopter.init(f"{job.name}-new", "--in-place")
+    before = ends(job.kafka, job.changelog)
+    adopter.run("--write", "--in-place")
+    assert ends(job.kafka, job.changelog) == before
+    assert state(config)[0] == [{"counts": of} for of in job.expected]
+
+
+def test_what_is_refused(old: Make) -> None:
+    """A store with a time to live, a job that is unknown, a task without a checkpoint, and a broken record."""
+    job = old()
+    job.run(job.send(some_rows()), stores__counts__rocksdb__ttl__ms="86400000")
+    adopter = job.adopter()
+    assert "a store with a time to live" in adopter.run("--init", *servers(job), status=2)
+    assert "checkpoint topic does not exist" in adopter.run(
+        "--init", *servers(job), old=["--from", "samza", "--job", f"{job.name}-other"], status=4
+    )
+    topic = f"{job.name}-checkpoints"
+    make(job.kafka, topic, 1)
+    key = b'{"systemstreampartition-grouper-factory":"G","taskName":"Partition 1","type":"checkpoint-v2"}'
+    by_topic = ["--from", "samza", "--checkpoint-topic", topic, "--changelog", f"counts={job.changelog}"]
+    write(job.kafka, topic, 0, [(key, b'{"checkpoint-id":"1-1","input-offsets":{},"state-checkpoint-markers":{}}')])
+    assert "none of Partition 0" in adopter.run("--init", *servers(job), old=by_topic, status=2)
+    write(job.kafka, topic, 0, [(key.replace(b"Partition 1", b"SystemStreamPartition [k, t, 0]"), b"{}")])
+    assert "does not group its input by partition" in adopter.run("--init", *servers(job), old=by_topic, status=2)
+    write(job.kafka, topic, 0, [(key.replace(b"Partition 1", b"SystemStreamPartition [k, t, 0]"), None), (key, b"[")])
+    assert "is not a checkpoint of Samza" in adopter.run("--init", *servers(job), old=by_topic, status=4)
