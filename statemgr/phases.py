@@ -52,6 +52,11 @@ class Phase(StrEnum):
     # an adoption, for each partition of a changelog, and after each of its transactions
     COPY = "adopt.copy"
     COPIED = "adopt.copied"
+    # a rescale, for each store and group of tasks
+    SPLIT = "rescale.split"
+    MAKE_STORES = "rescale.make-stores"
+    STORE = "rescale.store"
+    STORED = "rescale.stored"
 
 
 Observer = Callable[[Phase, str], None]

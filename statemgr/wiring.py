@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,8 +97,17 @@ def _begin_worker(config: Mapping[str, Any], reports: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
     if reports is not None:
         _reports.append(reports)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker.append(open_services(JobConfig.from_mapping(config)))
     Finalize(None, _worker[0].close, exitpriority=1)
+
+
+def _end_with_parent() -> None:
+    """Wait until the process that started this one is gone, and end: nobody would take what this one makes."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(work: Callable[..., T], *arguments: object) -> T:

@@ -201,7 +201,7 @@ def check_layout(report: Report, config: JobConfig, records: Mapping[str, Checkp
             report.ok("layout", f"{tasks} tasks, keys spread by {partitioner}")
         else:
             detail = f"the checkpoints were made with {tasks} tasks, the configuration has {config.tasks}"
-            report.problem("layout", detail, f"set job.tasks = {tasks}")
+            report.problem("layout", detail, f"set job.tasks = {tasks}, or `statemgr rescale --tasks {config.tasks}`")
     if len(layouts) > 1:
         names = ", ".join(f"{tasks} tasks by {partitioner}" for tasks, partitioner in layouts)
         report.problem("layout", f"the tasks' checkpoints disagree: {names}")

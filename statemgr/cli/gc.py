@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
+from dataclasses import asdict
 
 import click
 
 from statemgr.cli.options import Call, job_options
-from statemgr.cli.output import print_json, print_table, say, size
+from statemgr.cli.output import moment, print_json, print_table, say, size
 from statemgr.config.units import DAY_MS, HOUR_MS
 from statemgr.errors import MissingError, RetryableError
 from statemgr.flows.gc import BlobStatus, GarbageReport, collect_garbage
@@ -108,6 +109,7 @@ def _as_json(found: GarbageReport, *, dry_run: bool) -> dict[str, object]:
         "expired_offers": len(found.expired),
         "failed": {blob_id: error.message for blob_id, error in sorted(found.failed.items())},
         "notes": found.notes,
+        "layouts": [asdict(layout) for layout in found.layouts],
     }
 
 
@@ -130,6 +132,12 @@ def _print(found: GarbageReport, *, dry_run: bool) -> None:
     print_table(("", "blobs", "size", "what they are"), rows, empty="")
     for note in found.notes:
         say(f"note: {note}")
+    for layout in found.layouts:
+        name = f"the layout with {layout.tasks} tasks, replaced at {moment(layout.retired_ms)},"
+        if layout.collected:
+            say(f"{name} is collected: the next run deletes its blobs; its changelogs can be deleted")
+        else:
+            say(f"{name} is kept until it is older than the grace period; `statemgr rescale --undo` goes back to it")
     for blob_id in found.missing:
         say(f"missing: {blob_id}", style="red")
     for blob_id in sorted(set(found.expiring) - set(found.fixed)):

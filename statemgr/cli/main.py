@@ -50,6 +50,7 @@ _BUILT_IN = {
         "statemgr.cli.permit:command",
         "Give the next opening a permission for something that could lose state.",
     ),
+    "rescale": ("statemgr.cli.rescale:command", "Give the job more or fewer tasks, and go back."),
     "restore": ("statemgr.cli.restore:command", "Restore committed state into a directory."),
     "snapshots": ("statemgr.cli.snapshots:command", "List, show, verify and compare snapshots in the blob store."),
     "standby": ("statemgr.cli.standby:command", "Keep an up-to-date copy of the state of tasks on this machine."),

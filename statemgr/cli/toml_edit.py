@@ -16,14 +16,17 @@ from statemgr.errors import ConfigError
 from statemgr.local.durable import sync, write_file
 from statemgr.os_errors import translated
 
+#: A new value: a list of factories, a text or a number.
+Changed = Sequence[str] | str | int
+
 
 class TomlEdit:
-    """The new text of a configuration file, in which lists of factories are changed.
+    """The new text of a configuration file, in which some keys have other values.
 
     Raises: ConfigError if the file cannot be read, or cannot be changed without changing something else.
     """
 
-    def __init__(self, path: Path, changes: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, path: Path, changes: Mapping[str, Changed]) -> None:
         self.path = path
         self.changes = changes
         before = JobConfig.from_mapping(read_toml(path))
@@ -34,7 +37,7 @@ class TomlEdit:
         except (TOMLKitError, TypeError, ValueError) as error:
             raise self._refused(changes) from error
         after = JobConfig.from_mapping(found)
-        if after.to_mapping() != {**before.to_mapping(), **{key: list(names) for key, names in changes.items()}}:
+        if after.to_mapping() != {**before.to_mapping(), **{key: _plain(value) for key, value in changes.items()}}:
             raise self._refused(changes)
 
     def diff(self) -> str:
@@ -54,25 +57,35 @@ class TomlEdit:
                 path.chmod(mode)
             sync(target.parent)
 
-    def _refused(self, changes: Mapping[str, Sequence[str]]) -> ConfigError:
-        lines = "; ".join(f"{key} = {list(names)}" for key, names in changes.items())
+    def _refused(self, changes: Mapping[str, Changed]) -> ConfigError:
+        lines = "; ".join(line_of(key, value) for key, value in changes.items())
         return ConfigError(f"{self.path} cannot be changed by this command", hint=f"change it by hand: {lines}")
 
 
-def _changed(text: str, changes: Mapping[str, Sequence[str]]) -> str:
+def line_of(key: str, value: Changed) -> str:
+    """A line of a configuration file."""
+    return f"{key} = {tomlkit.item(_plain(value)).as_string()}"
+
+
+def _plain(value: Changed) -> str | int | list[str]:
+    return value if isinstance(value, str | int) else list(value)
+
+
+def _changed(text: str, changes: Mapping[str, Changed]) -> str:
     document = tomlkit.parse(text)
     first = ""
-    for key, names in changes.items():
+    for key, changed in changes.items():
+        value = _plain(changed)
         places = list(_places(document, "", key))
         for table, name in places:
-            table[name] = list(names)
-        if not places and not _added(document, key.split("."), list(names)):
-            first += f'"{key}" = {tomlkit.item(list(names)).as_string()}\n'
+            table[name] = value
+        if not places and not _added(document, key.split("."), value):
+            first += f'"{key}" = {tomlkit.item(value).as_string()}\n'
     return first + tomlkit.dumps(document)
 
 
-def _added(document: Any, words: list[str], names: list[str]) -> bool:
-    """Add a key to the table of the task, or of the store. Returns: False if the file has no such table."""
+def _added(document: Any, words: list[str], value: str | int | list[str]) -> bool:
+    """Add a key to the table of the job, the task or the store. Returns: False if the file has no such table."""
     parent = document
     for word in words[:-2]:
         parent = parent.get(word)
@@ -80,9 +93,9 @@ def _added(document: Any, words: list[str], names: list[str]) -> bool:
             return False
     inner = parent.get(words[-2])
     if isinstance(inner, dict):
-        inner[words[-1]] = names
+        inner[words[-1]] = value
     else:
-        parent.append(tomlkit.key(words[-2:]), tomlkit.item(names))
+        parent.append(tomlkit.key(words[-2:]), tomlkit.item(value))
     return True
 
 

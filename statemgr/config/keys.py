@@ -67,7 +67,7 @@ KEYS: tuple[Key, ...] = (
     Key("job.id", NAME_KIND, "1",
         "Distinguishes jobs of the same name, such as two deployments."),
     Key("job.tasks", integer(1, 100_000), 1,
-        "Number of tasks (partitions of the state). A job that has checkpoints keeps its number of tasks."),
+        "Number of tasks (partitions of the state). `statemgr rescale` changes it for a job that has checkpoints."),
     Key("task.inputs", TOPICS, [],
         "Input topics of a consumer loop."),
     Key("state.dir", TEXT, "./.statemgr/state",

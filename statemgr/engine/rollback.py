@@ -20,11 +20,11 @@ from functools import partial
 from typing import TypeVar
 
 from statemgr.backends.services import Services
-from statemgr.errors import InvalidError, MissingState, OutcomeUnknownError, RetryableError
+from statemgr.errors import InvalidError, MissingState, OutcomeUnknownError
 from statemgr.flows.clean_up import CleanUp
 from statemgr.flows.commit import CommitBase, Refill
 from statemgr.flows.open_job import JobTopics, fence_ids, read_published, take_over
-from statemgr.flows.ownership import Published, explained, settle
+from statemgr.flows.ownership import Published, explained, settle_now
 from statemgr.flows.publish import publish
 from statemgr.flows.repair import find_damage, repeated_attachments
 from statemgr.flows.rollback import Rollback, check_alone, find_targets, plan_rollback, prepare_rollback
@@ -33,13 +33,11 @@ from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
 from statemgr.model.checkpoint import MOST_KEPT, Attachment, Checkpoint, CheckpointRecord, MicroBatch
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import Permissions
-from statemgr.ports import CheckpointLog, Progress, Publisher, no_progress
+from statemgr.ports import CheckpointLog, Progress, no_progress
 
 T = TypeVar("T")
 R = TypeVar("R")
 _PARALLELISM = 8
-#: Tries to settle a publish whose outcome is unknown; each has its own deadline.
-_SETTLE_TRIES = 3
 #: The checkpoint's stores are checked instead of the current one's: going back may undo a change of the stores.
 _ANY_STORES = Permissions(allow_new_stores=True, allow_removed_stores=True, allow_serde_change=True)
 
@@ -151,7 +149,7 @@ def roll_back(
                 services, publisher, log, published, commits, batch=batch, outstanding=outstanding, evict=False
             )
         except OutcomeUnknownError:
-            _settle(services, publisher, log, published)
+            settle_now(services, publisher, log, published, "the rollback")
         _remove_ttls(services, commits)  # 4
     return rollbacks, {task: one.current for task, one in published.records.items() if one is not None}
 
@@ -241,22 +239,6 @@ def _serdes(rollbacks: Sequence[Rollback]) -> dict[str, tuple[str, str]]:
             "the checkpoints were written with different serdes", hint="choose checkpoints from after the change"
         )
     return dict(found.pop()) if found else {}
-
-
-def _settle(services: Services, publisher: Publisher, log: CheckpointLog, published: Published) -> None:
-    for left in reversed(range(_SETTLE_TRIES)):
-        try:
-            if settle(services, publisher, log, published):
-                return
-        except OutcomeUnknownError:
-            if not left:
-                raise
-        else:
-            raise RetryableError(
-                "the rollback was not published, and the checkpoint before it is current",
-                hint="run it again",
-                job=services.config.job_name,
-            )
 
 
 def _remove_ttls(services: Services, commits: Sequence[PreparedCommit]) -> None:

@@ -14,6 +14,8 @@ Steps of :func:`collect_garbage`:
 5. only on request: remove the TTL of published blobs that would expire
 6. only on request: LIST again, and delete the orphans, then their indexes, then unfinished uploads, and the records of
    offers that expired long ago
+7. only on request: collect the layouts that a rescale replaced longer ago than the grace period: delete their records
+   from the topic. Their blobs were still needed in steps 1 to 6; the next collection deletes them
 
 Why a commit that runs meanwhile is safe: a publish refers only to blobs that the checkpoint before it needs, and to
 blobs younger than half the shortest grace period (:mod:`statemgr.flows.grace_period`), which are no orphans. So only a
@@ -35,6 +37,7 @@ from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrErr
 from statemgr.flows.grace_period import chosen_grace_ms
 from statemgr.flows.needed_blobs import NeededBlobs, find_needed_blobs
 from statemgr.kafka.offers import withdraw_offers
+from statemgr.kafka.publisher import publish_alone
 from statemgr.model.offers import OfferKey
 from statemgr.model.snapshot import blob_id_problem
 from statemgr.ports import BlobInfo, CheckpointLog, Progress, UnfinishedUpload, list_blobs
@@ -74,6 +77,16 @@ class BlobCount:
         self.size += info.size
 
 
+@dataclass(frozen=True, slots=True)
+class RetiredReport:
+    """A layout that a rescale has replaced, since when (epoch milliseconds), and whether it was collected now."""
+
+    generation: int
+    tasks: int
+    retired_ms: int
+    collected: bool
+
+
 @dataclass
 class GarbageReport:
     """The result of a garbage collection.
@@ -84,6 +97,7 @@ class GarbageReport:
         unfinished: number of unfinished uploads older than the grace period; ``abandoned``: how many were removed.
         expired: offers of first snapshots that nobody can adopt any more.
         failed: blobs that could not be deleted or fixed, and why.
+        layouts: the layouts that a rescale has replaced.
     """
 
     grace_ms: int
@@ -98,6 +112,7 @@ class GarbageReport:
     expired: tuple[OfferKey, ...] = ()
     failed: dict[str, StatemgrError] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    layouts: list[RetiredReport] = field(default_factory=list)
 
 
 def collect_garbage(
@@ -143,7 +158,23 @@ def collect_garbage(
     if delete and not report.missing:  # 6
         _delete_orphans(services, (first, second), cut_ms, report, progress)
         withdraw_offers(services.config, report.expired)
+    _collect_layouts(services, log, cut_ms, report, delete=delete and not report.missing)  # 7
     return report
+
+
+def _collect_layouts(
+    services: Services, log: CheckpointLog, cut_ms: int, report: GarbageReport, *, delete: bool
+) -> None:
+    """Step 7. A job that goes back to a layout meanwhile deletes the same records itself."""
+    keys: list[bytes] = []
+    for retired in log.retired():
+        layout, old = retired.layout, retired.retired_ms < cut_ms
+        if old and delete:
+            keys += (*log.record_keys(layout.generation), retired.key)
+        report.layouts.append(RetiredReport(layout.generation, layout.tasks, retired.retired_ms, old and delete))
+    if keys:
+        config = services.config
+        publish_alone(config, services.clock, "gc", config.checkpoint_topic, ((key, None) for key in keys))
 
 
 def _prefix(services: Services) -> str:

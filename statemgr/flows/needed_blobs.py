@@ -12,6 +12,8 @@ Steps of :func:`find_needed_blobs`, for one task after another:
 5. if it was the newest one, continue at 1 with the record that was just read; after many rounds leave the task's blobs
    alone
 
+The layouts that a rescale has replaced need their blobs too, until garbage collection collects them.
+
 Why step 4 misses nothing, whatever the job publishes meanwhile:
 
 - An owner deletes the blobs of a checkpoint only after the publish that evicts it was acknowledged. So reading the
@@ -96,6 +98,8 @@ def find_needed_blobs(services: Services, log: CheckpointLog, *, allow_no_checkp
     found.expired = tuple(expired_offers(services, offers))
     found.spared.update(offered_blobs(services, {key: offers[key] for key in offers.keys() - set(found.expired)}))
     found.busy = tuple(task for task, record in records.items() if not _add_task(services, log, record, found))
+    for retired in log.retired():
+        _add_retired(services, log, retired.layout.generation, found)
     # the tasks of the layout without a record: they are new, or their records were lost
     tasks = 0 if allow_no_checkpoints else max(record.layout.tasks for record in records.values())
     unknown = [*(name for name in map(task_name, range(tasks)) if name not in records), *found.busy]
@@ -122,6 +126,23 @@ def _read(services: Services, log: CheckpointLog, allow_no_checkpoints: bool) ->
             topic=services.config.checkpoint_topic,
         )
     return records
+
+
+def _add_retired(services: Services, log: CheckpointLog, generation: int, found: NeededBlobs) -> None:
+    """Add the blobs of a layout that a rescale has replaced. No owner publishes in it any more.
+
+    Its last output was delivered before the next layout went on, which deletes it like its own. Raises: MissingBlob,
+    CorruptBlob for a blob that it has lost, if the layout was not brought back or collected meanwhile.
+    """
+    try:
+        for record in log.read(generation=generation).values():
+            for need in _needs(record, found, with_output=False):
+                for blob_id in _referenced(services, need):
+                    found.add(blob_id, need.checkpoint_id.millis)
+    except (MissingError, CorruptError):
+        log.read(())
+        if any(retired.layout.generation == generation for retired in log.retired()):
+            raise
 
 
 def _add_task(services: Services, log: CheckpointLog, record: CheckpointRecord, found: NeededBlobs) -> bool:
@@ -157,7 +178,7 @@ def _add_task(services: Services, log: CheckpointLog, record: CheckpointRecord, 
     return False
 
 
-def _needs(record: CheckpointRecord, found: NeededBlobs) -> list[_Need]:
+def _needs(record: CheckpointRecord, found: NeededBlobs, *, with_output: bool = True) -> list[_Need]:
     """The markers of the retained checkpoints, newest first. Also adds the blobs that a record itself names."""
     needs: list[_Need] = []
     for checkpoint in record.checkpoints:
@@ -167,8 +188,10 @@ def _needs(record: CheckpointRecord, found: NeededBlobs) -> list[_Need]:
                 for store, marker in of_store.items()
             ]
         for attachment in checkpoint.attachments:
-            if attachment.blob is not None:
+            if attachment.blob is not None and with_output:
                 found.add(attachment.blob.blob_id, checkpoint.checkpoint_id.millis)
+            elif attachment.blob is not None:
+                found.spared.add(attachment.blob.blob_id)
         found.spared.update(outstanding.blob_id for outstanding in checkpoint.outstanding_ttl)
     return needs
 

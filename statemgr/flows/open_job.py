@@ -162,7 +162,7 @@ def read_published(
     fence_others = partial(fence_ids, services, others)
     published = Published(records, epoch, layout, fence_others, still_owned, permits=_permits(log, tasks))
     with explained(services, log, published):
-        refill = _guard_targets(services, records, permissions)  # 5
+        refill = guard_targets(services, records, permissions)  # 5
     return Opening(published, as_of, refill, permissions)
 
 
@@ -205,13 +205,14 @@ def check_layout(services: Services, record: CheckpointRecord, layout: Layout) -
     raise LayoutMismatch(
         f"checkpoint {record.current.checkpoint_id} was made with {was.tasks} tasks partitioned by "
         f"{was.partitioner!r}, but the job now has {layout.tasks} and {layout.partitioner!r}",
-        hint=f"set job.tasks = {was.tasks} and keep the partitioner: otherwise keys are looked up in the wrong task",
+        hint=f"set job.tasks = {was.tasks} and keep the partitioner: otherwise keys are looked up in the wrong task; "
+        "`statemgr rescale --tasks` changes the number of tasks",
         job=services.config.job_name,
         task=record.task,
     )
 
 
-def _guard_targets(
+def guard_targets(
     services: Services, records: Mapping[str, CheckpointRecord | None], permissions: Mapping[str, Permissions]
 ) -> dict[str, Refill]:
     """Step 5. Returns: task → (backend, store) pairs with committed changes beyond the checkpoint.

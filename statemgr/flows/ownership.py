@@ -16,13 +16,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from statemgr.backends.services import Services
-from statemgr.errors import FencedError, MissingError, OutcomeUnknownError, PermissionNeeded, StatemgrError
+from statemgr.errors import (
+    FencedError,
+    MissingError,
+    OutcomeUnknownError,
+    PermissionNeeded,
+    RetryableError,
+    StatemgrError,
+)
 from statemgr.flows.checkpoint_records import sequences
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
 from statemgr.model.offers import OfferKey
 from statemgr.model.permissions import Permit
 from statemgr.phases import Phase, announce
 from statemgr.ports import CheckpointLog, Publisher
+
+#: Tries to settle a publish of a command; each has its own deadline.
+_SETTLE_TRIES = 3
 
 
 def always() -> bool:
@@ -44,6 +54,8 @@ class Published:
         permits: one-shot permissions of the opening, which the first publish uses up.
         offers: offers of first snapshots that the next publish deletes.
         kept: task → the checkpoints that it keeps from now on, if they are not those of its newest checkpoint.
+        sequence: the highest sequence number that other layouts of the job have used.
+        along: keys and values of further records that the first publish sends; None deletes a record.
     """
 
     records: dict[str, CheckpointRecord | None]
@@ -57,15 +69,17 @@ class Published:
     permits: tuple[Permit, ...] = ()
     offers: tuple[OfferKey, ...] = ()
     kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    sequence: int = 0
+    along: tuple[tuple[bytes, bytes | None], ...] = ()
 
     @property
     def newest_sequence(self) -> int:
         """The highest published sequence number of these tasks; 0 if there is none."""
-        return max((*self.job_records, *(r.current.sequence for r in self.records.values() if r)), default=0)
+        return max((self.sequence, *self.job_records, *(r.current.sequence for r in self.records.values() if r)))
 
     def acknowledge(self, records: Mapping[str, CheckpointRecord]) -> None:
         """Make these records the published ones."""
-        self.pending, self.permits, self.offers, self.kept = {}, (), (), {}
+        self.pending, self.permits, self.offers, self.kept, self.along = {}, (), (), {}, ()
         self.records.update(records)
         if len(self.records) > 1:
             of_publish = {record.current.sequence for record in records.values()}
@@ -156,6 +170,26 @@ def settle(services: Services, publisher: Publisher, log: CheckpointLog, publish
         published.acknowledge(pending)
         announce(Phase.ACKNOWLEDGED, ", ".join(pending), services.config.job_key)
     return was_published
+
+
+def settle_now(services: Services, publisher: Publisher, log: CheckpointLog, published: Published, what: str) -> None:
+    """Settle a publish whose acknowledgement was lost, with a few tries. ``what`` was published, for the message.
+
+    Raises: RetryableError if it was not published; FencedError; OutcomeUnknownError if it cannot be settled.
+    """
+    for left in reversed(range(_SETTLE_TRIES)):
+        try:
+            if settle(services, publisher, log, published):
+                return
+        except OutcomeUnknownError:
+            if not left:
+                raise
+        else:
+            raise RetryableError(
+                f"{what} was not published, and the checkpoint before it is current",
+                hint="run it again",
+                job=services.config.job_name,
+            )
 
 
 def _regain(

@@ -132,6 +132,8 @@ class _Publish:
                     send(permit.key, None)
                 for offer in published.offers:
                     send(offer.encoded(), None)
+                for record in published.along:
+                    send(*record)
                 check_topic(transaction.flush()[config.checkpoint_topic, 0].end)
                 published.pending = records  # from here on the outcome may become unknown
                 announce(Phase.COMMIT_TRANSACTION, subject, config.job_key)  # 6

@@ -23,6 +23,7 @@ from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.kafka.topic_watch import TopicWatch
 from statemgr.model import codecs
 from statemgr.model.checkpoint import CheckpointRecord, with_version_one
+from statemgr.model.layouts import RetiredLayout, decode_retired_layout, is_retired_layout
 from statemgr.model.offers import Offer, OfferKey, decode_offer, is_offer
 from statemgr.model.permissions import Permit, decode_permit, is_permit
 from statemgr.ports import Clock
@@ -58,6 +59,7 @@ class _Seen:
     by_key: dict[bytes, Track | None] = field(default_factory=dict)
     permits: dict[bytes, Permit] = field(default_factory=dict)
     offers: dict[OfferKey, Offer] = field(default_factory=dict)
+    retired: dict[int, RetiredLayout] = field(default_factory=dict)
 
     def continues(self, bounds: _Bounds, position: int) -> bool:
         """Whether the topic still has what was read. ``position``: the offset that reading had reached when ``bounds``
@@ -95,7 +97,7 @@ class CheckpointTopic:
         self._assembly = Assembly(config.job_name, config.job_id, self._topic)
 
     def read(
-        self, tasks: Collection[str] | None = None, *, only_settled: bool = False
+        self, tasks: Collection[str] | None = None, *, only_settled: bool = False, generation: int | None = None
     ) -> Mapping[str, CheckpointRecord]:
         """Checks every record of the job and decodes the newest ones.
 
@@ -107,7 +109,18 @@ class CheckpointTopic:
         bounds = self._bounds(only_settled)
         with self._lock:
             seen = self._read_to(bounds, position)
-            return self._newest_of(seen, tasks)
+            return self._newest_of(seen, tasks, generation)
+
+    def retired(self) -> Sequence[RetiredLayout]:
+        with self._lock:
+            found = self._seen.retired if self._seen is not None else {}
+            return tuple(found[generation] for generation in sorted(found))
+
+    def record_keys(self, generation: int) -> Sequence[bytes]:
+        with self._lock:
+            tracks = self._seen.tracks if self._seen is not None else {}
+            of_generation = [at for at in tracks if at.generation == generation and at.version != 1]
+            return [key for at in of_generation for key in tracks[at].messages]
 
     def job_records(self) -> Collection[int]:
         with self._lock:
@@ -212,8 +225,12 @@ class CheckpointTopic:
         seen.monotonic_s, seen.wall_s = now_s, wall_s  # from before the read
         return seen
 
-    def _newest_of(self, seen: _Seen, tasks: Collection[str] | None) -> dict[str, CheckpointRecord]:
-        versions, generation = self._config.read_versions, self._generation(seen)
+    def _newest_of(
+        self, seen: _Seen, tasks: Collection[str] | None, generation: int | None
+    ) -> dict[str, CheckpointRecord]:
+        versions = self._config.read_versions
+        if generation is None:
+            generation = self._generation(seen)
         of_generation = {at.task for at in seen.tracks if at.generation == generation and at.version in versions}
         wanted = {task for task in of_generation if task and (tasks is None or task in tasks)}
         jobs = seen.tracks.get(TrackId(generation, "", 2))
@@ -254,6 +271,14 @@ class CheckpointTopic:
                 seen.offers.pop(at, None)
             elif (at.job_name, at.job_id) == (self._config.job_name, self._config.job_id):
                 seen.offers[at] = offer
+            return None
+        if is_retired_layout(key):
+            retired = decode_retired_layout(key, value, place)
+            if (retired.job_name, retired.job_id) == (self._config.job_name, self._config.job_id):
+                if value is None:
+                    seen.retired.pop(retired.layout.generation, None)
+                else:
+                    seen.retired[retired.layout.generation] = retired
             return None
         track = self._track(seen, key, offset)
         if track is None:

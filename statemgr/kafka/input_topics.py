@@ -197,10 +197,9 @@ def topic_problem(
         hint = f"set job.tasks back to {partitions}"
     else:
         hint = (
-            f"keep job.tasks = {published_tasks} and the partitions of the changelogs: this release cannot change the "
-            "number of tasks of existing state. Either write new input to a topic with "
-            f"{published_tasks} partitions and set task.inputs to it, or start a new job (another job.id) with "
-            f"job.tasks = {partitions}, which reads this topic from its beginning"
+            f"use `statemgr rescale --tasks {partitions}`, which refuses rows that were written for {published_tasks} "
+            f"partitions and are not processed yet; or write new input to a topic with {published_tasks} partitions, "
+            "and set task.inputs to it"
         )
     state = "no state yet" if published_tasks is None else f"state of {published_tasks} tasks"
     return ConfigError(

@@ -19,6 +19,7 @@ from statemgr.kafka.publisher import publish_alone
 from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
 from statemgr.model import codecs
+from statemgr.model.layouts import decode_retired_layout, is_retired_layout
 from statemgr.model.offers import decode_offer, is_offer
 from statemgr.model.permissions import decode_permit, is_permit
 from statemgr.ports import Clock
@@ -102,6 +103,9 @@ def _problem(topic: str, message: Message) -> str | None:
             return None
         if is_offer(data):
             decode_offer(data, value, place)
+            return None
+        if is_retired_layout(data):
+            decode_retired_layout(data, value, place)
             return None
         key = codecs.decode_key(data, place)
         if value is None:

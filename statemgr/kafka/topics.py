@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.config.units import DAY_MS
-from statemgr.errors import TopicMisconfigured
+from statemgr.errors import TopicMisconfigured, UnavailableError
 from statemgr.kafka.clients import DEADLINE_S, REQUEST_S
 from statemgr.kafka.errors import translated
 from statemgr.kafka.metadata import TopicMetadata
@@ -129,6 +129,13 @@ class TopicAdmin(TopicMetadata):
             topic=topic,
         )
 
+    def wait_until_gone(self, topic: str) -> None:
+        """Wait until the broker that answers has forgotten a deleted topic. Raises: UnavailableError."""
+        late = UnavailableError("the brokers did not delete a topic in time", topic=topic)
+        deadline = self._deadline()
+        while self.exists(topic):
+            self._pause(deadline, late)
+
     def check(self, specs: Sequence[TopicSpec]) -> list[TopicProblem]:
         """Everything that is wrong with these topics; empty if nothing is.
 
@@ -163,7 +170,8 @@ class TopicAdmin(TopicMetadata):
                 message += ", one for each task"
                 command = (
                     f"if the job has state on the topic, set job.tasks = {partitions} (more partitions would not "
-                    "spread it); for a new job, set stores.<name>.changelog.topic to a new topic"
+                    "spread it; `statemgr rescale --tasks` does); for a new job, set stores.<name>.changelog.topic to "
+                    "a new topic"
                 )
             yield TopicProblem(spec.name, message, command)
         replicas = min((len(p.replicas) for p in found.partitions), default=0)

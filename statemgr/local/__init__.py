@@ -1,21 +1,26 @@
 """Local adapters: stores, the directories that hold them, and the clock. Only this package touches them."""
 
-from statemgr.local.durable import hash_file, remove
+from statemgr.local.durable import empty_directory, hash_file, remove
 from statemgr.local.rocksdb.options import use_memory
+from statemgr.local.rocksdb.split import SortedTables, scan_in_batches, store_of_tables
 from statemgr.local.rocksdb.tables import is_readable, write_table
 from statemgr.local.stores import ChangeWriter, bulk_writer, key_ranges, open_snapshot, open_store
 from statemgr.local.trees import cloned, unshare
 
 __all__ = [
     "ChangeWriter",
+    "SortedTables",
     "bulk_writer",
     "cloned",
+    "empty_directory",
     "hash_file",
     "is_readable",
     "key_ranges",
     "open_snapshot",
     "open_store",
     "remove",
+    "scan_in_batches",
+    "store_of_tables",
     "unshare",
     "use_memory",
     "write_table",

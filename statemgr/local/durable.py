@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from statemgr.model.hashing import content_hash, hasher, read_buffer
-from statemgr.os_errors import CANNOT_LINK
+from statemgr.os_errors import CANNOT_LINK, translated
 
 #: Bytes that are read and hashed at a time: they fit into the processor's cache.
 _BUFFER = 256 * 1024
@@ -114,6 +114,13 @@ def link_or_copy(source: Path, target: Path) -> None:
         if error.errno not in CANNOT_LINK:
             raise
         copy_file(source, target)
+
+
+def empty_directory(path: Path) -> None:
+    """Make a directory, or remove the content of one. Raises: DiskFull, AccessDenied, RetryableError."""
+    with translated("cannot make a local directory", path):
+        remove(path)
+        os.makedirs(path, 0o700)
 
 
 def exists(path: Path) -> bool:

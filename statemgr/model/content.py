@@ -51,12 +51,16 @@ class Content:
 
 def of_pairs(pairs: Iterator[tuple[bytes, bytes]]) -> Content:
     """The content of pairs with different keys."""
-    keys = total = 0
+    content = Content()
     while batch := list(islice(pairs, _BATCH)):
-        names, values = zip(*batch, strict=True)
-        keys += len(batch)
-        total += sum(map(xxhash.xxh3_128_intdigest, map(add, names, values), map(len, names)))
-    return Content(keys, total % _MODULUS)
+        content += of_batch(*zip(*batch, strict=True))
+    return content
+
+
+def of_batch(keys: Sequence[bytes], values: Sequence[bytes]) -> Content:
+    """The content of different keys and their values."""
+    total = sum(map(xxhash.xxh3_128_intdigest, map(add, keys, values), map(len, keys)))
+    return Content(len(keys), total % _MODULUS)
 
 
 def differing(scans: Sequence[Iterator[tuple[bytes, bytes]]]) -> Iterator[tuple[bytes, tuple[bytes | None, ...]]]:

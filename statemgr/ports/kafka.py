@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from statemgr.errors import RetryableError
 from statemgr.model.checkpoint import CheckpointRecord
 from statemgr.model.commit import Change
+from statemgr.model.layouts import RetiredLayout
 from statemgr.model.offers import Offer, OfferKey
 from statemgr.model.permissions import Permit
 
@@ -18,9 +19,10 @@ class CheckpointLog(Protocol):
     """Reads the checkpoint topic."""
 
     def read(
-        self, tasks: Collection[str] | None = None, *, only_settled: bool = False
+        self, tasks: Collection[str] | None = None, *, only_settled: bool = False, generation: int | None = None
     ) -> Mapping[str, CheckpointRecord]:
-        """The newest record of each of ``tasks`` (default: all tasks of the job) in the newest layout generation.
+        """The newest record of each of ``tasks`` (default: all tasks of the job) in a layout ``generation`` (default:
+        the newest).
 
         Asks for the high watermark first, and reads up to it. It waits until the last stable offset has passed it.
         With ``only_settled`` it reads to the last stable offset and does not wait.
@@ -32,6 +34,13 @@ class CheckpointLog(Protocol):
 
     def offers(self) -> Mapping[OfferKey, Offer]:
         """The offers of first snapshots in the newest layout, expired ones too, as of the last read."""
+
+    def retired(self) -> Sequence[RetiredLayout]:
+        """The layouts that a rescale has replaced and whose records are still there, oldest first, as of the last
+        read."""
+
+    def record_keys(self, generation: int) -> Sequence[bytes]:
+        """The keys of all records of a layout generation but those of version 1, as of the last read."""
 
     def job_records(self) -> Collection[int]:
         """The sequence numbers of all job records in the newest layout, as of the last read."""

@@ -418,7 +418,7 @@ def test_a_foreign_record_is_left_out_by_a_repair(run: Run, job: JobConfig, runn
 def test_doctor_compares_the_layout_and_the_input_topics(run: Run, job: JobConfig, running: list[Task]) -> None:
     """Other tasks than the checkpoints have, an input topic that is missing, or has another number of partitions."""
     found = {problem["check"]: problem["fix"] for problem in problems_of(run, "--set", "job.tasks=3")}
-    assert found["layout"] == "set job.tasks = 2"
+    assert found["layout"] == "set job.tasks = 2, or `statemgr rescale --tasks 3`"
     topic = f"{job.job_name}-in"
     (problem,) = problems_of(run, "--set", f"task.inputs={topic}")
     assert problem["check"] == "inputs"

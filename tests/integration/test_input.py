@@ -265,7 +265,7 @@ def test_more_partitions_get_one_message(kafka: KafkaServer, tmp_path: Path) -> 
         assert isinstance(error, ConfigError)
         assert "4 partitions" in str(error)
         assert "state of 2 tasks" in str(error)
-        assert "keep job.tasks = 2" in str(error.hint)
+        assert "`statemgr rescale --tasks 4`" in str(error.hint)
         assert "--alter" not in str(error)
     assert len(admin.list_topics(timeout=10).topics[changelog].partitions) == 2
     with StateManager(with_changes(config, job__tasks=4)) as manager, pytest.raises(StatemgrError) as raised:
@@ -298,7 +298,7 @@ def test_more_partitions_under_a_running_loop(kafka: KafkaServer, tmp_path: Path
     stop()
     [error] = errors
     assert isinstance(error, ConfigError)
-    assert "keep job.tasks = 2" in str(error.hint)
+    assert "`statemgr rescale --tasks 3`" in str(error.hint)
     assert sum(contents(config, f"Partition {index}")[1][f"{topic}-{index}"] for index in range(2)) == 20
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from statemgr.model.checkpoint import (
     OutstandingTtl,
 )
 from statemgr.model.commit import PreparedCommit
+from statemgr.model.layouts import RetiredLayout
 from statemgr.model.offers import Offer, OfferKey
 from statemgr.ports import StoreIdentity, list_blobs, no_progress
 from statemgr.wiring import open_services
@@ -69,6 +70,14 @@ class Topic:
         if self.gone:
             raise MissingState("the checkpoint topic does not exist")
         return {task: record for task, record in self.records.items() if tasks is None or task in tasks}
+
+    def retired(self) -> Sequence[RetiredLayout]:
+        """As the port says."""
+        return ()
+
+    def record_keys(self, generation: int) -> Sequence[bytes]:
+        """As the port says."""
+        return ()
 
     def job_records(self) -> Collection[int]:
         """As the port says."""

@@ -98,7 +98,7 @@ def test_every_test_that_the_pages_name_exists() -> None:
     ("table", "expected"),
     [
         ("invariant", [str(n) for n in range(1, 18)]),
-        ("protocol", [str(n) for n in range(1, 10)]),
+        ("protocol", [str(n) for n in range(1, 11)]),
         ("fault", [str(n) for n in range(1, 60)]),
         ("scenario", SCENARIOS),
     ],

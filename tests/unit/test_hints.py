@@ -253,7 +253,7 @@ def test_every_hint_names_only_what_exists() -> None:
         "open once with allow_anything=True",
         "set task.checkpoint.topics",
         "raise stores.…x.rocksdb.everything",
-        "rescale the job first",
+        "rescale the job with `statemgr rescale --force`",
     ],
 )
 def test_a_hint_that_names_what_is_not_there_is_found(text: str) -> None:

@@ -30,6 +30,8 @@ FROZEN = {
     "permit.v1": "ba5a4b91594540d9",
     "permit_key.v1": "4e96af5e2082b5cb",
     "prepared_commit.v1": "4eb60cb42fef3a0b",
+    "retired_layout.v1": "46e949be5461c8d2",
+    "retired_layout_key.v1": "64d09f71d8e05090",
     "segment_chain.v1": "9790d8a3f270a040",
     "snapshot_index.v1": "18aac42c75d40c7a",
 }

@@ -184,7 +184,7 @@ def _write(plan: Plan, call: Call) -> Path:
 
 
 def _changes(edit: TomlEdit) -> dict[str, object]:
-    return {key: list(names) for key, names in edit.changes.items()}
+    return {key: value if isinstance(value, str | int) else list(value) for key, value in edit.changes.items()}
 
 
 def _wait(call: Call, stores: Sequence[str], target: Stage, timeout: int) -> None:

@@ -24,7 +24,7 @@ from statemgr.os_errors import translated as os_translated
 
 _BULK_BATCH = 10_000
 #: Up to this many files in level 0, compaction is left to the open store, which can be read meanwhile.
-_LEVEL0_LIMIT = 16
+LEVEL0_LIMIT = 16
 
 
 class BulkWriter:
@@ -93,7 +93,7 @@ def bulk_load(directory: Path, options: Mapping[str, object], *, continued: bool
         files = writer.finish()
     finally:
         writer.close()
-    if files <= _LEVEL0_LIMIT:
+    if files <= LEVEL0_LIMIT:
         return
     store = RocksDbStore.open(directory, options)
     try:

@@ -1,0 +1,212 @@
+"""What a rescale does, before anything is written: the checkpoint that it begins with, and the new layout. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from statemgr.config import JobConfig
+from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.errors import ConfigError, InvalidError, MissingState
+from statemgr.flows.rollback import find_targets
+from statemgr.ids import task_name
+from statemgr.model.checkpoint import (
+    SEQUENCE,
+    Attachment,
+    ChangelogMarker,
+    Checkpoint,
+    CheckpointRecord,
+    Layout,
+    MicroBatch,
+)
+from statemgr.model.checkpoint_records import Inputs
+from statemgr.model.partitioners import BY_INPUT_PARTITION
+
+#: The end of the name of a changelog that a rescale has made.
+_GENERATION = re.compile(r"-g\d+\Z")
+#: Kafka's limit.
+_LONGEST_TOPIC = 249
+
+
+@dataclass(frozen=True)
+class RescalePlan:
+    """A job's records, the checkpoint of each task to begin with, and the number of tasks to come.
+
+    ``config`` has the old number of tasks.
+    """
+
+    config: JobConfig
+    records: Mapping[str, CheckpointRecord]
+    targets: Mapping[str, Checkpoint]
+    tasks: int
+
+    @property
+    def before(self) -> Layout:
+        """The layout in force."""
+        return next(iter(self.records.values())).layout
+
+    @property
+    def after(self) -> Layout:
+        """The layout to come."""
+        return Layout(self.before.generation + 1, self.tasks, self.before.partitioner)
+
+    @property
+    def stores(self) -> Sequence[str]:
+        """The stores that are backed up, in order."""
+        return [name for name, store in self.config.stores.items() if store.durable]
+
+    @cached_property
+    def changes(self) -> Mapping[str, int | str]:
+        """Configuration key → its new value."""
+        found: dict[str, int | str] = {"job.tasks": self.tasks}
+        for name in self.stores:
+            store = self.config.stores[name]
+            if KAFKA_CHANGELOG in (*store.backup_factories, *store.restore_factories):
+                found[f"stores.{name}.changelog.topic"] = self._new_topic(name)
+        return found
+
+    @cached_property
+    def new_config(self) -> JobConfig:
+        """The configuration of the new layout."""
+        return JobConfig.from_mapping(self.config.to_mapping(), self.changes)
+
+    def _new_topic(self, store: str) -> str:
+        """A topic that no layout has used: the name of the present one with the new generation."""
+        markers = [target.marker(KAFKA_CHANGELOG, store) for target in self.targets.values()]
+        used = next((m.topic for m in markers if isinstance(m, ChangelogMarker)), None)
+        base = _GENERATION.sub("", used or self.config.stores[store].changelog_topic)
+        name = f"{base}-g{self.after.generation}"
+        if len(name) > _LONGEST_TOPIC:
+            raise ConfigError(
+                f"the name of the new changelog, {name}, is longer than {_LONGEST_TOPIC} characters",
+                hint=f"set stores.{store}.changelog.topic to a shorter name",
+                store=store,
+            )
+        return name
+
+    # --- what the new tasks begin with ------------------------------------------------------------------------
+
+    def sources(self, task: int) -> list[int]:
+        """The old tasks that may have keys of a new one.
+
+        A key's tasks are its hash modulo each number of tasks, so they are equal modulo a common divisor of both.
+        """
+        divisor = self.divisor
+        return [source for source in range(self.before.tasks) if source % divisor == task % divisor]
+
+    @property
+    def divisor(self) -> int:
+        """The greatest common divisor of the numbers of tasks: the parts that can be rescaled alone."""
+        a, b = self.before.tasks, self.tasks
+        while b:
+            a, b = b, a % b
+        return a
+
+    @cached_property
+    def inputs(self) -> Sequence[Inputs]:
+        """The input offsets of each new task.
+
+        Where the task is the partition of the input, a task gets the offsets of its partitions. A partition without a
+        task belongs to the task of its number modulo the tasks. Otherwise all tasks share the job's offsets.
+
+        Raises: InvalidError if two tasks have other offsets of one partition.
+        """
+        offsets: dict[str, int] = {}
+        ids: dict[str, str] = {}
+        for task, target in self.targets.items():
+            for source, offset in target.input_offsets.items():
+                if offsets.setdefault(source, offset) != offset:
+                    raise InvalidError(
+                        f"{task} continues {source} at offset {offset}, and another task at {offsets[source]}",
+                        hint="a job can be rescaled if its tasks agree on the input offsets that they share",
+                        task=task,
+                    )
+            ids |= target.input_topic_ids
+        if self.before.partitioner != BY_INPUT_PARTITION:
+            return [Inputs(offsets, ids)] * self.tasks
+        own: list[dict[str, int]] = [{} for _ in range(self.tasks)]
+        for source, offset in offsets.items():
+            own[int(source.rpartition("-")[2]) % self.tasks][source] = offset
+        return [Inputs(of_task, ids) for of_task in own]
+
+    @cached_property
+    def output(self) -> tuple[Sequence[tuple[Attachment, ...]], MicroBatch | None]:
+        """The attachments of each new task, which are the last output of an engine, and its micro-batch.
+
+        Where there are fewer tasks, one has those of several, in the order of the tasks.
+        """
+        batches = {target.batch for target in self.targets.values()}
+        batch = batches.pop() if len(batches) == 1 else None
+        found: list[list[Attachment]] = [[] for _ in range(self.tasks)]
+        for number in range(self.before.tasks):
+            target = self.targets[task_name(number)]
+            rows = [one for one in target.attachments if one.name != SEQUENCE]
+            mine = found[number % self.tasks]
+            mine += [_renamed(one, len(mine) + at) for at, one in enumerate(rows)] if number >= self.tasks else rows
+        if batch is None and not any(found):
+            return [()] * self.tasks, None
+        newest = max(target.output_sequence for target in self.targets.values())
+        note = Attachment(SEQUENCE, inline=str(newest).encode())
+        return [(*some, note) for some in found], batch
+
+
+def _renamed(attachment: Attachment, number: int) -> Attachment:
+    """An attachment of another task, under a name that this task does not use: ``output-0`` → ``output-3``."""
+    name = attachment.name.rpartition("-")[0] or attachment.name
+    return Attachment(f"{name}-{number}", attachment.inline, attachment.blob)
+
+
+def plan_rescale(
+    config: JobConfig, records: Mapping[str, CheckpointRecord], tasks: int, checkpoint_id: str | None
+) -> RescalePlan:
+    """Plan a rescale to ``tasks`` tasks.
+
+    Args:
+        records: the newest record of every task in the layout in force.
+        checkpoint_id: a checkpoint that all tasks retain; None for the current ones.
+
+    Raises: MissingState if a task has no checkpoint, or does not retain the one that is asked for; ConfigError if the
+        configuration does not suit; InvalidError.
+    """
+    if not records:
+        raise MissingState(
+            "the job has no checkpoint",
+            hint="check job.name, job.id and task.checkpoint.topic; a new job needs no rescale: set job.tasks",
+            job=config.job_name,
+        )
+    layout = next(iter(records.values())).layout
+    names = [task_name(number) for number in range(layout.tasks)]
+    missing = [name for name in names if name not in records]
+    if not layout.tasks or missing:
+        raise MissingState(
+            f"{', '.join(missing) or 'the job'} has no checkpoint of a known layout",
+            hint="let every task commit once, stop the job, and run this again",
+            job=config.job_name,
+        )
+    if layout.tasks == tasks:
+        raise InvalidError(f"the job has {tasks} tasks already", job=config.job_name)
+    if 1 in config.write_versions or any(record.from_version_one for record in records.values()):
+        raise ConfigError(
+            "version 1 records do not know layouts",
+            hint="set task.checkpoint.write.versions = [2], and commit once with every task",
+            key="task.checkpoint.write.versions",
+        )
+    targets = (
+        {name: records[name].current for name in names}
+        if checkpoint_id is None
+        else find_targets(records, names, [checkpoint_id])
+    )
+    plan = RescalePlan(
+        JobConfig.from_mapping(config.to_mapping(), {"job.tasks": layout.tasks}), records, targets, tasks
+    )
+    for name, target in targets.items():
+        if set(target.stores) != set(plan.stores):
+            raise ConfigError(
+                f"checkpoint {target.checkpoint_id} has the stores {', '.join(sorted(target.stores)) or '(none)'}, but "
+                f"the configuration backs up {', '.join(plan.stores) or '(none)'}",
+                hint="configure the stores of that checkpoint, and run this again",
+                task=name,
+            )
+    return plan

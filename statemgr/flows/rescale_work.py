@@ -1,0 +1,271 @@
+"""The parts of a rescale that run in processes of their own. Each is one call, and can be repeated.
+
+1. :func:`restore_source` restores one old store into a directory
+2. :func:`fitting` finds the partitioner that put the first keys where they are
+3. :func:`split_range` reads a range of keys of that store, checks that each key is in its task, adds up the content
+   hash, and writes the items of each new task to sorted tables
+4. :func:`make_store` makes the new store of the tables of all old tasks
+5. :func:`check_range` reads a range of keys of the new store again, checks that each key is in its task, and adds up
+   the content hash
+6. :func:`fill_changelog` writes the new store to its partition of the new changelog
+
+Memory is bounded by a batch of items, one open table for each new task, and a transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import compress, islice
+from pathlib import Path
+from typing import TypeVar
+
+from statemgr.backends.services import Services
+from statemgr.errors import CorruptFile, InvalidError
+from statemgr.flows.restore import restore_store
+from statemgr.ids import task_name, transactional_id
+from statemgr.kafka.publisher import TransactionalPublisher
+from statemgr.local import (
+    SortedTables,
+    bulk_writer,
+    empty_directory,
+    open_snapshot,
+    remove,
+    scan_in_batches,
+    store_of_tables,
+)
+from statemgr.local.directories import StoreDirectories
+from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord
+from statemgr.model.commit import Change
+from statemgr.model.content import Content, of_batch
+from statemgr.model.partitioners import candidates
+from statemgr.model.permissions import Permissions
+from statemgr.model.plan import plan_stores
+from statemgr.ports import TopicInfo, no_progress
+
+T = TypeVar("T")
+#: Items that are read, hashed and routed together: few enough for the processor's caches.
+_BATCH = 2048
+#: Keys that are looked at to find the partitioner.
+_LOOKED_AT = 1000
+#: New tasks whose tables are open at a time. More of them take more passes over the old store.
+_MOST_OPEN = 200
+#: Records and bytes of one transaction.
+_MOST_RECORDS, _MOST_BYTES = 100_000, 64 * 1024 * 1024
+#: Bytes of keys that are remembered while the leftovers of an earlier try are deleted.
+_KEYS_BUDGET = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Who has which key of a store. ``partitioner``: the name of one of the candidates."""
+
+    store: str
+    recorded: str
+    partitioner: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """What one range of keys had: its content, and new task → its tables in key order."""
+
+    content: Content
+    tables: Mapping[int, Sequence[str]]
+
+
+def restore_source(
+    services: Services, record: CheckpointRecord, checkpoint: Checkpoint, store: str, directory: Path
+) -> tuple[Path, int]:
+    """Restore one store at a retained checkpoint. What an earlier try left in the directory is used.
+
+    Returns: the finished store's directory, and its bytes. Raises: as :func:`statemgr.flows.restore.restore_store`.
+    """
+    config, task = services.config, record.task
+    place = record.checkpoints.index(checkpoint)
+    (plan,) = plan_stores(
+        checkpoint,
+        {store: config.stores[store].restore_factories},
+        durable={store: True},
+        permissions=Permissions(allow_removed_stores=True),
+        newer=record.checkpoints[:place][::-1],
+        older=record.checkpoints[place + 1 :],
+        job=config.job_name,
+        task=task,
+    )
+    directories = StoreDirectories(directory, services.clock, services.ids)
+    try:
+        alone = replace(services, directories=lambda _task, _store: directories)
+        committed, _ = restore_store(alone, task, plan, no_progress)
+        assert committed is not None
+        return committed.path, sum(size for size, _ in committed.files.values())
+    finally:
+        directories.close()
+
+
+def _batches(
+    services: Services, store: str, directory: Path, start: bytes | None, end: bytes | None
+) -> Generator[list[tuple[bytes, bytes]]]:
+    """The items of a finished store in key order. Raises: CorruptError."""
+    config = services.config.stores[store]
+    if config.type == "rocksdb":
+        yield from scan_in_batches(directory, config.rocksdb, start, end, _BATCH)
+        return
+    opened = open_snapshot(config.type, directory, config.rocksdb)
+    try:
+        items = opened.scan(start, end)
+        while batch := list(islice(items, _BATCH)):
+            yield batch
+    finally:
+        opened.close()
+
+
+def fitting(
+    services: Services, store: str, directory: Path, recorded: str, names: Sequence[str], task: int, tasks: int
+) -> list[str]:
+    """Which of several partitioners put the first keys of a store into its task; all of them if it is empty."""
+    known = candidates(recorded, services.config.stores[store].key_serde)
+    with closing(_batches(services, store, directory, None, None)) as batches:
+        keys = [key for key, _ in next(batches, [])][:_LOOKED_AT]
+    return (
+        [name for name in names if all(number % tasks == task for number in known[name](keys))] if keys else list(names)
+    )
+
+
+def split_range(
+    services: Services,
+    spread: Spread,
+    task: int,
+    directory: Path,
+    bounds: tuple[bytes | None, bytes | None],
+    into: Path,
+) -> Split:
+    """Split a range of keys of an old task's store. ``into`` is emptied first.
+
+    Raises: InvalidError for a key that another task should have; CorruptError, DiskFull.
+    """
+    config = services.config.stores[spread.store]
+    hashes = candidates(spread.recorded, config.key_serde)[spread.partitioner]
+    empty_directory(into)
+    content = Content()
+    tables: dict[int, Sequence[str]] = {}
+    for first in range(0, spread.after, _MOST_OPEN):
+        writing = SortedTables(into, config.rocksdb if config.type == "rocksdb" else {}, spread.after)
+        everything = spread.after <= _MOST_OPEN
+        for batch in _batches(services, spread.store, directory, *bounds):
+            keys, values = zip(*batch, strict=True)
+            found = hashes(keys)
+            if not first:
+                _check_place(spread, task, spread.before, keys, found)
+                content += of_batch(keys, values)
+            numbers = [number % spread.after for number in found]
+            if not everything:
+                mine = [first <= number < first + _MOST_OPEN for number in numbers]
+                writing.write(_only(mine, numbers), _only(mine, keys), _only(mine, values))
+                continue
+            writing.write(numbers, keys, values)
+        writing.finish()
+        tables |= {number: [str(path) for path in paths] for number, paths in writing.files.items()}
+    return Split(content, tables)
+
+
+def _only(mine: Sequence[bool], items: Sequence[T]) -> list[T]:
+    return list(compress(items, mine))
+
+
+def _check_place(spread: Spread, task: int, tasks: int, keys: Sequence[bytes], found: Sequence[int]) -> None:
+    if {number % tasks for number in found} <= {task}:
+        return
+    key, number = next((key, number % tasks) for key, number in zip(keys, found, strict=True) if number % tasks != task)
+    raise InvalidError(
+        f"{task_name(task)} has the key {key[:40]!r}, and {spread.partitioner} puts it into {task_name(number)}",
+        hint="a job can be rescaled if its state has the keys of its input, in the task that the partitioner chooses; "
+        "start a new job (another job.id) otherwise",
+        store=spread.store,
+    )
+
+
+def make_store(services: Services, store: str, tables: Sequence[str], directory: Path) -> int:
+    """Make a new store of tables, which stay. ``directory`` is emptied first.
+
+    Returns: its bytes. Raises: CorruptError, DiskFull.
+    """
+    config = services.config.stores[store]
+    empty_directory(directory)
+    if config.type == "rocksdb":
+        store_of_tables(directory, config.rocksdb, map(Path, tables))
+    else:
+        copy = directory.with_name(f"{directory.name}.tables")
+        empty_directory(copy)
+        store_of_tables(copy, {}, map(Path, tables))
+        with bulk_writer(config.type, directory, config.rocksdb) as writer:
+            for batch in scan_in_batches(copy, {}, None, None, _BATCH):
+                writer.write(batch)
+        remove(copy)
+    return sum(file.stat().st_size for file in directory.iterdir())
+
+
+def check_range(
+    services: Services, spread: Spread, task: int, directory: Path, start: bytes | None, end: bytes | None
+) -> Content:
+    """The content of a range of keys of a new store. Raises: CorruptFile for a key of another task."""
+    hashes = candidates(spread.recorded, services.config.stores[spread.store].key_serde)[spread.partitioner]
+    content = Content()
+    for batch in _batches(services, spread.store, directory, start, end):
+        keys, values = zip(*batch, strict=True)
+        if not {number % spread.after for number in hashes(keys)} <= {task}:
+            raise CorruptFile("a new store has a key of another task", hint="run it again", path=directory)
+        content += of_batch(keys, values)
+    return content
+
+
+def fill_changelog(services: Services, store: str, info: TopicInfo, task: int, directory: Path) -> ChangelogMarker:
+    """Write a new store to its partition of the new changelog, after a delete of each key that is there already.
+
+    Returns: the marker at its end. Raises: FencedError, RetryableError, OutcomeUnknownError; then it can be repeated.
+    """
+    config = services.config
+    name = transactional_id(config.job_name, config.job_id, "rescale", store, str(task))
+    start, end = services.changelog().bounds(info.name, task)
+    changes: Iterator[Sequence[Change]] = _deletes(services, info.name, task, start, end) if end > start else iter(())
+    publisher = TransactionalPublisher(config, name, services.clock)
+    try:
+        publisher.fence()
+        for source in (changes, _batches(services, store, directory, None, None)):
+            for some in _transactions(source):
+                with publisher.transaction() as transaction:
+                    transaction.send_changes(info.name, task, some)
+                    end = transaction.flush()[info.name, task].end
+    finally:
+        publisher.close()
+    return ChangelogMarker(info.name, info.topic_id, task, end)
+
+
+def _deletes(services: Services, topic: str, partition: int, start: int, end: int) -> Iterator[Sequence[Change]]:
+    """A delete for every key on the topic. If there are very many, keys may repeat."""
+    seen: set[bytes] = set()
+    size = 0
+    for batch in services.changelog().read(topic, partition, start, end):
+        new = {record.key for record in batch} - seen
+        yield [(key, None) for key in new]
+        seen |= new
+        size += sum(map(len, new)) + 100 * len(new)
+        if size > _KEYS_BUDGET:
+            seen.clear()
+            size = 0
+
+
+def _transactions(batches: Iterable[Sequence[Change]]) -> Iterator[list[Change]]:
+    """The changes of each transaction."""
+    some: list[Change] = []
+    size = 0
+    for batch in batches:
+        some += batch
+        size += sum(len(key) + len(value or b"") for key, value in batch)
+        if len(some) >= _MOST_RECORDS or size >= _MOST_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some

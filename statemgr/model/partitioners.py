@@ -1,0 +1,175 @@
+"""Which task has a key: the hashes of partitioners, for many keys at once. Pure.
+
+========================  ===========================================================================================
+``murmur2``               Kafka's Java clients and Kafka Streams: ``toPositive(murmur2(key))`` (``Utils.murmur2``)
+``crc32``                 librdkafka's ``consistent``: CRC-32 of the key, unsigned
+``spark-hash(<type>)``    Spark's ``hash`` of one column: Murmur3 with the seed 42 (``Murmur3_x86_32``), signed
+========================  ===========================================================================================
+
+A key belongs to the task whose number is the hash modulo the number of tasks. A hash is computed for all keys of one
+length together: a large integer has one key's 32 bits in each of its lanes of 64 bits, so that an operation on the
+integer is one on all keys. A lane has room for the product of two such numbers.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+from statemgr.errors import ConfigError
+
+#: Keys → their hashes, in the same order.
+Hashes = Callable[[Sequence[bytes]], Sequence[int]]
+#: Consumer loops record this: the task is the partition of the input, which the producers' partitioner chooses.
+BY_INPUT_PARTITION = "kafka-partition"
+#: What producers may use, by name.
+PRODUCERS = ("murmur2", "crc32")
+_MURMUR2_SEED, _MURMUR2_M = 0x9747B28C, 0x5BD1E995
+_SPARK_SEED = 42
+_SPARK = re.compile(r"spark-hash\((\w+)\)\Z")
+_BITS_31 = 0x7FFFFFFF
+_BITS_32 = 0xFFFFFFFF
+_SIGN = 1 << 63
+
+
+def candidates(recorded: str, key_serde: str, chosen: str | None = None) -> Mapping[str, Hashes]:
+    """The hashes that may have spread a store's keys, by name.
+
+    Args:
+        recorded: the partitioner in the job's checkpoints.
+        key_serde: the label of the serde of the store's keys.
+        chosen: the only one of :data:`PRODUCERS` to consider, for a job that records the input's partitions.
+
+    Raises: ConfigError if there is none.
+    """
+    if recorded in (BY_INPUT_PARTITION, "kafka-murmur2"):
+        names = [chosen] if chosen else list(PRODUCERS) if recorded == BY_INPUT_PARTITION else ["murmur2"]
+        return {name: _PRODUCERS[name] for name in names}
+    found = _SPARK.match(recorded)
+    kind = found[1] if found else ""
+    if kind in ("string", "binary") and key_serde in ("bytes", "string"):
+        return {recorded: spark_hash}
+    if kind in _SPARK_INTEGERS and key_serde == "integer":
+        return {recorded: _SPARK_INTEGERS[kind]}
+    raise ConfigError(
+        f"the keys of the partitioner {recorded!r} cannot be found in keys of the serde {key_serde!r}",
+        hint="a job can be rescaled if its state has the same keys as its input: spread by one column of text, bytes "
+        "or whole numbers on Spark, with the serde bytes, string or integer; otherwise start a new job (a new job.id)",
+    )
+
+
+def murmur2(keys: Sequence[bytes]) -> list[int]:
+    """Kafka's murmur2, without its sign bit."""
+    return _by_length(keys, _murmur2)
+
+
+def crc32(keys: Sequence[bytes]) -> list[int]:
+    """CRC-32, unsigned."""
+    return list(map(zlib.crc32, keys))
+
+
+def spark_hash(keys: Sequence[bytes]) -> list[int]:
+    """Spark's hash of text (UTF-8) or bytes, signed."""
+    return _by_length(keys, _murmur3)
+
+
+def _by_length(keys: Sequence[bytes], of_lanes: Callable[[bytes, int, int], Sequence[int]]) -> list[int]:
+    lengths = list(map(len, keys))
+    different = set(lengths)
+    if len(different) == 1:
+        return list(of_lanes(b"".join(keys), lengths[0], len(keys)))
+    found = [0] * len(keys)
+    places: dict[int, list[int]] = {length: [] for length in different}
+    for place, length in enumerate(lengths):
+        places[length].append(place)
+    for length, at in places.items():
+        some = of_lanes(b"".join(map(keys.__getitem__, at)), length, len(at))
+        for place, number in zip(at, some, strict=True):
+            found[place] = number
+    return found
+
+
+# --- lanes -------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _all(number: int, count: int) -> int:
+    """The same number in each of ``count`` lanes."""
+    return int.from_bytes(struct.pack("<Q", number) * count, "little")
+
+
+def _word(data: bytes, length: int, count: int, at: int, size: int) -> int:
+    """``size`` bytes of each key, from its byte ``at`` on, as little-endian numbers in lanes."""
+    lanes = bytearray(8 * count)
+    for byte in range(size):
+        lanes[byte::8] = data[at + byte :: length]
+    return int.from_bytes(lanes, "little")
+
+
+def _numbers(lanes: int, count: int) -> Sequence[int]:
+    return struct.unpack(f"<{count}Q", lanes.to_bytes(8 * count, "little"))
+
+
+def _murmur2(data: bytes, length: int, count: int) -> Sequence[int]:
+    mask, m = _all(_BITS_32, count), _MURMUR2_M
+    found = _all(_MURMUR2_SEED ^ length, count)
+    whole = length - length % 4
+    for at in range(0, whole, 4):
+        word = _word(data, length, count, at, 4) * m & mask
+        word = (word ^ (word >> 24 & mask)) * m & mask
+        found = (found * m & mask) ^ word
+    if length % 4:
+        found = (found ^ _word(data, length, count, whole, length % 4)) * m & mask
+    found = (found ^ (found >> 13 & mask)) * m & mask
+    found ^= found >> 15 & mask
+    return _numbers(found & _all(_BITS_31, count), count)
+
+
+def _murmur3(data: bytes, length: int, count: int) -> Sequence[int]:
+    """Spark's ``hashUnsafeBytes``, which mixes in each byte after the last whole word as a signed number."""
+    mask = _all(_BITS_32, count)
+
+    def rotated(lanes: int, bits: int) -> int:
+        return (lanes << bits | lanes >> 32 - bits) & mask
+
+    def mixed(found: int, word: int) -> int:
+        word = rotated(word * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask
+        return rotated(found ^ word, 13) * 5 + _all(0xE6546B64, count) & mask
+
+    found = _all(_SPARK_SEED, count)
+    whole = length - length % 4
+    for at in range(0, whole, 4):
+        found = mixed(found, _word(data, length, count, at, 4))
+    for at in range(whole, length):
+        byte = _word(data, length, count, at, 1)
+        found = mixed(found, byte | (byte >> 7 & _all(1, count)) * 0xFFFFFF00)
+    found ^= _all(length, count)
+    found = (found ^ (found >> 16 & mask)) * 0x85EBCA6B & mask
+    found = (found ^ (found >> 13 & mask)) * 0xC2B2AE35 & mask
+    found ^= found >> 16 & mask
+    return [number - ((number & 0x80000000) << 1) for number in _numbers(found, count)]
+
+
+def _spark_integers(size: int) -> Hashes:
+    """Spark hashes a whole number like its bytes, the lowest first. The serde writes 8 bytes, the highest first."""
+
+    def hashes(keys: Sequence[bytes]) -> list[int]:
+        numbers = (int.from_bytes(key, "big") - _SIGN for key in keys)
+        return list(
+            _murmur3(b"".join(number.to_bytes(8, "little", signed=True)[:size] for number in numbers), size, len(keys))
+        )
+
+    return hashes
+
+
+_PRODUCERS: Mapping[str, Hashes] = {"murmur2": murmur2, "crc32": crc32}
+_SPARK_INTEGERS: Mapping[str, Hashes] = {
+    "tinyint": _spark_integers(4),
+    "smallint": _spark_integers(4),
+    "int": _spark_integers(4),
+    "date": _spark_integers(4),
+    "bigint": _spark_integers(8),
+}

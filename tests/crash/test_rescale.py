@@ -1,0 +1,94 @@
+"""``statemgr rescale`` and ``--undo`` killed with SIGKILL at every step.
+
+Oracle: either the old or the new layout is in force, whole, in both backends and on another machine; the command that
+is run again rescales, and every blob that a retained checkpoint of either layout needs exists.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from statemgr import JobConfig
+from statemgr.phases import Phase
+from tests.crash.test_kill import ROOT
+from tests.integration.test_cli import write_toml
+from tests.integration.test_rescale import check, fill, job, some_state
+from tests.jobs import SEGMENTS
+from tests.servers import KafkaServer
+
+#: Steps of a rescale of two stores (counted from the first), and whether the new layout is in force from them on.
+STEPS = {
+    (Phase.SPLIT, 1): False,
+    (Phase.SPLIT, 2): False,
+    (Phase.MAKE_STORES, 1): False,
+    (Phase.STORE, 1): False,
+    (Phase.UPLOAD, 2): False,
+    (Phase.STORED, 1): False,
+    (Phase.STORED, 4): False,
+    (Phase.FENCE, 1): False,
+    (Phase.BEGIN, 1): False,
+    (Phase.SEND_CHECKPOINT, 1): False,
+    (Phase.COMMIT_TRANSACTION, 1): False,
+    (Phase.ACKNOWLEDGED, 1): True,
+}
+QUICK = {(Phase.MAKE_STORES, 1), (Phase.STORED, 1), (Phase.COMMIT_TRANSACTION, 1), (Phase.ACKNOWLEDGED, 1)}
+#: Steps of an undo.
+UNDO_STEPS = {Phase.FENCE: False, Phase.SEND_CHECKPOINT: False, Phase.ACKNOWLEDGED: True}
+
+
+def command(file: Path, *arguments: str, kill: tuple[Phase, int] | None = None) -> None:
+    """Run ``statemgr rescale`` in a process of its own, which ends as it should."""
+    line = ["rescale", "--config", str(file), *arguments]
+    module = ["statemgr.cli.main", *line]
+    if kill is not None:
+        order = {"arguments": line, "phase": kill[0], "number": kill[1]}
+        module = ["tests.crash.rescale_child", json.dumps(order)]
+    ended = subprocess.run([sys.executable, "-m", *module], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == (0 if kill is None else -signal.SIGKILL), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("step", "published"),
+    [pytest.param(*item, id=f"{item[0][0]}-{item[0][1]}", marks=() if item[0] in QUICK else pytest.mark.long)
+     for item in STEPS.items()],
+)  # fmt: skip
+def test_killed_in_a_rescale(kafka: KafkaServer, tmp_path: Path, step: tuple[Phase, int], published: bool) -> None:
+    """From two tasks to three, in dual commits; then the job goes on."""
+    config, state, file = job(kafka, tmp_path, 2, kind=SEGMENTS), some_state(300), tmp_path / "job.toml"
+    fill(config, state)
+    write_toml(config, file)
+    command(file, "--tasks", "3", "--write", "--parallel", "2", kill=step)
+    if not published:
+        check(config, state, tmp_path / "killed")
+    command(file, "--tasks", "3", "--write", "--parallel", "2")
+    new = JobConfig.from_file(file)
+    assert new.tasks == 3
+    check(new, state, tmp_path / "again")
+    more = some_state(30, "more-")
+    fill(new, more, 20)
+    check(new, {**state, **more}, tmp_path / "goes-on")
+    command(file, "--undo", "--write")
+    check(JobConfig.from_file(file), state, tmp_path / "back")
+
+
+@pytest.mark.parametrize("phase", [pytest.param(p, id=str(p), marks=pytest.mark.long) for p in UNDO_STEPS])
+def test_killed_in_an_undo(kafka: KafkaServer, tmp_path: Path, phase: Phase) -> None:
+    """Back from three tasks to two."""
+    config, state, file = job(kafka, tmp_path, 2, kind=SEGMENTS), some_state(300), tmp_path / "job.toml"
+    fill(config, state)
+    write_toml(config, file)
+    command(file, "--tasks", "3", "--write")
+    new = JobConfig.from_file(file)
+    command(file, "--undo", "--write", kill=(phase, 1))
+    check(config if UNDO_STEPS[phase] else new, state, tmp_path / "killed")
+    if not UNDO_STEPS[phase]:
+        command(file, "--undo", "--write")
+    else:
+        command(file, "--tasks", "2", "--write")
+    check(JobConfig.from_file(file), state, tmp_path / "again")

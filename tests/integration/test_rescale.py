@@ -1,0 +1,334 @@
+"""``statemgr rescale``: another number of tasks, key by key, in every backend; back again; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statemgr import JobConfig, StateManager
+from statemgr.cli.main import cli
+from statemgr.errors import FencedError, LayoutMismatch
+from statemgr.ids import task_name
+from statemgr.phases import Phase, observed
+from statemgr.reader import JobReader
+from tests.commits import attempt, commit, referenced, totals
+from tests.integration.test_cli import write_toml
+from tests.integration.test_collect import names, time_passes
+from tests.jobs import SEGMENTS, SNAPSHOTS, contents, elsewhere, job_mapping
+from tests.kafka_jobs import client, make_topic, plain_producer, send, wait_until
+from tests.kafka_jobs import job as kafka_job
+from tests.servers import KafkaServer, S3Server
+
+Run = Callable[..., Result]
+State = dict[bytes, bytes]
+
+
+def murmur2(key: bytes) -> int:
+    """Kafka's murmur2 as in ``org.apache.kafka.common.utils.Utils``, without the sign bit; one key at a time."""
+    m, mask, length = 0x5BD1E995, 0xFFFFFFFF, len(key)
+    h = 0x9747B28C ^ length
+    for at in range(0, length - length % 4, 4):
+        k = int.from_bytes(key[at : at + 4], "little") * m & mask
+        k = (k ^ k >> 24) * m & mask
+        h = h * m & mask ^ k
+    rest = key[length - length % 4 :]
+    if rest:
+        h = (h ^ int.from_bytes(rest, "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return (h ^ h >> 15) & 0x7FFFFFFF
+
+
+def keys_of(task: int, tasks: int, state: Mapping[bytes, bytes]) -> State:
+    """The part of a state that one task has."""
+    return {key: value for key, value in state.items() if murmur2(key) % tasks == task}
+
+
+def some_state(count: int = 500, salt: str = "") -> State:
+    """Keys of many lengths, among them the empty one, and values of some sizes, among them none."""
+    state = {f"{salt}key-{'x' * (n % 9)}{n}".encode(): b"%d" % n * (n % 40) for n in range(count)}
+    return {b"": b"the empty key", **state}
+
+
+def fill(config: JobConfig, state: Mapping[bytes, bytes], offset: int = 7) -> None:
+    """Commit a state to all tasks of a job, as a consumer loop does: each has its own partition of the input."""
+    for task in range(config.tasks):
+        mine = keys_of(task, config.tasks, state)
+        commit(config, {**mine, b"gone": None}, {f"orders-{task}": offset + task}, task_name(task))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`statemgr rescale … --json` with the job in `job.toml`, two processes at a time; `gc` if that comes first."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_(config: JobConfig | None, *arguments: str) -> Result:
+        if config is not None:
+            write_toml(config, tmp_path / "job.toml")
+        command = arguments if arguments[0] in ("gc", "doctor") else ("rescale", *arguments)
+        return CliRunner().invoke(cli, [*command, "--json"], catch_exceptions=False)
+
+    return run_
+
+
+def written(tmp_path: Path) -> JobConfig:
+    """The configuration that the command has written."""
+    return JobConfig.from_file(tmp_path / "job.toml")
+
+
+def job(kafka: KafkaServer, directory: Path, tasks: int, s3: S3Server | None = None, **more: object) -> JobConfig:
+    """A job with two stores."""
+    return JobConfig.from_mapping(
+        job_mapping(kafka, directory, tasks=tasks, s3=s3, stores=("counts", "totals"), **more)  # type: ignore[arg-type]
+    )
+
+
+def check(config: JobConfig, state: Mapping[bytes, bytes], directory: Path) -> None:
+    """Every backend has exactly this state on another machine, key by key, in the right tasks."""
+    for factory in config.stores["totals"].backup_factories:
+        for task in range(config.tasks):
+            found, _ = contents(elsewhere(config, directory / factory, factory), task_name(task))
+            expected = keys_of(task, config.tasks, state)
+            assert found == dict.fromkeys(config.stores, expected), (factory, task)
+    with JobReader(config) as reader:
+        for task in range(config.tasks):
+            for blob_id in referenced(config, task_name(task)):
+                assert reader.blob_info(blob_id).expires_ms is None, blob_id
+
+
+@pytest.mark.parametrize("where", ["file", "s3"])
+@pytest.mark.parametrize(("before", "after"), [(4, 6), (6, 4), (1, 3), (3, 1)])
+def test_every_key_moves_to_its_task(
+    kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run, before: int, after: int, where: str
+) -> None:
+    """Dual commits: the new tasks have all keys in both backends, and the input offsets; the job goes on."""
+    config = job(kafka, tmp_path, before, s3 if where == "s3" else None, kind=SEGMENTS)
+    state = some_state()
+    fill(config, some_state(200), 3)
+    fill(config, state)
+    chosen = ("--partitioner", "murmur2") if before == 1 else ()
+    looked = json.loads(run(config, "--tasks", str(after), *chosen).stdout)
+    assert (looked["written"], looked["before"], looked["tasks"]) == (False, before, after)
+    assert written(tmp_path) == config, "a dry run changes nothing"
+    done = json.loads(run(config, "--tasks", str(after), "--write", "--parallel", "2", *chosen).stdout)
+    assert done["written"] is True
+    assert done["partitioner"] == "murmur2"
+    assert done["keys"] == 2 * len(state), "of both stores"
+    assert done["input_offsets"] == {f"orders-{task}": 7 + task for task in range(before)}
+    new = written(tmp_path)
+    assert new.tasks == after
+    assert new.to_mapping() == {**config.to_mapping(), **done["configuration"]}
+    check(new, state, tmp_path / "other")
+    with pytest.raises(LayoutMismatch, match=f"made with {after} tasks"), StateManager(config) as manager:
+        manager.open_task("Partition 0")
+    more = some_state(50, "more-")
+    fill(new, more, 20)
+    check(new, {**state, **more}, tmp_path / "later")
+
+
+def test_undo_goes_back_and_continues(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """The old layout is in force again at its last checkpoint, under a new record; so is the new one after another
+    undo."""
+    config = job(kafka, tmp_path, 4, kind=SEGMENTS)
+    state, more = some_state(), some_state(20, "more-")
+    fill(config, state)
+    assert run(config, "--tasks", "6", "--write").exit_code == 0
+    new = written(tmp_path)
+    fill(new, more, 20)
+    assert json.loads(run(None, "--undo").stdout)["written"] is False
+    assert written(tmp_path) == new
+    done = json.loads(run(None, "--undo", "--write").stdout)
+    assert (done["before"], done["tasks"]) == (6, 4)
+    assert done["input_offsets"] == {f"orders-{task}": 7 + task for task in range(4)}
+    old = written(tmp_path)
+    assert old.tasks == 4
+    assert old.stores["totals"].changelog_topic == config.stores["totals"].changelog_topic
+    check(old, state, tmp_path / "back")
+    later = some_state(30, "later-")
+    fill(old, later, 30)
+    check(old, {**state, **later}, tmp_path / "on")
+    assert run(None, "--undo", "--write").exit_code == 0
+    check(written(tmp_path), {**state, **more}, tmp_path / "forth")
+
+
+def test_garbage_collection_collects_the_old_layout(
+    kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blobs are kept for the grace period, and then they go in two runs; --undo has nothing to go back to."""
+    config = job(kafka, tmp_path, 2, kind=SNAPSHOTS, backup=("blob-store",))
+    fill(config, some_state())
+    assert run(config, "--tasks", "3", "--write").exit_code == 0
+    new = written(tmp_path)
+    before = names(new)
+    young = json.loads(run(None, "gc").stdout)
+    assert [(layout["tasks"], layout["collected"]) for layout in young["layouts"]] == [(2, False)]
+    assert (young["orphans"]["blobs"], young["young"]["blobs"]) == (0, 0), "all are needed"
+    with monkeypatch.context() as later:
+        time_passes(later)
+        collected = json.loads(run(None, "gc").stdout)
+        assert [layout["collected"] for layout in collected["layouts"]] == [True]
+        assert collected["deleted"]["blobs"] == 0
+        assert names(new) == before
+        swept = json.loads(run(None, "gc").stdout)
+        assert swept["layouts"] == []
+        assert swept["deleted"]["blobs"] > 0
+    check(new, some_state(), tmp_path / "other")
+    refused = run(None, "--undo", "--write")
+    assert refused.exit_code == 4
+    assert "no earlier layout" in refused.stderr
+
+
+def test_a_running_owner_is_fenced(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """It may commit until the last step: what it has committed is in the new layout, and its next commit fails."""
+    config = job(kafka, tmp_path, 2, kind=SEGMENTS)
+    state = some_state()
+    fill(config, state)
+    late = dict.fromkeys(keys_of(0, 2, some_state(9)), b"late")
+    with StateManager(config) as manager, manager.open_task("Partition 0") as task:
+
+        def commits(phase: Phase, subject: str) -> None:
+            last = task.last_checkpoint
+            if (
+                (phase, subject) == (Phase.STORED, "Partition 2/totals")
+                and last
+                and last.input_offsets["orders-0"] == 7
+            ):
+                for store in config.stores:
+                    task.store(store).put_many(list(late.items()))
+                task.commit({"orders-0": 8})
+
+        with observed(commits):
+            assert run(config, "--tasks", "3", "--write").exit_code == 0
+        task.store("totals").put(b"lost", b"1")
+        with pytest.raises(FencedError):
+            task.commit({"orders-0": 9})
+    new = written(tmp_path)
+    check(new, {**state, **late}, tmp_path / "other")
+
+
+@pytest.mark.parametrize("backup", [("kafka-changelog",), ("blob-store",)])
+def test_a_retained_checkpoint_of_one_backend(
+    kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...]
+) -> None:
+    """--checkpoint begins with an older checkpoint that all tasks retain; a store in memory is split, too."""
+    config = JobConfig.from_mapping(
+        job_mapping(kafka, tmp_path, tasks=2, backup=backup, stores__totals__type="memory", kind=SEGMENTS)
+    )
+    states = [some_state(300), some_state(400, "b-")]
+    with StateManager(config) as manager:
+        ids = [commit_all(config, manager, state, number) for number, state in enumerate(states)]
+    done = json.loads(run(config, "--tasks", "5", "--checkpoint", ids[0], "--write").stdout)
+    assert set(done["checkpoints"].values()) == {ids[0]}
+    new = written(tmp_path)
+    assert {factory: merged(totals(new, factory)) for factory in backup} == dict.fromkeys(backup, states[0])
+
+
+def commit_all(config: JobConfig, manager: StateManager, state: State, number: int) -> str:
+    """Commit a state to all tasks at once, as an engine does. Returns: the ID of the checkpoint."""
+    epoch = manager.acquire()
+    commits = [
+        attempt(config, epoch, task_name(task), keys_of(task, config.tasks, state), number)
+        for task in range(config.tasks)
+    ]
+    return str(next(iter(manager.publish(commits).values())).checkpoint_id)
+
+
+def merged(states: Mapping[str, State]) -> State:
+    """All keys of all tasks, of which no two have the same."""
+    found = {key: value for state in states.values() for key, value in state.items()}
+    assert len(found) == sum(map(len, states.values()))
+    return found
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+def test_keys_that_no_partitioner_explains(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """State whose keys are not those of the input: refused, and nothing has changed. So is the state of one task, as
+    long as nobody says how its keys are spread."""
+    config = job(kafka, tmp_path, 2)
+    for task in range(2):
+        commit(config, {b"%d" % number: b"x" for number in range(50)}, {f"orders-{task}": 1}, task_name(task))
+    refused = run(config, "--tasks", "3", "--write")
+    assert refused.exit_code == 2
+    assert "no known partitioner put the keys" in refused.stderr
+    assert contents(config, "Partition 1")[1] == {"orders-1": 1}
+    alone = job(kafka, tmp_path / "alone", 1)
+    commit(alone, {b"a": b"1"}, {"orders-0": 1})
+    asked = run(alone, "--tasks", "3", "--write")
+    assert asked.exit_code == 2
+    assert "--partitioner" in asked.stderr
+    assert contents(alone)[1] == {"orders-0": 1}
+
+
+def test_rows_that_were_written_for_the_old_tasks(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """Invariant 17, FAULT 51: rows that are not processed and whose keys belong to another task now; those whose keys
+    stay are no reason, and neither is input that was processed."""
+    topic, state = kafka.fresh_name("in"), some_state(100)
+    make_topic(kafka_job(kafka), topic, 4)
+    config = job(kafka, tmp_path, 2)
+    rows = {key: murmur2(key) % 2 for key in state}
+    produced = plain_producer(kafka_job(kafka))
+    for key, partition in rows.items():
+        produced.produce(topic, b"row", key, partition)
+    moving = next(key for key in rows if murmur2(key) % 4 == 3)
+    staying = next(key for key in rows if murmur2(key) % 4 == 1)
+    produced.produce(topic, b"row", moving, 1)
+    produced.produce(topic, b"row", staying, 1)
+    assert produced.flush(30) == 0
+    counts = [sum(partition == task for partition in rows.values()) for task in range(2)]
+    for task in range(2):
+        commit(config, keys_of(task, 2, state), {f"{topic}-{task}": counts[task]}, task_name(task))
+    refused = run(config, "--tasks", "4", "--write")
+    assert refused.exit_code == 2
+    assert f"{topic}-1 has rows from offset {counts[1]} to {counts[1] + 2}" in refused.stderr
+    commit(config, {}, {f"{topic}-1": counts[1] + 1}, "Partition 1")
+    assert run(config, "--tasks", "4", "--write").exit_code == 0
+    assert contents(written(tmp_path), "Partition 1")[1] == {f"{topic}-1": counts[1] + 1}
+    assert contents(written(tmp_path), "Partition 3")[1] == {}
+
+
+def test_run_again_after_the_publish(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """A command that died between the publish and the configuration: the next one only writes the configuration.
+    Until then, the job is refused, and the hint names the command; so does doctor's."""
+    config = job(kafka, tmp_path, 2)
+    fill(config, some_state(100))
+    assert run(config, "--tasks", "3", "--write").exit_code == 0
+    new = written(tmp_path)
+    with StateManager(config) as manager, pytest.raises(LayoutMismatch) as refused:
+        manager.open_task("Partition 0")
+    assert "`statemgr rescale --tasks`" in refused.value.hint
+    found = json.loads(run(config, "doctor").stdout)
+    assert "`statemgr rescale --tasks 2`" in json.dumps(found)
+    again = json.loads(run(config, "--tasks", "3", "--write").stdout)
+    assert again["written"] is False
+    assert written(tmp_path) == new
+    check(new, some_state(100), tmp_path / "other")
+
+
+def test_one_rescale_at_a_time(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """Another one on this machine is refused while one runs; a changelog with records of others stops it."""
+    config = job(kafka, tmp_path, 2)
+    fill(config, some_state(50))
+    second: list[Result] = []
+
+    def another(phase: Phase, subject: str) -> None:
+        if phase is Phase.SPLIT and not second:
+            second.append(run(config, "--tasks", "3", "--write"))
+
+    topic = f"{config.stores['totals'].changelog_topic}-g2"
+    make_topic(config, topic, 3)
+    send(config, topic, [(b"a", b"1")])
+    foreign = run(config, "--tasks", "3", "--write")
+    assert foreign.exit_code == 2
+    assert "has records that no rescale on this machine wrote" in foreign.stderr
+    admin = client(config)
+    admin.delete_topics([topic])[topic].result(30)
+    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
+    with observed(another):
+        assert run(config, "--tasks", "3", "--write").exit_code == 0
+    assert second[0].exit_code == 3, "it could be run later"
+    check(written(tmp_path), some_state(50), tmp_path / "other")

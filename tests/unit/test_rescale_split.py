@@ -1,0 +1,169 @@
+"""The parts of a rescale on stores of this machine: splitting, making stores of tables, and reading them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from statemgr.backends.services import Services
+from statemgr.config import JobConfig
+from statemgr.errors import CorruptError, InvalidError
+from statemgr.flows import rescale_work
+from statemgr.flows.rescale_plan import RescalePlan, plan_rescale
+from statemgr.flows.rescale_work import Spread, check_range, fitting, make_store, split_range
+from statemgr.ids import task_name
+from statemgr.local import bulk_writer, open_snapshot, scan_in_batches
+from statemgr.local.rocksdb import split as splitting
+from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord, Layout
+from statemgr.model.content import Content, of_pairs
+from statemgr.model.partitioners import murmur2
+from statemgr.wiring import open_services
+from tests import model_samples as sample
+
+State = dict[bytes, bytes]
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[Services]:
+    """A job with a store of each type; no server is asked."""
+    mapping = {"job.name": "split", "state.dir": str(tmp_path / "state"), "stores.memory.type": "memory"}
+    made = open_services(JobConfig.from_mapping({**mapping, "stores.totals.type": "rocksdb"}))
+    yield made
+    made.close()
+
+
+def state(count: int, task: int, tasks: int) -> State:
+    """The part of many keys that one task has."""
+    keys = [b"key-%06d" % number for number in range(count)]
+    return {key: key * 3 for key, number in zip(keys, murmur2(keys), strict=True) if number % tasks == task}
+
+
+def make(services: Services, store: str, directory: Path, items: Mapping[bytes, bytes]) -> Path:
+    """A finished store."""
+    with bulk_writer(services.config.stores[store].type, directory, {}) as writer:
+        writer.write(items.items())
+    return directory
+
+
+def content_of(items: Mapping[bytes, bytes]) -> Content:
+    """Its count and hash, computed from a dictionary."""
+    return of_pairs(iter(items.items()))
+
+
+@pytest.mark.parametrize("store", ["totals", "memory"])
+@pytest.mark.parametrize("most_open", [1, 200])
+def test_every_key_is_in_one_new_store(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, most_open: int
+) -> None:
+    """From three tasks to five, in two ranges of keys, in small tables; also in several passes over the old stores."""
+    monkeypatch.setattr(rescale_work, "_MOST_OPEN", most_open)
+    monkeypatch.setattr(splitting, "_TABLE_SIZE", 4096)
+    spread = Spread(store, "kafka-partition", "murmur2", 3, 5)
+    before, tables = Content(), {task: list[str]() for task in range(5)}
+    for task in range(3):
+        old = make(services, store, tmp_path / f"old-{task}", state(20_000, task, 3))
+        for number, bounds in enumerate([(None, b"key-007000"), (b"key-007000", None)]):
+            found = split_range(services, spread, task, old, bounds, tmp_path / f"split-{task}-{number}")
+            before += found.content
+            for new, paths in found.tables.items():
+                tables[new] += paths
+    assert before == content_of(state(20_000, 0, 1))
+    after = Content()
+    for task in range(5):
+        directory = tmp_path / f"new-{task}"
+        assert make_store(services, store, tables[task], directory) > 0
+        again = tmp_path / f"again-{task}"
+        make_store(services, store, tables[task], again)  # the tables stay, so that a step can be repeated
+        for path in (directory, again):
+            opened = open_snapshot(services.config.stores[store].type, path, {})
+            assert dict(opened.scan(None, None)) == state(20_000, task, 5)
+            opened.close()
+        after += check_range(services, spread, task, directory, None, b"key-003")
+        after += check_range(services, spread, task, directory, b"key-003", None)
+        with pytest.raises(CorruptError, match="key of another task"):
+            check_range(services, spread, (task + 1) % 5, directory, None, None)
+    assert after == before
+    assert sum(map(len, tables.values())) > 15, "each table was small"
+
+
+def test_a_wrong_key_stops_a_split(services: Services, tmp_path: Path) -> None:
+    """Invariant 14: one key that the partitioner would not have put there."""
+    wrong = next(iter(state(100, 1, 2)))
+    old = make(services, "totals", tmp_path / "old", {**state(100, 0, 2), wrong: b"1"})
+    spread = Spread("totals", "kafka-partition", "murmur2", 2, 3)
+    with pytest.raises(InvalidError, match="murmur2 puts it into Partition 1"):
+        split_range(services, spread, 0, old, (None, None), tmp_path / "split")
+
+
+def test_the_partitioner_is_found(services: Services, tmp_path: Path) -> None:
+    """By the first keys: both fit an empty store, and all keys fit the only task."""
+    names = ["murmur2", "crc32"]
+    old = make(services, "totals", tmp_path / "old", state(1000, 1, 4))
+    assert fitting(services, "totals", old, "kafka-partition", names, 1, 4) == ["murmur2"]
+    assert fitting(services, "totals", old, "kafka-partition", names, 0, 4) == []
+    assert fitting(services, "totals", old, "kafka-partition", names, 0, 1) == names
+    empty = make(services, "memory", tmp_path / "empty", {})
+    assert fitting(services, "memory", empty, "kafka-partition", names, 1, 4) == names
+
+
+def test_a_scan_that_would_end_early_is_an_error(services: Services, tmp_path: Path) -> None:
+    """A damaged block: rocksdict's own iterator ends there without a word, and nothing may be lost."""
+    old = make(services, "totals", tmp_path / "old", state(20_000, 0, 1))
+    (table,) = old.glob("*.sst")
+    data = bytearray(table.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    table.write_bytes(data)
+    with pytest.raises(CorruptError):
+        for _ in scan_in_batches(old, {}, None, None, 1000):
+            pass
+
+
+# --- the plan -----------------------------------------------------------------------------------------------------
+
+
+def plan(before: int, after: int, partitioner: str = "kafka-partition") -> RescalePlan:
+    """A job whose task i has read partition i of ``orders`` up to 10 * i, and has an own changelog."""
+    config = JobConfig.from_mapping({"job.name": "orders", "job.tasks": after, "stores.totals.type": "memory"})
+    records = {}
+    for number in range(before):
+        offsets = {f"orders-{number}": 10 * number}
+        if partitioner != "kafka-partition":
+            offsets = {f"orders-{partition}": 10 * partition for partition in range(7)}
+        marker = ChangelogMarker("orders-1-totals-changelog-g4", "id", number, 5)
+        checkpoint = replace(
+            sample.CHECKPOINT,
+            stores={"totals": "1-a-totals"},
+            state_checkpoint_markers={"kafka-changelog": {"totals": marker}},
+            input_offsets=offsets,
+            attachments=(),
+            batch=None,
+        )
+        name = task_name(number)
+        records[name] = CheckpointRecord("orders", "1", name, Layout(4, before, partitioner), (checkpoint,))
+    return plan_rescale(config, records, after, None)
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 6), (6, 4), (1, 3), (3, 1), (5, 7), (12, 18)])
+def test_which_tasks_exchange_keys(before: int, after: int) -> None:
+    """Those whose numbers a hash can have together: computed for many hashes."""
+    found = plan(before, after)
+    pairs = {(number % after, number % before) for number in range(before * after)}
+    assert pairs == {(task, source) for task in range(after) for source in found.sources(task)}
+
+
+def test_offsets_and_topics_of_the_new_layout() -> None:
+    """A task has the offsets of its partitions, or all share the job's; a changelog's name has the generation."""
+    assert [inputs.offsets for inputs in plan(4, 6).inputs] == [
+        *({f"orders-{n}": 10 * n} for n in range(4)), {}, {},
+    ]  # fmt: skip
+    fewer = [sorted(inputs.offsets) for inputs in plan(4, 3).inputs]
+    assert fewer == [["orders-0", "orders-3"], ["orders-1"], ["orders-2"]]
+    shared = plan(4, 2, "spark-hash(string)").inputs
+    assert [len(inputs.offsets) for inputs in shared] == [7, 7]
+    assert plan(4, 6).changes == {"job.tasks": 6, "stores.totals.changelog.topic": "orders-1-totals-changelog-g5"}
+    assert plan(4, 6).config.tasks == 4
+    with pytest.raises(InvalidError, match="has 4 tasks already"):
+        plan(4, 4)
