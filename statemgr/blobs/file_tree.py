@@ -58,7 +58,6 @@ class Tree:
 
     @contextmanager
     def directory(self, parts: Sequence[str], *, create: bool = False) -> Iterator[int]:
-        """A descriptor of a directory."""
         if create and not self.root.is_dir():
             self.root.parent.mkdir(parents=True, exist_ok=True)
             self.root.mkdir(mode=0o700, exist_ok=True)

@@ -184,7 +184,6 @@ class _Pace:
         self._seconds, self._size, self._was_renewed = 0.0, 0, False
 
     def read(self, reader: BlobReader, buffer: memoryview) -> int:
-        """One timed read."""
         begun = self._clock.monotonic()
         size = reader.readinto(buffer)
         self._seconds += self._clock.monotonic() - begun

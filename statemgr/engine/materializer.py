@@ -1,4 +1,4 @@
-"""Materialize tasks: all of a job's in processes of this machine, or one at a time on a machine of an engine."""
+"""Materialize: all tasks of a job in processes of this machine, or a single task in this process."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def materialize_job(
 ) -> Iterator[Outcome]:
     """Build and offer the first snapshots of tasks and stores, several at a time, each in a process of its own.
 
-    Gives each outcome when it is known. One that fails does not end the others.
+    Yields each outcome when it is known. A failure does not end the others.
 
     Args:
         parallel: how many at a time; the number of processors by default.

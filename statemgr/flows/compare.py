@@ -1,13 +1,13 @@
-"""Compare: the keys of a store that differ between two retained checkpoints of a task. Changes nothing published.
+"""Compare: the keys of a store that differ between two retained checkpoints of a task. Publishes nothing.
 
 Steps of :func:`compare`:
 
 1. states with the same ID are equal, so nothing is read
-2. restore the older state into a scratch directory, and then the newer one into the same: where the two have files or
-   segments in common, the second restore takes them from the first, and a changelog is read on from there
+2. restore the older state into a scratch directory, and then the newer one into the same directory. The second restore
+   reuses files and segments that both states have, or continues the changelog where the first one stopped
 3. read both in key order, and yield the keys whose values differ
 
-Memory is bounded, and the disk by the two states.
+Memory is bounded. The disk needs room for both states.
 """
 
 from __future__ import annotations

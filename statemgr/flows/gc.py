@@ -72,7 +72,6 @@ class BlobCount:
     size: int = 0
 
     def add(self, info: BlobInfo) -> None:
-        """Count one blob."""
         self.blobs += 1
         self.size += info.size
 

@@ -1,4 +1,4 @@
-"""Materialize: build the first snapshot of a store from its changelog, next to a job that goes on, and offer it.
+"""Materialize: build the first snapshot of a store from its changelog while the job runs, and offer it to the job.
 
 Steps of :func:`materialize_store`:
 

@@ -6,7 +6,7 @@ with its next commit:
 
 1. choose the newest live offer of each store that is to be backed up to blobs and has no snapshot there
 2. check that all blobs of the snapshot exist, and store the changes that the changelog has had since as segments
-3. check again that the offer is live: only then has the changelog certainly had all deletes
+3. check again that the offer is live: only then is it certain that no delete was missing from the changelog
 4. return a prepared commit of the same state and the same input offsets, with the new markers (``publish`` is the next
    flow); its transaction deletes the offers
 
@@ -15,9 +15,9 @@ the segments have every change from there to the checkpoint's marker. Deletes am
 checkpoint was published. The cleaner keeps them for ``delete.retention.ms``, and the offer expires before that.
 
 Why garbage collection spares the blobs: an offer names only blobs that were younger than half the shortest grace period
-when it was written, so a collection that began earlier leaves them alone. A later one finds the offer, until a whole
-grace period after it has expired. An adoption begins before the expiry, and is published within half a grace period
-(:mod:`statemgr.flows.grace_period`) or never.
+when it was written, so garbage collection that began earlier leaves them alone. A later run finds the offer, until a
+whole grace period after it has expired. An adoption begins before the expiry. It is published within half a grace
+period (:mod:`statemgr.flows.grace_period`), or not at all.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _Offers = Mapping[OfferKey, Offer]
 
 @dataclass(frozen=True)
 class Adoption:
-    """A prepared commit, and the offers that it makes useless."""
+    """A prepared commit, and the offers that are no longer needed after it."""
 
     base: CommitBase
     commit: PreparedCommit
@@ -57,7 +57,7 @@ class Adoption:
 
 
 def wants_offer(services: Services, store: StoreConfig, checkpoint: Checkpoint) -> bool:
-    """Whether the next commit would upload the whole state of a store that a changelog has, too."""
+    """Whether the next commit would upload the whole state of a store, although a changelog has that state, too."""
     return (
         BLOB_STORE in store.backup_factories
         and not services.config.snapshot_interval.is_every_commit
@@ -92,7 +92,7 @@ def prepare_adoption(
         return None
     carried, refill = carried_stores(services, base, record)
     if refill:
-        return None  # a commit has to write a changelog again first
+        return None  # first a commit has to fill a changelog again
     stores, added, size = dict(carried), list[str](), 0
     adopted = set()
     for store, offer in chosen.items():
@@ -129,7 +129,7 @@ def prepare_adoption(
 
 
 def _chosen(services: Services, offers: _Offers, record: CheckpointRecord) -> dict[str, Offer]:
-    """Store → the newest offer that it can begin with."""
+    """Store → the newest offer that it can adopt."""
     found: dict[str, Offer] = {}
     of_task = [(key, offer) for key, offer in offers.items() if key.task == record.task]
     for key, offer in sorted(of_task, key=lambda item: (item[1].changelog.offset, item[0].attempt)):
@@ -165,7 +165,7 @@ def _unusable(services: Services, key: OfferKey, offer: Offer, record: Checkpoin
 
 
 def is_live(services: Services, offer: Offer, *, extra_ms: int = 0) -> bool:
-    """Whether an offer may still be adopted, or could be ``extra_ms`` ago.
+    """Whether an offer may still be adopted, or could have been adopted ``extra_ms`` ago.
 
     Raises: UnavailableError, AccessDenied, InvalidError if the brokers do not tell their time.
     """

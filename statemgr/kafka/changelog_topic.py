@@ -91,5 +91,4 @@ class ChangelogTopics:
         )
 
     def close(self) -> None:
-        """Close the clients."""
         self._metadata.close()

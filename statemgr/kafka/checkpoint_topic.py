@@ -170,7 +170,6 @@ class CheckpointTopic:
         return self._metadata.bounds(self._topic, PARTITION)[0] > 0
 
     def close(self) -> None:
-        """Close the clients."""
         self._metadata.close()
 
     # --- reading ------------------------------------------------------------------------------------------------

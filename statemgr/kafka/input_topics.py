@@ -101,7 +101,6 @@ class InputTopics:
         return answer
 
     def close(self) -> None:
-        """Close the client."""
         with self._lock:
             if self._metadata is not None:
                 self._metadata.close()

@@ -54,7 +54,6 @@ class OldTopics:
         self.close()
 
     def close(self) -> None:
-        """Close the client."""
         self._metadata.close()
 
     def names(self) -> list[str]:

@@ -40,7 +40,6 @@ class PermitTopic:
         self._write((permit.key, None) for permit in permits)
 
     def close(self) -> None:
-        """Close the clients."""
         self._log.close()
 
     def _write(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:

@@ -4,11 +4,11 @@
 
     <state.dir>/<job>/<job ID>/materialize/<task>/<store>/
         lock             one process at a time
-        replayed.json    how far the changelog is in the directory for certain
+        replayed.json    up to which offset the directory certainly has the changelog
         uploaded.json    the files that are in the blob store already
         store/           the store's directory
 
-Notes are a cache, as everything here: a build whose note is missing or damaged begins again.
+Everything here is a cache: a build whose note is missing or damaged starts again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class BuildPlace:
 
     @contextmanager
     def held(self) -> Iterator[bool]:
-        """Keep other processes away during the block. Yields: whether none is here. Raises: DiskFull, InvalidError."""
+        """Hold the lock of the place during the block. Yields: whether no other process has it. Raises: DiskFull,
+        InvalidError."""
         with disk_errors(self._path):
             levels.make(self._base, *self._names)
         with disk_errors(self._path), exclusive_if_free(self._path / "lock") as is_free:

@@ -130,7 +130,6 @@ class FrozenChanges:
 
     @property
     def count(self) -> int:
-        """Number of changes."""
         return sum(generation.count for generation in self._generations)
 
     @property

@@ -61,7 +61,6 @@ class MemoryStore:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
         return self._content is None
 
     @property

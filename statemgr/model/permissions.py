@@ -86,7 +86,6 @@ class Permit:
 
     @property
     def value(self) -> bytes:
-        """The bytes of its value."""
         return _VALUE.encode({"permissions": self.permissions.names, "given_ms": self.given_ms}, task=self.task)
 
 

@@ -23,7 +23,6 @@ class Stage(IntEnum):
 
     @property
     def backup(self) -> tuple[str, ...]:
-        """The backup factories."""
         return _FACTORIES[self][0]
 
     @property

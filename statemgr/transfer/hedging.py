@@ -180,7 +180,6 @@ class _Race(Generic[T]):
             return True
 
     def fail(self, error: BaseException) -> None:
-        """An attempt has failed."""
         with self._changed:
             self._pending -= 1
             self._error = error

@@ -91,7 +91,6 @@ class Pool:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     def enqueue(self, batch: Batch, job: Callable[[], object], size: int) -> None:
-        """Add a job to a batch."""
         with self.changed:
             batch.waiting.append((job, size))
             if len(batch.waiting) == 1:

@@ -27,11 +27,9 @@ class BlobStoreBackend:
         self._batches: SegmentBatches | None = None
 
     def backup_manager(self) -> BlobBackup:
-        """For commits, background snapshots and clean-up."""
         return BlobBackup(self._services, self._catalogue, self._segment_batches)
 
     def restore_manager(self) -> BlobRestore:
-        """For restores."""
         return BlobRestore(self._services, self._catalogue)
 
     def close(self) -> None:

@@ -129,7 +129,6 @@ class NextChains:
         return session.kept_by(self, WriterState)
 
     def now(self) -> Moment:
-        """The current moment."""
         return moment(self._services.clock)
 
     def _find_pending(self, identity: StoreIdentity, writer: WriterState, published: SegmentChain) -> None:

@@ -1,4 +1,4 @@
-"""First snapshots that are stored next to a running job, and how the job's owner continues one with its changelog.
+"""Stores first snapshots of a running job that it does not own, and makes the chain with which the owner continues one.
 
 The owner's chain begins with the offered snapshot. Its segments are the changes that the changelog has had since. Each
 is one table or a run of records with the last value of each key. The chain has a lineage of its own.
@@ -30,7 +30,7 @@ from statemgr.model.snapshot import DirIndex, FileIndex
 from statemgr.ports import ChangelogBatch, Moment, PreparedBackup, Progress, StoreIdentity, StoreSnapshot
 from statemgr.transfer.packs import PackedBlob
 
-#: Changes, and bytes of them, in one segment: few enough for a table.
+#: Most changes and bytes in one segment, so that it can be a table.
 _CHANGES, _BYTES = 400_000, 48 * 1024 * 1024
 #: Seconds for which files that a killed upload has stored may still be used.
 _KEPT_S = 6 * 3600
@@ -85,7 +85,8 @@ class OfferedSnapshots:
         return OfferedSnapshot(done.index, blobs, index.root.size, done.size, began)
 
     def _stored_before(self, place: BuildPlace, state_id: str) -> tuple[Moment, dict[str, FileIndex]]:
-        """When the upload began, and the files that it has stored: none that might soon be deleted as garbage."""
+        """When an earlier upload began, and the files that it has stored; no files if they might soon be deleted as
+        garbage."""
         now, note = moment(self._services.clock), place.note(UPLOADED)
         if not isinstance(note, dict) or note.get("state_id") != state_id:
             return now, {}

@@ -1,10 +1,10 @@
-"""Builds the state of a store's newest checkpoint from its changelog, next to a job that goes on.
+"""Builds the state of a store's newest checkpoint from its changelog while the job runs.
 
 Steps of :meth:`ChangelogBuild.run`:
 
 1. continue at the offset that a killed build had noted, or begin with an empty directory
 2. bulk-load the changelog up to the marker of the newest checkpoint; note the offset now and then, after a flush
-3. read the newest checkpoint again, and load what it has more, until little time has passed since it was read
+3. read the newest checkpoint again and load the records up to its marker, until this takes little time
 4. check that the directory has exactly the state of that checkpoint
 
 A replay may apply records a second time: those after a noted offset may already be in the directory. In the end each
@@ -40,9 +40,9 @@ from statemgr.phases import Phase
 from statemgr.ports import Moment, Progress, StoreIdentity, TopicInfo
 
 log = logging.getLogger(__name__)
-#: Seconds between two notes. Each costs a flush.
+#: Seconds between two notes. Each note needs a flush.
 NOTE_S = 15.0
-#: A checkpoint that was read so many seconds ago is new enough.
+#: A checkpoint that was read at most this many seconds ago is new enough.
 _NEW_S = 30.0
 #: The longest transaction of a job, which is the longest that brokers allow by default.
 _TRANSACTION_MS = 900_000
@@ -52,7 +52,7 @@ _KEPT_S = 6 * 3600
 
 @dataclass(frozen=True, slots=True)
 class BuiltState:
-    """What is in the directory.
+    """What a build has made.
 
     Attributes:
         checkpoint_id: the checkpoint whose state it is; ``state_id``: the store's state in it.
