@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from statemgr.cli.config import write_file
 from statemgr.cli.options import DEFAULT_FILE, json_option, overrides
-from statemgr.cli.output import print_json, print_table, progress_bars, say, size
+from statemgr.cli.output import print_json, progress_bars, say
 from statemgr.config import JobConfig
+from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.model.origins import ORIGINS, CheckpointingOrigin
 
 if TYPE_CHECKING:
-    from statemgr.flows.adopt_copy import Copied, Counts
+    from statemgr.backends.services import Services
+    from statemgr.flows.adopt import Adopted
     from statemgr.flows.adopt_found import OldJob, Request
-    from statemgr.model.checkpoint import Checkpoint
+    from statemgr.flows.adopt_snapshots import OldSnapshots, SnapshotCounts
+    from statemgr.kafka.old_job import OldTopics
+    from statemgr.ports import Progress
 
 #: A store that a configuration must have, until the old job's stores are known.
 _ANY_STORE = "stores.any.type"
@@ -74,6 +79,11 @@ def _offsets(ctx: click.Context, param: click.Parameter, value: tuple[str, ...])
     metavar="TOPIC",
     help="The old job's checkpoint topic (Samza).  [default: that of the job with job.id 1]",
 )
+@click.option(
+    "--blobs",
+    metavar="URI",
+    help="Adopt the snapshots that the old job has in this blob store (Samza), and not the changelogs of their stores.",
+)
 @click.option("--write", is_flag=True, help="Adopt the job. Without this option nothing is written.")
 @click.option("--in-place", is_flag=True, help="Use the old changelogs themselves instead of copies.")
 @click.option("--init", is_flag=True, help="Write the configuration of the new job to the file of --config.")
@@ -98,6 +108,7 @@ def command(
     changelogs: dict[str, str],
     offsets: dict[str, int],
     checkpoint_topic: str | None,
+    blobs: str | None,
     write: bool,
     in_place: bool,
     init: bool,
@@ -118,7 +129,8 @@ def command(
     Start with --init, which writes job.toml for what it finds; give the connection with --set
     kafka.bootstrap.servers=HOST:PORT.
     """
-    from statemgr.flows.adopt import check_target
+    from statemgr.cli.adopt_report import as_json_object, print_report
+    from statemgr.flows.adopt import Adopted, check_target
     from statemgr.flows.adopt_found import Request
     from statemgr.flows.adopt_look import look
     from statemgr.kafka.old_job import OldTopics
@@ -131,44 +143,93 @@ def command(
     chosen = ORIGINS[origin]
     if checkpoint_topic and not isinstance(chosen, CheckpointingOrigin):
         raise click.UsageError(f"--checkpoint-topic does not go with --from {origin}: its offsets are those of a group")
+    if blobs and not isinstance(chosen, CheckpointingOrigin):
+        raise click.UsageError(f"--blobs does not go with --from {origin}: it has no snapshots")
     if settle_s is None:
         settle_s = _SETTLE_CHECKPOINTS_S if isinstance(chosen, CheckpointingOrigin) else _SETTLE_S
     if init:
         config = JobConfig.from_mapping({"job.name": "adopt", _ANY_STORE: "memory"}, overrides(settings))
-        request = Request(chosen, job, changelogs, offsets, settle_s=settle_s, checkpoint_topic=checkpoint_topic)
+        request = Request(
+            chosen,
+            job,
+            changelogs,
+            offsets,
+            settle_s=settle_s,
+            checkpoint_topic=checkpoint_topic,
+            snapshots=blobs is not None,
+        )
     else:
         config = JobConfig.from_file(config_file, overrides(settings))
-        request = Request(chosen, job, changelogs, offsets, config.inputs, config.tasks, settle_s, checkpoint_topic)
+        request = Request(
+            chosen,
+            job,
+            changelogs,
+            offsets,
+            config.inputs,
+            config.tasks,
+            settle_s,
+            checkpoint_topic,
+            snapshots=blobs is not None,
+        )
+    counts: Mapping[str, Sequence[SnapshotCounts]] = {}
     services = open_services(config)
     try:
-        with OldTopics(config, services.clock) as old, progress_bars(quiet=as_json) as progress:
+        with (
+            ExitStack() as closing,
+            OldTopics(config, services.clock) as old,
+            progress_bars(quiet=as_json) as progress,
+        ):
+            snapshots = _open_snapshots(services, closing, blobs, progress) if blobs and not init else None
             if write:
-                found, copied, published = _adopt(services, old, request, in_place, progress)
+                adopted = _adopt(services, old, request, snapshots, in_place, progress)
             else:
-                found = look(old, services.clock, request, with_counts=not (no_count or init), progress=progress)
-                copied, published = {}, {}
+                counting = not (no_count or init)
+                found = look(old, services.clock, request, with_counts=counting, progress=progress)
+                adopted = Adopted(found, {}, {}, {})
                 if not init:
-                    check_target(services, found, in_place=in_place)
+                    check_target(services, found, snapshots, in_place=in_place)
+                if counting and snapshots is not None:
+                    counts = snapshots.count_all(found.snapshots)
     finally:
         services.close()
     if init:
-        _init(found, Path(config_file), name, settings, in_place=in_place, force=force, as_json=as_json)
-    elif as_json:
-        print_json(_as_json(found, copied, published))
+        path = Path(config_file)
+        _init(adopted.old, path, name, settings, blobs, in_place=in_place, force=force, as_json=as_json)
+        return
+    if write:
+        counts = {store: [one.counts for one in of] for store, of in adopted.snapshots.items()}
+    if as_json:
+        print_json(as_json_object(adopted, counts))
     else:
-        _print(found, copied, published)
+        print_report(adopted, counts)
+
+
+def _open_snapshots(services: Services, closing: ExitStack, uri: str, progress: Progress) -> OldSnapshots:
+    """The reader of the old job's blob store, whose settings are those of the new job's but for its URI."""
+    from statemgr.blobs import open_blob_store
+    from statemgr.flows.adopt_snapshots import OldSnapshots, place_of
+
+    config = services.config
+    there = JobConfig.from_mapping(config.to_mapping(), {"blob.store.uri": uri})
+    store = open_blob_store(there, services.clock)
+    closing.callback(store.close)
+    return OldSnapshots(services, store, place_of(uri, config.blob_uri), progress)
 
 
 def _adopt(
-    services: Any, old: Any, request: Request, in_place: bool, progress: Any
-) -> tuple[OldJob, Mapping[str, Sequence[Copied]], Mapping[str, Checkpoint]]:
+    services: Services,
+    old: OldTopics,
+    request: Request,
+    snapshots: OldSnapshots | None,
+    in_place: bool,
+    progress: Progress,
+) -> Adopted:
     from statemgr.flows.adopt import adopt
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
 
     log = CheckpointTopic(services.config, services.clock, owned=True)
     try:
-        adopted = adopt(services, log, old, request, in_place=in_place, progress=progress)
-        return adopted.old, adopted.copied, adopted.checkpoints
+        return adopt(services, log, old, request, snapshots, in_place=in_place, progress=progress)
     finally:
         log.close()
 
@@ -181,12 +242,16 @@ def _init(
     path: Path,
     name: str | None,
     settings: tuple[str, ...],
+    blobs: str | None,
     *,
     in_place: bool,
     force: bool,
     as_json: bool,
 ) -> None:
-    text = _toml(found, name or found.job or "", overrides(settings), in_place=in_place)
+    given = overrides(settings)
+    if blobs and in_place:
+        given.setdefault("blob.store.uri", blobs)
+    text = _toml(found, name or found.job or "", given, in_place=in_place)
     write_file(path, text, force=force)
     if as_json:
         print_json({"path": str(path), "configuration": text})
@@ -194,116 +259,30 @@ def _init(
         say(f"wrote {path}; next: look at it, and run the same command without --init")
 
 
-def _toml(found: OldJob, name: str, given: Mapping[str, object], *, in_place: bool) -> str:
+def _toml(found: OldJob, job: str, given: Mapping[str, object], *, in_place: bool) -> str:
     """The configuration of the new job. Raises: ConfigError if the names do not suit."""
     values: dict[str, object] = {
-        "job.name": name,
+        "job.name": job,
         "job.tasks": found.tasks,
         "task.inputs": found.input_topics,
-        "task.backup.factories": ["kafka-changelog"],
-        "task.restore.factories": ["kafka-changelog"],
     }
-    for store in found.stores.values():
-        values[f"stores.{store.name}.type"] = "rocksdb"
+    usual = KAFKA_CHANGELOG if found.stores else BLOB_STORE
+    values |= {f"task.{key}.factories": [usual] for key in ("backup", "restore")}
+    for store in found.snapshots:
+        values[f"stores.{store}.type"] = "rocksdb"
+        if usual != BLOB_STORE:
+            values |= {f"stores.{store}.{key}.factories": [BLOB_STORE] for key in ("backup", "restore")}
+    for name, old in found.stores.items():
+        values[f"stores.{name}.type"] = "rocksdb"
         if in_place:
-            values[f"stores.{store.name}.changelog.topic"] = store.topic.name
+            values[f"stores.{name}.changelog.topic"] = old.topic.name
     values |= given
     JobConfig.from_mapping(values)
     lines = [
         f"# The job that `statemgr adopt` found ({found.origin.title}). `statemgr config show --all` lists every key.",
         "# Serdes are `bytes` until you choose others: set stores.<name>.key.serde and .value.serde before --write.",
+        *(f"# store {store}: its state is in the old job's blob store" for store in found.snapshots),
         *(f"# store {store.name}: its old changelog is {store.topic.name}" for store in found.stores.values()),
         *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()),
     ]
     return "\n".join(lines) + "\n"
-
-
-# --- what was found ---------------------------------------------------------------------------------------
-
-
-def _counts(found: OldJob, copied: Mapping[str, Sequence[Copied]], store: str, task: int) -> Counts | None:
-    if store in copied:
-        return copied[store][task].counts
-    counts = found.stores[store].counts
-    return counts[task] if counts else None
-
-
-def _rows(found: OldJob, copied: Mapping[str, Sequence[Copied]]) -> list[dict[str, Any]]:
-    rows = []
-    for name, store in found.stores.items():
-        for task, old in enumerate(store.partitions):
-            counts = _counts(found, copied, name, task)
-            row: dict[str, Any] = {
-                "store": name,
-                "topic": store.topic.name,
-                "task": task,
-                "partition": old.number,
-                "end": old.end,
-                "not_committed": old.bounds.end - old.end,
-            }
-            if counts is not None:
-                row |= {
-                    "records": counts.records,
-                    "deletes": counts.deletes,
-                    "bytes": counts.size,
-                    "converted": counts.converted,
-                    "left_out": counts.skipped,
-                    "left_out_uncommitted": counts.uncommitted,
-                }
-            rows.append(row)
-    return rows
-
-
-def _as_json(
-    found: OldJob, copied: Mapping[str, Sequence[Copied]], published: Mapping[str, Checkpoint]
-) -> dict[str, Any]:
-    return {
-        "from": found.origin.name,
-        "job": found.job,
-        "tasks": found.tasks,
-        "changelogs": _rows(found, copied),
-        "input_offsets": {one.source: one.offset for one in found.inputs.values()},
-        "input_records_after_the_offsets": found.behind,
-        "doubled_at_most": found.doubled_at_most,
-        "notes": list(found.notes),
-        "published": {task: str(checkpoint.checkpoint_id) for task, checkpoint in published.items()},
-    }
-
-
-def _print(found: OldJob, copied: Mapping[str, Sequence[Copied]], published: Mapping[str, Checkpoint]) -> None:
-    rows = _rows(found, copied)
-    shown = ("records", "deletes", "left_out")
-    print_table(
-        ("store", "old changelog", "partition", "end", "records", "deletes", "left out", "size"),
-        [
-            (r["store"], r["topic"], r["partition"], r["end"], *(r.get(n) for n in shown), size(r.get("bytes", 0)))
-            for r in rows
-        ],
-        empty="no changelogs",
-    )
-    print_table(
-        ("input", "next offset", "records after it"),
-        [(one.source, one.offset, one.behind) for one in found.inputs.values()],
-        empty="the input topics have no records and no offsets",
-    )
-    for note in found.notes:
-        say(f"note: {note}")
-    uncommitted = sum(row.get("left_out_uncommitted", 0) for row in rows)
-    if uncommitted:
-        say(
-            f"{uncommitted} changes were made from input that the old job had not committed: they are left out, and "
-            "made again from that input"
-        )
-    doubled = found.doubled_at_most
-    if doubled:
-        say(
-            f"at most {doubled} input records after the adopted offsets may have changed the old state already: an "
-            "at-least-once job does not say. The new job processes them again"
-        )
-    else:
-        say("no input record is processed twice")
-    if published:
-        first = next(iter(published.values()))
-        say(f"adopted: checkpoint {first.checkpoint_id} of {len(published)} tasks is published")
-    else:
-        say("this was a dry run: nothing was written; --write adopts the job")

@@ -4,10 +4,11 @@ Steps, which write nothing to the old job's topics unless the changelogs are ado
 
 1. look at the old job (``adopt_look``), and check that the configuration suits it
 2. refuse a job that has checkpoints, then take the job over (``open_job``)
-3. copy each changelog to the job's own, with plain keys and values (``adopt_copy``)
+3. copy each changelog to the job's own, with plain keys and values (``adopt_copy``), and store each snapshot as the
+   job's own (``adopt_snapshots``)
 4. look again: the old job must still stand where it stood
 5. publish the first checkpoint of all tasks in one transaction (``publish``): input offsets, and a marker for each
-   store at the end of its changelog
+   store at the end of its changelog, or of its snapshot; then remove the TTL of the snapshots' blobs
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from statemgr.backends.services import Services
-from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, InvalidError, MissingState, PermissionNeeded
 from statemgr.flows.adopt_copy import Copied, Copy, count
 from statemgr.flows.adopt_found import OldJob, OldStore, Request
 from statemgr.flows.adopt_look import listed, look, running
+from statemgr.flows.adopt_snapshots import AdoptedSnapshot, OldSnapshots
 from statemgr.flows.open_job import JobTopics, fence_ids, read_published, take_over
 from statemgr.flows.opening_checks import refuse_lost_job
 from statemgr.flows.ownership import Published
@@ -28,7 +30,7 @@ from statemgr.flows.publish import publish
 from statemgr.ids import task_name
 from statemgr.kafka.old_job import OldTopics
 from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
-from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, Layout
+from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, Layout, Marker
 from statemgr.model.commit import PreparedCommit, PreparedStore
 from statemgr.model.permissions import Permissions
 from statemgr.ports import CheckpointLog, Progress, Publisher
@@ -41,10 +43,12 @@ _OWN_COPIES = Permissions(allow_empty_start=True, overwrite_changelog=True)
 
 @dataclass(frozen=True)
 class Adopted:
-    """What was found, store → what was copied of each partition, and task → its first checkpoint."""
+    """What was found; store → what was copied of each partition; store → what was made of each task's snapshot; and
+    task → its first checkpoint."""
 
     old: OldJob
     copied: Mapping[str, Sequence[Copied]]
+    snapshots: Mapping[str, Sequence[AdoptedSnapshot]]
     checkpoints: Mapping[str, Checkpoint]
 
 
@@ -53,6 +57,7 @@ def adopt(
     log: CheckpointLog,
     old: OldTopics,
     request: Request,
+    blobs: OldSnapshots | None = None,
     *,
     in_place: bool,
     progress: Progress,
@@ -64,50 +69,60 @@ def adopt(
     """
     config = services.config
     found = look(old, services.clock, request, progress=progress)  # 1
-    check_target(services, found, in_place=in_place)
+    check_target(services, found, blobs, in_place=in_place)
     _refuse_checkpoints(services, log)  # 2: before anybody is fenced
-    JobTopics(services).ensure(allow_empty_start=False)
+    keeps_old_blobs = in_place and bool(found.snapshots)
+    JobTopics(services).ensure(allow_empty_start=keeps_old_blobs)
     names = [task_name(index) for index in range(config.tasks)]
     others = [task_transactional_id(config, name) for name in names]
     publisher = take_over(services, job_transactional_id(config), config.job_name)
     try:
         fence_ids(services, others)
         _refuse_checkpoints(services, log)
-        refuse_lost_job(services)
+        refuse_lost_job(services, look_at_blobs=not keeps_old_blobs)
         adopting = _Adopting(services, old, publisher, found, progress)
         copied = {store.name: adopting.store(store, in_place=in_place) for store in found.stores.values()}  # 3
+        snapshots = adopting.snapshots(blobs, in_place=in_place)
         if look(old, services.clock, replace(request, settle_s=0.0), progress=progress) != found:  # 4
             raise running("its offsets or topics have changed during the copy")
         layout = Layout(1, config.tasks, _PARTITIONER)
         published = read_published(services, log, layout, names, _OWN_COPIES, others=others).published
-        publish(services, publisher, log, published, _commits(services, published, found, copied))  # 5
+        commits = _commits(services, published, found, copied, snapshots)
+        publish(services, publisher, log, published, commits)  # 5
+        for error in services.transfer().remove_ttl_all([b for c in commits for b in c.added_blobs]).values():
+            raise error
         checkpoints = {name: published.checkpoint(name) for name in names}
-        return Adopted(found, copied, {name: made for name, made in checkpoints.items() if made is not None})
+        return Adopted(found, copied, snapshots, {name: made for name, made in checkpoints.items() if made is not None})
     finally:
         publisher.close()
 
 
-def check_target(services: Services, found: OldJob, *, in_place: bool) -> None:
+def check_target(services: Services, found: OldJob, blobs: OldSnapshots | None, *, in_place: bool) -> None:
     """Check that the job's configuration suits what was found. Raises: ConfigError."""
     config = services.config
     durable = {name for name, is_durable in services.durable.items() if is_durable}
-    if durable != set(found.stores):
+    if durable != set(found.names):
         raise ConfigError(
-            f"the old job has the stores {listed(found.stores)}, but the configuration backs up {listed(durable)}",
+            f"the old job has the stores {listed(found.names)}, but the configuration backs up {listed(durable)}",
             hint="name the same stores: give each changelog the name of its store with `statemgr adopt --changelog "
             "STORE=TOPIC`, or change the tables of the stores; add new stores after the adoption",
             job=config.job_name,
         )
-    for name, store in found.stores.items():
+    for name in found.names:
+        factory, there = (BLOB_STORE, "snapshots") if name in found.snapshots else (KAFKA_CHANGELOG, "a changelog")
         ours = config.stores[name]
         for key, factories in (("backup", ours.backup_factories), ("restore", ours.restore_factories)):
-            if KAFKA_CHANGELOG not in factories:
+            if factory not in factories:
                 raise ConfigError(
-                    f"store {name!r} must have {KAFKA_CHANGELOG} in task.{key}.factories: its state is in a changelog",
+                    f"store {name!r} must have {factory} in task.{key}.factories: its state is in {there}",
                     hint="add it; `statemgr migrate` and docs/migrating.md say how to move to blobs later",
                     key=f"task.{key}.factories",
                     store=name,
                 )
+    if blobs is not None:
+        blobs.check_target(found.snapshots, in_place=in_place)
+    for name, store in found.stores.items():
+        ours = config.stores[name]
         key = f"stores.{name}.changelog.topic"
         if in_place and ours.changelog_topic != store.topic.name:
             raise ConfigError(
@@ -155,6 +170,16 @@ class _Adopting:
         one = self._in_place if in_place else self._copied
         return [one(store, task) for task in range(self.found.tasks)]
 
+    def snapshots(self, blobs: OldSnapshots | None, *, in_place: bool) -> Mapping[str, Sequence[AdoptedSnapshot]]:
+        """Step 3 for the stores that have snapshots."""
+        if blobs is None:
+            return {}
+        attempt = self.services.ids.attempt_id()
+        return {
+            store: [blobs.adopt(store, task, blob_id, attempt, in_place=in_place) for task, blob_id in enumerate(of)]
+            for store, of in self.found.snapshots.items()
+        }
+
     def _copied(self, store: OldStore, task: int) -> Copied:
         topic, old = self.services.config.stores[store.name].changelog_topic, store.partitions[task]
         return Copy(
@@ -190,7 +215,11 @@ class _Adopting:
 
 
 def _commits(
-    services: Services, published: Published, found: OldJob, copied: Mapping[str, Sequence[Copied]]
+    services: Services,
+    published: Published,
+    found: OldJob,
+    copied: Mapping[str, Sequence[Copied]],
+    snapshots: Mapping[str, Sequence[AdoptedSnapshot]],
 ) -> list[PreparedCommit]:
     """The first commit of each task: nothing but input offsets and markers."""
     config, attempt = services.config, services.ids.attempt_id()
@@ -207,11 +236,22 @@ def _commits(
             {
                 store: PreparedStore(f"{attempt}-{store}", {KAFKA_CHANGELOG: copies[index].marker})
                 for store, copies in copied.items()
+            }
+            | {
+                store: PreparedStore(of[index].state_id, {BLOB_STORE: _marker(of[index])})
+                for store, of in snapshots.items()
             },
+            added_blobs=tuple(blob for of in snapshots.values() for blob in of[index].backup.added_blobs),
+            added_bytes=sum(of[index].backup.added_bytes for of in snapshots.values()),
             input_topic_ids=found.topic_ids,
         )
         for index, name in enumerate(published.records)
     ]
+
+
+def _marker(snapshot: AdoptedSnapshot) -> Marker:
+    assert snapshot.backup.marker is not None
+    return snapshot.backup.marker
 
 
 def _refuse_checkpoints(services: Services, log: CheckpointLog) -> None:

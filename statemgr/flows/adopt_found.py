@@ -23,6 +23,7 @@ class Request:
         inputs: the input topics; empty: those that the group and ``offsets`` have.
         tasks: how many partitions each topic must have; None: as many as the first changelog.
         settle_s: how long ends and offsets must stand still, in seconds.
+        snapshots: whether to adopt the snapshots of stores that have one, and not their changelogs.
         checkpoint_topic: where the old job keeps its checkpoints; None: where its origin does by default.
     """
 
@@ -34,6 +35,7 @@ class Request:
     tasks: int | None = None
     settle_s: float = 5.0
     checkpoint_topic: str | None = None
+    snapshots: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class OldJob:
         all_offsets: also of topics that the new job does not read.
         topic_ids: input topic → its ID in Kafka.
         notes: what else the user should know.
+        snapshots: store → the index blob of each task's snapshot, for stores that have no entry in ``stores``.
     """
 
     origin: Origin
@@ -96,6 +99,12 @@ class OldJob:
     topic_ids: Mapping[str, str]
     all_offsets: Mapping[str, int]
     notes: tuple[str, ...] = ()
+    snapshots: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """All stores."""
+        return sorted({*self.stores, *self.snapshots})
 
     @property
     def has_checkpoints(self) -> bool:

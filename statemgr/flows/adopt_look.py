@@ -31,7 +31,8 @@ def look(old: OldTopics, clock: Clock, request: Request, *, with_counts: bool = 
         of partitions; MissingState if a topic does not exist; UnavailableError, AccessDenied.
     """
     told = _told(old, request)  # 1
-    topics = _changelogs(old, request, told.checkpoints)  # 2
+    snapshots = _snapshots(request, told.checkpoints)  # 2
+    topics = _changelogs(old, request, told.checkpoints, without=snapshots)
     tasks = request.tasks or (told.checkpoints.tasks if told.checkpoints else next(iter(topics.values())).partitions)
     _check_tasks(told.checkpoints, tasks)
     for info in topics.values():
@@ -56,6 +57,7 @@ def look(old: OldTopics, clock: Clock, request: Request, *, with_counts: bool = 
         {info.name: info.topic_id for info in inputs.values()},
         told.offsets,
         notes,
+        snapshots,
     )
     found = replace(found, notes=(*notes, *_tail_notes(found)))
     if with_counts:  # 5
@@ -169,11 +171,34 @@ def _tail_notes(found: OldJob) -> Iterator[str]:
             )
 
 
-def _changelogs(old: OldTopics, request: Request, checkpoints: OldCheckpoints | None) -> dict[str, TopicInfo]:
+def _snapshots(request: Request, checkpoints: OldCheckpoints | None) -> dict[str, tuple[str, ...]]:
+    """Store → index blobs by task. Raises: InvalidError if a store is only in blobs, and those are not asked for."""
+    if checkpoints is None:
+        return {}
+    stores = sorted({store for store, _ in checkpoints.snapshots})
+    if not request.snapshots:
+        only_there = set(stores) - set(checkpoints.changelogs) - set(request.changelogs)
+        if only_there and not request.changelogs:
+            raise InvalidError(
+                f"the old job keeps {listed(only_there)} only in its blob store",
+                hint="name that blob store with `statemgr adopt --blobs URI`",
+            )
+        return {}
+    found = {}
+    for store in stores:
+        by_task = tuple(checkpoints.snapshots.get((store, task), "") for task in range(checkpoints.tasks))
+        if store not in request.changelogs and all(by_task):
+            found[store] = by_task
+    return found
+
+
+def _changelogs(
+    old: OldTopics, request: Request, checkpoints: OldCheckpoints | None, *, without: Collection[str]
+) -> dict[str, TopicInfo]:
     wanted = dict(request.changelogs)
     if not wanted and checkpoints is not None:
-        wanted = checkpoints.changelogs
-        if not wanted and checkpoints.topics:
+        wanted = {store: topic for store, topic in checkpoints.changelogs.items() if store not in without}
+        if not wanted and not without and checkpoints.topics:
             raise InvalidError(
                 "the old job's checkpoints are of version 1, which does not name the stores",
                 hint=f"name them with `statemgr adopt --changelog STORE=TOPIC`: its changelogs are "
@@ -187,7 +212,7 @@ def _changelogs(old: OldTopics, request: Request, checkpoints: OldCheckpoints | 
                     f"the topics {wanted[name]} and {topic} would both be store {name!r}",
                     hint="name the stores with `statemgr adopt --changelog STORE=TOPIC`",
                 )
-    if not wanted:
+    if not wanted and not without:
         raise MissingState(
             f"no changelog of the old job was found ({request.origin.title}"
             + (f", job {request.job!r})" if request.job else ")"),

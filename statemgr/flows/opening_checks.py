@@ -37,12 +37,18 @@ _PUBLISHED = "PUBLISHED"
 _MOST_BLOBS = 1000
 
 
-def refuse_lost_job(services: Services) -> None:
-    """Called if the topic has no record of the job. Raises: PermissionNeeded if the job had state."""
+def refuse_lost_job(services: Services, *, look_at_blobs: bool = True) -> None:
+    """Called if the topic has no record of the job. Raises: PermissionNeeded if the job had state.
+
+    Args:
+        look_at_blobs: False if it is known whose blobs are below the job's prefix.
+    """
     config = services.config
     here = [name for name in map(task_name, range(config.tasks)) if _was_published_here(services, name)]
     if here:
         evidence: str | None = f"this machine has published state of {here[0]}"
+    elif not look_at_blobs:
+        evidence = None
     else:
         evidence = _published_blob(services, f"{config.job_name}/{config.job_id}/")
     if evidence is not None:

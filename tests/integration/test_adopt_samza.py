@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from statemgr import JobConfig, StateManager
+from statemgr.cli.main import cli
 from tests.old_jobs import ends, make, state, write
-from tests.peers.samza import SamzaJob
+from tests.peers.samza import BLOBS, SamzaJob
 from tests.servers import KafkaServer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -145,3 +148,95 @@ def test_what_is_refused(old: Make) -> None:
     assert "does not group its input by partition" in adopter.run("--init", *servers(job), old=by_topic, status=2)
     write(job.kafka, topic, 0, [(key.replace(b"Partition 1", b"SystemStreamPartition [k, t, 0]"), None), (key, b"[")])
     assert "is not a checkpoint of Samza" in adopter.run("--init", *servers(job), old=by_topic, status=4)
+
+
+# --- snapshots --------------------------------------------------------------------------------------------
+
+
+def snapshot_rows(keys: int = 3000) -> dict[int, list[tuple[str, str]]]:
+    """So many keys that RocksDB's table does not fit into an index."""
+    return {n: [(f"{n}-{key}-{(key * 2654435761 + n) % 2**32:x}", "1") for key in range(keys)] for n in (0, 1)}
+
+
+def blob_files(directory: Path) -> dict[str, bytes]:
+    """Name → content of every file below a directory."""
+    return {str(file.relative_to(directory)): file.read_bytes() for file in directory.rglob("*") if file.is_file()}
+
+
+def test_snapshots_are_uploaded(old: Make, tmp_path: Path) -> None:
+    """The new job's first snapshot has the state of Samza's, in blobs of its own; nothing of Samza's is touched."""
+    job = old(backends=(BLOBS,))
+    job.run(job.send(snapshot_rows()))
+    job.run(job.send(some_rows()))
+    assert "only in its blob store" in job.adopter().run("--init", *servers(job), status=2)
+    adopter = job.adopter("--blobs", job.blobs.as_uri())
+    config = adopter.init(f"{job.name}-new", "--set", f"blob.store.uri={(tmp_path / 'blobs').as_uri()}")
+    before = blob_files(job.blobs)
+    found = adopter.json()
+    assert [row["keys"] for row in found["snapshots"]] == [len(of) for of in job.expected]
+    assert (found["changelogs"], found["doubled_at_most"]) == ([], 0)
+    assert not (tmp_path / "blobs").exists()
+    adopter.run("--write")
+    assert blob_files(job.blobs) == before
+    offsets = [{f"{job.topic}-{n}": 3123} for n in (0, 1)]
+    assert state(config) == ([{"counts": of} for of in job.expected], offsets)
+    elsewhere = {"state.dir": str(tmp_path / "elsewhere")}
+    mine = JobConfig.from_mapping(config.to_mapping(), elsewhere)
+    with StateManager(mine) as manager, manager.open_task("Partition 0") as task:
+        task.store("counts").put(b"new", b"1")
+        task.commit({f"{job.topic}-0": 3124})
+    assert state(JobConfig.from_mapping(config.to_mapping(), {"state.dir": str(tmp_path / "third")}))[0] == [
+        {"counts": job.expected[0] | {b"new": b"1"}},
+        {"counts": job.expected[1]},
+    ]
+
+
+def test_snapshots_in_place_are_not_uploaded(old: Make, tmp_path: Path) -> None:
+    """The tables stay where Samza put them, and are the new job's from then on: a check, garbage collection and a
+    restore find them."""
+    job = old(backends=(BLOBS,))
+    job.run(job.send(snapshot_rows()))
+    adopter = job.adopter("--blobs", job.blobs.as_uri())
+    elsewhere = ("--set", f"blob.store.uri={(tmp_path / 'blobs').as_uri()}")
+    config = adopter.init(job.name, "--in-place")
+    assert config.blob_uri == job.blobs.as_uri()
+    before = blob_files(job.blobs)
+    assert "garbage collection would delete it" in adopter.run("--write", status=2)
+    assert "is in another blob store" in adopter.run("--write", "--in-place", *elsewhere, status=2)
+    adopter.run("--write", "--in-place")
+    after = blob_files(job.blobs)
+    assert before.items() <= after.items()
+    assert len([body for body in before.values() if len(body) > 16 * 1024]) == 2, "a table for each task"
+    added = after.keys() - before
+    assert len(added) == 2
+    assert all(name.endswith("/index") for name in added)
+    assert state(config)[0] == [{"counts": of} for of in job.expected]
+    verified = CliRunner().invoke(cli, ["snapshots", "verify", "--read-data", "--config", str(adopter.file)])
+    assert verified.exit_code == 0, verified.output
+    collected = CliRunner().invoke(cli, ["gc", "--config", str(adopter.file)])
+    assert collected.exit_code == 0, collected.output
+    mine = JobConfig.from_mapping(config.to_mapping(), {"state.dir": str(tmp_path / "elsewhere")})
+    assert state(mine)[0] == [{"counts": of} for of in job.expected]
+
+
+def test_what_is_refused_of_snapshots(old: Make, tmp_path: Path) -> None:
+    """A blob that is damaged, one that is missing, and a store with a time to live."""
+    job = old(backends=(BLOBS,))
+    job.run(job.send(snapshot_rows()))
+    adopter = job.adopter("--blobs", job.blobs.as_uri())
+    adopter.init(f"{job.name}-new", "--set", f"blob.store.uri={(tmp_path / 'blobs').as_uri()}")
+    table = max(job.blobs.rglob("*"), key=lambda file: file.stat().st_size if file.is_file() else 0)
+    whole = table.read_bytes()
+    table.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "another checksum" in adopter.run("--write", status=4)
+    table.write_bytes(whole + b"x")
+    assert "more bytes" in adopter.run(status=4)
+    table.unlink()
+    assert table.name in adopter.run("--write", status=4)
+    table.write_bytes(whole)
+    adopter.run()
+    expiring = old(backends=(BLOBS,))
+    expiring.run(expiring.send(some_rows()), stores__counts__rocksdb__ttl__ms="86400000")
+    adopter = expiring.adopter("--blobs", expiring.blobs.as_uri())
+    adopter.init(f"{expiring.name}-new", "--force", "--set", f"blob.store.uri={(tmp_path / 'blobs').as_uri()}")
+    assert "has a time to live" in adopter.run(status=2)

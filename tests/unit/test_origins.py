@@ -10,8 +10,10 @@ import struct
 
 import pytest
 
-from statemgr.errors import CorruptRecord, InvalidError
+from statemgr.errors import CorruptBlob, CorruptRecord, InvalidError
+from statemgr.flows.adopt_snapshots import place_of
 from statemgr.model.origins import ORIGINS, CheckpointingOrigin, OldCheckpoints, OldRecord, Place, Skip
+from statemgr.model.origins.samza_snapshot import decode_snapshot
 
 QUIX, STREAMS, RAW, SAMZA = (ORIGINS[name] for name in ("quix", "kafka-streams", "raw", "samza"))
 
@@ -206,3 +208,56 @@ def test_names_of_samza() -> None:
     assert not SAMZA.is_internal("my_job-rows", "my_job")
     assert "time to live" in (SAMZA.problem("log", {"cleanup.policy": "delete"}) or "")
     assert SAMZA.problem("log", {"cleanup.policy": "compact"}) is None
+
+
+def index_of(**changes: object) -> bytes:
+    """An index blob with one file of two blobs."""
+    file: dict[str, object] = {
+        "file-name": "000008.sst",
+        "blobs": [{"blob-id": "b", "offset": 4}, {"blob-id": "a", "offset": 0}],
+        "file-metadata": {"size": 10},
+        "checksum": 7,
+    } | changes
+    owner = {"task-name": "Partition 0", "store-name": "counts"}
+    return json.dumps(
+        {"snapshot-metadata": owner, "dir-index": {"files-present": [file], "sub-dirs-present": []}}
+    ).encode()
+
+
+def test_an_index_of_samza() -> None:
+    """The parts of a file in their order; a file without bytes has none."""
+    (file,) = decode_snapshot(index_of(), "index", task=0, store="counts").files
+    assert (file.size, file.crc, file.parts()) == (10, 7, [("a", 0, 4), ("b", 4, 6)])
+    empty = index_of(**{"blobs": [], "file-metadata": {"size": 0}})
+    assert decode_snapshot(empty, "index", task=0, store="counts").files[0].parts() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"file-name": "../x"}, "separator"),
+        ({"file-name": "/etc/passwd"}, "separator"),
+        ({"file-metadata": {"size": 1 << 50}}, "absurd"),
+        ({"file-metadata": {"size": -1}}, "absurd"),
+        ({"checksum": -1}, "absurd"),
+        ({"blobs": []}, "do not make up"),
+        ({"blobs": [{"blob-id": "a", "offset": 1}]}, "do not make up"),
+        ({"blobs": [{"blob-id": "a", "offset": 0}, {"blob-id": "b", "offset": 0}]}, "do not make up"),
+        ({"file-metadata": None}, "another format"),
+    ],
+)
+def test_a_hostile_index_of_samza_is_refused(changes: dict[str, object], said: str) -> None:
+    """Names, sizes and blobs are checked before anything is fetched; and the owner."""
+    with pytest.raises(CorruptBlob, match=said):
+        decode_snapshot(index_of(**changes), "index", task=0, store="counts")
+    with pytest.raises(CorruptBlob, match="it is one of task"):
+        decode_snapshot(index_of(), "index", task=1, store="counts")
+
+
+def test_places_of_old_blobs() -> None:
+    """Blobs of the old job are in the new job's blob store if its URI is the same, or a directory above it."""
+    assert place_of("s3://bucket/samza/", "s3://bucket/samza") == ""
+    assert place_of("s3://bucket/team/samza", "s3://bucket/team") == "samza/"
+    assert place_of("s3://bucket/team", "s3://bucket/team/samza") is None
+    assert place_of("s3://bucket2", "s3://bucket") is None
+    assert place_of("s3://bucket", None) is None
