@@ -6,7 +6,7 @@ Steps, which write nothing to the old job's topics unless the changelogs are ado
 2. refuse a job that has checkpoints, then take the job over (``open_job``)
 3. copy each changelog to the job's own, with plain keys and values (``adopt_copy``), and store each snapshot as the
    job's own (``adopt_snapshots``)
-4. look again: the old job must still stand where it stood
+4. look again: the old job must not have moved
 5. publish the first checkpoint of all tasks in one transaction (``publish``): input offsets, and a marker for each
    store at the end of its changelog, or of its snapshot; then remove the TTL of the snapshots' blobs
 """

@@ -19,7 +19,7 @@ class Request:
     Attributes:
         job: the name of the old job, which is that of its consumer group; None if everything is given.
         changelogs: store → topic; empty: find them by the old job's name.
-        offsets: source partition → next offset, which win over the group's.
+        offsets: source partition → next offset; they replace those of the group.
         inputs: the input topics; empty: those that the group and ``offsets`` have.
         tasks: how many partitions each topic must have; None: as many as the first changelog.
         settle_s: how long ends and offsets must stand still, in seconds.
@@ -40,7 +40,7 @@ class Request:
 
 @dataclass(frozen=True)
 class OldPartition:
-    """Where a task's changes are.
+    """The partition of an old changelog that has a task's changes.
 
     Attributes:
         number: the partition of the old changelog.
@@ -66,7 +66,8 @@ class OldStore:
 
 @dataclass(frozen=True)
 class OldInput:
-    """One partition of an input topic: the next offset, the end of the partition, and who says the offset."""
+    """One partition of an input topic: the next offset, the end of the partition, and whether the user gave the
+    offset."""
 
     source: str
     offset: int

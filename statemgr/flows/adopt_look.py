@@ -4,8 +4,8 @@
 2. find the old job's changelogs, by name, by its checkpoints or as given, and refuse a kind of store that is unknown
 3. check that the old job is stopped: its group has no member, no transaction is open, and after a while neither the
    ends of its changelogs nor its offsets have moved
-4. leave out the changes after a checkpoint that says where the changelogs end, if compaction cannot have touched the
-   state before them
+4. if the old job's checkpoints say where the changelogs end, leave out later changes, unless compaction may have used
+   these to remove earlier values
 5. count the changelogs' records, on request
 """
 

@@ -10,8 +10,8 @@ Steps of :func:`rescale`:
 6. check that no input row that is left was written for the old number of tasks
 7. publish the first checkpoint of all new tasks in one transaction, which also retires the old layout
 
-Until step 7 has committed, the old layout is in force. Its records stay on the topic, so that its blobs and changelogs
-stay, until garbage collection collects it. Steps of :func:`undo`:
+Until step 7 has committed, the old layout is in force. Garbage collection later deletes its records. Until then its
+blobs and changelogs stay. Steps of :func:`undo`:
 
 1. read the topic, and find the layout that was in force before
 2. fence the job
@@ -92,7 +92,8 @@ class Rescaled:
 
 @dataclass(frozen=True)
 class Workers:
-    """Who does the work: ``submit`` gives it to other ``processes``, ``open_new`` opens services of a configuration."""
+    """How work is done in parallel: ``submit`` gives it to other ``processes``, ``open_new`` opens services of a
+    configuration."""
 
     submit: Submit
     processes: int
@@ -257,7 +258,7 @@ def undo(
 
 
 def _attached(services: Services, checkpoint: Checkpoint) -> tuple[Attachment, ...]:
-    """The last output, as far as it is still there: the layout after it has delivered it, and may have deleted it."""
+    """The last output, if it still exists: the newer layout has delivered it, and may have deleted it."""
     attachments = repeated_attachments(checkpoint)
     blobs = [one.blob.blob_id for one in attachments if one.blob is not None]
     gone = services.transfer().absent(blobs) if blobs else {}
@@ -272,7 +273,7 @@ def _attached(services: Services, checkpoint: Checkpoint) -> tuple[Attachment, .
 
 @contextmanager
 def _alone(services: Services) -> Iterator[Path]:
-    """The directory of the job's rescales, held against other processes. Raises: UnavailableError."""
+    """The directory of the job's rescales, locked for this process. Raises: UnavailableError."""
     config = services.config
     with ExitStack() as stack:
         with disk_errors(config.state_dir):
@@ -287,7 +288,8 @@ def _alone(services: Services) -> Iterator[Path]:
 
 @contextmanager
 def _fenced(new: Services, tasks_before: int) -> Iterator[tuple[TransactionalPublisher, Callable[[], None]]]:
-    """Own the whole job: fence every task of both layouts. Gives the publisher, and what fences the tasks again."""
+    """Own the whole job: fence every task of both layouts. Yields: the publisher, and a function that fences the tasks
+    again."""
     config = new.config
     ids = [task_transactional_id(config, task_name(number)) for number in range(max(tasks_before, config.tasks))]
     with closing(take_over(new, job_transactional_id(config), config.job_name)) as publisher:
@@ -419,7 +421,7 @@ class _OfLayout:
     Args:
         layout: the layout to come.
         unpublished: the records that its tasks continue, until it is published.
-        current: the records of the layout in force. Whoever changes them is another owner.
+        current: the records of the layout in force. If they change, there is another owner.
     """
 
     def __init__(

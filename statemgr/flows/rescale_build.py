@@ -1,4 +1,4 @@
-"""Builds the stores of a new layout from a checkpoint, next to a running job: nothing here changes what is current.
+"""Builds the stores of a new layout from a checkpoint while the job runs. Nothing here changes what is current.
 
 Steps, for each store and each group of tasks that exchange keys only with one another (:class:`Unit`):
 
@@ -8,11 +8,11 @@ Steps, for each store and each group of tasks that exchange keys only with one a
 4. make each new store of its tables, and read it again: the hashes over all keys must be equal
 5. upload the new stores as the first snapshots of the new tasks, and write them to the new changelogs
 
-The parts run in processes (:mod:`statemgr.flows.rescale_work`), while other groups upload. What a step has made stays
-in the directory with a note of its result, so that a rescale that is run again continues. The directory of a group is
-named after the states that it is made of, so that nothing is used for another checkpoint.
+The parts run in processes (:mod:`statemgr.flows.rescale_work`), while other groups upload. The result of each step
+stays in the directory, with a note, so that a rescale that is run again continues. The directory of a group is named
+after the states that it is made from, so it is never used for another checkpoint.
 
-Disk: the old state and twice the new one, of the groups in progress.
+Disk: the groups in progress need room for their old state and twice their new state.
 """
 
 from __future__ import annotations
@@ -260,7 +260,8 @@ class Build:
         return {"keys": after.keys, "stores": stores}
 
     def _new_directory(self, note: Path) -> Path:
-        """The directory of a try of a step. Another process may still write to that of a try before."""
+        """A new directory for each try of a step, because the process of an earlier try may still write to the old
+        one."""
         return note.with_name(f"{note.stem}-try-{self._services.ids.token()[:16]}")
 
     def _begin(self, note: Path, work: Callable[..., Any], *arguments: object) -> Any:
@@ -307,7 +308,8 @@ class Build:
         return made
 
     def _is_usable(self, commit: PreparedCommit, changelog: TopicInfo | None) -> bool:
-        """Whether an earlier run's uploads are all there, and will not be deleted as garbage before the publish."""
+        """Whether all uploads of an earlier run exist, and are so young that they cannot be deleted as garbage before
+        the publish."""
         began_ms = attempt_millis(commit.attempt) or 0
         age_ms = self._services.clock.time_ns() // 1_000_000 - began_ms
         if not 0 <= age_ms < shortest_grace_ms(self._services.config) // 4:
@@ -367,7 +369,7 @@ class Build:
         )
 
     def _commit(self, task: int, stored: Mapping[tuple[int, str], PreparedCommit]) -> PreparedCommit:
-        """The first commit of a new task, with all its stores, as old as the oldest of them."""
+        """The first commit of a new task, with all its stores. Its age is that of the oldest store."""
         parts = [stored[task, store] for store in self._plan.stores]
         oldest = min(parts, key=lambda part: attempt_millis(part.attempt) or 0)
         inputs, (attachments, _) = self._plan.inputs[task], self._plan.output

@@ -32,7 +32,7 @@ _LONGEST_TOPIC = 249
 
 @dataclass(frozen=True)
 class RescalePlan:
-    """A job's records, the checkpoint of each task to begin with, and the number of tasks to come.
+    """A job's records, the checkpoint of each task to begin with, and the new number of tasks.
 
     ``config`` has the old number of tasks.
     """
@@ -91,7 +91,8 @@ class RescalePlan:
     def sources(self, task: int) -> list[int]:
         """The old tasks that may have keys of a new one.
 
-        A key's tasks are its hash modulo each number of tasks, so they are equal modulo a common divisor of both.
+        A key's old and new task are its hash modulo the old and the new number of tasks, so both are equal modulo a
+        common divisor of these numbers.
         """
         divisor = self.divisor
         return [source for source in range(self.before.tasks) if source % divisor == task % divisor]
@@ -108,8 +109,9 @@ class RescalePlan:
     def inputs(self) -> Sequence[Inputs]:
         """The input offsets of each new task.
 
-        Where the task is the partition of the input, a task gets the offsets of its partitions. A partition without a
-        task belongs to the task of its number modulo the tasks. Otherwise all tasks share the job's offsets.
+        If the task is the partition of the input, a task gets the offsets of its partitions; a partition whose number
+        is not that of a task belongs to the task of its number modulo the number of tasks. Otherwise all tasks share
+        the job's offsets.
 
         Raises: InvalidError if two tasks have other offsets of one partition.
         """
@@ -135,7 +137,7 @@ class RescalePlan:
     def output(self) -> tuple[Sequence[tuple[Attachment, ...]], MicroBatch | None]:
         """The attachments of each new task, which are the last output of an engine, and its micro-batch.
 
-        Where there are fewer tasks, one has those of several, in the order of the tasks.
+        If there are fewer tasks than before, a task gets those of several old tasks, in their order.
         """
         batches = {target.batch for target in self.targets.values()}
         batch = batches.pop() if len(batches) == 1 else None

@@ -49,7 +49,7 @@ T = TypeVar("T")
 _BATCH = 2048
 #: Keys that are looked at to find the partitioner.
 _LOOKED_AT = 1000
-#: New tasks whose tables are open at a time. More of them take more passes over the old store.
+#: New tasks whose tables are open at a time. For more new tasks, the old store is read several times.
 _MOST_OPEN = 200
 #: Records and bytes of one transaction.
 _MOST_RECORDS, _MOST_BYTES = 100_000, 64 * 1024 * 1024
@@ -59,7 +59,7 @@ _KEYS_BUDGET = 32 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Spread:
-    """Who has which key of a store. ``partitioner``: the name of one of the candidates."""
+    """How the keys of a store are spread over tasks. ``partitioner``: the name of one of the candidates."""
 
     store: str
     recorded: str

@@ -7,8 +7,8 @@
 ========================  ===========================================================================================
 
 A key belongs to the task whose number is the hash modulo the number of tasks. A hash is computed for all keys of one
-length together: a large integer has one key's 32 bits in each of its lanes of 64 bits, so that an operation on the
-integer is one on all keys. A lane has room for the product of two such numbers.
+length together: a large integer has one key's 32 bits in each of its lanes of 64 bits, so that one operation on the
+integer is applied to all keys. A lane has room for the product of two such numbers.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class _Checkpoint:
 
 
 def _chosen(versions: Mapping[int, _Checkpoint]) -> _Checkpoint:
-    """Version 2, unless version 1 is of a later commit, which software without version 2 has made."""
+    """Version 2, unless version 1 is of a later commit, which older software has made."""
     one, two = versions.get(1), versions.get(2)
     if one is None or two is None:
         found = two or one
