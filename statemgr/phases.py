@@ -57,6 +57,8 @@ class Phase(StrEnum):
     MAKE_STORES = "rescale.make-stores"
     STORE = "rescale.store"
     STORED = "rescale.stored"
+    # a copy of a job, for each blob
+    COPY_BLOB = "copy.blob"
 
 
 Observer = Callable[[Phase, str], None]

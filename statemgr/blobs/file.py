@@ -24,7 +24,17 @@ from statemgr.blobs.names import check_blob_id, page_of
 from statemgr.config import JobConfig
 from statemgr.config.units import DAY_MS
 from statemgr.errors import InvalidError, StatemgrError
-from statemgr.ports import BlobAdministration, BlobInfo, BlobPage, BlobReader, Body, Clock, UnfinishedUpload
+from statemgr.os_errors import CANNOT_LINK
+from statemgr.ports import (
+    BlobAdministration,
+    BlobInfo,
+    BlobPage,
+    BlobReader,
+    BlobStore,
+    Body,
+    Clock,
+    UnfinishedUpload,
+)
 
 #: Errors of a system that cannot send a file to a file.
 _CANNOT_SEND = {errno.EINVAL, errno.ENOSYS, errno.ENOTSOCK, errno.EOPNOTSUPP, errno.ENOTSUP}
@@ -58,6 +68,31 @@ class FileBlobStore:
                     # a delete removed the directory when it became empty
                     if not attempts_left:
                         raise
+
+    def copy_from(self, source: BlobStore, source_id: str, blob_id: str, *, ttl_days: int) -> bool:
+        """By a hard link, which takes no time and no space; False where the system makes none."""
+        if not isinstance(source, FileBlobStore):
+            return False
+        (*source_parents, source_name), (*parents, name) = check_blob_id(source_id), check_blob_id(blob_id)
+        expires = self._clock.time_ns() // 1_000_000 + ttl_days * DAY_MS
+        with translated(source_id), source._tree.directory(source_parents) as there:
+            os.close(file_tree.open_blob(there, source_name, source_id))
+            with translated(blob_id), self._tree.directory(parents, create=True) as directory:
+                if file_tree.exists(directory, name):
+                    raise file_tree.exists_error(directory, blob_id)
+                file_tree.write_expiry(directory, name, expires)
+                try:
+                    os.link(source_name, name, src_dir_fd=there, dst_dir_fd=directory, follow_symlinks=False)
+                    os.utime(name, dir_fd=directory)  # both names get it: garbage collection goes by this time
+                except OSError as error:
+                    if error.errno not in CANNOT_LINK:
+                        raise
+                    with suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=directory)
+                    file_tree.write_expiry(directory, name, None)
+                    return False
+                os.fsync(directory)
+        return True
 
     def _write(self, directory: int, name: str, blob_id: str, body: IO[bytes], ttl_days: int | None) -> None:
         if file_tree.exists(directory, name):

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import tenacity
 
+from statemgr.blobs.verifying import VerifyingBlobStore
 from statemgr.config import RetryPolicy
 from statemgr.errors import StatemgrError, UnavailableError
 from statemgr.ports import (
@@ -25,6 +26,7 @@ from statemgr.ports import (
     BlobStore,
     Body,
     Clock,
+    CopyingBlobStore,
     UnfinishedUpload,
 )
 
@@ -57,6 +59,13 @@ class RetryingBlobStore:
 
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
         self._call(lambda: self.inner.put(blob_id, body, ttl_days=ttl_days))
+
+    def copy_from(self, source: BlobStore, source_id: str, blob_id: str, *, ttl_days: int) -> bool:
+        """``source`` may have the same decorators."""
+        inner, there = self.inner, undecorated(source)
+        if not isinstance(inner, CopyingBlobStore):
+            return False
+        return self._call(lambda: inner.copy_from(there, source_id, blob_id, ttl_days=ttl_days))
 
     @contextmanager
     def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
@@ -99,6 +108,13 @@ class RetryingBlobStore:
 
     def close(self) -> None:
         self.inner.close()
+
+
+def undecorated(store: BlobStore) -> BlobStore:
+    """The store itself, which moves the bytes."""
+    while isinstance(store, RetryingBlobStore | VerifyingBlobStore):
+        store = store.inner
+    return store
 
 
 class RetryingAdministration:

@@ -13,7 +13,7 @@ from statemgr.blobs.body import CHUNK, body_size, chunks, open_body
 from statemgr.blobs.names import BlobExists
 from statemgr.errors import CorruptBlob, InvalidError, MissingBlob, StatemgrError
 from statemgr.model.hashing import hasher
-from statemgr.ports import BlobAdministration, BlobInfo, BlobReader, BlobStore, Body
+from statemgr.ports import BlobAdministration, BlobInfo, BlobReader, BlobStore, Body, CopyingBlobStore
 
 
 class VerifyingBlobStore:
@@ -51,6 +51,11 @@ class VerifyingBlobStore:
                 blob=blob_id,
                 hint="check the memory and disks of the blob store, and the network to it",
             )
+
+    def copy_from(self, source: BlobStore, source_id: str, blob_id: str, *, ttl_days: int) -> bool:
+        """The store that copies sees to it that the bytes are the same."""
+        inner = self.inner
+        return isinstance(inner, CopyingBlobStore) and inner.copy_from(source, source_id, blob_id, ttl_days=ttl_days)
 
     def _holds(self, blob_id: str, body: Body) -> bool:
         there, size = hasher(), 0

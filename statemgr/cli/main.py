@@ -33,6 +33,7 @@ _BUILT_IN = {
     ),
     "checkpoints": ("statemgr.cli.checkpoints:command", "List and show checkpoints, and go back to one."),
     "config": ("statemgr.cli.config:command", "Show or check the configuration."),
+    "copy": ("statemgr.cli.copy:command", "Copy the state of the job at a checkpoint into a new job."),
     "demo": ("statemgr_tools.commands.demo:demo", "Run a real PySpark pipeline, kill it, restore it, recount it."),
     "dev": (
         "statemgr_tools.commands.dev:command",

@@ -44,7 +44,7 @@ def refuse_lost_job(services: Services, *, look_at_blobs: bool = True) -> None:
         look_at_blobs: False if it is known whose blobs are below the job's prefix.
     """
     config = services.config
-    here = [name for name in map(task_name, range(config.tasks)) if _was_published_here(services, name)]
+    here = [name for name in map(task_name, range(config.tasks)) if was_published_here(services, name)]
     if here:
         evidence: str | None = f"this machine has published state of {here[0]}"
     elif not look_at_blobs:
@@ -107,7 +107,7 @@ def _published_blob(services: Services, prefix: str) -> str | None:
 def _state_of_task(services: Services, checkpoint_log: CheckpointLog, task: str, look_at_blobs: bool) -> str | None:
     if checkpoint_log.was_truncated():
         return "records were deleted from the topic"
-    if _was_published_here(services, task):
+    if was_published_here(services, task):
         return "this machine has published state of it"
     prefix = f"{services.config.job_name}/{services.config.job_id}/{task_path(task)}/"
     return _published_blob(services, prefix) if look_at_blobs else None
@@ -138,7 +138,8 @@ def _refuse_used_changelogs(services: Services, task: str) -> None:
             )
 
 
-def _was_published_here(services: Services, task: str) -> bool:
+def was_published_here(services: Services, task: str) -> bool:
+    """Whether this machine has published state of the task."""
     return durable.exists(services.task_directory(task) / _PUBLISHED)
 
 

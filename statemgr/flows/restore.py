@@ -38,7 +38,15 @@ from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.model.permissions import NO_PERMISSIONS, Permissions
 from statemgr.model.plan import StorePlan, plan_stores
 from statemgr.phases import Phase, announce
-from statemgr.ports import CommittedDirectory, Moment, Progress, Restored, RestoreRequest, no_progress
+from statemgr.ports import (
+    CommittedDirectory,
+    Moment,
+    Progress,
+    Restored,
+    RestoreRequest,
+    StoreIdentity,
+    no_progress,
+)
 
 log = logging.getLogger(__name__)
 _STORES_AT_ONCE = 8
@@ -119,6 +127,32 @@ def restore_store(
     ``as_of``: as in :func:`restore_task`. Raises: as :func:`restore_task`.
     """
     return _Restore(services, task, plan, progress, as_of).restore()
+
+
+def open_restored(
+    services: Services,
+    identity: StoreIdentity,
+    committed: CommittedDirectory | None,
+    state_id: str | None,
+    *,
+    read_first: bool = False,
+    as_of: Moment | None = None,
+) -> OpenStore:
+    """Step 5: open a store whose state is in ``committed``. The arguments are those of :class:`OpenStore`."""
+    config = services.config.stores[identity.store]
+    needing = [m for m in map(services.backup_manager, config.backup_factories) if m.needs_changes]
+    return OpenStore(
+        services,
+        identity,
+        config,
+        committed,
+        state_id,
+        track_changes=bool(needing),
+        # the directory that fills a backend already contains the earlier changes
+        track_first=any(manager.fills_from_changes for manager in needing),
+        read_first=read_first,
+        as_of=as_of,
+    )
 
 
 class _Restore:
@@ -240,19 +274,10 @@ class _Restore:
         self.plan = replace(self.plan, candidates=others, skipped={**self.plan.skipped, factory: str(why)})
 
     def _open(self, committed: CommittedDirectory | None, restored: StoreRestore) -> OpenStore:
-        config = self._services.config.stores[self.plan.store]
-        needing = [m for m in map(self._services.backup_manager, config.backup_factories) if m.needs_changes]
-        return OpenStore(
-            self._services,
-            self._identity,
-            config,
-            committed,
-            self.plan.state_id if committed is not None else None,
-            track_changes=bool(needing),
-            # the directory that fills a backend already contains the earlier changes
-            track_first=any(manager.fills_from_changes for manager in needing),
-            read_first=restored.bytes_fetched >= _MUCH,
-            as_of=self._as_of,
+        read_first = restored.bytes_fetched >= _MUCH
+        state_id = self.plan.state_id if committed is not None else None
+        return open_restored(
+            self._services, self._identity, committed, state_id, read_first=read_first, as_of=self._as_of
         )
 
     def _none_could(self, reasons: Mapping[str, str], *, can_pass: bool) -> StatemgrError:

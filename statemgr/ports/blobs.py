@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from statemgr.config import JobConfig
 from statemgr.errors import StatemgrError
@@ -112,6 +112,18 @@ class BlobStore(Protocol):
 
     def close(self) -> None:
         """Close connections. Requests in progress may end with UnavailableError."""
+
+
+@runtime_checkable
+class CopyingBlobStore(Protocol):
+    """A blob store that can copy blobs by itself, so that their bytes do not pass through this process."""
+
+    def copy_from(self, source: BlobStore, source_id: str, blob_id: str, *, ttl_days: int) -> bool:
+        """Write a new blob with the bytes of a blob of ``source``, with a TTL.
+
+        Returns: whether it was copied. If not, the store cannot copy from that source.
+        Raises: MissingBlob; :class:`statemgr.blobs.BlobExists`; as :class:`BlobStore`.
+        """
 
 
 class BlobAdministration(Protocol):

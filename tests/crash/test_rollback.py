@@ -61,7 +61,7 @@ def test_killed_in_a_rollback(kafka: KafkaServer, tmp_path: Path, phase: Phase) 
         "checkpoints", "rollback", "--config", str(tmp_path / "job.toml"), "--to", str(target.checkpoint_id), "--write",
     ]  # fmt: skip
     order = json.dumps({"arguments": arguments, "phase": phase})
-    killed = subprocess.run([sys.executable, "-m", "tests.crash.rollback_child", order], cwd=ROOT, check=False)
+    killed = subprocess.run([sys.executable, "-m", "tests.crash.command_child", order], cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL
     _check(config, tmp_path / "killed", 3 if STEPS[phase] else 5)
     again = subprocess.run([sys.executable, "-m", "statemgr.cli.main", *arguments], cwd=ROOT, check=False)

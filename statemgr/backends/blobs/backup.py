@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
+from statemgr.backends.blobs.branches import branch
 from statemgr.backends.blobs.catalogue import Catalogue, validate_for
 from statemgr.backends.blobs.clean_up import Cleaner, Read, SharedSegments
 from statemgr.backends.blobs.local_notes import ChainPositions
@@ -172,21 +173,15 @@ class BlobBackup:
 
         A chain that is too large for the record is stored as a blob.
         """
-        services, attempt = self._services, self._services.ids.attempt_id()
+        services = self._services
         chain = self._catalogue.chain(identity, marker)
         for error in services.transfer().absent([chain.snapshot.index.blob_id]).values():
             raise error
         now_ms = services.clock.time_ns() // 1_000_000
-        chain = replace(chain, attempt=attempt, lineage=attempt, created_ms=now_ms, added=())
-        data = encode_chain(chain)
-        limit = inline_chain_limit(len(services.config.stores), services.config.tasks if together else 1)
-        if not chain.segments or len(data) <= limit:
-            branched, added = BlobMarker(inline=data), tuple[str, ...]()
-        else:
-            ref = services.transfer().put(segments_blob(identity, attempt), data)
-            branched, added = BlobMarker(ref), (ref.blob_id,)
-        self._catalogue.remember_chain(branched, chain)
-        return PreparedBackup(branched, added_blobs=added, added_bytes=len(data) if added else 0)
+        lineage = services.ids.attempt_id()
+        return branch(
+            services, identity, replace(chain, lineage=lineage, created_ms=now_ms, added=()), together=together
+        )
 
     # --- background snapshots and local directories ---------------------------------------------------------------
 

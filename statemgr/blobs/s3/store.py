@@ -27,10 +27,12 @@ from statemgr.blobs.s3.reading import LargeReads, S3Reader
 from statemgr.config import JobConfig
 from statemgr.config.units import DAY_MS
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError
-from statemgr.ports import BlobInfo, BlobReader, Body, Clock
+from statemgr.ports import BlobInfo, BlobReader, BlobStore, Body, Clock
 
 #: Keys that S3 takes in one request.
 _MOST_DELETES = 1000
+#: The server has no such request, or refuses it for this object; the caller's own credentials may still read it.
+_CANNOT_COPY = {"NotImplemented", "MethodNotAllowed", "InvalidRequest", "AccessDenied"}
 #: Settings after ``blob.store.s3.`` → the fields of a PUT that ask the server for encryption at rest.
 _ENCRYPTION = {"sse.algorithm": "ServerSideEncryption", "sse.kms.key.id": "SSEKMSKeyId"}
 _CHECKING: dict[tuple[str, str], bool] = {}
@@ -83,6 +85,36 @@ class S3BlobStore:
                     raise
                 self._conditional = False
                 self._send(key, stream, body_size(body), extra)
+
+    def copy_from(self, source: BlobStore, source_id: str, blob_id: str, *, ttl_days: int) -> bool:
+        """Within a bucket, by the server. False where it does not check what it stores, or may not copy the object.
+
+        S3 copies objects of up to 5 GiB with one request. No blob is larger, because each was written with one PUT.
+        """
+        if not isinstance(source, S3BlobStore) or source._bucket != self._bucket or not self.checks_uploads:
+            return False
+        if source._client.meta.endpoint_url != self._client.meta.endpoint_url:
+            return False
+        fields = self._expiry.fields(ttl_days)
+        directives = {
+            "MetadataDirective": "REPLACE",
+            **({"TaggingDirective": "REPLACE"} if "Tagging" in fields else {}),
+        }
+        with translated(self._bucket, source_id):
+            try:
+                self._client.copy_object(
+                    Bucket=self._bucket,
+                    Key=self._place.key(blob_id),
+                    CopySource={"Bucket": self._bucket, "Key": source._place.key(source_id)},
+                    **directives,  # type: ignore[arg-type]
+                    **fields,
+                    **self._encryption,
+                )
+            except ClientError as error:
+                if code_and_status(error)[0] not in _CANNOT_COPY:
+                    raise
+                return False
+        return True
 
     def _send(self, key: str, stream: IO[bytes], size: int, extra: Mapping[str, Any]) -> None:
         stream.seek(0)

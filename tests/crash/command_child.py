@@ -1,0 +1,19 @@
+"""A command that kills itself with SIGKILL at a chosen step: ``python -m tests.crash.command_child '{…}'``.
+
+Input is a JSON object: ``arguments`` of the command line; ``phase`` and ``number``: die when this step is announced for
+the ``number``-th time (default: the first).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from statemgr.cli.main import cli
+from statemgr.phases import Phase
+from tests.crash.child import die_at
+
+if __name__ == "__main__":
+    order = json.loads(sys.argv[1])
+    die_at(Phase(order["phase"]), order.get("number", 1))
+    cli.main(order["arguments"])
