@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from statemgr.backends.blobs.branches import Part, store_copy
 from statemgr.backends.services import Services
 from statemgr.config.factories import BLOB_STORE
-from statemgr.errors import InvalidError
+from statemgr.errors import InvalidError, OutcomeUnknownError
 from statemgr.flows.commit import CommitBase, freeze, prepare
 from statemgr.flows.copy_blobs import BlobCopies, Moved
 from statemgr.flows.copy_look import TaskCopy, check_new
 from statemgr.flows.open_job import JobTopics, fence_ids, read_published, take_over
-from statemgr.flows.ownership import Published
+from statemgr.flows.ownership import Published, settle_now
 from statemgr.flows.publish import publish
 from statemgr.flows.repair import repeated_attachments
 from statemgr.flows.restore import open_restored, restore_store
@@ -61,7 +61,7 @@ def copy(
         published.
     """
     config = target.config
-    JobTopics(target).prepare(allow_empty_start=True)  # `look` has found no state
+    JobTopics(target).ensure(allow_empty_start=True)  # `look` has found no state
     names = [one.record.task for one in tasks]
     others = [task_transactional_id(config, task) for task in map(task_name, range(config.tasks))]
     with closing(take_over(target, job_transactional_id(config), config.job_name)) as publisher:  # 1
@@ -77,7 +77,10 @@ def copy(
         moved, tasks = copying.move(tasks)  # 2
         with target.executors.pool("copy", _PARALLELISM) as pool:
             commits = list(pool.map(copying.commit, tasks))
-        publish(target, publisher, log, published, commits, batch=_batch(tasks))  # 4
+        try:
+            publish(target, publisher, log, published, commits, batch=_batch(tasks))  # 4
+        except OutcomeUnknownError:
+            settle_now(target, publisher, log, published, "the copy")
     added = [blob for commit in commits for blob in commit.added_blobs]
     if added:
         target.transfer().remove_ttl_all(added)  # 5: the first opening tries again what fails
