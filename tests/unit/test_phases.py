@@ -51,7 +51,7 @@ def test_observer_may_remove_itself() -> None:
 
 def test_phases_are_named_by_their_flow() -> None:
     """Every phase says which flow it belongs to; names are unique (crash tests kill by them)."""
-    flows = {"restore", "commit", "publish", "clean-up", "materialize", "output", "adopt", "rescale"}
+    flows = {"restore", "commit", "publish", "clean-up", "materialize", "output", "adopt", "rescale", "copy"}
     assert {phase.value.split(".")[0] for phase in Phase} == flows
     assert len({phase.value for phase in Phase}) == len(Phase)
 
