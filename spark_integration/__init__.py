@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_integration.context import BatchReport, RestoreReport, StateContext
+    from spark_integration.first_snapshots import materialize
     from spark_integration.query import StatefulQuery
     from spark_integration.running import RunningQuery
     from spark_integration.sources import StartingOffsets
 
-__all__ = ["BatchReport", "RestoreReport", "RunningQuery", "StartingOffsets", "StateContext", "StatefulQuery"]
+__all__ = [
+    "BatchReport",
+    "RestoreReport",
+    "RunningQuery",
+    "StartingOffsets",
+    "StateContext",
+    "StatefulQuery",
+    "materialize",
+]
 
 _HOME = {
     "BatchReport": "spark_integration.context",
@@ -23,6 +32,7 @@ _HOME = {
     "StartingOffsets": "spark_integration.sources",
     "StateContext": "spark_integration.context",
     "StatefulQuery": "spark_integration.query",
+    "materialize": "spark_integration.first_snapshots",
 }
 #: Packages that the extra `spark` installs.
 _EXTRA = ("pyspark", "pyarrow", "pandas")

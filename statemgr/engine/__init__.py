@@ -10,6 +10,9 @@ Steps of one atomic commit of a whole job::
     manager.publish(list_of_prepared)                          # all tasks, one Kafka transaction
 
 An attempt that is never published leaves only blobs that expire.
+
+``materialize_task`` builds the first snapshots of a task next to the running job, and ``wanted_stores`` says which are
+needed. An engine can spread them over its machines, which need Kafka for this.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from statemgr.engine.attempts import (
     read_attachment,
     read_attachments,
 )
+from statemgr.engine.materializer import materialize_task, wanted_stores
 from statemgr.engine.shared_checkpoints import SharedCheckpoints, share_checkpoints
+from statemgr.flows.materialize import Materialized
 from statemgr.model.checkpoint import Attachment, MicroBatch
 from statemgr.model.codecs import decode_checkpoint as checkpoint_from_bytes
 from statemgr.model.codecs import decode_prepared as prepared_from_bytes
@@ -35,15 +40,18 @@ __all__ = [
     "Attachment",
     "Attempt",
     "Epoch",
+    "Materialized",
     "MicroBatch",
     "PreparedCommit",
     "SharedCheckpoints",
     "checkpoint_from_bytes",
     "checkpoint_to_bytes",
+    "materialize_task",
     "open_attempt",
     "prepared_from_bytes",
     "prepared_to_bytes",
     "read_attachment",
     "read_attachments",
     "share_checkpoints",
+    "wanted_stores",
 ]

@@ -38,26 +38,8 @@ def wanted_stores(
     Raises: ConfigError, InvalidError for a configuration with which no offer is of use; MissingState without a
         checkpoint; UnavailableError, AccessDenied.
     """
-    for store in stores:
-        if store not in config.stores:
-            raise ConfigError(f"the job has no store {store!r}", hint=f"it has {', '.join(config.stores)}", store=store)
     with closing(open_services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:
-        check_possible(services)
-        records = log.read(tasks or None)
-        missing = next((task for task in tasks if task not in records), None)
-        if missing is not None or not records:
-            raise MissingState(
-                "the job has no checkpoint" if missing is None else "the topic has no checkpoint of the task",
-                hint="wait for its first commit; `statemgr checkpoints list` shows the tasks that have one",
-                job=config.job_name,
-                topic=config.checkpoint_topic,
-                **({} if missing is None else {"task": missing}),
-            )
-        found = [pair for pair in stores_of(services, records) if not stores or pair[1] in stores]
-        return [
-            (task, store, why_not(services, log, records[task], store, again=False))
-            for task, store in sorted(found, key=lambda pair: (task_index(pair[0]), pair[1]))
-        ]
+        return _wanted(services, log, tasks, stores)
 
 
 def materialize_task(
@@ -78,10 +60,9 @@ def materialize_task(
 
     Raises: as :func:`statemgr.flows.materialize.materialize_store`.
     """
-    with closing(open_services(config)) as services:
-        chosen = [store for _, store, _ in wanted_stores(config, [task], stores)]
-        with closing(CheckpointTopic(config, services.clock)) as log:
-            return [materialize_store(services, log, task, store, progress, again=again) for store in chosen]
+    with closing(open_services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:
+        chosen = [store for _, store, _ in _wanted(services, log, [task], stores)]
+        return [materialize_store(services, log, task, store, progress, again=again) for store in chosen]
 
 
 def materialize_job(
@@ -118,3 +99,28 @@ def materialize_job(
 def _materialize(services: Services, task: str, store: str, again: bool) -> Materialized:
     with closing(CheckpointTopic(services.config, services.clock)) as log:
         return materialize_store(services, log, task, store, worker_progress(), again=again)
+
+
+def _wanted(
+    services: Services, log: CheckpointTopic, tasks: Collection[str], stores: Collection[str]
+) -> list[tuple[str, str, str | None]]:
+    config = services.config
+    for store in stores:
+        if store not in config.stores:
+            raise ConfigError(f"the job has no store {store!r}", hint=f"it has {', '.join(config.stores)}", store=store)
+    check_possible(services)
+    records = log.read(tasks or None)
+    missing = next((task for task in tasks if task not in records), None)
+    if missing is not None or not records:
+        raise MissingState(
+            "the job has no checkpoint" if missing is None else "the topic has no checkpoint of the task",
+            hint="wait for its first commit; `statemgr checkpoints list` shows the tasks that have one",
+            job=config.job_name,
+            topic=config.checkpoint_topic,
+            **({} if missing is None else {"task": missing}),
+        )
+    found = [pair for pair in stores_of(services, records) if not stores or pair[1] in stores]
+    return [
+        (task, store, why_not(services, log, records[task], store, again=False))
+        for task, store in sorted(found, key=lambda pair: (task_index(pair[0]), pair[1]))
+    ]

@@ -128,21 +128,20 @@ def materialize_store(
             )
         lives_ms = min(certain_ms(built.delete_retention_ms), config.ttl_days * DAY_MS // 2)
         offer = Offer(
-            built.checkpoint_id, built.state_id, made.index, built.marker, built.published_ms,
-            built.published_ms + lives_ms,
+            built.checkpoint_id, built.state_id, made.index, built.marker, built.as_of_ms,
+            built.as_of_ms + lives_ms,
         )  # fmt: skip
-        if not is_live(services, offer):
-            place.clear()
-            raise RetryableError(
-                "the offer would have expired already",
-                hint="raise delete.retention.ms of the changelog topic, and run the command again",
-                **identity.where,
-            )
         identity.announce(Phase.OFFER)
         attempt = made.index.blob_id.split("/")[-2]
         key = OfferKey(config.job_name, config.job_id, record.layout.generation, task, store, attempt)
-        write_offer(config, key, offer)  # 4
+        written_ms = write_offer(config, key, offer)  # 4
         place.clear()
+    if written_ms is not None and written_ms >= offer.expires_ms:
+        raise RetryableError(
+            "the offer has expired already",
+            hint="raise delete.retention.ms of the changelog topic, and run the command again",
+            **identity.where,
+        )
     identity.announce(Phase.MATERIALIZED)
     return Materialized(
         task, store, True, str(built.checkpoint_id), None, built.records, made.size, made.uploaded, offer.expires_ms,

@@ -11,8 +11,8 @@ with its next commit:
    flow); its transaction deletes the offers
 
 Why the adopted chain has exactly the checkpoint's state: the snapshot has the state at an offset of the changelog, and
-the segments have every change from there to the checkpoint's marker. Deletes among them were written after the offer's
-checkpoint was published. The cleaner keeps them for ``delete.retention.ms``, and the offer expires before that.
+the segments have every change from there to the checkpoint's marker. Deletes among them are younger than the
+offer says. The cleaner keeps them for ``delete.retention.ms``, and the offer expires before that.
 
 Why garbage collection spares the blobs: an offer names only blobs that were younger than half the shortest grace period
 when it was written, so garbage collection that began earlier leaves them alone. A later run finds the offer, until a

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, Message
 
 from statemgr.config import JobConfig
 from statemgr.errors import UnavailableError
@@ -15,9 +15,13 @@ from statemgr.kafka.errors import ClientErrors, translate, translated
 from statemgr.model.offers import Offer, OfferKey, encode_offer
 
 
-def write_offer(config: JobConfig, key: OfferKey, offer: Offer) -> None:
-    """Write an offer, and wait until the brokers have it. Raises: UnavailableError, AccessDenied, InvalidError."""
-    _write(config, [encode_offer(key, offer)])
+def write_offer(config: JobConfig, key: OfferKey, offer: Offer) -> int | None:
+    """Write an offer, and wait until the brokers have it.
+
+    Returns: when they got it, by their clock (epoch milliseconds); None if the topic does not say.
+    Raises: UnavailableError, AccessDenied, InvalidError.
+    """
+    return _write(config, [encode_offer(key, offer)])
 
 
 def withdraw_offers(config: JobConfig, keys: Iterable[OfferKey]) -> None:
@@ -27,15 +31,21 @@ def withdraw_offers(config: JobConfig, keys: Iterable[OfferKey]) -> None:
         _write(config, records)
 
 
-def _write(config: JobConfig, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+def _write(config: JobConfig, records: Iterable[tuple[bytes, bytes | None]]) -> int | None:
+    """Returns: the broker's time of the last record."""
     errors, doing, topic = ClientErrors(), "writing an offer", config.checkpoint_topic
     failed: list[KafkaError] = []
+    written_ms: int | None = None
 
     def delivered(error: KafkaError | None, message: Message) -> None:
+        nonlocal written_ms
         if error is not None:
             failed.append(error)
+            return
+        kind, timestamp_ms = message.timestamp()
+        written_ms = timestamp_ms if kind == TIMESTAMP_LOG_APPEND_TIME else None
 
-    client = producer(config, errors, acks="all", enable_idempotence=True, message_timeout_ms=int(DEADLINE_S * 1000))
+    client = producer(config, errors, acks="all", message_timeout_ms=int(DEADLINE_S * 1000))
     with translated(doing, errors, topic=topic):
         for key, value in records:
             client.produce(topic, value, key, PARTITION, on_delivery=delivered)
@@ -44,3 +54,4 @@ def _write(config: JobConfig, records: Iterable[tuple[bytes, bytes | None]]) -> 
         raise translate(failed[0], doing, reported=errors, topic=topic)
     if left:
         raise UnavailableError("the brokers have not answered the write of an offer", topic=topic)
+    return written_ms

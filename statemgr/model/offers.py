@@ -42,7 +42,8 @@ class Offer:
         state_id: the store's state in that checkpoint.
         index: the snapshot's index blob.
         changelog: the changelog that the snapshot was built from, and the offset after the last record that it has.
-        made_ms: when the checkpoint was published, by the broker's clock (epoch milliseconds).
+        as_of_ms: a time by the broker's clock (epoch milliseconds). All records of the changelog that the snapshot does
+            not have are younger.
         expires_ms: until when the offer may be adopted, by the same clock.
     """
 
@@ -50,7 +51,7 @@ class Offer:
     state_id: str
     index: BlobRef
     changelog: ChangelogMarker
-    made_ms: int
+    as_of_ms: int
     expires_ms: int
 
 

@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from statemgr import StateManager
 from statemgr.config import JobConfig
+from statemgr.engine import materialize_task
 from statemgr.flows.verify import StoreToVerify, Verifier, hash_parts
 from statemgr.ports import no_progress
 from statemgr.reader import JobReader
@@ -46,6 +47,16 @@ def open_task(config: dict[str, Any], count: int, held: str) -> dict[str, Any]:
             "records": restored.records,
             "restoring": restored.seconds,
         }
+
+
+def materialize(config: dict[str, Any], held: str) -> dict[str, Any]:
+    """Build the first snapshot of task 0, until it is offered."""
+    parsed = JobConfig.from_mapping(config)
+    let_go(held)
+    start = time.perf_counter()
+    (done,) = materialize_task(parsed, TASK, again=True)  # an offer of an earlier round may wait
+    took, alive = time.perf_counter() - start, seconds_alive()
+    return {"seconds": took, "alive": alive, "records": done.records, "uploaded": done.uploaded}
 
 
 def commits(config: dict[str, Any], count: int, each: int) -> dict[str, Any]:

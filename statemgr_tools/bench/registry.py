@@ -29,6 +29,7 @@ TABLE = {
     "restore-segments": ("segments", False),
     "commit-tail": ("tail", False),
     "restore-changelog": ("changelog", False),
+    "materialize": ("materialize", False),
     "commit-changelog": ("changelog", False),
     "blob-vs-changelog": ("changelog", False),
     "verify": ("verify", False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,11 +163,29 @@ def test_a_job_that_commits_all_the_time(config: JobConfig, tmp_path: Path, monk
     assert totals(config, BLOBS) == totals(config, CHANGELOG)
 
 
+def test_an_idle_job_has_time_to_adopt(config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that was published long ago is the newest all the same: the offer's time begins with the look."""
+    monkeypatch.setattr(build, "_RECENT_MS", -1)
+    monkeypatch.setattr(build, "_TRANSACTION_MS", 0)
+    monkeypatch.setattr(build, "MARGIN_MS", 0)
+    record = current(config)
+    assert record is not None
+    assert record.current.published_ms is not None
+    time.sleep(1)
+    materialize_task(config, TASK)
+    ((_, offer),) = offers(config).items()
+    assert offer.as_of_ms >= record.current.published_ms + 1000
+    commit(config, {b"key-0300": None}, 601)
+    assert offer.as_of_ms < (current(config) or record).current.published_ms  # type: ignore[operator]
+    adopted(config)
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+
+
 def test_an_expired_offer_is_ignored(config: JobConfig, tmp_path: Path) -> None:
     """The next commit then uploads the state as ever."""
     materialize(config, tmp_path)
     ((key, offer),) = offers(config).items()
-    write_offer(config, key, replace(offer, expires_ms=offer.made_ms))
+    write_offer(config, key, replace(offer, expires_ms=offer.as_of_ms))
     commit(stage_two(config), {b"x": b"1"}, 601)
     assert chain_of(config)[0] != offer.index.blob_id
     assert totals(config, BLOBS) == totals(config, CHANGELOG)
@@ -320,10 +339,12 @@ def test_garbage_collection_keeps_live_offers(
         later = FileBlobStore.time_ms
         patch.setattr(FileBlobStore, "time_ms", lambda self: later(self) + 10 * DAY_MS)
         assert collect(config, tmp_path)["kept"]["blobs"] == len(offered)
-        write_offer(config, key, replace(offer, expires_ms=offer.made_ms - DAY_MS // 2))  # for less than a grace period
+        write_offer(
+            config, key, replace(offer, expires_ms=offer.as_of_ms - DAY_MS // 2)
+        )  # for less than a grace period
         assert collect(config, tmp_path)["kept"]["blobs"] == len(offered)
         assert blob_files(tmp_path) == offered
-        write_offer(config, key, replace(offer, expires_ms=offer.made_ms - 2 * DAY_MS))
+        write_offer(config, key, replace(offer, expires_ms=offer.as_of_ms - 2 * DAY_MS))
         dry = collect(config, tmp_path, "--dry-run")
         assert (dry["orphans"]["blobs"], dry["expired_offers"], len(offers(config))) == (len(offered), 1, 1)
         assert collect(config, tmp_path)["deleted"]["blobs"] == len(offered)

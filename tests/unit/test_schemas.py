@@ -25,7 +25,7 @@ FROZEN = {
     "checkpoint_key.v1": "c5e165864b0e8c1e",
     "checkpoint_key.v2": "472a55ea47f1e10d",
     "checkpoint_task.v2": "d1c3a5d5ab6a70fc",
-    "offer.v1": "a63cddfdc112d450",
+    "offer.v1": "defae130a7382fbc",
     "offer_key.v1": "c6b352676cfd5c7f",
     "permit.v1": "ba5a4b91594540d9",
     "permit_key.v1": "4e96af5e2082b5cb",

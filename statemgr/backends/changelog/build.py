@@ -27,10 +27,10 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from statemgr.backends.changelog.restore import ChangelogRestore, certain_ms
+from statemgr.backends.changelog.restore import MARGIN_MS, ChangelogRestore, certain_ms
 from statemgr.backends.services import Services
 from statemgr.config.factories import KAFKA_CHANGELOG
-from statemgr.errors import MissingState
+from statemgr.errors import AccessDenied, InvalidError, MissingState
 from statemgr.ids import CheckpointId, task_index
 from statemgr.local import bulk_writer
 from statemgr.local.build_place import REPLAYED, BuildPlace
@@ -46,6 +46,8 @@ NOTE_S = 15.0
 _NEW_S = 30.0
 #: The longest transaction of a job, which is the longest that brokers allow by default.
 _TRANSACTION_MS = 900_000
+#: A checkpoint that was published so many milliseconds ago is recent.
+_RECENT_MS = 3600 * 1000
 #: Seconds for which a finished directory may wait for its upload.
 _KEPT_S = 6 * 3600
 
@@ -57,14 +59,14 @@ class BuiltState:
     Attributes:
         checkpoint_id: the checkpoint whose state it is; ``state_id``: the store's state in it.
         marker: the changelog, with its topic ID, and the offset after the last record of the state.
-        published_ms: when the checkpoint was published, by the broker's clock (epoch milliseconds).
+        as_of_ms: a time by the broker's clock (epoch milliseconds). All records after the marker are younger.
         records: how many records this process has replayed.
     """
 
     checkpoint_id: CheckpointId
     state_id: str
     marker: ChangelogMarker
-    published_ms: int
+    as_of_ms: int
     delete_retention_ms: int
     records: int
 
@@ -119,14 +121,9 @@ class ChangelogBuild:
                 checkpoint = self._newest()  # 3
                 marker = self.marker_of(checkpoint, info)
         self._check(marker, checkpoint, info, began, asked_s)  # 4
-        if checkpoint.published_ms is None:
-            raise self._refused(
-                "the checkpoint topic does not say when a checkpoint was published",
-                "set message.timestamp.type to LogAppendTime for the checkpoint topic, and wait for the next commit",
-            )
         built = BuiltState(
-            checkpoint.checkpoint_id, checkpoint.stores[self._identity.store], marker, checkpoint.published_ms,
-            int(info.config.get("delete.retention.ms", "0")), records,
+            checkpoint.checkpoint_id, checkpoint.stores[self._identity.store], marker,
+            self._as_of_ms(checkpoint, asked_s), int(info.config.get("delete.retention.ms", "0")), records,
         )  # fmt: skip
         self._note(info, moment(self._services.clock), position, built)
         return built
@@ -171,10 +168,10 @@ class ChangelogBuild:
         age_s = moment(self._services.clock).seconds_since(Moment(*note["began"]))
         if age_s is None or age_s > _KEPT_S or note["offset"] > newest.offset:
             return None
-        checkpoint_id, state_id, published_ms = note["built"]
+        checkpoint_id, state_id, as_of_ms = note["built"]
         marker = ChangelogMarker(self._topic, info.topic_id, self._partition, note["offset"])
         retention_ms = int(info.config.get("delete.retention.ms", "0"))
-        return BuiltState(CheckpointId.parse(checkpoint_id), state_id, marker, published_ms, retention_ms, 0)
+        return BuiltState(CheckpointId.parse(checkpoint_id), state_id, marker, as_of_ms, retention_ms, 0)
 
     def _note_of(self, info: TopicInfo) -> dict[str, Any] | None:
         note = self._place.note(REPLAYED)
@@ -182,7 +179,7 @@ class ChangelogBuild:
         return note if same else None
 
     def _note(self, info: TopicInfo, began: Moment, offset: int, built: BuiltState | None = None) -> None:
-        done = None if built is None else (str(built.checkpoint_id), built.state_id, built.published_ms)
+        done = None if built is None else (str(built.checkpoint_id), built.state_id, built.as_of_ms)
         self._place.write_note(
             REPLAYED, {"topic_id": info.topic_id, "offset": offset, "began": astuple(began), "built": done}
         )
@@ -213,6 +210,24 @@ class ChangelogBuild:
                 "the replay took so long that compaction may have removed deletes before it read them",
                 "raise delete.retention.ms of the changelog topic, and run the command again",
             )
+
+    def _as_of_ms(self, checkpoint: Checkpoint, asked_s: float) -> int:
+        """A time before the first record after the checkpoint's marker was written.
+
+        That is the checkpoint's own time. For an older checkpoint, it is a while before the topic was read, when no
+        later one was there.
+        """
+        clock, own_ms = self._services.clock, checkpoint.published_ms
+        if own_ms is not None and clock.time_ns() // 1_000_000 - own_ms < _RECENT_MS:
+            return own_ms
+        try:
+            now_ms = self._services.changelog().time_ms()
+        except (AccessDenied, InvalidError):
+            if own_ms is None:
+                raise
+            return own_ms
+        read_ms = now_ms - int((clock.monotonic() - asked_s) * 1000)
+        return max(own_ms or 0, read_ms - _TRANSACTION_MS - MARGIN_MS)
 
     def _most_ms(self, info: TopicInfo) -> int:
         """Milliseconds that the build may take."""
