@@ -89,7 +89,9 @@ def adopt(
         published = read_published(services, log, layout, names, _OWN_COPIES, others=others).published
         commits = _commits(services, published, found, copied, snapshots)
         publish(services, publisher, log, published, commits)  # 5
-        for error in services.transfer().remove_ttl_all([b for c in commits for b in c.added_blobs]).values():
+        added = [blob for commit in commits for blob in commit.added_blobs]
+        # a job of changelogs alone has no blob store
+        for error in services.transfer().remove_ttl_all(added).values() if added else ():
             raise error
         checkpoints = {name: published.checkpoint(name) for name in names}
         return Adopted(found, copied, snapshots, {name: made for name, made in checkpoints.items() if made is not None})
