@@ -5,7 +5,7 @@
 3. store that as the new job's first snapshot: upload its files, or refer to the old job's blobs in place, which then
    belong to the new job. Opening a database leaves RocksDB's tables as they are, so none of them is uploaded again
 
-Without step 3, nothing but temporary files is written.
+Steps 1 and 2 write only temporary files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SnapshotCounts:
 
 @dataclass(frozen=True)
 class AdoptedSnapshot:
-    """What was made of one snapshot: its counts, the state's ID, and the new job's backup."""
+    """One adopted snapshot: its counts, the state's ID, and the new job's backup."""
 
     counts: SnapshotCounts
     state_id: str
@@ -58,7 +58,7 @@ class OldSnapshots:
 
     Attributes:
         blobs: the old job's blob store.
-        place: what the names of its blobs begin with in the new job's blob store; None if they are not in it.
+        place: the prefix that the names of its blobs have in the new job's blob store; None if they are not in it.
     """
 
     services: Services
@@ -190,7 +190,7 @@ class OldSnapshots:
 
 
 def place_of(old_uri: str, new_uri: str | None) -> str | None:
-    """What the names of blobs below the old URI begin with below the new one; None if they are not below it."""
+    """The prefix that the names of blobs below the old URI have below the new one; None if they are not below it."""
     old, new = old_uri.rstrip("/") + "/", (new_uri or "").rstrip("/") + "/"
     return old.removeprefix(new) if new_uri and old.startswith(new) else None
 

@@ -1,4 +1,4 @@
-"""First snapshots of a job whose state other software has kept."""
+"""Stores first snapshots of a job whose state comes from other software."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class AdoptedSnapshots:
         """Upload a finished directory, with TTLs.
 
         Args:
-            held: files that blobs hold already; those that the directory has are not uploaded. From the publish on,
-                their blobs belong to this job.
+            held: files that blobs hold already; those that the directory has are not uploaded. After the publish, their
+            blobs belong to this job.
 
         Raises: UnavailableError, AccessDenied, DiskFull, CorruptFile.
         """
