@@ -219,7 +219,7 @@ def _changelogs(
             hint="check its name and kafka.bootstrap.servers, or name each one with `statemgr adopt --changelog "
             "STORE=TOPIC`",
         )
-    described = old.describe(wanted.values())
+    described = old.describe(wanted.values(), with_settings=True)
     found = {}
     for name, topic in sorted(wanted.items()):
         if topic not in described:

@@ -237,8 +237,8 @@ def _missing_right(error: KafkaError, doing: str, where: Mapping[str, object], g
 
     Args:
         doing: as in :func:`translate`.
-        where: names of things; the topic and the transactional ID count.
-        group: the client's consumer group, if it is a consumer.
+        where: names of things; the topic, the group and the transactional ID count.
+        group: the client's own consumer group, if it is a consumer.
     """
     match error.code():
         case KafkaError.TOPIC_AUTHORIZATION_FAILED:
@@ -248,7 +248,7 @@ def _missing_right(error: KafkaError, doing: str, where: Mapping[str, object], g
             return f"Create on topic {where.get('topic', 'unknown')}"
         case KafkaError.GROUP_AUTHORIZATION_FAILED:
             operation = "Read" if doing.startswith("consuming") else "Describe (or Read)"
-            return f"{operation} on group {group or 'unknown'}"
+            return f"{operation} on group {group or where.get('group', 'unknown')}"
         case KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             return f"Write on transactional ID {where.get('transactional_id', 'unknown')}"
         case KafkaError.CLUSTER_AUTHORIZATION_FAILED:

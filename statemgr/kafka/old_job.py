@@ -63,12 +63,12 @@ class OldTopics:
         except KafkaException as error:
             raise translate(error.args[0], "listing topics", reported=self._metadata.errors) from error
 
-    def describe(self, topics: Collection[str]) -> dict[str, TopicInfo]:
-        """The topics that exist. Raises: UnavailableError, AccessDenied."""
+    def describe(self, topics: Collection[str], *, with_settings: bool = False) -> dict[str, TopicInfo]:
+        """The topics that exist. Their settings need a right of their own. Raises: UnavailableError, AccessDenied."""
         found = self._metadata.describe(sorted(topics))
-        settings = self._metadata.settings(list(found)) if found else {}
+        settings = self._metadata.settings(list(found)) if found and with_settings else {}
         return {
-            name: TopicInfo(name, str(topic.topic_id), len(topic.partitions), settings[name])
+            name: TopicInfo(name, str(topic.topic_id), len(topic.partitions), settings.get(name, {}))
             for name, topic in found.items()
         }
 

@@ -14,7 +14,12 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from statemgr import StateManager
 from statemgr.config import JobConfig
 from statemgr.engine import materialize_task
+from statemgr.flows.adopt import adopt
+from statemgr.flows.adopt_found import Request
 from statemgr.flows.verify import StoreToVerify, Verifier, hash_parts
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.kafka.old_job import OldTopics
+from statemgr.model.origins import ORIGINS
 from statemgr.ports import no_progress
 from statemgr.reader import JobReader
 from statemgr.wiring import WorkerProcesses, open_services
@@ -57,6 +62,21 @@ def materialize(config: dict[str, Any], held: str) -> dict[str, Any]:
     (done,) = materialize_task(parsed, TASK, again=True)  # an offer of an earlier round may wait
     took, alive = time.perf_counter() - start, seconds_alive()
     return {"seconds": took, "alive": alive, "records": done.records, "uploaded": done.uploaded}
+
+
+def adopt_and_open(config: dict[str, Any], count: int, held: str, topic: str, source: str) -> dict[str, Any]:
+    """Adopt a changelog of one partition in place, as ``statemgr adopt`` does, and open task 0."""
+    parsed = JobConfig.from_mapping(config)
+    request = Request(ORIGINS["raw"], None, {STORE: topic}, {f"{source}-0": 0}, [source], 1, settle_s=0)
+    services = open_services(parsed)
+    log = CheckpointTopic(parsed, services.clock, owned=True)
+    try:
+        with OldTopics(parsed, services.clock) as old:
+            adopt(services, log, old, request, in_place=True, progress=no_progress)
+    finally:
+        log.close()
+        services.close()
+    return open_task(config, count, held)
 
 
 def commits(config: dict[str, Any], count: int, each: int) -> dict[str, Any]:

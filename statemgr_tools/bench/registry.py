@@ -32,6 +32,7 @@ TABLE = {
     "materialize": ("materialize", False),
     "commit-changelog": ("changelog", False),
     "blob-vs-changelog": ("changelog", False),
+    "adopt": ("changelog", False),
     "verify": ("verify", False),
     "store-calls": ("store", False),
     "open-job": ("open", False),

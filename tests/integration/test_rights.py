@@ -20,10 +20,13 @@ from statemgr.local.clock import SystemClock
 from statemgr.ports import UnfinishedUpload, list_blobs
 from statemgr_tools.dev.s3 import find_versitygw
 from tests.jobs import DUAL
+from tests.old_jobs import commit, make, write
 from tests.secured import BUCKET, Right, SecuredKafka, SecuredS3, documented
+from tests.servers import KafkaServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 GROUP, INPUT, PREFIX = "clicks-group", "clicks-in", "team"
+OLD_TOPIC, OLD_GROUP = "older-changelog", "older"
 #: What a life of a job consists of, as the page names it.
 STEPS = ("first start", "run", "restore", "gc", "doctor")
 #: The shortest way to need a right of a step.
@@ -38,6 +41,10 @@ def servers(
     if find_versitygw() is None:
         pytest.skip("needs versitygw, which enforces policies")
     secured_kafka.make_topic(INPUT)
+    plain = KafkaServer(bootstrap_servers=secured_kafka.broker.bootstrap_servers, kind="local")
+    make(plain, OLD_TOPIC, 1)
+    write(plain, OLD_TOPIC, 0, [(b"a", b"1"), (b"b", b"2")])
+    commit(plain, OLD_GROUP, {(INPUT, 0): 0})
     with SecuredS3(tmp_path_factory.mktemp("secured-s3")) as s3:
         yield secured_kafka, s3
 
@@ -56,7 +63,9 @@ class Life:
         }  # fmt: skip
         self.config = JobConfig.from_mapping(mapping | self.kafka.settings | self.s3.settings(PREFIX))
         names = {"<job.name>": name, "<job.id>": "1", "<bucket>": BUCKET, "<prefix>": PREFIX}
-        self.rights = documented(names | {"<group>": GROUP, "<input topic>": INPUT})
+        self.rights = documented(
+            names | {"<group>": GROUP, "<input topic>": INPUT, "<old topic>": OLD_TOPIC, "<old group>": OLD_GROUP}
+        )
         self.path = directory / "job.toml"
         directory.mkdir(parents=True, exist_ok=True)
         self.path.write_text("".join(f'"{k}" = {json.dumps(v)}\n' for k, v in self.config.to_mapping().items()))
@@ -75,7 +84,13 @@ class Life:
             "restore": self._restore,
             "gc": lambda: self._command("gc"),
             "doctor": lambda: self._command("doctor", "--json"),
+            "adopt": self.adopt,
         }[name]()
+
+    def adopt(self, *more: str) -> None:
+        """Look at the older job, or adopt it."""
+        old = ("--from", "raw", "--job", OLD_GROUP, "--changelog", f"totals={OLD_TOPIC}", "--settle", "0")
+        self._command("adopt", *old, *more)
 
     def _command(self, *arguments: str) -> None:
         result = CliRunner().invoke(cli, [*arguments, "--config", str(self.path)], catch_exceptions=False)
@@ -130,6 +145,16 @@ def test_the_documented_rights_suffice(servers: tuple[SecuredKafka, SecuredS3], 
     listed = root.list_objects_v2(Bucket=BUCKET)["Contents"]
     own = f"{PREFIX}/clicks/1/"
     assert all(found["Key"].startswith(own) for found in listed), "nothing is outside of the job's prefix"
+
+
+def test_the_documented_rights_suffice_to_adopt(servers: tuple[SecuredKafka, SecuredS3], tmp_path: Path) -> None:
+    """The rows of `adopt` and those of a job are enough to look at an older job, and to adopt it."""
+    life = Life(servers, tmp_path, "adopted")
+    life.allow(life.rights)
+    life.adopt()
+    life.adopt("--write")
+    with StateManager(life.config) as manager, manager.open_task("Partition 0") as task:
+        assert dict(task.store("totals", key_serde="bytes").range()) == {b"a": b"1", b"b": b"2"}
 
 
 @pytest.mark.long

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,14 @@ def samza_java() -> list[str | Path]:
     return ["java", "-Xmx256m", "-cp", ":".join(map(str, path)), "Counts"]
 
 
+@contextmanager
+def kept(name: str) -> Iterator[Path]:
+    """A directory that stays as long as the environments, for one test at a time."""
+    root = _root()
+    with FileLock(root / f"{name}.lock"):
+        yield root / name
+
+
 def run(command: Sequence[str | Path], *, status: int = 0) -> str:
     """Run a program of a peer to its end. Returns: what it printed."""
     texts = [str(part) for part in command]
@@ -72,8 +81,7 @@ def run(command: Sequence[str | Path], *, status: int = 0) -> str:
 
 def _made(name: str, build: Callable[[Path], None]) -> Path:
     """A directory that ``build`` fills, unless another test has. ``STATEMGR_TEST_PEERS`` names one that stays."""
-    root = Path(os.environ.get("STATEMGR_TEST_PEERS") or run_directory() / "peers")
-    root.mkdir(parents=True, exist_ok=True)
+    root = _root()
     directory = root / name
     with FileLock(root / f"{name}.lock"):
         if not (directory / ".built").exists():
@@ -84,6 +92,12 @@ def _made(name: str, build: Callable[[Path], None]) -> Path:
                 pytest.skip(f"{name} cannot be built here: {said[-300:]}")
             (directory / ".built").touch()
     return directory
+
+
+def _root() -> Path:
+    root = Path(os.environ.get("STATEMGR_TEST_PEERS") or run_directory() / "peers")
+    root.mkdir(parents=True, exist_ok=True)
+    return root
 
 
 def _run(*command: str | Path) -> None:

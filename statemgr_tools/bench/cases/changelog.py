@@ -1,4 +1,4 @@
-"""``restore-changelog``, ``blob-vs-changelog``, ``commit-changelog``: compared with Kafka Streams and Quix.
+"""``restore-changelog``, ``adopt``, ``blob-vs-changelog``, ``commit-changelog``: compared with Kafka Streams and Quix.
 
 A restore is counted from the start of its process until the store can be read, for Kafka Streams and for us. Quix,
 which is slow, restores fewer records, and the start of its process is not counted: both in its favour.
@@ -45,6 +45,34 @@ def restore_changelog(session: Session) -> Iterator[Line]:
     yield compared(name, ours, _UNIT, "plain consumption", found["consumption"].median("rate"))
     peak = found["restore"].largest("peak") / 1e6
     yield alone(name, peak, "MB at most resident", "the same restores", Target("at most", 400, of="value"))
+
+
+@case("adopt")
+def adopt(session: Session) -> Iterator[Line]:
+    """Adopting those 5 million records in place and reading the first one, compared with restoring them."""
+    changelog = filled_changelog(session)
+
+    def adopted(number: int) -> Sample:
+        config = session.job(
+            "adopted", task__backup__factories="kafka-changelog", task__inputs=[changelog.source],
+            stores__s__changelog__topic=changelog.topic,
+        )  # fmt: skip
+        with fresh_place(session, "elsewhere", 0) as (place, held):
+            found = in_fresh_process(
+                "statemgr_tools.bench.kafka_operations:adopt_and_open",
+                config=changed(config, state__dir=str(place)).to_mapping(), count=changelog.count, held=str(held),
+                topic=changelog.topic, source=changelog.source,
+            )  # fmt: skip
+        return {"alive": found["alive"]}
+
+    variants: dict[str, Variant] = {
+        "adopt": adopted,
+        "restore": lambda number: _restored(session, changelog.config, changelog),
+    }
+    found = interleaved(variants, session.rounds, session.report)
+    ours, restore = found["adopt"].median("alive"), changelog.count / found["restore"].median("rate")
+    unit = f"s, {changelog.count:,} records in place"
+    yield compared("adopt", ours, unit, "restore-changelog", restore, Target("at most", 1.3))
 
 
 @case("blob-vs-changelog")

@@ -1,0 +1,112 @@
+"""What the examples of adoptions share: the input, the old job's programs, the adoption, and the job that goes on."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from confluent_kafka import Message, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from statemgr import JobConfig, StateManager, Task
+
+PARTITIONS, KEYS, EACH = 2, 50, 10
+#: The rows of one half of the input: each key has so many of them.
+HALF = KEYS * EACH
+
+
+class Example:
+    """One run of an example. ``directory`` keeps what was installed and built; everything else is new in each run."""
+
+    def __init__(self, origin: str) -> None:
+        parser = argparse.ArgumentParser()
+        parser.add_argument(
+            "--broker", default="localhost:9092", help="a Kafka broker, such as that of `statemgr dev up`"
+        )
+        parser.add_argument("--directory", type=Path, default=Path(".statemgr/examples") / origin)
+        given = parser.parse_args()
+        self.broker: str = given.broker
+        self.directory: Path = given.directory.resolve()
+        self.name = f"counts-{time.time_ns() // 1_000_000}"
+        self.topic = f"{self.name}-rows"
+        self.work = self.directory / self.name
+        self.work.mkdir(parents=True)
+        self._origin = origin
+        topic = NewTopic(self.topic, PARTITIONS, 1)
+        admin = AdminClient({"bootstrap.servers": self.broker})
+        admin.create_topics([topic])[self.topic].result(30)
+
+    def send_half(self) -> None:
+        """Send rows: key n goes to partition n % 2."""
+        producer = Producer({"bootstrap.servers": self.broker})
+        for number in range(HALF):
+            key = number % KEYS
+            producer.produce(self.topic, b"1", b"key-%d" % key, key % PARTITIONS)
+        producer.flush(30)
+
+    def built_java(self, here: Path, main: str) -> list[str]:
+        """Build an example's Java sources with the jars of its pom.xml, once. Returns: how a command line begins."""
+        library, classes = self.directory / "lib", self.directory / "classes"
+        if not classes.exists():
+            copy = ["dependency:copy-dependencies", f"-DoutputDirectory={library}"]
+            run("mvn", "-q", "-B", "-f", here / "pom.xml", *copy)
+            run("javac", "-cp", f"{library}/*", "-d", classes, *(here / "src/main/java").glob("*.java"))
+        return ["java", "-Xmx256m", "-cp", f"{classes}:{here / 'src/main/resources'}:{library}/*", main]
+
+    def await_stopped(self, group: str) -> None:
+        """Wait until no member of the old job's consumer group is left."""
+        admin = AdminClient({"bootstrap.servers": self.broker})
+        while admin.describe_consumer_groups([group])[group].result(30).members:
+            time.sleep(0.5)
+
+    def adopt(self, *options: str, **settings: str) -> JobConfig:
+        """Write job.toml, look at the old job, and adopt it (``__`` for ``.`` in the names of settings)."""
+        file = self.work / "job.toml"
+        common = ["--from", self._origin, "--job", self.name, "--config", str(file), "--settle", "3", *options]
+        settings |= {"kafka__bootstrap__servers": self.broker, "state__dir": str(self.work / "state")}
+        given = [part for key, value in settings.items() for part in ("--set", f"{key.replace('__', '.')}={value}")]
+        statemgr = [sys.executable, "-m", "statemgr.cli.main", "adopt", *common]
+        run(*statemgr, "--init", "--name", f"{self.name}-new", *given)
+        run(*statemgr)
+        run(*statemgr, "--write")
+        return JobConfig.from_file(file)
+
+    def go_on(self, config: JobConfig, store: str, key_of: Callable[[str], str]) -> None:
+        """Send the other half, count it with the new job, and check the totals: every row counts exactly once."""
+        self.send_half()
+        left = HALF
+
+        def process(task: Task, row: Message) -> None:
+            nonlocal left
+            counts, key = task.store(store), key_of((row.key() or b"").decode())
+            before = counts.get(key)  # text or a number, as the serde has it
+            counts.put(key, type(before)(int(before) + 1))
+            left -= 1
+            if left == 0:
+                signal.raise_signal(signal.SIGTERM)
+
+        consumer = config.consumer(f"{self.name}-group")
+        with StateManager(config) as manager:
+            manager.run(consumer, process)
+        consumer.close()
+        totals: dict[str, int] = {}
+        with StateManager(config) as manager:
+            for number in range(PARTITIONS):
+                with manager.open_task(f"Partition {number}") as task:
+                    totals |= {key: int(value) for key, value in task.store(store).range()}
+        expected = {key_of(f"key-{number}"): 2 * EACH for number in range(KEYS)}
+        if totals != expected:
+            sys.exit(f"wrong totals: {totals}")
+        print(f"{len(totals)} keys, and each has counted {2 * EACH} rows: half of them with the old job")
+
+
+def run(*command: object) -> None:
+    """Run a program, and show how it was called."""
+    texts: Sequence[str] = [str(part) for part in command]
+    print("$", *(Path(text).name if number == 0 else text for number, text in enumerate(texts)), flush=True)
+    subprocess.run(texts, check=True)

@@ -1,0 +1,43 @@
+"""The examples run, with the real software whose jobs they adopt."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.peers.environments import kept
+from tests.servers import KafkaServer
+
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(900)]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", ["from-quix", "from-kafka-streams", "from-samza"])
+def test_an_example_ends_with_known_totals(kafka: KafkaServer, name: str) -> None:
+    """The old job counts the first half of the rows, the new one the second: no row is lost, and none counts twice."""
+    if name != "from-quix" and shutil.which("mvn") is None:
+        pytest.skip("needs Maven")
+    with kept(f"example-{name}") as directory:
+        ran = subprocess.run(
+            [
+                sys.executable,
+                f"examples/{name}/run.py",
+                "--broker",
+                kafka.bootstrap_servers,
+                "--directory",
+                str(directory),
+            ],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=800,
+            check=False,
+        )
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert "50 keys, and each has counted 20 rows" in ran.stdout
