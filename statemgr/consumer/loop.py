@@ -201,6 +201,8 @@ class ConsumerLoop:
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Begin to open tasks. The partitions are paused after the poll. Their offsets are in the checkpoint."""
+        if self._ending:
+            return  # the end of the loop, or the close of the consumer, still delivers an assignment that was waiting
         for partition in partitions:
             if partition.partition >= self._config.tasks:
                 now = len(consumer.list_topics(partition.topic, timeout=ANSWER_S).topics[partition.topic].partitions)

@@ -36,6 +36,7 @@ TABLE = {
     "verify": ("verify", False),
     "store-calls": ("store", False),
     "open-job": ("open", False),
+    "rollback": ("rollback", False),
 }
 _measures: dict[str, Measure] = {}
 

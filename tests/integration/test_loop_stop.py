@@ -7,13 +7,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from confluent_kafka import TopicPartition
 
-from statemgr import JobConfig
+from statemgr import JobConfig, StateManager
 from statemgr.errors import RetryableError
 from tests.commits import commit
 from tests.integration.s3_proxy import Fault, S3Proxy
 from tests.jobs import contents, elsewhere, job_mapping, with_changes
-from tests.loop_members import Process, make_topic, produce
+from tests.loop_members import Process, count, make_topic, produce
 from tests.servers import KafkaServer, S3Server
 
 #: Seconds that a stop may take, and those that a busy machine adds: a process starts and ends more slowly there.
@@ -135,3 +136,18 @@ def test_a_stop_ends_a_commit(kafka: KafkaServer, s3: S3Server, tmp_path: Path, 
     state, offsets = contents(config)
     assert state == {"totals": {b"before": b"1"}}
     assert offsets == {f"{topic}-0": 0}
+
+
+def test_an_assignment_that_arrives_after_the_end_opens_nothing(kafka: KafkaServer, tmp_path: Path) -> None:
+    """The close of a consumer delivers a rebalance that was waiting; the loop has ended and takes no task."""
+    topic = kafka.fresh_name("in")
+    make_topic(kafka, topic, 1)
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
+    consumer = config.consumer(kafka.fresh_name("group"))
+    with StateManager(config) as manager:
+        loop = manager.loop(consumer, count, topics=[topic])
+        loop.stop()
+        loop.run()
+        loop._assigned(consumer, [TopicPartition(topic, 0)])
+        assert consumer.assignment() == []
+    consumer.close()
