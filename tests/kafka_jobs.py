@@ -6,8 +6,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
 
 from statemgr.config import JobConfig
 from statemgr.ids import CheckpointId
@@ -184,3 +190,25 @@ def compacted(
         return len(committed(config, topic)) < before
 
     wait_until(cleaned)
+
+
+def delete_records(config: JobConfig, topic: str, before: int) -> None:
+    """Remove the records below an offset (-1: all), as somebody would who changed the topic's policy for a while."""
+    admin = client(config)  # kept: an answer gets lost with its client
+    for policy in ("delete", "compact"):
+        entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+        admin.incremental_alter_configs([resource])[resource].result(30)
+        if policy == "delete":
+            wait_until(lambda: _deleted(admin, TopicPartition(topic, 0, before)))
+
+
+def _deleted(admin: AdminClient, before: TopicPartition) -> bool:
+    """A broker hears of a topic's new policy a moment after the answer, and refuses until then."""
+    try:
+        admin.delete_records([before])[before].result(30)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.POLICY_VIOLATION:
+            raise
+        return False
+    return True

@@ -80,7 +80,8 @@ def why_not(services: Services, log: CheckpointLog, record: CheckpointRecord, st
     if record.current.marker(BLOB_STORE, store) is not None:
         return "its checkpoint has a snapshot"
     for key, offer in log.offers().items():
-        if (key.task, key.store) == (record.task, store) and not again and is_live(services, offer):
+        of_store = (key.layout_generation, key.task, key.store) == (record.layout.generation, record.task, store)
+        if of_store and not again and is_live(services, offer):
             return f"an offer made from checkpoint {offer.checkpoint_id} waits for the owner"
     return None
 

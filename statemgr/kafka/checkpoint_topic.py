@@ -135,10 +135,7 @@ class CheckpointTopic:
 
     def offers(self) -> Mapping[OfferKey, Offer]:
         with self._lock:
-            if self._seen is None:
-                return {}
-            newest = self._generation(self._seen)
-            return {key: offer for key, offer in self._seen.offers.items() if key.layout_generation == newest}
+            return dict(self._seen.offers) if self._seen is not None else {}
 
     def begin_check(self) -> Callable[[int], None]:
         return self._watch.begin_check() if self._watch is not None else lambda end: None

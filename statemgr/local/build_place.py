@@ -43,7 +43,7 @@ class BuildPlace:
         """Hold the lock of the place during the block. Yields: whether no other process has it. Raises: DiskFull,
         InvalidError."""
         with disk_errors(self._path):
-            levels.make(self._base, *self._names)
+            levels.check(levels.make(self._base, *self._names), self.directory.name)
         with disk_errors(self._path), exclusive_if_free(self._path / "lock") as is_free:
             yield is_free
 

@@ -33,7 +33,7 @@ class CheckpointLog(Protocol):
         """The one-shot permissions that wait for an opening of the job's tasks, as of the last read."""
 
     def offers(self) -> Mapping[OfferKey, Offer]:
-        """The offers of first snapshots in the newest layout, expired ones too, as of the last read."""
+        """The offers of first snapshots, also expired ones and those of older layouts, as of the last read."""
 
     def retired(self) -> Sequence[RetiredLayout]:
         """The layouts that a rescale has replaced and whose records are still there, oldest first, as of the last

@@ -8,13 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-)
+from confluent_kafka import Consumer, TopicPartition
 
 from statemgr import JobConfig, StateManager
 from statemgr.errors import (
@@ -29,7 +23,7 @@ from statemgr.model.checkpoint import ChangelogMarker
 from statemgr.phases import Phase
 from tests.commits import TASK, commit, current, failing, totals
 from tests.jobs import DUAL, INTERVALS, elsewhere, job_mapping, with_changes
-from tests.kafka_jobs import client, committed, make_topic, recreate, send, state_of, wait_until
+from tests.kafka_jobs import client, committed, delete_records, make_topic, recreate, send, state_of, wait_until
 from tests.servers import KafkaServer, S3Server
 
 
@@ -43,28 +37,6 @@ def delete_topic(config: JobConfig, topic: str) -> None:
     admin = client(config)
     admin.delete_topics([topic])[topic].result(30)
     wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
-
-
-def delete_records(config: JobConfig, topic: str, before: int) -> None:
-    """Remove the records below an offset (-1: all), as somebody would who changed the topic's policy for a while."""
-    admin = client(config)  # kept: an answer gets lost with its client
-    for policy in ("delete", "compact"):
-        entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-        admin.incremental_alter_configs([resource])[resource].result(30)
-        if policy == "delete":
-            wait_until(lambda: _deleted(admin, TopicPartition(topic, 0, before)))
-
-
-def _deleted(admin: AdminClient, before: TopicPartition) -> bool:
-    """A broker hears of a topic's new policy a moment after the answer, and refuses until then."""
-    try:
-        admin.delete_records([before])[before].result(30)
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError.POLICY_VIOLATION:
-            raise
-        return False
-    return True
 
 
 def refused(config: JobConfig, error: type[StatemgrError], match: str | None = None) -> StatemgrError:

@@ -18,7 +18,7 @@ from statemgr.backends.changelog import build
 from statemgr.blobs.file import FileBlobStore
 from statemgr.cli.main import cli
 from statemgr.engine.materializer import materialize_task
-from statemgr.errors import AccessDenied, UnavailableError
+from statemgr.errors import AccessDenied, InvalidError, MissingState, UnavailableError
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.offers import withdraw_offers, write_offer
 from statemgr.model.checkpoint import BlobMarker
@@ -26,7 +26,7 @@ from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader
 from tests.commits import TASK, attempt, blob_files, commit, current, failing, referenced, totals, write
 from tests.jobs import elsewhere, with_changes
-from tests.kafka_jobs import recreate
+from tests.kafka_jobs import delete_records, recreate
 from tests.offers import BLOBS, CHANGELOG, materialize, offers, run, stage_one, stage_two, write_file
 from tests.servers import KafkaServer, S3Server
 
@@ -304,6 +304,62 @@ def test_an_engine_adopts_for_all_tasks_at_once(kafka: KafkaServer, s3: S3Server
         assert offers(config) == {}
         manager.publish([attempt(dual, epoch, task, {b"n": b"3"}, 3) for task in tasks])
     assert totals(dual, BLOBS) == totals(dual, CHANGELOG)
+
+
+def test_a_build_that_takes_too_long_is_refused(
+    config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compaction may have removed deletes before the replay reached them; the next run begins from scratch."""
+    with monkeypatch.context() as patch:
+        patch.setattr(build.ChangelogBuild, "_most_ms", lambda self, info: 0)
+        with pytest.raises(MissingState, match="removed deletes"):
+            materialize_task(config, TASK)
+    assert offers(config) == {}
+    (done,) = materialize_task(config, TASK)
+    assert done.records == 600
+
+
+def test_a_checkpoint_that_compaction_may_have_changed_is_refused(
+    config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job published another one while the last part was read, and compaction leaves no record alone."""
+
+    def commit_too(phase: Phase, subject: str) -> None:
+        if phase is Phase.REPLAY:
+            commit(config, {b"key-0400": b"newer"}, 601)
+
+    monkeypatch.setattr(build, "certain_ms", lambda waited_ms: waited_ms if waited_ms == DAY_MS else 0)
+    with observed(commit_too), pytest.raises(MissingState, match=r"min\.compaction\.lag\.ms"):
+        materialize_task(config, TASK)
+    assert offers(config) == {}
+
+
+def test_a_changelog_without_its_beginning_is_refused(config: JobConfig, tmp_path: Path) -> None:
+    """FAULT 21: records were deleted, and not by compaction; never a snapshot of a part of the state."""
+    topic = config.stores["totals"].changelog_topic
+    delete_records(config, topic, 100)
+    result = run(config, tmp_path, "--parallel", "1")
+    assert result.exit_code == 4
+    assert topic in result.output
+    assert offers(config) == {}
+
+
+def test_damaged_notes_begin_a_build_again(config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notes are a cache; a link in place of the directory is refused, and never followed (FAULT 49)."""
+    place = config.state_dir / config.job_name / config.job_id / "materialize" / "Partition_0" / "totals"
+    monkeypatch.setattr(build, "NOTE_S", 0.0)
+    with failing(Phase.UPLOAD), pytest.raises(UnavailableError):
+        materialize_task(config, TASK)
+    note = place / "replayed.json"
+    note.write_bytes(note.read_bytes()[:-1])
+    (done,) = materialize_task(config, TASK)
+    assert done.records == 600
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (place / "store").symlink_to(outside)
+    with pytest.raises(InvalidError, match="something else"):
+        materialize_task(config, TASK, again=True)
+    assert not list(outside.iterdir())
 
 
 def test_two_runs_at_once(config: JobConfig, tmp_path: Path) -> None:
