@@ -6,7 +6,7 @@ Steps of :func:`rescale`:
 2. create the new changelogs
 3. build the new tasks' stores from the checkpoint (:mod:`statemgr.flows.rescale_build`); the job may still run
 4. fence the job: all its tasks, of both layouts, and its whole-job owner
-5. read the topic again, and build what has changed meanwhile
+5. read the topic again, and bring what has changed meanwhile into the new stores
 6. check that no input row that is left was written for the old number of tasks
 7. publish the first checkpoint of all new tasks in one transaction, which also retires the old layout
 
@@ -125,14 +125,14 @@ def rescale(
     with _alone(services) as root, closing(workers.open_new(plan.new_config)) as new:
         changelogs = _make_topics(new, plan, root)  # 2
 
-        def build() -> tuple[Sequence[PreparedCommit], str, Counted]:
-            some = Build(services, new, plan, root, workers.submit, workers.processes, chosen, progress)
+        def build(base: Build | None = None) -> tuple[Build, tuple[Sequence[PreparedCommit], str, Counted]]:
+            some = Build(services, new, plan, root, workers.submit, workers.processes, chosen, progress, base)
             with disk_errors(root):
-                return some.run(changelogs)
+                return some, some.run(changelogs)
 
         for left in reversed(range(_BUILDS)):  # 3
             try:
-                build()
+                base, _ = build()
                 break
             except (MissingError, CorruptError):
                 now = plan_rescale(services.config, log.read(), tasks, checkpoint_id)
@@ -141,7 +141,7 @@ def rescale(
                 plan = now  # a running job has dropped the checkpoint meanwhile
         with _fenced(new, plan.before.tasks) as (publisher, fence_others):  # 4
             plan = plan_rescale(services.config, log.read(), tasks, checkpoint_id)  # 5
-            commits, partitioner, counted = build()
+            built, (commits, partitioner, counted) = build(base)
             _check_input(services, plan, partitioner, progress)  # 6
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.records.values()))
             names = [task_name(number) for number in range(tasks)]
@@ -152,6 +152,8 @@ def rescale(
             of_layout = _OfLayout(log, plan.after, {}, plan.records)
             _keep_blobs(services, log, plan.records)
             commits = [replace(commit, epoch=epoch) for commit in commits]
+            for error in new.transfer().remove_ttl_all(built.carried).values() if built.carried else ():
+                raise error  # no opening would remove these: the commits have added others
             _publish(new, publisher, of_layout, published, commits, plan.output[1])  # 7
         for name in sorted(path.name for path in root.iterdir()):
             if name != "lock":

@@ -5,8 +5,12 @@ Steps, for each store and each group of tasks that exchange keys only with one a
 1. restore the old tasks' stores into a directory of the rescale
 2. once for the job: find the partitioner that put their keys where they are
 3. split each of them by the partitioner into sorted tables, range by range, and add up the content hash of all keys
-4. make each new store of its tables, and read it again: the hashes over all keys must be equal
-5. upload the new stores as the first snapshots of the new tasks, and write them to the new changelogs
+4. make each new store of its tables
+5. upload the new stores as the first snapshots of the new tasks, and write them to the new changelogs; meanwhile read
+   them again: the hashes over all keys must be equal
+
+For a later checkpoint of the job, a second build continues a first one: it restores the old stores next to those of the
+first, and brings only the changes between them into the new stores (:mod:`statemgr.flows.rescale_tail`).
 
 The parts run in processes (:mod:`statemgr.flows.rescale_work`), while other groups upload. The result of each step
 stays in the directory, with a note, so that a rescale that is run again continues. The directory of a group is named
@@ -20,6 +24,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +35,7 @@ from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import CorruptFile, InvalidError, MissingBlob
 from statemgr.flows.grace_period import shortest_grace_ms
 from statemgr.flows.rescale_plan import RescalePlan
+from statemgr.flows.rescale_tail import apply_changes, extend_changelog, find_changes
 from statemgr.flows.rescale_work import (
     Split,
     Spread,
@@ -52,11 +58,13 @@ from statemgr.model.content import Content
 from statemgr.model.hashing import content_hash
 from statemgr.model.partitioners import candidates
 from statemgr.phases import Phase, announce
-from statemgr.ports import Progress, StoreSnapshot, TopicInfo
+from statemgr.ports import BranchingBackupManager, Progress, StoreSnapshot, TopicInfo
 
 log = logging.getLogger(__name__)
 #: Smaller stores are not worth several processes.
 _WORTH_SPLITTING = 32 * 1024 * 1024
+#: Notes of a unit: its new stores, and that they were read again.
+_MADE, _CHECKED = "made.note", "checked.note"
 _NOTE_SIZE = 64 * 1024 * 1024
 
 
@@ -85,6 +93,11 @@ class Build:
         root: the directory of the rescale, which this process alone uses.
         submit: gives work to ``processes`` other processes.
         chosen: the name of the producers' partitioner, if somebody says it.
+        base: the build of an earlier checkpoint that this one continues; it has run.
+
+    Attributes:
+        partitioner: the partitioner that was found, when it has run.
+        carried: the blobs that the base has uploaded and that this build's commits need.
     """
 
     def __init__(
@@ -97,10 +110,14 @@ class Build:
         processes: int,
         chosen: str | None,
         progress: Progress,
+        base: Build | None = None,
     ) -> None:
         self._services, self._new, self._plan, self._root = services, new, plan, root
         self._submit, self._processes, self._chosen, self._progress = submit, processes, chosen, progress
+        self._base = base
         self._done = 0
+        self.partitioner = ""
+        self.carried: set[str] = set()
 
     def run(self, changelogs: Mapping[str, TopicInfo]) -> tuple[Sequence[PreparedCommit], str, Counted]:
         """All steps. ``changelogs``: store → its new changelog.
@@ -116,8 +133,9 @@ class Build:
             for store in plan.stores
             for part in range(divisor)
         ]
-        self._tidy(units)
-        partitioner = self._partitioner(units)  # 2
+        if self._base is None:
+            self._tidy(units)
+        self.partitioner = partitioner = self._base.partitioner if self._base else self._partitioner(units)  # 2
         done = partial(self._unit, partitioner, changelogs, len(units))
         with self._services.executors.pool("rescale", self._processes + 1) as pool:
             built = list(pool.map(done, units))
@@ -160,10 +178,10 @@ class Build:
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
-    def _restored(self, unit: Unit, source: int) -> tuple[Path, int]:
-        """Step 1."""
+    def _restored(self, unit: Unit, source: int, within: Path | None = None) -> tuple[Path, int]:
+        """Step 1. ``within``: next to the stores of another checkpoint, whose files are used."""
         record = self._plan.records[task_name(source)]
-        directory = self._directory(unit) / f"restored-{source}"
+        directory = (within or self._directory(unit)) / f"restored-{source}"
         directory.mkdir(parents=True, exist_ok=True)
         target = self._plan.targets[task_name(source)]
         return self._submit(restore_source, record, target, unit.store, directory).result()
@@ -214,22 +232,28 @@ class Build:
         directory, plan = self._directory(unit), self._plan
         directory.mkdir(parents=True, exist_ok=True)
         spread = Spread(unit.store, plan.before.partitioner, partitioner, plan.before.tasks, plan.tasks)
-        found = self._once(directory / "made.note", partial(self._made, unit, spread, directory))
-        kept = {Path(store).name for store, _ in found["stores"].values()}
-        for path in sorted(directory.iterdir()):
-            if path.is_dir() and path.name not in kept:
-                remove(path)
-        counted = Counted(found["keys"], sum(size for _, size in found["stores"].values()))
-        commits = {}
-        for task in unit.tasks:
-            store, _ = found["stores"][str(task)]
-            commits[task, unit.store] = self._stored(unit, task, Path(store), changelogs.get(unit.store))  # 5
+        changelog = changelogs.get(unit.store)
+        if self._base is not None and self._base._directory(unit) != directory:
+            commits, counted = self._continued(self._base, unit, spread, directory, changelog)
+        else:
+            found = self._once(directory / _MADE, partial(self._made, unit, spread, directory))
+            kept = {Path(store).name for store, _ in found["stores"].values()}
+            for path in sorted(directory.iterdir()):
+                if path.is_dir() and path.name not in kept and not path.name.startswith("restored-"):
+                    remove(path)
+            counted = Counted(found["keys"], sum(size for _, size in found["stores"].values()))
+            checking = self._begin_check(spread, directory, found)
+            commits = {
+                (task, unit.store): self._stored(unit, task, Path(found["stores"][str(task)][0]), changelog)
+                for task in unit.tasks
+            }  # 5
+            self._end_check(unit, directory, found, checking)
         self._done += 1
         self._progress("rescale", self._done, units)
         return commits, counted
 
     def _made(self, unit: Unit, spread: Spread, directory: Path) -> dict[str, Any]:
-        """Steps 1, 3 and 4. Returns: the number of keys, and task → its new store's directory and bytes."""
+        """Steps 1, 3 and 4. Returns: the content of the old stores, and task → its new store's directory and bytes."""
         with self._services.executors.pool("restore", len(unit.sources)) as pool:
             restored = list(pool.map(partial(self._restored, unit), unit.sources))  # 1
         announce(Phase.SPLIT, unit.store, self._services.config.job_key)
@@ -249,15 +273,7 @@ class Build:
         for task, (path, one) in making.items():
             stores[str(task)] = str(path), one.result()
         before = sum((split.content for split in splits), Content())
-        after = self._content(spread, stores)
-        if before != after:
-            raise CorruptFile(
-                f"the new stores have {after.keys} keys with the hash {after.hash}, and the old ones {before.keys} "
-                f"with {before.hash}",
-                hint="nothing was published: run it again",
-                store=unit.store,
-            )
-        return {"keys": after.keys, "stores": stores}
+        return {"keys": before.keys, "total": before.total, "stores": stores}
 
     def _new_directory(self, note: Path) -> Path:
         """A new directory for each try of a step, because the process of an earlier try may still write to the old
@@ -282,13 +298,71 @@ class Build:
         count = self._processes if size > _WORTH_SPLITTING else 1
         return key_ranges(self._services.config.stores[store].type, path, count)
 
-    def _content(self, spread: Spread, stores: Mapping[str, tuple[str, int]]) -> Content:
-        parts = [
+    def _begin_check(self, spread: Spread, directory: Path, found: Mapping[str, Any]) -> list[Future[Content]]:
+        """Start to read the new stores again; nothing if they are checked."""
+        if durable.exists(directory / _CHECKED):
+            return []
+        return [
             self._submit(check_range, spread, int(task), Path(path), *bounds)
-            for task, (path, size) in stores.items()
+            for task, (path, size) in found["stores"].items()
             for bounds in self._ranges(spread.store, Path(path), size)
         ]
-        return sum((part.result() for part in parts), Content())
+
+    def _end_check(
+        self, unit: Unit, directory: Path, found: Mapping[str, Any], checking: Sequence[Future[Content]]
+    ) -> None:
+        """Raises: CorruptFile if the new stores do not have exactly the items of the old ones."""
+        if not checking:
+            return
+        before = Content(found["keys"], found["total"])
+        after = sum((part.result() for part in checking), Content())
+        if before != after:
+            remove(directory)
+            raise CorruptFile(
+                f"the new stores have {after.keys} keys with the hash {after.hash}, and the old ones {before.keys} "
+                f"with {before.hash}",
+                hint="nothing was published: run it again",
+                store=unit.store,
+            )
+        durable.write_note(directory / _CHECKED, after.hash)
+
+    # --- a later checkpoint ---------------------------------------------------------------------------------------
+
+    def _continued(
+        self, base: Build, unit: Unit, spread: Spread, directory: Path, changelog: TopicInfo | None
+    ) -> tuple[dict[tuple[int, str], PreparedCommit], Counted]:
+        """The commits of a unit whose old stores have changed since the base was built."""
+        found = durable.read_note(base._directory(unit) / _MADE, _NOTE_SIZE)
+        with self._services.executors.pool("restore", len(unit.sources)) as pool:
+            before = list(pool.map(partial(base._restored, unit), unit.sources))
+            after = list(pool.map(partial(self._restored, unit, within=base._directory(unit)), unit.sources))
+        comparing = [
+            self._submit(
+                find_changes, spread, source, old, new, bounds, self._new_directory(directory / "changes.note")
+            )
+            for source, (old, _), (new, size) in zip(unit.sources, before, after, strict=True)
+            if old != new
+            for bounds in self._ranges(unit.store, new, size)
+        ]
+        changes = [one.result() for one in comparing]
+        files = [one.file for one in changes]
+        applying = {}
+        for task in unit.tasks:
+            path = self._new_directory(directory / f"new-{task}.note")
+            store, _ = found["stores"][str(task)]
+            applying[task] = path, self._submit(apply_changes, spread, task, files, Path(store), path)
+        applied = {task: one.result() for task, (_, one) in applying.items()}
+        if sum(count for count, _ in applied.values()) != sum(one.changes for one in changes):
+            raise CorruptFile("changes of the old stores were lost", hint="run it again", store=unit.store)
+        commits = {}
+        for task, (path, _) in applying.items():
+            commit = base._stored(unit, task, Path(found["stores"][str(task)][0]), changelog)
+            if applied[task][0]:
+                self.carried.update(commit.added_blobs)
+                commit = self._store(unit.store, task, path, changelog, _Tail(spread, files, commit))
+            commits[task, unit.store] = commit
+        keys = found["keys"] + sum(one.grown for one in changes)
+        return commits, Counted(keys, sum(size for _, size in applied.values()))
 
     # --- step 5 ---------------------------------------------------------------------------------------------------
 
@@ -324,14 +398,21 @@ class Build:
             return False
         return True
 
-    def _store(self, store: str, task: int, path: Path, changelog: TopicInfo | None) -> PreparedCommit:
+    def _store(
+        self, store: str, task: int, path: Path, changelog: TopicInfo | None, tail: _Tail | None = None
+    ) -> PreparedCommit:
+        """Make a new store durable. ``tail``: only what is new since a commit of it."""
         services, config = self._new, self._new.config
         attempt, name = services.ids.attempt_id(), task_name(task)
         filling = None
         factories = config.stores[store].backup_factories
         if KAFKA_CHANGELOG in factories:
             assert changelog is not None
-            filling = self._submit(fill_changelog, store, changelog, task, path)
+            marker = tail.commit.stores[store].markers.get(KAFKA_CHANGELOG) if tail else None
+            if tail is not None and isinstance(marker, ChangelogMarker):
+                filling = self._submit(extend_changelog, tail.spread, changelog, task, tail.files, marker, path)
+            else:
+                filling = self._submit(fill_changelog, store, changelog, task, path)
         made = StoreDirectories(path.with_name(f"{path.name}-unused"), services.clock, services.ids).finished(path)
         snapshot = StoreSnapshot(
             identity=services.identity(name, store),
@@ -340,6 +421,7 @@ class Build:
             made=made,
             changes=FrozenChanges(StoreSession(), 0, 0, ()),
             whole=_Whole(services, store, path),
+            materialize=True,
         )
         markers: dict[str, Marker] = {}
         changes: dict[str, PreparedChanges] = {}
@@ -347,7 +429,14 @@ class Build:
         for factory in factories:
             if factory == KAFKA_CHANGELOG:
                 continue
-            backup = services.backup_manager(factory).prepare(snapshot, None, portable=True)
+            manager = services.backup_manager(factory)
+            base = tail.commit.stores[store].markers.get(factory) if tail else None
+            if base is not None and isinstance(manager, BranchingBackupManager):
+                # a lineage of its own: nothing that follows is taken for what followed the base
+                base = manager.branch(snapshot.identity, base, together=True).marker
+            else:
+                base = None
+            backup = manager.prepare(snapshot, base, portable=True)
             added += backup.added_blobs
             if backup.marker is not None:
                 markers[factory] = backup.marker
@@ -382,6 +471,15 @@ class Build:
             input_topic_ids=inputs.topic_ids,
             attachments=attachments[task],
         )
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """The changes of a store since it was made durable in ``commit``."""
+
+    spread: Spread
+    files: Sequence[str]
+    commit: PreparedCommit
 
 
 class _Whole:

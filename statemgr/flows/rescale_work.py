@@ -105,7 +105,7 @@ def restore_source(
         directories.close()
 
 
-def _batches(
+def batches(
     services: Services, store: str, directory: Path, start: bytes | None, end: bytes | None
 ) -> Generator[list[tuple[bytes, bytes]]]:
     """The items of a finished store in key order. Raises: CorruptError."""
@@ -127,8 +127,8 @@ def fitting(
 ) -> list[str]:
     """Which of several partitioners put the first keys of a store into its task; all of them if it is empty."""
     known = candidates(recorded, services.config.stores[store].key_serde)
-    with closing(_batches(services, store, directory, None, None)) as batches:
-        keys = [key for key, _ in next(batches, [])][:_LOOKED_AT]
+    with closing(batches(services, store, directory, None, None)) as found:
+        keys = [key for key, _ in next(found, [])][:_LOOKED_AT]
     return (
         [name for name in names if all(number % tasks == task for number in known[name](keys))] if keys else list(names)
     )
@@ -154,11 +154,11 @@ def split_range(
     for first in range(0, spread.after, _MOST_OPEN):
         writing = SortedTables(into, config.rocksdb if config.type == "rocksdb" else {}, spread.after)
         everything = spread.after <= _MOST_OPEN
-        for batch in _batches(services, spread.store, directory, *bounds):
+        for batch in batches(services, spread.store, directory, *bounds):
             keys, values = zip(*batch, strict=True)
             found = hashes(keys)
             if not first:
-                _check_place(spread, task, spread.before, keys, found)
+                check_place(spread, task, spread.before, keys, found)
                 content += of_batch(keys, values)
             numbers = [number % spread.after for number in found]
             if not everything:
@@ -175,7 +175,8 @@ def _only(mine: Sequence[bool], items: Sequence[T]) -> list[T]:
     return list(compress(items, mine))
 
 
-def _check_place(spread: Spread, task: int, tasks: int, keys: Sequence[bytes], found: Sequence[int]) -> None:
+def check_place(spread: Spread, task: int, tasks: int, keys: Sequence[bytes], found: Sequence[int]) -> None:
+    """Check that keys with these hashes belong to an old task. Raises: InvalidError."""
     if {number % tasks for number in found} <= {task}:
         return
     key, number = next((key, number % tasks) for key, number in zip(keys, found, strict=True) if number % tasks != task)
@@ -213,7 +214,7 @@ def check_range(
     """The content of a range of keys of a new store. Raises: CorruptFile for a key of another task."""
     hashes = candidates(spread.recorded, services.config.stores[spread.store].key_serde)[spread.partitioner]
     content = Content()
-    for batch in _batches(services, spread.store, directory, start, end):
+    for batch in batches(services, spread.store, directory, start, end):
         keys, values = zip(*batch, strict=True)
         if not {number % spread.after for number in hashes(keys)} <= {task}:
             raise CorruptFile("a new store has a key of another task", hint="run it again", path=directory)
@@ -226,21 +227,32 @@ def fill_changelog(services: Services, store: str, info: TopicInfo, task: int, d
 
     Returns: the marker at its end. Raises: FencedError, RetryableError, OutcomeUnknownError; then it can be repeated.
     """
-    config = services.config
-    name = transactional_id(config.job_name, config.job_id, "rescale", store, str(task))
     start, end = services.changelog().bounds(info.name, task)
-    changes: Iterator[Sequence[Change]] = _deletes(services, info.name, task, start, end) if end > start else iter(())
+    deletes: Iterator[Sequence[Change]] = _deletes(services, info.name, task, start, end) if end > start else iter(())
+    sent = send_batches(services, store, info, task, [deletes, batches(services, store, directory, None, None)])
+    return ChangelogMarker(info.name, info.topic_id, task, end if sent is None else sent)
+
+
+def send_batches(
+    services: Services, store: str, info: TopicInfo, task: int, sources: Sequence[Iterable[Sequence[Change]]]
+) -> int | None:
+    """Send changes to a partition of a new changelog, in transactions, after every earlier try is fenced.
+
+    Returns: the offset after the last of them; None without any. Raises: as :func:`fill_changelog`.
+    """
+    config, end = services.config, None
+    name = transactional_id(config.job_name, config.job_id, "rescale", store, str(task))
     publisher = TransactionalPublisher(config, name, services.clock)
     try:
         publisher.fence()
-        for source in (changes, _batches(services, store, directory, None, None)):
+        for source in sources:
             for some in _transactions(source):
                 with publisher.transaction() as transaction:
                     transaction.send_changes(info.name, task, some)
                     end = transaction.flush()[info.name, task].end
     finally:
         publisher.close()
-    return ChangelogMarker(info.name, info.topic_id, task, end)
+    return end
 
 
 def _deletes(services: Services, topic: str, partition: int, start: int, end: int) -> Iterator[Sequence[Change]]:

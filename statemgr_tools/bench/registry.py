@@ -34,6 +34,7 @@ TABLE = {
     "blob-vs-changelog": ("changelog", False),
     "adopt": ("changelog", False),
     "verify": ("verify", False),
+    "rescale": ("rescale", False),
     "store-calls": ("store", False),
     "open-job": ("open", False),
     "rollback": ("rollback", False),

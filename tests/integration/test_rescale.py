@@ -15,10 +15,10 @@ from statemgr.errors import FencedError, LayoutMismatch
 from statemgr.ids import task_name
 from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader
-from tests.commits import attempt, commit, referenced, totals
+from tests.commits import attempt, commit, referenced, totals, write
 from tests.integration.test_cli import write_toml
 from tests.integration.test_collect import names, time_passes
-from tests.jobs import SEGMENTS, SNAPSHOTS, contents, elsewhere, job_mapping
+from tests.jobs import DUAL, SEGMENTS, SNAPSHOTS, contents, elsewhere, job_mapping
 from tests.kafka_jobs import client, make_topic, plain_producer, send, wait_until
 from tests.kafka_jobs import job as kafka_job
 from tests.servers import KafkaServer, S3Server
@@ -181,23 +181,24 @@ def test_garbage_collection_collects_the_old_layout(
     assert "no earlier layout" in refused.stderr
 
 
-def test_a_running_owner_is_fenced(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """It may commit until the last step: what it has committed is in the new layout, and its next commit fails."""
-    config = job(kafka, tmp_path, 2, kind=SEGMENTS)
+@pytest.mark.parametrize("backup", [DUAL, ("kafka-changelog",), ("blob-store",)], ids=["dual", "changelog", "blobs"])
+def test_a_running_owner_is_fenced(kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...]) -> None:
+    """It may commit until the last step: only what it has put, changed and deleted since is brought into the new
+    layout while it is fenced, and its next commit fails."""
+    config = job(kafka, tmp_path, 2, kind=SEGMENTS, backup=backup)
     state = some_state()
     fill(config, state)
-    late = dict.fromkeys(keys_of(0, 2, some_state(9)), b"late")
+    late = dict.fromkeys(keys_of(0, 2, {**some_state(60), **some_state(3000, "late-")}), b"late")
+    gone = dict.fromkeys(list(keys_of(0, 2, state))[100:140])
+    steps: list[Phase] = []
     with StateManager(config) as manager, manager.open_task("Partition 0") as task:
 
         def commits(phase: Phase, subject: str) -> None:
+            steps.append(phase)
             last = task.last_checkpoint
-            if (
-                (phase, subject) == (Phase.STORED, "Partition 2/totals")
-                and last
-                and last.input_offsets["orders-0"] == 7
-            ):
-                for store in config.stores:
-                    task.store(store).put_many(list(late.items()))
+            first = last is not None and last.input_offsets["orders-0"] == 7
+            if (phase, subject) == (Phase.STORED, "Partition 2/totals") and first:
+                write(task, {**late, **gone}, list(config.stores))
                 task.commit({"orders-0": 8})
 
         with observed(commits):
@@ -205,8 +206,10 @@ def test_a_running_owner_is_fenced(kafka: KafkaServer, tmp_path: Path, run: Run)
         task.store("totals").put(b"lost", b"1")
         with pytest.raises(FencedError):
             task.commit({"orders-0": 9})
+    assert Phase.SPLIT not in steps[steps.index(Phase.FENCE) :], "what was built before is used"
     new = written(tmp_path)
-    check(new, {**state, **late}, tmp_path / "other")
+    check(new, {key: value for key, value in {**state, **late}.items() if key not in gone}, tmp_path / "other")
+    fill(new, some_state(20, "more-"), 20)
 
 
 @pytest.mark.parametrize("backup", [("kafka-changelog",), ("blob-store",)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from statemgr.config import JobConfig
 from statemgr.errors import CorruptError, InvalidError
 from statemgr.flows import rescale_work
 from statemgr.flows.rescale_plan import RescalePlan, plan_rescale
+from statemgr.flows.rescale_tail import apply_changes, find_changes
 from statemgr.flows.rescale_work import Spread, check_range, fitting, make_store, split_range
 from statemgr.ids import task_name
 from statemgr.local import bulk_writer, open_snapshot, scan_in_batches
@@ -119,6 +121,42 @@ def test_a_scan_that_would_end_early_is_an_error(services: Services, tmp_path: P
     with pytest.raises(CorruptError):
         for _ in scan_in_batches(old, {}, None, None, 1000):
             pass
+
+
+# --- a later state ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["totals", "memory"])
+def test_changes_since_an_earlier_state(services: Services, tmp_path: Path, store: str) -> None:
+    """Puts, changes and deletes anywhere, in ranges of keys; of stores that begin or end empty, too."""
+    source, spread = random.Random(1), Spread(store, "kafka-partition", "murmur2", 1, 3)
+    first = state(9000, 0, 1)
+    later = {key: b"changed" if source.random() < 0.1 else value for key, value in first.items()}
+    later = {key: value for key, value in later.items() if source.random() < 0.9}
+    later |= {b"key-%06d-%d" % (source.randrange(9000), n): b"new" for n in range(500)} | {b"": b"", b"z": b"last"}
+    cases = [({}, later), (first, first), (first, {}), (first, later)]
+    for number, (old, new) in enumerate(cases):
+        before = make(services, store, tmp_path / f"{number}-before", old)
+        after = make(services, store, tmp_path / f"{number}-after", new)
+        files, grown, changes = [], 0, 0
+        for part, bounds in enumerate([(None, b"key-004"), (b"key-004", b"key-0041"), (b"key-0041", None)]):
+            found = find_changes(services, spread, 0, before, after, bounds, tmp_path / f"{number}-{part}.changes")
+            files, grown, changes = [*files, found.file], grown + found.grown, changes + found.changes
+        assert grown == len(new) - len(old)
+        assert changes == sum(old.get(key) != new.get(key) for key in old.keys() | new.keys())
+        for task in range(3):
+            mine = make(services, store, tmp_path / f"{number}-{task}", part_of(old, task, 3))
+            count, _ = apply_changes(services, spread, task, files, mine, tmp_path / f"{number}-{task}-later")
+            opened = open_snapshot(services.config.stores[store].type, tmp_path / f"{number}-{task}-later", {})
+            assert dict(opened.scan(None, None)) == part_of(new, task, 3)
+            opened.close()
+            changes -= count
+        assert changes == 0
+
+
+def part_of(items: State, task: int, tasks: int) -> State:
+    """The items that one task has."""
+    return {key: value for key, value in items.items() if murmur2([key])[0] % tasks == task}
 
 
 # --- the plan -----------------------------------------------------------------------------------------------------
