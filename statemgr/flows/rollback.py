@@ -29,7 +29,7 @@ from statemgr.backends.services import Services
 from statemgr.errors import ConfigError, CorruptError, InvalidError, MissingError, MissingState
 from statemgr.flows.commit import CommitBase, Refill, freeze, prepare
 from statemgr.flows.restore import restore_task
-from statemgr.ids import task_index
+from statemgr.ids import CheckpointId, task_index
 from statemgr.model.checkpoint import Attachment, Checkpoint, CheckpointRecord, Marker
 from statemgr.model.commit import PreparedCommit, PreparedStore
 from statemgr.ports import BranchingBackupManager, Progress, no_progress
@@ -69,10 +69,11 @@ def find_targets(
     Raises: MissingState if a task retains none of them; InvalidError if it retains several, or if no task retains one.
     """
     found: dict[str, Checkpoint] = {}
+    wanted = {CheckpointId.parse(text) for text in checkpoint_ids}
     missing = []
     for task in tasks:
         record = records.get(task)
-        retained = [c for c in record.checkpoints if str(c.checkpoint_id) in checkpoint_ids] if record else []
+        retained = [c for c in record.checkpoints if c.checkpoint_id in wanted] if record else []
         if len(retained) > 1:
             raise InvalidError(
                 f"{task} retains several of these checkpoints", hint="name one checkpoint for each task", task=task

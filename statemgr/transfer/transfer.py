@@ -161,10 +161,11 @@ class Transfer(Downloads):
     # --- many blobs: each method returns the blobs that it failed for, and why (MissingBlob: it does not exist) ------
 
     def absent(self, blob_ids: Iterable[str]) -> Mapping[str, StatemgrError]:
-        """Check in parallel that blobs exist."""
+        """Check in parallel that blobs exist, with one request for each: on S3 a ``stat`` also asks for the tags."""
 
         def look(blob_id: str) -> None:
-            self._blobs.stat(blob_id)
+            with self._blobs.get(blob_id, length=0):
+                pass
 
         return self.for_each(blob_ids, look)
 

@@ -230,20 +230,26 @@ def test_a_damaged_checkpoint(kafka: KafkaServer, tmp_path: Path, run: Run) -> N
     """Complete before published: where nothing has the state, the command refuses, and nothing changes; a machine that
     has a copy of it fills the backend."""
     config = job(kafka, tmp_path, backup=("blob-store",), kind=SNAPSHOTS)
-    states = history(config)
-    record = current(config)
-    assert record is not None
-    marker = record.checkpoints[1].marker("blob-store", "totals")
-    assert marker is not None
-    with JobReader(config) as reader:
-        gone = reader.chain(TASK, "totals", marker).snapshot.index.blob_id
-    (tmp_path / "blobs" / gone).unlink()
-    target = identity_of(config, 1)  # a commit keeps the local copy of the state before it
-    refused = run(elsewhere(config, tmp_path / "elsewhere", "blob-store"), "--to", target, "--write")
-    assert refused.exit_code == 4
-    assert identity_of(config, 0) == str(record.current.checkpoint_id)
-    assert run(config, "--to", target, "--write").exit_code == 0
-    assert totals(config, "blob-store") == {TASK: states[2]}
+    state = history(config)[-1]
+    with StateManager(config) as owner:
+        state |= {b"kept": b"1"}
+        with owner.open_task(TASK) as task:
+            task.store("totals").put(b"kept", b"1")
+            task.commit({"orders-0": 8})
+        commit(config, {b"newest": b"1"}, 9)  # keeps the local copy of an owner that lives
+        record = current(config)
+        assert record is not None
+        marker = record.checkpoints[1].marker("blob-store", "totals")
+        assert marker is not None
+        with JobReader(config) as reader:
+            gone = reader.chain(TASK, "totals", marker).snapshot.index.blob_id
+        (tmp_path / "blobs" / gone).unlink()
+        target = identity_of(config, 1)
+        refused = run(elsewhere(config, tmp_path / "elsewhere", "blob-store"), "--to", target, "--write")
+        assert refused.exit_code == 4
+        assert identity_of(config, 0) == str(record.current.checkpoint_id)
+        assert run(config, "--to", target, "--write").exit_code == 0
+    assert totals(config, "blob-store") == {TASK: state}
 
 
 def test_stores_must_be_those_of_the_checkpoint(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
