@@ -16,7 +16,7 @@ quoted = '$(subst ','\'',$(1))'
 # SUM is split at spaces; a column with a space in its name: ARGS="--sum 'Unit Price'"
 DEMO_ARGS = $(if $(BLOB),--blob $(call quoted,$(BLOB))) $(if $(INPUT),--input $(call quoted,$(INPUT))) \
 	$(if $(KEY),--key $(call quoted,$(KEY))) $(foreach column,$(SUM),--sum $(call quoted,$(column))) \
-	$(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(if $(SEED),--seed $(SEED)) $(if $(MIGRATE),--migrate) $(ARGS)
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
@@ -31,7 +31,7 @@ install: $(STAMP) ## Make the virtual environment and install everything
 $(STAMP): pyproject.toml constraints.txt scripts/install.sh
 	@PYTHON='$(PYTHON)' sh scripts/install.sh '$(VENV)'
 
-demo: $(STAMP) ## Run the demo (BLOB=s3, INPUT=file.csv.gz KEY=column SUM="column ...", SEED=n)
+demo: $(STAMP) ## Run the demo (MIGRATE=1, BLOB=s3, INPUT=file.csv.gz KEY=column SUM="column ...", SEED=n)
 	@$(BIN)/statemgr demo $(DEMO_ARGS)
 
 bench: $(STAMP) ## Measure beside the references (PEERS=directory of harnesses, ARGS="--case NAME --size small")

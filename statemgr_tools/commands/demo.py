@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 @click.option(
     "--blob", type=click.Choice(["file", "s3"]), default="file", show_default=True, help="Type of the blob store."
 )
-@click.option("--kills", type=click.IntRange(0, 50), default=2, show_default=True, help="Number of kills.")
+@click.option(
+    "--kills", type=click.IntRange(0, 50), default=2, show_default=True, help="Number of kills, without --migrate."
+)
 @click.option("--seed", type=int, help="Chooses the phases of the kills. A run prints its seed, so you can repeat it.")
 @click.option(
     "--aim", "aims", multiple=True, help="Phase of the first kill, the second, and so on, instead of random ones."
@@ -48,25 +50,50 @@ if TYPE_CHECKING:
     show_default=True,
     help="Directory for all files.",
 )
+@click.option(
+    "--migrate",
+    is_flag=True,
+    help="Move the running job from changelogs to blobs and back instead, with a kill in each stage.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
-def demo(as_json: bool, **options: Any) -> None:
+def demo(as_json: bool, migrate: bool, **options: Any) -> None:
     """Process real rows in a Spark job, kill it with SIGKILL, restore it, and compare the result with a recount.
 
     The rows are the 336,776 flights of 2013 from New York, by tail number, unless --input, --key and --sum name others.
     The demo starts a local Kafka broker and stops it at the end, unless STATEMGR_TEST_KAFKA names a running one. Exit
     status 1 if anything differs from the recount.
+
+    With --migrate, the job moves through all stages of a migration, to 6 tasks and back to changelogs while rows
+    arrive, with the commands that a team would use. It takes about five minutes, and draws migration.svg.
     """
     settings = _settings(**options)
+    if migrate and settings.aims:
+        raise InvalidError("--aim has no effect with --migrate", hint="--seed chooses the moments of its kills")
+    console = Console(stderr=as_json)
+    equal = _migration(settings, console, as_json) if migrate else _restores(settings, console, as_json)
+    sys.exit(0 if equal else 1)
+
+
+def _restores(settings: Settings, console: Console, as_json: bool) -> bool:
     from statemgr_tools.demo.flow import demo as run
     from statemgr_tools.demo.show import page
 
-    console = Console(stderr=as_json)
     summary = run(settings, os.environ, console)
-    if as_json:
-        click.echo(json.dumps(summary.to_dict(), ensure_ascii=False, indent=2))
-    else:
-        page(summary, console)
-    sys.exit(0 if summary.equal else 1)
+    _print_json(summary.to_dict()) if as_json else page(summary, console)
+    return summary.equal
+
+
+def _migration(settings: Settings, console: Console, as_json: bool) -> bool:
+    from statemgr_tools.demo.migration import migrate
+    from statemgr_tools.demo.show import migration_page
+
+    summary = migrate(settings, os.environ, console)
+    _print_json(summary.to_dict()) if as_json else migration_page(summary, console)
+    return summary.equal
+
+
+def _print_json(summary: dict[str, Any]) -> None:
+    click.echo(json.dumps(summary, ensure_ascii=False, indent=2))
 
 
 def _settings(

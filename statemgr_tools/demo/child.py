@@ -53,24 +53,14 @@ def run_child(
 
     Raises: StatemgrError if it failed, or did not end by the deadline.
     """
-    path = directory / "spec.json"
-    spec.save(path)
     hit_file = Path(spec.bait[2]) if spec.bait else None
     events = Path(spec.events)
-    events.write_text("")
     began = time.monotonic()
-    with log.open("ab") as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "statemgr_tools.demo.pipeline", str(path)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    child = start_child(spec, directory, log)
     seen = 0
     try:
         while child.poll() is None:
-            reports = _reports(events)
+            reports = reports_in(events)
             if len(reports) > seen:
                 seen = len(reports)
                 batches(reports)
@@ -84,12 +74,27 @@ def run_child(
                 child.wait(_POLL_S)
             except subprocess.TimeoutExpired:
                 continue
-        batches(_reports(events))
+        batches(reports_in(events))
         if child.returncode != 0:
-            raise StatemgrError(f"the pipeline failed: {_last_error(log)}", hint=f"see {log}")
+            raise failure(log)
         return Outcome(None, "", 0, time.monotonic() - began)
     finally:
         kill_session(child)
+
+
+def start_child(spec: Spec, directory: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start the pipeline, with no batch reported yet. The caller ends it with :func:`kill_session`."""
+    path = directory / "spec.json"
+    spec.save(path)
+    Path(spec.events).write_text("")
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "statemgr_tools.demo.pipeline", str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def kill_session(child: subprocess.Popen[bytes]) -> int:
@@ -125,7 +130,13 @@ def _session_members(session: int) -> dict[int, int]:
     return members
 
 
-def _reports(events: Path) -> list[dict[str, Any]]:
+def failure(log: Path) -> StatemgrError:
+    """The error of a pipeline that ended with its own error."""
+    return StatemgrError(f"the pipeline failed: {_last_error(log)}", hint=f"see {log}")
+
+
+def reports_in(events: Path) -> list[dict[str, Any]]:
+    """The batch reports of the running pipeline."""
     reports = []
     for line in events.read_text().splitlines():
         try:

@@ -9,13 +9,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -47,29 +48,17 @@ def demo(settings: Settings, environment: Mapping[str, str], console: Console) -
     """
     began = time.monotonic()
     find_java()
-    columns, _ = measures_of(settings.sums)
-    if settings.input is None:
-        dataset = flights(columns)
-    else:
-        dataset = Dataset(settings.input, settings.key, tuple(columns))
-    next(dataset.rows(), None)  # a wrong file is an error before anything starts
+    dataset = dataset_of(settings)
     run = Run(own_directory(settings.directory.absolute() / "demo"), secrets.token_hex(4))
-    with exit_on_signals(), _progress(console) as progress:
-        before = servers.status(settings.directory / "dev")
-        try:
-            run.scratch.mkdir()
-            progress.console.print(
-                f"seed {settings.seed}, files in {run.root}", markup=False, highlight=False, soft_wrap=True
-            )
-            running = _servers(settings, environment, progress)
+    with exit_on_signals(), progress_on(console) as progress:
+        progress.console.print(
+            f"seed {settings.seed}, files in {run.root}", markup=False, highlight=False, soft_wrap=True
+        )
+        with local_servers(run, settings, environment, progress) as running:
             rows, starts = _work(settings, run, dataset, running, progress)
-            config = write_config(run, settings, running, None)
+            config = write_config(run, settings, running, _RESTORE_ORDER)
             sides = _compare(settings, run, dataset, config, progress)
             listing = _list_checkpoints(run)
-        finally:
-            if before.kafka_pid is None and before.s3_pid is None:  # otherwise somebody else started them
-                servers.down(settings.directory / "dev")
-            shutil.rmtree(run.scratch, ignore_errors=True)
     return Summary(
         seed=settings.seed,
         blob=settings.blob,
@@ -84,6 +73,45 @@ def demo(settings: Settings, environment: Mapping[str, str], console: Console) -
     )
 
 
+def dataset_of(settings: Settings) -> Dataset:
+    """The input. Raises: InvalidError for a wrong file; PrerequisiteMissing without the flights."""
+    columns, _ = measures_of(settings.sums)
+    found = flights(columns) if settings.input is None else Dataset(settings.input, settings.key, tuple(columns))
+    next(found.rows(), None)  # a wrong file is an error before anything starts
+    return found
+
+
+def spec_of(run: Run, settings: Settings, bootstrap_servers: str, rows_per_batch: int) -> Spec:
+    """What the pipeline's process needs to know."""
+    return Spec(
+        config=str(run.config),
+        location=f"file://{run.root}/checkpoint-location",  # Spark takes it literally, so no %20 for a space
+        output=str(run.output),
+        events=str(run.events),
+        scratch=str(run.scratch),
+        bootstrap_servers=bootstrap_servers,
+        topic=run.topic,
+        sums=settings.sums,
+        rows_per_batch=rows_per_batch,
+    )
+
+
+@contextlib.contextmanager
+def local_servers(
+    run: Run, settings: Settings, environment: Mapping[str, str], progress: Progress
+) -> Iterator[DevServers]:
+    """A context manager for the servers' addresses, and the run's scratch directory. It starts the servers that no
+    environment variable names, and stops what it started."""
+    before = servers.status(settings.directory / "dev")
+    try:
+        run.scratch.mkdir()
+        yield _servers(settings, environment, progress)
+    finally:
+        if before.kafka_pid is None and before.s3_pid is None:  # otherwise somebody else started them
+            servers.down(settings.directory / "dev")
+        shutil.rmtree(run.scratch, ignore_errors=True)
+
+
 def _work(
     settings: Settings, run: Run, dataset: Dataset, running: DevServers, progress: Progress
 ) -> tuple[int, list[Start]]:
@@ -93,17 +121,8 @@ def _work(
         dataset, running.bootstrap_servers, run.topic, PARTITIONS, lambda done: progress.update(bar, completed=done)
     )
     progress.update(bar, total=rows, completed=rows)
-    spec = Spec(
-        config=str(run.config),
-        location=f"file://{run.root}/checkpoint-location",  # Spark takes it literally, so no %20 for a space
-        output=str(run.output),
-        events=str(run.root / "events.jsonl"),
-        scratch=str(run.scratch),
-        bootstrap_servers=running.bootstrap_servers,
-        topic=run.topic,
-        sums=settings.sums,
-        rows_per_batch=max(1, -(-rows // (_BATCHES_PER_START * (settings.kills + 1)))),
-    )
+    rows_per_batch = max(1, -(-rows // (_BATCHES_PER_START * (settings.kills + 1))))
+    spec = spec_of(run, settings, running.bootstrap_servers, rows_per_batch)
     bar = progress.add_task("pipeline", total=rows)
     starts: list[Start] = []
     for number, (phase, batch) in enumerate([*draw(settings.seed, settings.kills, settings.aims), ("", 0)]):
@@ -111,7 +130,7 @@ def _work(
         if number:
             # as if the machine and its disk were lost
             shutil.rmtree(run.state, ignore_errors=True)
-        write_config(run, settings, running, restore)
+        write_config(run, settings, running, [restore] if restore else _RESTORE_ORDER)
         bait = (phase, batch, str(run.root / f"hit-{number}.json")) if phase else None
         label = f"start {number + 1}" + (f", restoring from {restore}" if restore else "")
         progress.update(bar, description=f"pipeline, {label}")
@@ -195,7 +214,8 @@ def _servers(settings: Settings, environment: Mapping[str, str], progress: Progr
     return running
 
 
-def _progress(console: Console) -> Progress:
+def progress_on(console: Console) -> Progress:
+    """Bars with a count and the time."""
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )

@@ -41,7 +41,10 @@ _KEYS_IN_MEMORY = 20_000
 
 @dataclass(frozen=True)
 class Spec:
-    """Arguments of the child process, as JSON: paths, the topic, and where it is killed (phase and batch)."""
+    """Arguments of the child process, as JSON: paths, the topic, and where it is killed (phase and batch).
+
+    ``endless``: it waits for further rows, and does not end.
+    """
 
     config: str
     location: str
@@ -53,6 +56,7 @@ class Spec:
     sums: tuple[str, ...]
     rows_per_batch: int
     bait: tuple[str, int, str] | None = None
+    endless: bool = False
 
     def save(self, path: Path) -> None:
         """Write it where :meth:`load` finds it."""
@@ -115,7 +119,7 @@ def _row(value: bytes | None) -> list[str] | None:
 
 
 def run(spec: Spec) -> None:
-    """Run the job over everything that the topic has now."""
+    """Run the job over everything that the topic has now, or until it is killed."""
     spark = _session(spec)
     bait = None if spec.bait is None else Bait(*spec.bait)
     install(bait)
@@ -140,6 +144,7 @@ def run(spec: Spec) -> None:
     def write(rows: DataFrame, sequence: int) -> None:
         deliver(rows, sequence, Path(spec.output))
 
+    trigger = {"processingTime": "1 second"} if spec.endless else {"availableNow": True}
     query = (
         StatefulQuery(JobConfig.from_file(spec.config))
         .input(source)
@@ -148,7 +153,7 @@ def run(spec: Spec) -> None:
         .output(write)
         .on_batch(report)
         .queryName("totals")
-        .trigger(availableNow=True)
+        .trigger(**trigger)
         .option("checkpointLocation", spec.location)
         .start()
     )

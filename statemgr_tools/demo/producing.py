@@ -33,11 +33,19 @@ def forget_older_runs(bootstrap_servers: str) -> None:
 
 
 def produce(
-    dataset: Dataset, bootstrap_servers: str, topic: str, partitions: int, progress: Callable[[int], None]
+    dataset: Dataset,
+    bootstrap_servers: str,
+    topic: str,
+    partitions: int,
+    progress: Callable[[int], None],
+    every: int = _REPORT_EVERY,
 ) -> int:
     """Create the topic and write every row: the key's bytes, and the columns' texts as a JSON array.
 
     A row that is malformed becomes ``null``, so that the pipeline counts it too.
+
+    Args:
+        progress: called after every ``every`` rows with their number. It may wait, to slow the producer down.
 
     Returns: how many rows.
 
@@ -67,7 +75,7 @@ def produce(
                     break
                 except BufferError:
                     producer.poll(0.1)
-            if count % _REPORT_EVERY == 0:
+            if count % every == 0:
                 producer.poll(0)
                 progress(count)
         left = producer.flush(_DEADLINE_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +59,10 @@ class Run:
         return self.root / "scratch"
 
     @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
     def log(self) -> Path:
         return self.root / "pipeline.log"
 
@@ -90,16 +95,18 @@ def own_directory(path: Path) -> Path:
     return path
 
 
-def write_config(run: Run, settings: Settings, servers: DevServers, restore: str | None) -> JobConfig:
-    """Write ``job.toml`` for the next start, with one backend to restore from, or the default ones."""
+def write_config(
+    run: Run, settings: Settings, servers: DevServers, restore: Sequence[str], backup: Sequence[str] = FACTORIES
+) -> JobConfig:
+    """Write ``job.toml`` for the next start, with the backends to restore from and to back up to."""
     values: dict[str, object] = {
         "job.name": JOB,
         "job.id": run.name,
         "job.tasks": TASKS,
         "kafka.bootstrap.servers": servers.bootstrap_servers,
         "state.dir": str(run.state),
-        "task.backup.factories": list(FACTORIES),
-        "task.restore.factories": [restore] if restore else ["blob-store", "kafka-changelog"],
+        "task.backup.factories": list(backup),
+        "task.restore.factories": list(restore),
         "stores.totals.type": "rocksdb",
     }
     if settings.blob == "s3":

@@ -10,7 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from statemgr_tools.demo.summary import Start, Summary, differences, plain_text
+from statemgr_tools.demo.summary import MigrationSummary, Start, Summary, differences, plain_text
+from statemgr_tools.demo.timeline import picture
 from statemgr_tools.demo.verify import Side
 
 _DIFFERENCES_SHOWN = 5
@@ -23,6 +24,20 @@ def page(summary: Summary, console: Console) -> None:
     console.print(restores_table(summary.starts))
     console.print("Checkpoints, as `statemgr checkpoints list` shows them", style="bold")
     console.print(summary.listing.rstrip(), markup=False, highlight=False, soft_wrap=True)
+    _comparison(summary, console)
+
+
+def migration_page(summary: MigrationSummary, console: Console) -> None:
+    """Print the walk as a picture, the totals, and whether all are equal."""
+    console.rule(
+        f"statemgr demo --migrate · seed {summary.seed} · {summary.rows:,} {summary.word} · "
+        f"{len(summary.commands)} commands · {summary.kills} kills"
+    )
+    console.print(picture(summary.timeline, console.width))
+    _comparison(summary, console)
+
+
+def _comparison(summary: Summary | MigrationSummary, console: Console) -> None:
     # the last side has totals, not changes
     console.print(totals_table(summary.sides[:-1], summary.measures, summary.word))
     verdict(console, summary.sides[0], summary.sides[1:])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from typing import Any
 
 from statemgr_tools.demo.child import Outcome
+from statemgr_tools.demo.timeline import Timeline
 from statemgr_tools.demo.verify import Side
 
 
@@ -69,11 +70,10 @@ class Summary:
     @property
     def equal(self) -> bool:
         """Whether every key of every side equals the recount exactly, and every row was counted."""
-        truth = self.sides[0]
-        return truth.total()[1] == self.rows and not any(differences(truth, side) for side in self.sides[1:])
+        return equal(self.sides, self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary as JSON. Sums and largest values are texts, because JSON numbers would round them."""
+        """The summary as JSON."""
         return {
             "seed": self.seed,
             "blob": self.blob,
@@ -91,12 +91,65 @@ class Summary:
                 }
                 for start in self.starts
             ],
-            "totals": {side.name: self._totals(side) for side in self.sides},
+            "totals": totals(self.sides, self.measures),
             "equal": self.equal,
             "seconds": round(self.seconds, 3),
         }
 
-    def _totals(self, side: Side) -> dict[str, Any]:
+
+@dataclass(frozen=True)
+class Command:
+    """A command that the demo ran with success: its text, and its seconds."""
+
+    text: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MigrationSummary:
+    """A finished run of ``--migrate``. ``sides`` begins with the recount. ``rows``: how many rows the topic has."""
+
+    seed: int
+    directory: str
+    word: str
+    measures: Sequence[str]
+    rows: int
+    commands: Sequence[Command]
+    kills: int
+    timeline: Timeline
+    sides: Sequence[Side]
+    seconds: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether every key of every side equals the recount exactly, and every row was counted."""
+        return equal(self.sides, self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as JSON."""
+        return {
+            "seed": self.seed,
+            "directory": self.directory,
+            "rows": self.rows,
+            "commands": [asdict(command) for command in self.commands],
+            "kills": self.kills,
+            "timeline": self.timeline.to_dict(),
+            "totals": totals(self.sides, self.measures),
+            "equal": self.equal,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def equal(sides: Sequence[Side], rows: int) -> bool:
+    """Whether every key of every side equals the first side's exactly, and that side counted every row."""
+    truth = sides[0]
+    return truth.total()[1] == rows and not any(differences(truth, side) for side in sides[1:])
+
+
+def totals(sides: Sequence[Side], names: Sequence[str]) -> dict[str, Any]:
+    """Each side's totals as JSON. Sums and largest values are texts, because JSON numbers would round them."""
+    found = {}
+    for side in sides:
         keys, rows, unparsable, missing, sums, largest = side.total()
         measures = {
             name: {
@@ -104,16 +157,16 @@ class Summary:
                 "sum": plain_text(sums[i]) if keys else "0",
                 "largest": plain_text(largest[i]) if keys else None,
             }
-            for i, name in enumerate(self.measures)
+            for i, name in enumerate(names)
         }
-        different = len(differences(self.sides[0], side))
-        return {
+        found[side.name] = {
             "keys": keys,
             "rows": rows,
             "unparsable": unparsable,
             "measures": measures,
-            "different_keys": different,
+            "different_keys": len(differences(sides[0], side)),
         }
+    return found
 
 
 def differences(truth: Side, side: Side) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import signal
@@ -118,6 +119,31 @@ def test_the_summary_for_machines(kafka: KafkaServer, table: Path, tmp_path: Pat
     assert [start["killed_in"] for start in summary["starts"]] == [None]
     assert {side["rows"] for side in summary["totals"].values()} == {602}
     assert "seed 3" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_migration(kafka: KafkaServer, table: Path, tmp_path: Path) -> None:
+    """A running job through all stages and back, with a kill in each and another number of tasks: equal at the end."""
+    command = [*demo_command(tmp_path / "my work"), "--json", "--migrate", "--seed", "3"]
+    done = subprocess.run(
+        [*command, "--input", str(table), "--key", "name", "--sum", "amount"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=800,
+        env=environment(STATEMGR_TEST_KAFKA=kafka.bootstrap_servers),
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["rows"], summary["equal"], summary["kills"]) == (602, True, 8)
+    samples = summary["timeline"]["samples"]
+    stages = [one["stage"] for one in samples]
+    assert [stage for stage, _ in itertools.groupby(stages)] == [1, 2, 3, 4, 3, 2, 1]
+    assert [tasks for tasks, _ in itertools.groupby(one["tasks"] for one in samples)] == [4, 6]
+    assert all(one["blob_bytes"] > 0 for one in samples if one["stage"] == 4)
+    assert sum(command["text"] == "statemgr migrate verify" for command in summary["commands"]) == 4
+    assert "<svg" in (tmp_path / "my work" / "demo" / "migration.svg").read_text()
 
 
 def demo_command(directory: Path) -> list[str]:

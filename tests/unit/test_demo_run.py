@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from statemgr.cli.main import cli
 from statemgr.errors import InvalidError
@@ -17,6 +19,7 @@ from statemgr_tools.demo.child import Outcome, exit_on_signals
 from statemgr_tools.demo.pipeline import java_options
 from statemgr_tools.demo.settings import own_directory
 from statemgr_tools.demo.summary import Start, Summary
+from statemgr_tools.demo.timeline import Sample, Timeline, picture, save
 from statemgr_tools.demo.verify import Side
 
 
@@ -130,3 +133,31 @@ def test_the_summary_as_json() -> None:
     assert summary(3, sides[:2])["equal"] is False
     assert summary(2, sides)["equal"] is False
     assert summary(2, sides)["totals"]["blob state"]["different_keys"] == 1  # type: ignore[index]
+
+
+def test_the_picture_of_a_migration(tmp_path: Path) -> None:
+    """A line for each value; the largest value has the highest bar; a kill stands where it happened."""
+    timeline = Timeline(tmp_path / "job.toml", lambda: 0)
+    for second in range(100):
+        stage = 1 + second // 25
+        timeline.samples.append(Sample(float(second), stage, 4 if second < 50 else 6, second, 1000 - second, 0))
+    timeline.events.append((99.0, "killed"))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(picture(timeline, 80))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    by_label = {line[:20].strip(): line for line in lines}
+    assert set("1234") < set(by_label["stage"])
+    assert by_label["✗ kill  ⇄ rescale"].rstrip().endswith("✗")
+    assert "4466" in by_label["tasks"]
+    assert by_label["rows that wait"].split()[-2].endswith("█")
+    assert by_label["rows that wait"].split()[-1] == "99"
+    assert not set("▁▂▃▄▅▆▇█") & set(by_label["bytes in blobs"])
+    save(timeline, tmp_path / "migration.svg")
+    assert "<svg" in (tmp_path / "migration.svg").read_text()
+
+
+def test_a_migration_has_no_aims() -> None:
+    """An option that would have no effect is refused."""
+    result = CliRunner().invoke(cli, ["demo", "--migrate", "--aim", "output.write"])
+    assert result.exit_code == 2
+    assert "--seed" in result.output
