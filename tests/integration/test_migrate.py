@@ -133,7 +133,9 @@ def test_a_job_moves_through_all_stages_and_back(kafka: KafkaServer, s3: S3Serve
         job.commit(number, items)
         expected[b"step"] = b"%d" % number
         del expected[b"key-%03d" % number]
-        assert job.run(command, "--wait", "--timeout", "0").exit_code == 0
+        waited = job.run(command, "--wait", "--timeout", "0")
+        assert waited.exit_code == 0
+        assert f"all 2 stores have committed in stage {stage}" in waited.output
         status = job.json("status")
         assert [(one["stage"], one["configured"], one["missing"]) for one in status] == [(stage, stage, [])] * 2
         for factory in STAGES[stage][0]:
@@ -252,6 +254,7 @@ def test_advance_waits_until_every_task_has_committed(kafka: KafkaServer, tmp_pa
     waited = job.run("advance", "--wait", "--timeout", "60")
     restart.join()
     assert waited.exit_code == 0
+    assert {one["stage"] for one in job.json("advance", "--wait")} == {2}
     assert [one["stage"] for one in job.json("status")] == [2, 2]
 
 

@@ -20,7 +20,7 @@ from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, UnavailableError
 from statemgr.flows.migration import positions
 from statemgr.model.checkpoint import CheckpointRecord
-from statemgr.model.stages import Stage, Step, changed_keys, step_back, step_forward
+from statemgr.model.stages import Stage, Step, StorePosition, changed_keys, step_back, step_forward
 
 _POLL_S = 1.0
 _stores_option = click.option(
@@ -103,6 +103,11 @@ def _take(
     wait: bool,
     timeout: int,
 ) -> None:
+    if wait and not write:
+        found = _wait(call, call.config, stores, timeout)
+        if call.as_json:
+            print_json([{"task": one.record.task, "store": one.store, "stage": int(one.stage or 0)} for one in found])
+        return
     plan = _plan(call, stores, trials, forward=forward)
     saved: Path | None = None
     if plan is not None and write and plan.ready and plan.edit is not None:
@@ -115,10 +120,11 @@ def _take(
         _print(plan, saved, write)
     if plan is None:
         return
-    if not plan.ready and not (plan.step.written and wait):
+    if not plan.ready:
         raise SystemExit(1)
-    if wait and (plan.step.written or saved is not None):
-        _wait(call, stores, plan.step.target, timeout)
+    if wait:
+        changes = {} if plan.edit is None else _changes(plan.edit)
+        _wait(call, JobConfig.from_mapping(call.config.to_mapping(), changes), stores, timeout)
 
 
 def _plan(call: Call, stores: Sequence[str], trials: int, *, forward: bool) -> Plan | None:
@@ -187,29 +193,33 @@ def _changes(edit: TomlEdit) -> dict[str, object]:
     return {key: value if isinstance(value, str | int) else list(value) for key, value in edit.changes.items()}
 
 
-def _wait(call: Call, stores: Sequence[str], target: Stage, timeout: int) -> None:
-    """Until every task has a checkpoint of the stage, with all its backends. Raises: UnavailableError."""
+def _wait(call: Call, config: JobConfig, stores: Sequence[str], timeout: int) -> list[StorePosition]:
+    """Until every store has committed with the factories of the configuration. Raises: UnavailableError."""
     from statemgr.reader import JobReader
     from statemgr.wiring import open_services
 
-    services = open_services(call.config)
+    services = open_services(config)
     try:
-        with JobReader(call.config, only_settled=True) as reader, call.progress() as progress:
+        with JobReader(config, only_settled=True) as reader, call.progress() as progress:
             deadline = services.clock.monotonic() + timeout
             while True:
-                found = positions(services, reader.retaining(), stores)
-                done = sum(one.stage == target and not one.missing for one in found if one.stage is not None)
-                progress(f"stores in stage {target.value}", done, len(found))
-                if done == len(found):
-                    return
+                found = [one for one in positions(services, reader.retaining(), stores) if one.configured is not None]
+                late = [one for one in found if one.stage != one.configured or one.missing]
+                targets = " and ".join(sorted({str(one.configured) for one in found}))
+                progress(f"stores in stage {targets}", len(found) - len(late), len(found))
+                if not late:
+                    break
                 if services.clock.monotonic() > deadline:
                     raise UnavailableError(
-                        f"{len(found) - done} of {len(found)} stores have not committed in stage {target.value}",
+                        f"{len(late)} of {len(found)} stores have not committed in stage {targets}",
                         hint="restart the job with the new configuration, and look at `statemgr migrate status`",
                     )
                 services.clock.sleep(_POLL_S)
     finally:
         services.close()
+    if not call.as_json:
+        console().print(f"all {len(found)} stores have committed in stage {targets}", markup=False)
+    return found
 
 
 # --- output -----------------------------------------------------------------------------------------------
