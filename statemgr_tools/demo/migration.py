@@ -38,8 +38,9 @@ from statemgr_tools.demo.summary import Command, MigrationSummary
 from statemgr_tools.demo.timeline import Timeline, save
 from statemgr_tools.dev import find_java
 
-#: The rows are sent evenly over this time. What the walk leaves is sent at its end.
-_WALK_S = 240.0
+#: The rows are sent evenly over this time, and more and more slowly if the walk takes longer: they must not end before
+#: it. What the walk leaves is sent at its end.
+_WALK_S, _SLOWER_S = 240.0, 60.0
 _TASKS_AFTER_RESCALE = 6
 #: The kill comes this many seconds after the commands of its stage, or less: in any phase of a batch.
 _KILL_WITHIN_S = 1.5
@@ -102,7 +103,7 @@ class Input:
     def __init__(self, dataset: Dataset, spec: Spec, rows: int, progress: Progress) -> None:
         self.sent = 0
         self._arguments = (dataset, spec.bootstrap_servers, spec.topic, PARTITIONS)
-        self._rows = rows
+        self._rows, self._every = rows, max(1, rows // 1000)
         self._progress, self._bar = progress, progress.add_task("rows to Kafka", total=rows)
         self._began = time.monotonic()
         self._hurry = threading.Event()
@@ -123,15 +124,15 @@ class Input:
 
     def _send(self) -> None:
         try:
-            self.sent = produce(*self._arguments, self._report, every=max(1, self._rows // 1000))
+            self.sent = produce(*self._arguments, self._report, self._every)
         except BaseException as error:
             self._failure = error
 
     def _report(self, sent: int) -> None:
         self.sent = sent
         self._progress.update(self._bar, completed=sent)
-        due = self._began + sent / max(self._rows, 1) * _WALK_S
-        self._hurry.wait(max(due - time.monotonic(), 0.0))
+        time_left = max(self._began + _WALK_S - time.monotonic(), _SLOWER_S)
+        self._hurry.wait(time_left * self._every / max(self._rows - sent, self._every))
 
 
 @dataclass
@@ -155,18 +156,18 @@ class Walk:
             self._command("migrate", "plan")
             self._command("migrate", "advance", "--write")
             self._restart()
-            self._command("migrate", "advance", "--wait", "--timeout", "120")
+            self._command("migrate", "advance", "--wait", "--timeout", "300")
             self._look(both=target < 4)
         self._rescale()
         self._kill()
         self._command("migrate", "rollback", "--write")  # stops nothing but writes the changelogs, so the job is down
         self._start()
-        self._command("migrate", "rollback", "--wait", "--timeout", "120")
+        self._command("migrate", "rollback", "--wait", "--timeout", "300")
         self._look(both=True)
         for target in (2, 1):
             self._command("migrate", "rollback", "--write")
             self._restart()
-            self._command("migrate", "rollback", "--wait", "--timeout", "120")
+            self._command("migrate", "rollback", "--wait", "--timeout", "300")
             self._look(both=target > 1)
 
     def finish(self) -> None:

@@ -85,9 +85,9 @@ class Totals:
         changes: dict[bytes, Tally] = {}
         for batch in batches:
             for key, value in zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True):
-                tally = changes.get(key or b"")
+                tally = changes.get(key)
                 if tally is None:
-                    tally = changes[key or b""] = Tally(len(measures))
+                    tally = changes[key] = Tally(len(measures))
                 tally.add_row(_row(value), measures)
             if len(changes) >= _KEYS_IN_MEMORY:
                 yield self._save(changes, stores[STORE])
@@ -99,18 +99,13 @@ class Totals:
         keys = sorted(changes)
         deltas = [changes[key].to_json() for key in keys]
         totals = []
-        for key, saved in zip(keys, store.get_many([_state_key(key) for key in keys]), strict=True):
+        for key, saved in zip(keys, store.get_many(keys), strict=True):
             total = changes[key]
             if saved is not None:
                 total.add(Tally.from_json(saved))
             totals.append(total.to_json())
-        store.put_many([(_state_key(key), total.encode()) for key, total in zip(keys, totals, strict=True)])
+        store.put_many([(key, total.encode()) for key, total in zip(keys, totals, strict=True)])
         return pa.RecordBatch.from_pydict({"key": keys, "change": deltas, "total": totals})
-
-
-def _state_key(key: bytes) -> bytes:
-    # a prefix, so that rows without a key have a key of their own in every kind of store
-    return b"k" + key
 
 
 def _row(value: bytes | None) -> list[str] | None:
@@ -138,7 +133,7 @@ def run(spec: Spec) -> None:
             .option("startingOffsets", starting_offsets)
             .option("maxOffsetsPerTrigger", spec.rows_per_batch)
             .load()
-            .select("key", "value")
+            .selectExpr("coalesce(key, binary('')) AS key", "value")  # a row without a key has the empty one
         )
 
     def write(rows: DataFrame, sequence: int) -> None:

@@ -61,7 +61,7 @@ def state(config: JobConfig, factory: str, directory: Path) -> Side:
             for task, checkpoint in epoch.checkpoints.items():
                 with open_attempt(elsewhere, task, checkpoint, epoch) as attempt:
                     for key, value in attempt.store(STORE).range():
-                        tallies[key.removeprefix(b"k")] = plain(Tally.from_json(value))
+                        tallies[key] = plain(Tally.from_json(value))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return Side(f"{_SHORT.get(factory, factory)} state", tallies)

@@ -25,11 +25,15 @@ from tests.servers import KafkaServer
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     """A table with decimals, missing values, rows without a key, and two rows that cannot be parsed."""
-    path = tmp_path / "table.csv"
+    return write_table(tmp_path / "table.csv", 600)
+
+
+def write_table(path: Path, rows: int) -> Path:
+    """Write so many rows, and two that cannot be parsed."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["name", "amount", "price"])
-        for i in range(600):
+        for i in range(rows):
             writer.writerow([f"n{i % 7}" if i % 11 else "", "NA" if i % 13 == 0 else i, f"{i}.0{i % 10}"])
         writer.writerow(["n1", "twelve", "1"])
         writer.writerow(["n1", "1"])
@@ -123,9 +127,10 @@ def test_the_summary_for_machines(kafka: KafkaServer, table: Path, tmp_path: Pat
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_migration(kafka: KafkaServer, table: Path, tmp_path: Path) -> None:
+def test_a_migration(kafka: KafkaServer, tmp_path: Path) -> None:
     """A running job through all stages and back, with a kill in each and another number of tasks: equal at the end."""
     command = [*demo_command(tmp_path / "my work"), "--json", "--migrate", "--seed", "3"]
+    table = write_table(tmp_path / "table.csv", 6000)
     done = subprocess.run(
         [*command, "--input", str(table), "--key", "name", "--sum", "amount"],
         capture_output=True,
@@ -136,7 +141,7 @@ def test_a_migration(kafka: KafkaServer, table: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert (summary["rows"], summary["equal"], summary["kills"]) == (602, True, 8)
+    assert (summary["rows"], summary["equal"], summary["kills"]) == (6002, True, 8)
     samples = summary["timeline"]["samples"]
     stages = [one["stage"] for one in samples]
     assert [stage for stage, _ in itertools.groupby(stages)] == [1, 2, 3, 4, 3, 2, 1]

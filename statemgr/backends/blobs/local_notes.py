@@ -101,6 +101,8 @@ class ChainPositions:
     def _write(self, positions: Sequence[Position]) -> None:
         try:
             durable.write_note(self._path, [asdict(position) for position in positions[:_MOST_POSITIONS]])
+        except FileNotFoundError:
+            return  # this machine has no directory of the store
         except OSError as error:
             log.warning("the positions of local directories were not saved: %s", error)
 
