@@ -101,14 +101,18 @@ def _rescale(call: Call, tasks: int, partitioner: str | None, parallel: int, *, 
 def _already(call: Call, tasks: int, records: Mapping[str, Any], *, write: bool) -> None:
     """The layout is as wanted. A rescale may have died before it wrote the configuration."""
     from statemgr.config.factories import KAFKA_CHANGELOG
+    from statemgr.flows.rescale_plan import changelog_key, topic_of_generation
     from statemgr.model.checkpoint import ChangelogMarker
 
     changes: dict[str, int | str] = {"job.tasks": tasks}
-    for record in records.values():
-        for store, marker in record.current.state_checkpoint_markers.get(KAFKA_CHANGELOG, {}).items():
-            configured = call.config.stores.get(store)
-            if isinstance(marker, ChangelogMarker) and configured and marker.topic != configured.changelog_topic:
-                changes[f"stores.{store}.changelog.topic"] = marker.topic
+    layout = next(iter(records.values())).layout
+    for store, configured in call.config.stores.items():
+        markers = [record.current.marker(KAFKA_CHANGELOG, store) for record in records.values()]
+        used = next((marker.topic for marker in markers if isinstance(marker, ChangelogMarker)), None)
+        if used is None and layout.generation > 1 and configured.durable:
+            used = topic_of_generation(store, configured.changelog_topic, layout.generation)
+        if used is not None and used != configured.changelog_topic:
+            changes[changelog_key(store)] = used
     if changes == {"job.tasks": call.config.tasks}:
         changes = {}
     edit = _edit(call.config, changes) if changes else None

@@ -49,7 +49,7 @@ from statemgr.flows.ownership import Published, explained, settle_now
 from statemgr.flows.publish import publish
 from statemgr.flows.repair import repeated_attachments
 from statemgr.flows.rescale_build import Build, Counted
-from statemgr.flows.rescale_plan import RescalePlan, plan_rescale
+from statemgr.flows.rescale_plan import RescalePlan, changelog_key, plan_rescale, topic_of_generation
 from statemgr.flows.rollback import plan_rollback, prepare_rollback
 from statemgr.flows.verify import Submit
 from statemgr.ids import source_topic, task_name
@@ -192,10 +192,12 @@ class UndoPlan:
     def changes(self) -> Mapping[str, int | str]:
         """Configuration key → its new value."""
         found: dict[str, int | str] = {"job.tasks": self.retired.layout.tasks}
-        for target in self.targets.values():
-            for store, marker in target.state_checkpoint_markers.get(KAFKA_CHANGELOG, {}).items():
-                if isinstance(marker, ChangelogMarker) and store in self.config.stores:
-                    found[f"stores.{store}.changelog.topic"] = marker.topic
+        for store, config in self.config.stores.items():
+            if config.durable:
+                markers = [target.marker(KAFKA_CHANGELOG, store) for target in self.targets.values()]
+                used = next((marker.topic for marker in markers if isinstance(marker, ChangelogMarker)), None)
+                new = topic_of_generation(store, config.changelog_topic, self.after.generation)
+                found[changelog_key(store)] = used or new
         return found
 
     @property
@@ -352,11 +354,7 @@ def _make_topics(new: Services, plan: RescalePlan, root: Path) -> Mapping[str, T
 
     Raises: PermissionNeeded, TopicMisconfigured, UnavailableError, AccessDenied.
     """
-    topics = {
-        store: str(plan.changes[key])
-        for store in plan.stores
-        if (key := f"stores.{store}.changelog.topic") in plan.changes
-    }
+    topics = plan.new_topics
     try:
         known = durable.read_note(root / _TOPICS, _NOTE_SIZE)
     except (OSError, ValueError):

@@ -30,6 +30,23 @@ _GENERATION = re.compile(r"-g\d+\Z")
 _LONGEST_TOPIC = 249
 
 
+def changelog_key(store: str) -> str:
+    """The configuration key with the name of a store's changelog."""
+    return f"stores.{store}.changelog.topic"
+
+
+def topic_of_generation(store: str, topic: str, generation: int) -> str:
+    """A changelog that no layout has used: the name of another one with the new generation. Raises: ConfigError."""
+    name = f"{_GENERATION.sub('', topic)}-g{generation}"
+    if len(name) > _LONGEST_TOPIC:
+        raise ConfigError(
+            f"the name of the new changelog, {name}, is longer than {_LONGEST_TOPIC} characters",
+            hint=f"set {changelog_key(store)} to a shorter name",
+            store=store,
+        )
+    return name
+
+
 @dataclass(frozen=True)
 class RescalePlan:
     """A job's records, the checkpoint of each task to begin with, and the new number of tasks.
@@ -59,13 +76,23 @@ class RescalePlan:
 
     @cached_property
     def changes(self) -> Mapping[str, int | str]:
-        """Configuration key → its new value."""
-        found: dict[str, int | str] = {"job.tasks": self.tasks}
-        for name in self.stores:
-            store = self.config.stores[name]
-            if KAFKA_CHANGELOG in (*store.backup_factories, *store.restore_factories):
-                found[f"stores.{name}.changelog.topic"] = self._new_topic(name)
-        return found
+        """Configuration key → its new value.
+
+        A store gets the name of a new changelog also if it has no changelog now: the topic of an earlier stage of a
+        migration may exist, with the old number of partitions, and a way back to changelogs would need it.
+        """
+        topics = {changelog_key(name): self._new_topic(name) for name in self.stores}
+        return {"job.tasks": self.tasks, **topics}
+
+    @property
+    def new_topics(self) -> Mapping[str, str]:
+        """Store → its new changelog, if it has one."""
+        stores = self.new_config.stores
+        return {
+            name: stores[name].changelog_topic
+            for name in self.stores
+            if KAFKA_CHANGELOG in (*stores[name].backup_factories, *stores[name].restore_factories)
+        }
 
     @cached_property
     def new_config(self) -> JobConfig:
@@ -73,18 +100,9 @@ class RescalePlan:
         return JobConfig.from_mapping(self.config.to_mapping(), self.changes)
 
     def _new_topic(self, store: str) -> str:
-        """A topic that no layout has used: the name of the present one with the new generation."""
         markers = [target.marker(KAFKA_CHANGELOG, store) for target in self.targets.values()]
         used = next((m.topic for m in markers if isinstance(m, ChangelogMarker)), None)
-        base = _GENERATION.sub("", used or self.config.stores[store].changelog_topic)
-        name = f"{base}-g{self.after.generation}"
-        if len(name) > _LONGEST_TOPIC:
-            raise ConfigError(
-                f"the name of the new changelog, {name}, is longer than {_LONGEST_TOPIC} characters",
-                hint=f"set stores.{store}.changelog.topic to a shorter name",
-                store=store,
-            )
-        return name
+        return topic_of_generation(store, used or self.config.stores[store].changelog_topic, self.after.generation)
 
     # --- what the new tasks begin with ------------------------------------------------------------------------
 

@@ -312,6 +312,27 @@ def test_run_again_after_the_publish(kafka: KafkaServer, tmp_path: Path, run: Ru
     check(new, some_state(100), tmp_path / "other")
 
 
+@pytest.mark.parametrize("undo", [False, True])
+def test_back_to_changelogs_after_a_rescale_on_blobs(
+    kafka: KafkaServer, tmp_path: Path, run: Run, *, undo: bool
+) -> None:
+    """The changelog of an earlier stage has the old number of partitions: the way back gets a new one."""
+    config = job(kafka, tmp_path, 2)
+    fill(config, some_state(50))
+    blobs = config.to_mapping() | {"task.backup.factories": ["blob-store"], "task.restore.factories": ["blob-store"]}
+    config = JobConfig.from_mapping(blobs)
+    fill(config, some_state(50), 10)
+    assert run(config, "--tasks", "3", "--write").exit_code == 0
+    state = some_state(50)
+    if undo:
+        assert run(None, "--undo", "--write").exit_code == 0
+    both = written(tmp_path).to_mapping() | {"task.backup.factories": list(DUAL)}
+    back = JobConfig.from_mapping(both)
+    assert back.stores["totals"].changelog_topic != config.stores["totals"].changelog_topic
+    fill(back, state, 20)
+    check(back, state, tmp_path / "back")
+
+
 def test_one_rescale_at_a_time(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """Another one on this machine is refused while one runs; a changelog with records of others stops it."""
     config = job(kafka, tmp_path, 2)
