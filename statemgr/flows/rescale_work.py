@@ -15,7 +15,7 @@ Memory is bounded by a batch of items, one open table for each new task, and a t
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import compress, islice
 from pathlib import Path
@@ -29,6 +29,7 @@ from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.local import (
     SortedTables,
     bulk_writer,
+    cloned,
     empty_directory,
     open_snapshot,
     remove,
@@ -42,7 +43,7 @@ from statemgr.model.content import Content, of_batch
 from statemgr.model.partitioners import candidates
 from statemgr.model.permissions import Permissions
 from statemgr.model.plan import plan_stores
-from statemgr.ports import TopicInfo, no_progress
+from statemgr.ports import CommittedDirectory, TopicInfo, no_progress
 
 T = TypeVar("T")
 #: Items that are read, hashed and routed together: few enough for the processor's caches.
@@ -120,6 +121,22 @@ def batches(
             yield batch
     finally:
         opened.close()
+
+
+@contextmanager
+def _copy(services: Services, directory: Path) -> Iterator[Path]:
+    """A copy of a finished store, by hard links, while the block runs.
+
+    rocksdict writes a small file into the directory of a store that it opens, also for reading, and another thread may
+    upload that directory. Raises: DiskFull, CorruptFile.
+    """
+    copy = directory.with_name(f"{directory.name}-read-{services.ids.token()[:16]}")
+    if not cloned(CommittedDirectory("", directory, {path.name: (0, b"") for path in directory.iterdir()}), copy):
+        raise CorruptFile("a new store has vanished", hint="run it again", path=directory)
+    try:
+        yield copy
+    finally:
+        remove(copy)
 
 
 def fitting(
@@ -214,11 +231,12 @@ def check_range(
     """The content of a range of keys of a new store. Raises: CorruptFile for a key of another task."""
     hashes = candidates(spread.recorded, services.config.stores[spread.store].key_serde)[spread.partitioner]
     content = Content()
-    for batch in batches(services, spread.store, directory, start, end):
-        keys, values = zip(*batch, strict=True)
-        if not {number % spread.after for number in hashes(keys)} <= {task}:
-            raise CorruptFile("a new store has a key of another task", hint="run it again", path=directory)
-        content += of_batch(keys, values)
+    with _copy(services, directory) as copy:
+        for batch in batches(services, spread.store, copy, start, end):
+            keys, values = zip(*batch, strict=True)
+            if not {number % spread.after for number in hashes(keys)} <= {task}:
+                raise CorruptFile("a new store has a key of another task", hint="run it again", path=directory)
+            content += of_batch(keys, values)
     return content
 
 
@@ -229,7 +247,8 @@ def fill_changelog(services: Services, store: str, info: TopicInfo, task: int, d
     """
     start, end = services.changelog().bounds(info.name, task)
     deletes: Iterator[Sequence[Change]] = _deletes(services, info.name, task, start, end) if end > start else iter(())
-    sent = send_batches(services, store, info, task, [deletes, batches(services, store, directory, None, None)])
+    with _copy(services, directory) as copy:
+        sent = send_batches(services, store, info, task, [deletes, batches(services, store, copy, None, None)])
     return ChangelogMarker(info.name, info.topic_id, task, end if sent is None else sent)
 
 
