@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spark_integration.context import BatchReport, RestoreReport, StateContext
     from spark_integration.first_snapshots import materialize
+    from spark_integration.processors.api import stateful
     from spark_integration.query import StatefulQuery
     from spark_integration.running import RunningQuery
     from spark_integration.sources import StartingOffsets
@@ -23,6 +24,7 @@ __all__ = [
     "StateContext",
     "StatefulQuery",
     "materialize",
+    "stateful",
 ]
 
 _HOME = {
@@ -33,6 +35,7 @@ _HOME = {
     "StateContext": "spark_integration.context",
     "StatefulQuery": "spark_integration.query",
     "materialize": "spark_integration.first_snapshots",
+    "stateful": "spark_integration.processors.api",
 }
 #: Packages that the extra `spark` installs.
 _EXTRA = ("pyspark", "pyarrow", "pandas")

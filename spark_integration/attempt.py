@@ -14,7 +14,7 @@ Nothing stays open afterwards, and the worker writes nothing to Kafka.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
@@ -52,6 +52,7 @@ class Work:
     the number of tasks.
 
     ``config`` is JSON with secrets unresolved, ``epoch`` is bytes of statemgr's own format, ``schema`` is Arrow's.
+    The first task attaches ``attachments`` to its checkpoint.
     """
 
     config: str = field(repr=False)  # it contains secrets that were given literally
@@ -60,6 +61,7 @@ class Work:
     tasks: int
     partitioning: Partitioning
     process: ProcessFunction
+    attachments: Mapping[str, bytes]
     schema: bytes
     sequence: int
     time_ms: int
@@ -98,6 +100,9 @@ def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[b
     config = JobConfig.from_mapping(json.loads(work.config))
     checkpoint = work.checkpoints.of_task(config, task)
     with open_attempt(config, task_name(task), checkpoint, Epoch.from_bytes(work.epoch)) as opened:
+        if task == 0:
+            for name, data in work.attachments.items():
+                opened.attach(name, data)
         # 3. process, 4. keep the output
         own = (work.partitioning.check(batch, task, work.tasks) for batch in rows)
         watermark = None if work.watermark_ms is None else _time(work.watermark_ms)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame
 
-    from statemgr import Store
+    from statemgr import Checkpoint, JobConfig, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +75,33 @@ ProcessFunction = Callable[
 ]
 #: ``write(df, sequence)``; ``df`` is a Spark DataFrame.
 OutputFunction = Callable[[Any, int], None]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What the workers of a query run.
+
+    Attributes:
+        attachments: what the first task attaches to every checkpoint, by name.
+        order: the columns by which the rows of a task are sorted; none for no order.
+    """
+
+    process: ProcessFunction
+    attachments: Mapping[str, bytes] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+
+
+class Prepared(Protocol):
+    """A program that was checked as far as that is possible without the published checkpoints."""
+
+    def bind(self, checkpoints: Mapping[str, Checkpoint | None]) -> Bound:
+        """Check the program against the published checkpoints (task → checkpoint). Raises: InvalidError."""
+        ...
+
+
+class Program(Protocol):
+    """A part of a query that depends on its input and on what is published, where a process function does not."""
+
+    def prepare(self, config: JobConfig, rows: DataFrame) -> Prepared:
+        """Check the program with the input's columns. Raises: InvalidError."""
+        ...

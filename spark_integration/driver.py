@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spark_integration.attempt import RESULT_DDL, Work, worker
-from spark_integration.context import BatchReport, OutputFunction, ProcessFunction, RestoreReport
+from spark_integration.context import BatchReport, Bound, OutputFunction, RestoreReport
 from spark_integration.failures import find
 from spark_integration.location import Location
 from spark_integration.outbox import stored_rows
@@ -71,7 +71,7 @@ class Plan:
 
     config: JobConfig
     partitioning: Partitioning
-    process: ProcessFunction
+    bound: Bound
     schema: StructType
     output: OutputFunction
     on_batch: Callable[[BatchReport], None] | None = None
@@ -262,6 +262,8 @@ class Driver:
     def _stage(self, rows: DataFrame, source: BatchInput) -> tuple[list[PreparedCommit], tuple[RestoreReport, ...]]:
         plan = self._plan
         spread = plan.partitioning.spread(rows, plan.config.tasks)
+        if plan.bound.order:
+            spread = spread.sortWithinPartitions(*plan.partitioning.quoted(rows, plan.bound.order))
         with share_checkpoints(plan.config, self.published()) as checkpoints:
             results = spread.mapInArrow(worker(self._work(source, checkpoints)), RESULT_DDL).collect()
         failures = [from_json(row.error) for row in results if row.error is not None]
@@ -300,7 +302,8 @@ class Driver:
             checkpoints=checkpoints,
             tasks=plan.config.tasks,
             partitioning=plan.partitioning,
-            process=plan.process,
+            process=plan.bound.process,
+            attachments=plan.bound.attachments,
             schema=to_arrow(plan.schema).serialize().to_pybytes(),
             sequence=1 + max((checkpoint.sequence for checkpoint in published.values()), default=0),
             time_ms=source.time_ms,

@@ -38,7 +38,7 @@ class Partitioning:
         It includes the key's types, because equal values of different types have different hashes.
         Raises: InvalidError as :meth:`spread`.
         """
-        quoted = self._quoted(rows)
+        quoted = self.quoted(rows, self.columns)
         if not self.by_key:
             return "kafka-partition"
         return f"spark-hash({','.join(field.dataType.simpleString() for field in rows.select(*quoted).schema)})"
@@ -50,7 +50,7 @@ class Partitioning:
         """
         from pyspark.sql import functions
 
-        quoted = self._quoted(rows)
+        quoted = self.quoted(rows, self.columns)
         if self.by_key:
             number = functions.pmod(functions.hash(*quoted), functions.lit(tasks))
         else:
@@ -59,18 +59,20 @@ class Partitioning:
         numbered = rows.withColumn(TASK_COLUMN, number.cast("int"))
         return numbered.repartitionById(tasks, TASK_COLUMN)
 
-    def _quoted(self, rows: DataFrame) -> list[str]:
+    @staticmethod
+    def quoted(rows: DataFrame, columns: tuple[str, ...]) -> list[str]:
+        """Names of columns as Spark parses them. Raises: InvalidError as :meth:`spread`."""
         names = [name.lower() for name in rows.columns]
         if TASK_COLUMN in names:
             raise InvalidError("the input has a column of a reserved name", column=TASK_COLUMN)
-        for column in self.columns:
+        for column in columns:
             if column.lower() not in names:
                 raise InvalidError(
                     "the input has no such column to partition by",
                     hint=f"its columns are {', '.join(rows.columns)}",
                     column=column,
                 )
-        return ["`" + column.replace("`", "``") + "`" for column in self.columns]
+        return ["`" + column.replace("`", "``") + "`" for column in columns]
 
     def check(self, batch: pa.RecordBatch, task: int, tasks: int) -> pa.RecordBatch:
         """Check the task's number in every row, and remove the column.

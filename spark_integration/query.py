@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from spark_integration.context import BatchReport, OutputFunction, ProcessFunction
+from spark_integration.context import BatchReport, Bound, OutputFunction, ProcessFunction, Program
 from spark_integration.driver import Driver, Plan
 from spark_integration.location import Location
 from spark_integration.output_schema import to_arrow
@@ -40,6 +40,7 @@ class StatefulQuery:
     _input: Any = None
     _partitioning: Partitioning | None = None
     _process: ProcessFunction | None = None
+    _program: Program | None = None
     _schema: Any = None
     _output: OutputFunction | None = None
     _on_batch: Callable[[BatchReport], None] | None = None
@@ -72,7 +73,11 @@ class StatefulQuery:
 
         It runs on an executor, once per task and micro-batch, even if there are no rows.
         """
-        return replace(self, _process=function, _schema=output_schema)
+        return replace(self, _process=function, _program=None, _schema=output_schema)
+
+    def run_program(self, program: Program, output_schema: StructType | str) -> StatefulQuery:
+        """As :meth:`process`, for a program that is bound to the input and to the published checkpoint at the start."""
+        return replace(self, _process=None, _program=program, _schema=output_schema)
 
     def output(self, write: OutputFunction) -> StatefulQuery:
         """``write(df, sequence)`` may be called again for a sequence, and then has the same rows."""
@@ -117,7 +122,8 @@ class StatefulQuery:
         if unknown:
             raise InvalidError(f"start has no option {unknown[0]!r}", hint=f"it has {', '.join(PERMISSIONS)}")
         uri = self._location()
-        plan = self._plan()
+        self._check_complete()
+        assert self._partitioning is not None
         if self.config.blob_uri is None:
             raise ConfigError(
                 "a Spark job needs a blob store, even if all state is backed up to changelogs",
@@ -125,9 +131,13 @@ class StatefulQuery:
                 key="blob.store.uri",
             )
         rows = self._rows(StartingOffsets.of({}))
-        manager = self.manager(self.config, plan.partitioning.name(rows))
+        partitioner = self._partitioning.name(rows)
+        prepared = None if self._program is None else self._program.prepare(self.config, rows)
+        manager = self.manager(self.config, partitioner)
         try:
-            driver = Driver(plan, manager, manager.acquire(**permissions))
+            epoch = manager.acquire(**permissions)
+            bound = None if prepared is None else prepared.bind(epoch.checkpoints)
+            driver = Driver(self._plan(bound), manager, epoch)
             manager.when_damaged(driver.repair)
             return self._start(driver, manager, uri)
         except BaseException:
@@ -183,32 +193,36 @@ class StatefulQuery:
             hint=f".option({LOCATION!r}, 'file:///…'), one for each query",
         )
 
-    def _plan(self) -> Plan:
+    def _check_complete(self) -> None:
         missing = {
             "input": self._input,
             "key_by or partition_by_kafka_partition": self._partitioning,
-            "process": self._process,
+            "process": self._process or self._program,
             "output": self._output,
         }
         for method, value in missing.items():
             if value is None:
                 raise InvalidError("the query is not complete", hint=f"call {method} before start")
+        to_arrow(parsed_schema(self._schema))  # refuses what cannot be stored
+
+    def _plan(self, bound: Bound | None) -> Plan:
         assert self._partitioning is not None
-        assert self._process is not None
         assert self._output is not None
-        schema = _schema(self._schema)
-        to_arrow(schema)  # refuses what cannot be stored
+        if bound is None:
+            assert self._process is not None
+            bound = Bound(self._process)
         return Plan(
             config=self.config,
             partitioning=self._partitioning,
-            process=self._process,
-            schema=schema,
+            bound=bound,
+            schema=parsed_schema(self._schema),
             output=self._output,
             on_batch=self._on_batch,
         )
 
 
-def _schema(schema: StructType | str) -> StructType:
+def parsed_schema(schema: StructType | str) -> StructType:
+    """An output schema that may be DDL. Raises: InvalidError, PrerequisiteMissing."""
     try:
         from pyspark.errors import PySparkException
         from pyspark.sql.types import StructType

@@ -26,6 +26,8 @@ from statemgr.model.partitioners import BY_INPUT_PARTITION
 
 #: The end of the name of a changelog that a rescale has made.
 _GENERATION = re.compile(r"-g\d+\Z")
+#: Names of attachments with output rows. With any other, an engine keeps state in a form of its own.
+_OUTPUT = re.compile(r"output-\d+\Z")
 #: Kafka's limit.
 _LONGEST_TOPIC = 249
 
@@ -227,6 +229,15 @@ def plan_rescale(
                 f"checkpoint {target.checkpoint_id} has the stores {', '.join(sorted(target.stores)) or '(none)'}, but "
                 f"the configuration backs up {', '.join(plan.stores) or '(none)'}",
                 hint="configure the stores of that checkpoint, and run this again",
+                task=name,
+            )
+        foreign = [one.name for one in target.attachments if one.name != SEQUENCE and not _OUTPUT.match(one.name)]
+        if foreign:
+            raise InvalidError(
+                f"checkpoint {target.checkpoint_id} has the attachment {foreign[0]!r}: the keys of its stores are an "
+                "engine's own, and the tasks that they belong to cannot be computed",
+                hint="the state of a Spark processor cannot be rescaled: start a job of another name with the new "
+                "job.tasks, and read the input again",
                 task=name,
             )
     return plan

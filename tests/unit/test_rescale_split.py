@@ -19,7 +19,7 @@ from statemgr.flows.rescale_work import Spread, check_range, fitting, make_store
 from statemgr.ids import task_name
 from statemgr.local import bulk_writer, open_snapshot, scan_in_batches
 from statemgr.local.rocksdb import split as splitting
-from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord, Layout
+from statemgr.model.checkpoint import Attachment, ChangelogMarker, CheckpointRecord, Layout
 from statemgr.model.content import Content, of_pairs
 from statemgr.model.partitioners import murmur2
 from statemgr.wiring import open_services
@@ -162,7 +162,9 @@ def part_of(items: State, task: int, tasks: int) -> State:
 # --- the plan -----------------------------------------------------------------------------------------------------
 
 
-def plan(before: int, after: int, partitioner: str = "kafka-partition") -> RescalePlan:
+def plan(
+    before: int, after: int, partitioner: str = "kafka-partition", attachments: tuple[Attachment, ...] = ()
+) -> RescalePlan:
     """A job whose task i has read partition i of ``orders`` up to 10 * i, and has an own changelog."""
     config = JobConfig.from_mapping({"job.name": "orders", "job.tasks": after, "stores.totals.type": "memory"})
     records = {}
@@ -176,7 +178,7 @@ def plan(before: int, after: int, partitioner: str = "kafka-partition") -> Resca
             stores={"totals": "1-a-totals"},
             state_checkpoint_markers={"kafka-changelog": {"totals": marker}},
             input_offsets=offsets,
-            attachments=(),
+            attachments=attachments,
             batch=None,
         )
         name = task_name(number)
@@ -205,3 +207,11 @@ def test_offsets_and_topics_of_the_new_layout() -> None:
     assert plan(4, 6).config.tasks == 4
     with pytest.raises(InvalidError, match="has 4 tasks already"):
         plan(4, 4)
+
+
+def test_keys_of_an_engine_stay_where_they_are() -> None:
+    """With one task every partitioner explains every key, so the attachment alone shows whose keys they are."""
+    rows = Attachment("output-0", inline=b"rows")
+    assert plan(1, 2, "spark-hash(string)", (rows,)).tasks == 2
+    with pytest.raises(InvalidError, match="'processor-state'"):
+        plan(1, 2, "spark-hash(string)", (rows, Attachment("processor-state", inline=b"{}")))

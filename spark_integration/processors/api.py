@@ -1,0 +1,210 @@
+"""``stateful(df, keys…)``: Spark's ``groupBy(keys…)`` for processors whose state statemgr keeps.
+
+Takes ``StatefulProcessor`` classes as they are. What is not here yet is refused with an InvalidError that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from spark_integration.context import BatchReport, OutputFunction
+from spark_integration.processors.handle import TIME_MODES
+from spark_integration.processors.program import ProcessorProgram
+from spark_integration.query import StatefulQuery, parsed_schema
+from spark_integration.running import RunningQuery
+from statemgr import JobConfig, StateManager
+from statemgr.errors import InvalidError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from spark_integration.query import InputFunction
+
+_OUTPUT_MODES = ("append", "update")
+
+
+def stateful(
+    source: InputFunction | DataFrame,
+    *keys: str,
+    config: JobConfig,
+    store: str | None = None,
+    manager: Callable[[JobConfig, str], StateManager] = StateManager,
+) -> StatefulGroups:
+    """Group a stream over Kafka by columns, as ``df.groupBy(*keys)`` does.
+
+    Args:
+        source: a function from ``startingOffsets`` to a streaming DataFrame, or such a DataFrame: as for
+            :meth:`StatefulQuery.input`.
+        keys: names of columns.
+        config: the job. ``job.tasks`` is the number of state partitions.
+        store: the store for the processor's state, which nothing else may write to. May be left out if the job has
+            only one.
+
+    Raises: InvalidError if there is no key.
+    """
+    if not keys:
+        raise InvalidError("stateful needs a column to group by", hint="stateful(df, 'id', config=config)")
+    return StatefulGroups(StatefulQuery(config, manager).input(source).key_by(*keys), keys, store)
+
+
+@dataclass(frozen=True)
+class StatefulGroups:
+    """A stream that is grouped by key, with the methods of Spark's ``GroupedData`` that keep arbitrary state."""
+
+    _query: StatefulQuery
+    _keys: tuple[str, ...]
+    _store: str | None
+
+    def transformWithState(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: Any = None,
+        eventTimeColumnName: str = "",
+    ) -> StatefulFrame:
+        """As Spark's: the processor takes and yields ``Row`` objects.
+
+        Raises: InvalidError for an unknown mode, and for what is not supported yet: event time and an initial state.
+        """
+        return self._transformed(
+            statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, pandas=False
+        )
+
+    def transformWithStateInPandas(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: Any = None,
+        eventTimeColumnName: str = "",
+    ) -> StatefulFrame:
+        """As :meth:`transformWithState`, with pandas data frames in place of rows."""
+        return self._transformed(
+            statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, pandas=True
+        )
+
+    def applyInPandasWithState(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises: InvalidError, because it is not supported yet."""
+        _unsupported("applyInPandasWithState", "write a StatefulProcessor and call transformWithStateInPandas")
+
+    def _transformed(
+        self,
+        processor: StatefulProcessor,
+        output: StructType | str,
+        output_mode: str,
+        time_mode: str,
+        initial_state: Any,
+        event_time_column: str,
+        *,
+        pandas: bool,
+    ) -> StatefulFrame:
+        mode, time = output_mode.lower(), time_mode.lower()
+        if mode not in _OUTPUT_MODES:
+            raise InvalidError(f"the output mode {output_mode!r} cannot be used", hint="use Append or Update")
+        if time not in TIME_MODES:
+            raise InvalidError(f"there is no time mode {time_mode!r}", hint="use None or ProcessingTime")
+        if time == "eventtime":
+            _unsupported("the time mode EventTime", "use ProcessingTime")
+        if initial_state is not None:
+            _unsupported("initialState", "fill the state from the first batches of the input")
+        if event_time_column:
+            _unsupported("eventTimeColumnName", "write the output to Kafka, and start the next query from there")
+        schema = parsed_schema(output)
+        program = ProcessorProgram(processor, self._keys, schema, time, pandas, self._store)
+        return StatefulFrame(self._query.run_program(program, schema), schema, mode)
+
+
+@dataclass(frozen=True)
+class StatefulFrame:
+    """The output of a processor. It can be written only: ``frame.writeStream``."""
+
+    _query: StatefulQuery
+    schema: StructType
+    _mode: str
+
+    @property
+    def writeStream(self) -> StatefulWriter:
+        """Where the output goes."""
+        return StatefulWriter(self._query, self._mode)
+
+
+class StatefulWriter:
+    """Spark's ``DataStreamWriter`` for the output of a processor. Its methods change the writer and return it."""
+
+    def __init__(self, query: StatefulQuery, mode: str) -> None:
+        self._query = query
+        self._mode = mode
+
+    def foreachBatch(self, func: OutputFunction) -> StatefulWriter:
+        """Call ``func(df, sequence)`` for each batch. The sequence takes the place of Spark's batch ID: it goes on when
+        the checkpoint location is lost. A sequence may be given again, and then has the same rows."""
+        self._query = self._query.output(func)
+        return self
+
+    def outputMode(self, outputMode: str) -> StatefulWriter:
+        """The mode that was given to ``transformWithState``. Raises: InvalidError for another one."""
+        if outputMode.lower() != self._mode:
+            raise InvalidError(
+                f"the output mode is {outputMode!r} here and {self._mode!r} in transformWithState",
+                hint="give both the same",
+            )
+        return self
+
+    def queryName(self, queryName: str) -> StatefulWriter:
+        """The query's name in Spark."""
+        self._query = self._query.queryName(queryName)
+        return self
+
+    def trigger(self, **trigger: Any) -> StatefulWriter:
+        """As ``DataStreamWriter.trigger``; without continuous processing."""
+        self._query = self._query.trigger(**trigger)
+        return self
+
+    def option(self, key: str, value: Any) -> StatefulWriter:
+        """Set an option of Spark's writer; ``checkpointLocation`` is required."""
+        self._query = self._query.option(key, value)
+        return self
+
+    def options(self, **options: Any) -> StatefulWriter:
+        """Set several options."""
+        self._query = self._query.options(**options)
+        return self
+
+    def on_batch(self, report: Callable[[BatchReport], None]) -> StatefulWriter:
+        """As :meth:`StatefulQuery.on_batch`, which Spark does not have."""
+        self._query = self._query.on_batch(report)
+        return self
+
+    def start(self, path: str | None = None, **permissions: bool) -> RunningQuery:
+        """Start the query. Raises: as :meth:`StatefulQuery.start`, and what the processor's ``init`` raises."""
+        if path is not None:
+            _unsupported("start(path)", _SINKS)
+        return self._query.start(**permissions)
+
+    def foreach(self, f: Any) -> NoReturn:
+        """Raises: InvalidError, because it is not supported yet; likewise the methods below."""
+        _unsupported("foreach", _SINKS)
+
+    def format(self, source: str) -> NoReturn:
+        _unsupported(f"format({source!r})", _SINKS)
+
+    def partitionBy(self, *cols: Any) -> NoReturn:
+        _unsupported("partitionBy", _SINKS)
+
+    def toTable(self, tableName: str, *args: Any, **options: Any) -> NoReturn:
+        _unsupported("toTable", _SINKS)
+
+
+_SINKS = "write inside foreachBatch, which gets each sequence number with the same rows"
+
+
+def _unsupported(what: str, hint: str) -> NoReturn:
+    raise InvalidError(f"{what} is not supported by stateful() yet", hint=hint)

@@ -1,0 +1,125 @@
+"""The rows of a task, grouped by key, in the form that a processor takes; and what it yields, as record batches.
+
+Spark sorts the rows of a task by the key before they reach Python, so a group is a run of equal keys, and one group is
+never held in memory as a whole. Conversions are Spark's own, so a processor sees what it sees under
+``transformWithState``. Source: ``pyspark/sql/pandas/serializers.py`` of PySpark 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
+from pyspark.sql.types import Row, StructType
+
+from spark_integration.output_schema import to_arrow
+from spark_integration.processors.keys import encode_key
+
+#: The bytes of a key, the key as the processor sees it, and its rows or data frames.
+Group = tuple[bytes, tuple[Any, ...], Iterator[Any]]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How rows are passed to a processor: as ``Row`` objects or as pandas data frames.
+
+    ``timezone``, ``safe`` and ``rows_per_frame`` are the session's settings when the query started.
+    """
+
+    pandas: bool
+    timezone: str
+    safe: bool
+    rows_per_frame: int
+
+
+def grouped(batches: Iterable[pa.RecordBatch], key: StructType, form: Form) -> Iterator[Group]:
+    """The groups, one after the other. Rows of a group that nobody reads are skipped."""
+    read = _pandas_rows if form.pandas else _rows
+    rows = (row for batch in batches for row in read(batch, key, form))
+    for encoded, run in groupby(rows, key=itemgetter(0)):
+        first = next(run)
+        values = (row for _, _, row in _after(first, run))
+        yield encoded, first[1], _frames(values, form.rows_per_frame) if form.pandas else values
+
+
+def converted(produced: Iterable[Any], schema: StructType, form: Form) -> Iterator[pa.RecordBatch]:
+    """What a processor yields, as record batches of the output schema. Rows are gathered, frames are not."""
+    if form.pandas:
+        for frame in produced:
+            yield PandasToArrowConversion.convert(
+                frame,
+                schema,
+                timezone=form.timezone,
+                safecheck=form.safe,
+                arrow_cast=True,
+                assign_cols_by_name=True,
+            )
+        return
+    arrow = to_arrow(schema)
+    rows: list[dict[str, Any]] = []
+    for row in produced:
+        rows.append(row.asDict(True))
+        if len(rows) == form.rows_per_frame:
+            yield pa.RecordBatch.from_pylist(rows, schema=arrow)
+            rows = []
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, schema=arrow)
+
+
+def _after(first: Any, others: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from others
+
+
+def _rows(batch: pa.RecordBatch, key: StructType, form: Form) -> Iterator[tuple[bytes, tuple[Any, ...], Any]]:
+    row_of = Row(*batch.schema.names)
+    at = _offsets(batch, key)
+    columns = [column.to_pylist() for column in batch.columns]
+    keys = list(zip(*(columns[i] for i in at), strict=True))
+    for encoded, own, values in zip(_encoded(keys, key), keys, zip(*columns, strict=True), strict=True):
+        yield encoded, own, row_of(*values)
+
+
+def _pandas_rows(batch: pa.RecordBatch, key: StructType, form: Form) -> Iterator[tuple[bytes, tuple[Any, ...], Any]]:
+    import pandas as pd
+
+    at = _offsets(batch, key)
+    keys = list(zip(*(batch.column(i).to_pylist() for i in at), strict=True))
+    series = ArrowBatchTransformer.to_pandas(batch, timezone=form.timezone)
+    rows = pd.concat(series, axis=1).itertuples(index=False)
+    # the state's key comes from Arrow: pandas turns whole numbers into floating ones where a batch has a null
+    for encoded, row in zip(_encoded(keys, key), rows, strict=True):
+        yield encoded, tuple(row[i] for i in at), row
+
+
+def _frames(rows: Iterator[Any], most: int) -> Iterator[Any]:
+    import pandas as pd
+
+    part: list[Any] = []
+    for row in rows:
+        part.append(row)
+        if len(part) == most:
+            yield pd.DataFrame(part)
+            part = []
+    if part:
+        yield pd.DataFrame(part)
+
+
+def _offsets(batch: pa.RecordBatch, key: StructType) -> list[int]:
+    names = [name.lower() for name in batch.schema.names]
+    return [names.index(name.lower()) for name in key.names]
+
+
+def _encoded(keys: list[tuple[Any, ...]], schema: StructType) -> Iterator[bytes]:
+    last: tuple[Any, ...] | None = None
+    encoded = b""
+    for key in keys:
+        if key != last:
+            encoded = encode_key(schema, schema.toInternal(key))
+            last = key
+        yield encoded

@@ -1,0 +1,138 @@
+"""A processor as the part of a query: what it declares, checked against the checkpoint, and what workers run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark import cloudpickle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructField, StructType
+
+from spark_integration.context import Bound
+from spark_integration.processors.groups import Form
+from spark_integration.processors.handle import Discovery
+from spark_integration.processors.keys import check_key_types
+from spark_integration.processors.run import ProcessorRun
+from spark_integration.processors.variables import RECORD, Declared, Record
+from statemgr import JobConfig
+from statemgr.engine import read_attachment
+from statemgr.errors import ConfigError, InvalidError
+from statemgr.ids import task_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from statemgr import Checkpoint
+
+
+@dataclass(frozen=True)
+class ProcessorProgram:
+    """A processor with its grouping columns. ``store``: the store's name, None if the job has only one."""
+
+    processor: StatefulProcessor
+    keys: tuple[str, ...]
+    output: StructType
+    time_mode: str
+    pandas: bool
+    store: str | None = None
+
+    def prepare(self, config: JobConfig, rows: DataFrame) -> PreparedProcessor:
+        """Find out what the processor declares, before anything is changed.
+
+        Raises: InvalidError, and whatever ``init`` raises.
+        """
+        columns = {field.name.lower(): field for field in rows.schema.fields}
+        key = StructType([columns[name.lower()] for name in self.keys if name.lower() in columns])
+        if len(key.fields) < len(self.keys):
+            missing = next(name for name in self.keys if name.lower() not in columns)
+            raise InvalidError(
+                "the input has no such column to group by",
+                hint=f"its columns are {', '.join(rows.columns)}",
+                column=missing,
+            )
+        check_key_types(key, "the grouping key")
+        # without metadata, which a watermark adds
+        key = StructType([StructField(column.name, column.dataType, True) for column in key.fields])
+        settings = rows.sparkSession.conf
+        form = Form(
+            pandas=self.pandas,
+            timezone=str(settings.get("spark.sql.session.timeZone")),
+            safe=settings.get("spark.sql.execution.pandas.convertToArrowArraySafely") == "true",
+            rows_per_frame=int(settings.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0) or 10_000,
+        )
+        return PreparedProcessor(self, config, _store(config, self.store), key, form, self._declared())
+
+    def _declared(self) -> Declared:
+        """Run ``init`` on a copy, as Spark does: the processor itself is shipped as the user made it."""
+        discovery = Discovery(self.time_mode)
+        copy: Any = cloudpickle.loads(cloudpickle.dumps(self.processor))  # type: ignore[no-untyped-call]
+        copy.init(discovery)
+        copy.close()
+        return discovery.found()
+
+
+@dataclass(frozen=True)
+class PreparedProcessor:
+    """A processor whose state variables are known."""
+
+    program: ProcessorProgram
+    config: JobConfig
+    store: str
+    key: StructType
+    form: Form
+    declared: Declared
+
+    def bind(self, checkpoints: Mapping[str, Checkpoint | None]) -> Bound:
+        """Check the variables against the published checkpoints (task → checkpoint).
+
+        Raises: InvalidError for a change that cannot be resolved; as :func:`statemgr.engine.read_attachment`.
+        """
+        record = self._record(checkpoints).with_declared(self.declared)
+        program = self.program
+        run = ProcessorRun(
+            processor=program.processor,
+            store=self.store,
+            key=self.key,
+            output=program.output,
+            time_mode=program.time_mode,
+            form=self.form,
+            variables=record.variables,
+            parsed=self.declared.parsed,
+        )
+        return Bound(run, {RECORD: record.to_bytes()}, tuple(self.key.names))
+
+    def _record(self, checkpoints: Mapping[str, Checkpoint | None]) -> Record:
+        """The published record; an empty one before the first batch."""
+        checkpoint = checkpoints.get(task_name(0))
+        attachment = next((a for a in checkpoint.attachments if a.name == RECORD), None) if checkpoint else None
+        if attachment is not None:
+            record = Record.from_bytes(read_attachment(self.config, attachment))
+            record.check_same(self.key, self.program.time_mode)
+            return record
+        if checkpoint is not None and self.store in checkpoint.stores:
+            raise InvalidError(
+                "the store has state that no processor wrote",
+                hint="give the processor a store of its own: stateful(…, store='name')",
+                store=self.store,
+            )
+        return Record(self.key, self.program.time_mode, {})
+
+
+def _store(config: JobConfig, name: str | None) -> str:
+    if name is None and len(config.stores) == 1:
+        name = next(iter(config.stores))
+    if name is None or name not in config.stores:
+        raise ConfigError(
+            "the job has several stores" if name is None else f"the job has no store {name!r}",
+            hint=f"choose one with stateful(…, store=…): it has {', '.join(config.stores) or 'none'}",
+        )
+    store = config.stores[name]
+    if (store.key_serde, store.value_serde) != ("bytes", "bytes"):
+        raise ConfigError(
+            "a processor writes bytes, and its store has another serde",
+            hint="remove the store's key.serde and value.serde",
+            key=f"stores.{name}.value.serde",
+        )
+    return name

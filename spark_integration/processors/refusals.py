@@ -1,0 +1,44 @@
+"""What Spark's handle refuses, with Spark's exception and text. Pure.
+
+Source of the conditions: ``error-conditions.json`` of Spark 4.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TEXTS = {
+    "ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE": (
+        "Illegal value provided to the State Store Cannot write empty list values to State Store for StateName {name}.",
+        "42601",
+    ),
+    "INTERNAL_ERROR": ("{reason}", "XX000"),
+    "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE": (
+        "Failed to perform stateful processor operation={operation} with invalid handle state={state}.",
+        "42802",
+    ),
+    "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE": (
+        "Failed to perform stateful processor operation={operation} with invalid timeMode={mode}",
+        "42802",
+    ),
+    "STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED": (
+        "State variable with name {name} has already been defined in the StatefulProcessor.",
+        "42802",
+    ),
+    "STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL": (
+        "Cannot use TTL for state={name} in timeMode={mode}, use TimeMode.ProcessingTime() instead.",
+        "42802",
+    ),
+    "STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE": (
+        "TTL duration must be greater than zero for State store operation={operation} on state={name}.",
+        "42802",
+    ),
+}
+
+
+def refusal(doing: str, condition: str, **parts: Any) -> Exception:
+    """Spark's exception for ``condition`` while ``doing`` something."""
+    from pyspark.errors import PySparkRuntimeError
+
+    text, state = _TEXTS[condition]
+    return PySparkRuntimeError(f"Error {doing}: [{condition}] {text.format(**parts)} SQLSTATE: {state}")

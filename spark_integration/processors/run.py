@@ -1,0 +1,89 @@
+"""Runs a ``StatefulProcessor`` over one task's rows of one micro-batch, on an executor.
+
+Steps of :class:`ProcessorRun`:
+
+1. ``init``, which finds the state variables in the task's store
+2. ``handleInputRows`` for each group of rows
+3. ``handleExpiredTimer`` for each timer that has expired by the batch's time
+4. ``close``
+5. delete the state whose TTL has passed
+
+The clock is the batch's, so that a batch that runs again sees the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
+from pyspark.sql.types import StructType
+
+from spark_integration.context import StateContext
+from spark_integration.processors import timers
+from spark_integration.processors.groups import Form, converted, grouped
+from spark_integration.processors.handle import CLOSED, DATA_PROCESSED, INITIALIZED, TIMER_PROCESSED, StoredHandle
+from spark_integration.processors.keys import decode_key
+from spark_integration.processors.states import Batch, delete_expired, list_prefixes
+from spark_integration.processors.variables import Variable
+from statemgr import Store
+
+
+@dataclass(frozen=True)
+class ProcessorRun:
+    """The process function of a query with a processor. Spark ships it to the executors.
+
+    ``variables``: the record's, with all versions of their schemas.
+    """
+
+    processor: StatefulProcessor
+    store: str
+    key: StructType
+    output: StructType
+    time_mode: str
+    form: Form
+    variables: Mapping[str, Variable]
+    parsed: Mapping[str, StructType]
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+    ) -> Iterator[pa.RecordBatch]:
+        time_ms = int(context.batch_time.timestamp() * 1000)
+        batch = Batch(stores[self.store], time_ms)
+        produced = self._produced(batches, batch)
+        yield from converted(produced, self.output, self.form)
+
+    def _produced(self, batches: Iterator[pa.RecordBatch], batch: Batch) -> Iterator[Any]:
+        # 1. init
+        handle = StoredHandle(batch, self.time_mode, self.variables, self.parsed)
+        self.processor.init(handle)
+        handle.phase = INITIALIZED
+        times = self._times(batch)
+        # 2. rows
+        for encoded, key, rows in grouped(batches, self.key, self.form):
+            batch.set_key(encoded)
+            yield from self.processor.handleInputRows(key, rows, times)
+        # 3. timers
+        handle.phase = DATA_PROCESSED
+        yield from self._expired_timers(batch, times)
+        # 4. close
+        handle.phase = TIMER_PROCESSED
+        batch.set_key(None)
+        self.processor.close()
+        handle.phase = CLOSED
+        # 5. TTL
+        delete_expired(batch, list_prefixes(handle.declared.values()))
+
+    def _times(self, batch: Batch) -> TimerValues:
+        return TimerValues() if self.time_mode == "none" else TimerValues(batch.time_ms, 0)
+
+    def _expired_timers(self, batch: Batch, times: TimerValues) -> Iterator[Any]:
+        if self.time_mode == "none":
+            return
+        for encoded, time_ms in timers.expired(batch.store, batch.time_ms):
+            batch.set_key(encoded)
+            key = self.key.fromInternal(decode_key(self.key, encoded)[0])
+            yield from self.processor.handleExpiredTimer(key, times, ExpiredTimerInfo(time_ms))
+            timers.delete(batch.store, encoded, time_ms)

@@ -1,0 +1,330 @@
+"""State variables in a store of the task: the objects that ``StatefulProcessorHandle`` returns on an executor.
+
+Keys in the store, where NAME is the variable's name and KEY the bytes of the grouping key (``keys.py``)::
+
+    s NAME KEY                a value, or the bounds of a list (index of the first element, and after the last one)
+    s NAME KEY INDEX          an element of a list; the index has 8 bytes
+    s NAME KEY MAPKEY         a value of a map
+    x EXPIRY <one of these>   an entry of the index of expiries, of a variable with a TTL
+
+A value with a TTL begins with its expiry: 8 bytes, epoch milliseconds. It is gone once the batch's time has reached it.
+The end of the batch deletes what has expired, with deletes of single keys that reach segments and changelogs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueState
+from pyspark.sql.types import Row, StructType
+
+from spark_integration.processors.keys import decode_key, encode_key
+from spark_integration.processors.refusals import refusal
+from spark_integration.processors.values import value_serde
+from spark_integration.processors.variables import LIST, Variable
+from statemgr import Store
+from statemgr.errors import CorruptError
+
+_STATE, _EXPIRY = b"s", b"x"
+#: The end of a name in a key.
+_END = b"\x00\x01"
+_INT = 8
+#: Elements that a long list reads at a time, and expired values that are deleted at a time.
+_CHUNK = 1000
+
+
+class Batch:
+    """What all variables of a task share during a batch: the store, the batch's time and the current grouping key."""
+
+    def __init__(self, store: Store, time_ms: int) -> None:
+        self.store = store
+        self.time_ms = time_ms
+        self._key: bytes | None = None
+
+    def set_key(self, key: bytes | None) -> None:
+        self._key = key
+
+    def key(self, doing: str) -> bytes:
+        """The grouping key's bytes. Raises: PySparkRuntimeError outside the handling of one."""
+        if self._key is None:
+            raise refusal(doing, "INTERNAL_ERROR", reason="Implicit key not found in state store")
+        return self._key
+
+
+class Cells:
+    """The values of one variable: bytes in the store ↔ rows, with their expiries and the index of these."""
+
+    def __init__(self, batch: Batch, variable: Variable) -> None:
+        self.batch = batch
+        self.store = batch.store
+        self.name = variable.name
+        self.prefix = _prefix(variable.name)
+        self._schema = variable.schema
+        self._serde = value_serde(variable.versions)
+        self._ttl_ms = variable.ttl_ms
+
+    def place(self, doing: str) -> bytes:
+        """Where the variable's values of the current grouping key begin."""
+        return self.prefix + self.batch.key(doing)
+
+    def get(self, place: bytes) -> Row | None:
+        """The value there, unless it has expired."""
+        return self.read(self.store.get(place))
+
+    def read(self, data: bytes | None) -> Row | None:
+        """The row in a value's bytes; None if they are absent or have expired."""
+        if data is None or not self.is_live(data):
+            return None
+        internal = self._serde.deserialize(data if self._ttl_ms is None else data[_INT:])
+        return self._schema.fromInternal(internal)
+
+    def is_live(self, data: bytes) -> bool:
+        return self._ttl_ms is None or _number(data) > self.batch.time_ms
+
+    def put(self, places: Sequence[bytes], values: Sequence[Any], *, new: bool = False) -> None:
+        """Write values, each with a new expiry. ``new``: nothing is at the places."""
+        rows = [self._serde.serialize(self._schema.toInternal(plain(value))) for value in values]
+        if self._ttl_ms is None:
+            self.store.put_many(list(zip(places, rows, strict=True)))
+            return
+        if not new:
+            self._forget(places)
+        expiry = _bytes(self.batch.time_ms + self._ttl_ms)
+        self.store.put_many([(place, expiry + row) for place, row in zip(places, rows, strict=True)])
+        self.store.put_many([(_EXPIRY + expiry + place, b"") for place in places])
+
+    def delete(self, places: Sequence[bytes]) -> None:
+        if self._ttl_ms is not None:
+            self._forget(places)
+        self.store.delete_many(places)
+
+    def _forget(self, places: Sequence[bytes]) -> None:
+        """Remove the places from the index of expiries."""
+        found = zip(places, self.store.get_many(places), strict=True)
+        self.store.delete_many([_EXPIRY + data[:_INT] + place for place, data in found if data is not None])
+
+
+class StoredValue(ValueState):
+    """A value state."""
+
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+
+    def exists(self) -> bool:
+        return self._cells.get(self._cells.place("checking value state exists")) is not None
+
+    def get(self) -> tuple[Any, ...] | None:
+        row = self._cells.get(self._cells.place("getting value state"))
+        return None if row is None else tuple(row)
+
+    def update(self, newValue: tuple[Any, ...]) -> None:
+        self._cells.put([self._cells.place("updating value state")], [newValue])
+
+    def clear(self) -> None:
+        self._cells.delete([self._cells.place("clearing value state")])
+
+
+class StoredList(ListState):
+    """A list state: its bounds, and a key for each element, so that appending does not read the list."""
+
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+
+    def exists(self) -> bool:
+        return next(self._rows(self._cells.place("checking value state exists")), None) is not None
+
+    def get(self) -> Iterator[tuple[Any, ...]]:
+        return (tuple(row) for row in self._rows(self._cells.place("getting list state")))
+
+    def put(self, newState: list[tuple[Any, ...]]) -> None:
+        place = self._cells.place("updating value state")
+        values = self._checked(newState)
+        self._clear(place)
+        self._append(place, values)
+
+    def appendValue(self, newState: tuple[Any, ...]) -> None:
+        self._append(self._cells.place("updating value state"), [newState])
+
+    def appendList(self, newState: list[tuple[Any, ...]]) -> None:
+        self._append(self._cells.place("updating value state"), self._checked(newState))
+
+    def clear(self) -> None:
+        self._clear(self._cells.place("clearing value state"))
+
+    def _checked(self, values: Iterable[Any]) -> list[Any]:
+        found = list(values)
+        if not found:
+            raise refusal("updating value state", "ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE", name=self._cells.name)
+        return found
+
+    def _append(self, place: bytes, values: list[Any]) -> None:
+        first, end = bounds(self._cells.store.get(place))
+        self._cells.put([place + _bytes(end + i) for i in range(len(values))], values, new=True)
+        self._cells.store.put(place, _bytes(first) + _bytes(end + len(values)))
+
+    def _clear(self, place: bytes) -> None:
+        first, end = bounds(self._cells.store.get(place))
+        for start in range(first, end, _CHUNK):
+            self._cells.delete([place + _bytes(i) for i in range(start, min(end, start + _CHUNK))])
+        self._cells.store.delete(place)
+
+    def _rows(self, place: bytes) -> Iterator[Row]:
+        first, end = bounds(self._cells.store.get(place))
+        for start in range(first, end, _CHUNK):
+            indexes = range(start, min(end, start + _CHUNK))
+            for data in self._cells.store.get_many([place + _bytes(i) for i in indexes]):
+                row = self._cells.read(data)
+                if row is not None:
+                    yield row
+
+
+class StoredMap(MapState):
+    """A map state. Iterates in the order of its keys, and shows the map as it was when the iteration began."""
+
+    def __init__(self, cells: Cells, key: StructType) -> None:
+        self._cells = cells
+        self._key = key
+
+    def exists(self) -> bool:
+        return next(self._items("checking map state exists"), None) is not None
+
+    def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        return self._cells.get(self._at(key, "getting value"))
+
+    def containsKey(self, key: tuple[Any, ...]) -> bool:
+        return self._cells.get(self._at(key, "checking if map state contains key")) is not None
+
+    def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
+        self._cells.put([self._at(key, "updating map state value")], [value])
+
+    def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        return ((tuple(key), tuple(value)) for key, value in self._items("getting map state"))
+
+    def keys(self) -> Iterator[tuple[Any, ...]]:
+        return (tuple(key) for key, _ in self._items("getting map state"))
+
+    def values(self) -> Iterator[tuple[Any, ...]]:
+        return (tuple(value) for _, value in self._items("getting map state"))
+
+    def removeKey(self, key: tuple[Any, ...]) -> None:
+        self._cells.delete([self._at(key, "removing key from map state")])
+
+    def clear(self) -> None:
+        with self._cells.store.prefix(self._cells.place("clearing map state")) as items:
+            for places in chunks(place for place, _ in items):
+                self._cells.delete(places)
+
+    def _at(self, key: tuple[Any, ...], doing: str) -> bytes:
+        return self._cells.place(doing) + encode_key(self._key, self._key.toInternal(plain(key)))
+
+    def _items(self, doing: str) -> Iterator[tuple[Row, Row]]:
+        start = self._cells.place(doing)
+        found = self._cells.store.prefix(start)  # now, and not at the first step
+
+        def read() -> Iterator[tuple[Row, Row]]:
+            with found as items:
+                for place, data in items:
+                    row = self._cells.read(data)
+                    if row is not None:
+                        key, _ = decode_key(self._key, place, len(start))
+                        yield self._key.fromInternal(key), row
+
+        return read()
+
+
+def delete_variable(store: Store, name: str) -> None:
+    """Delete all that a variable has, of every grouping key. Its entries in the index of expiries go at their time."""
+    prefix = _prefix(name)
+    with store.prefix(prefix) as items:
+        is_there = next(items, None) is not None
+    if is_there:
+        store.delete_range(prefix, prefix[:-1] + b"\x02")
+
+
+def list_prefixes(variables: Iterable[Variable]) -> frozenset[bytes]:
+    """Where the places of each list begin."""
+    return frozenset(_prefix(variable.name) for variable in variables if variable.kind == LIST)
+
+
+def delete_expired(batch: Batch, lists: frozenset[bytes]) -> int:
+    """Delete the values that have expired, and their entries in the index. Returns: how many.
+
+    Args:
+        lists: of :func:`list_prefixes`.
+    """
+    store, deleted = batch.store, 0
+    with store.range(_EXPIRY, _EXPIRY + _bytes(batch.time_ms + 1)) as items:
+        for entries in chunks(entry for entry, _ in items):
+            places = [entry[1 + _INT :] for entry in entries]
+            # an entry whose value was deleted with its variable, or written again since, names nothing
+            current = [
+                place
+                for entry, place, data in zip(entries, places, store.get_many(places), strict=True)
+                if data is not None and data[:_INT] == entry[1 : 1 + _INT]
+            ]
+            store.delete_many([*entries, *current])
+            deleted += len(current)
+            of_lists = [place[:-_INT] for place in current if place[: place.index(_END) + len(_END)] in lists]
+            for place in dict.fromkeys(of_lists):
+                _shorten(store, place)
+    return deleted
+
+
+def bounds(data: bytes | None) -> tuple[int, int]:
+    """The index of a list's first element, and after its last one."""
+    return (0, 0) if data is None else (_number(data), _number(data, _INT))
+
+
+def chunks(items: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Lists of a bounded length."""
+    part: list[bytes] = []
+    for item in items:
+        part.append(item)
+        if len(part) == _CHUNK:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def plain(value: Any) -> Any:
+    """A value with NumPy's and pandas' scalars as Python's, as Spark converts what a processor writes."""
+    if isinstance(value, Row) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return type(value)(*[plain(item) for item in value])
+    if isinstance(value, list | tuple):
+        return type(value)(plain(item) for item in value)
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "to_pytimedelta"):
+        return value.to_pytimedelta()
+    if hasattr(value, "to_pydatetime"):
+        return value.to_pydatetime()
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return value.tolist()
+    return value
+
+
+def _shorten(store: Store, place: bytes) -> None:
+    """Move the beginning of a list behind the elements that have gone; an empty list goes."""
+    first, end = bounds(store.get(place))
+    while first < end and store.get(place + _bytes(first)) is None:
+        first += 1
+    if first < end:
+        store.put(place, _bytes(first) + _bytes(end))
+    else:
+        store.delete(place)
+
+
+def _prefix(name: str) -> bytes:
+    return _STATE + name.encode().replace(b"\x00", b"\x00\xff") + _END
+
+
+def _bytes(number: int) -> bytes:
+    return number.to_bytes(_INT, "big")
+
+
+def _number(data: bytes, at: int = 0) -> int:
+    if len(data) < at + _INT:
+        raise CorruptError("a stored value is too short", hint="only a processor's query may write to its store")
+    return int.from_bytes(data[at : at + _INT], "big")

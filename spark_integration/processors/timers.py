@@ -1,0 +1,56 @@
+"""Timers of a task in its store, by time and by grouping key.
+
+::
+
+    t TIME KEY    in the order of time, to find the expired ones
+    k KEY TIME    to list those of a grouping key
+
+TIME is 8 bytes, epoch milliseconds with the sign bit flipped. KEY is the bytes of the grouping key (``keys.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from statemgr import Store
+
+_BY_TIME, _BY_KEY = b"t", b"k"
+_SIGN = 1 << 63
+
+
+def register(store: Store, key: bytes, time_ms: int) -> None:
+    """Add a timer; one that exists stays one."""
+    store.put_many([(_BY_TIME + _bytes(time_ms) + key, b""), (_BY_KEY + key + _bytes(time_ms), b"")])
+
+
+def delete(store: Store, key: bytes, time_ms: int) -> None:
+    """Remove a timer; an absent one is no error."""
+    store.delete_many([_BY_TIME + _bytes(time_ms) + key, _BY_KEY + key + _bytes(time_ms)])
+
+
+def of_key(store: Store, key: bytes) -> Iterator[int]:
+    """The times of a grouping key's timers, ascending, as of now."""
+    found = store.prefix(_BY_KEY + key)
+
+    def read() -> Iterator[int]:
+        with found as items:
+            for place, _ in items:
+                yield int.from_bytes(place[-8:], "big") - _SIGN
+
+    return read()
+
+
+def expired(store: Store, until_ms: int) -> Iterator[tuple[bytes, int]]:
+    """The timers up to and at ``until_ms``: grouping key and time, in the order of time, as of now."""
+    found = store.range(_BY_TIME, _BY_TIME + _bytes(until_ms + 1))
+
+    def read() -> Iterator[tuple[bytes, int]]:
+        with found as items:
+            for place, _ in items:
+                yield place[9:], int.from_bytes(place[1:9], "big") - _SIGN
+
+    return read()
+
+
+def _bytes(time_ms: int) -> bytes:
+    return (time_ms + _SIGN).to_bytes(8, "big")

@@ -1,0 +1,193 @@
+"""Values of state variables as Avro single objects, derived from their Spark schema. Pure.
+
+Every field is a union with null whose default is null, so fields can be added and removed. Values are in Spark's
+internal form: a date is Avro's int, a timestamp its long. A map is an array of entries, because keys of Avro's maps are
+text. A record is named after its place in the schema. Spark's names that are not Avro's are written as ``_x_`` and the
+hexadecimal digits of their UTF-8 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from decimal import ROUND_HALF_UP, Decimal
+from typing import TYPE_CHECKING, Any
+
+from statemgr.errors import InvalidError
+from statemgr.serdes import avro_serde
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+    from statemgr import Serde
+
+_NAME = re.compile(r"(?!_x_)[A-Za-z_][A-Za-z0-9_]*\Z")
+#: Spark's types without parts → Avro's.
+_PLAIN = {
+    "NullType": "null",
+    "BooleanType": "boolean",
+    "ByteType": "int",
+    "ShortType": "int",
+    "IntegerType": "int",
+    "LongType": "long",
+    "FloatType": "float",
+    "DoubleType": "double",
+    "StringType": "string",
+    "BinaryType": "bytes",
+    "DateType": "int",
+    "TimestampType": "long",
+    "TimestampNTZType": "long",
+    "DayTimeIntervalType": "long",
+}
+_SMALL = {"ByteType": 8, "ShortType": 16}
+#: Avro's promotions between Spark's types, from the written type to the types that can be read instead.
+_ORDER = ("ByteType", "ShortType", "IntegerType", "LongType", "FloatType", "DoubleType")
+_PROMOTIONS = {
+    **{written: set(_ORDER[i + 1 :]) for i, written in enumerate(_ORDER)},
+    "StringType": {"BinaryType"},
+    "BinaryType": {"StringType"},
+}
+_Convert = Callable[[Any], Any]
+
+
+def check_value_types(schema: StructType, what: str) -> None:
+    """Raises: InvalidError that names the first type that cannot be a value."""
+    _avro(schema, what)
+
+
+def value_serde(versions: Sequence[StructType]) -> Serde:
+    """A serde between Spark's internal form of a struct (a tuple) and bytes.
+
+    Args:
+        versions: every schema that the variable has had, oldest first. The last one is written.
+    """
+    from statemgr import Serde
+
+    schema = versions[-1]
+    avro = avro_serde([json.dumps(_avro(version, "state")) for version in versions])
+    pack, unpack = _converters(schema)
+
+    def serialize(value: Any) -> bytes:
+        if len(value) != len(schema.fields):
+            raise InvalidError(f"{len(schema.fields)} fields are required while {len(value)} values are provided")
+        try:
+            packed = pack(value)
+        except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            raise InvalidError(f"a value does not have the types {schema.simpleString()}: {error}") from error
+        return avro.serialize(packed)
+
+    return Serde(serialize, lambda data: unpack(avro.deserialize(data)), "spark-state")
+
+
+def unreadable(written: DataType, read: DataType, path: str = "") -> str | None:
+    """The first place where ``read`` cannot resolve what ``written`` wrote, by Avro's rules; None if it can."""
+    old, new = type(written).__name__, type(read).__name__
+    if new in _PROMOTIONS.get(old, ()):
+        return None
+    if old == new == "StructType":
+        fields = {field.name: field.dataType for field in written.fields}  # type: ignore[attr-defined]
+        found = (
+            unreadable(fields[field.name], field.dataType, f"{path}.{field.name}" if path else field.name)
+            for field in read.fields  # type: ignore[attr-defined]
+            if field.name in fields
+        )
+        return next(filter(None, found), None)
+    if old == new == "ArrayType":
+        return unreadable(written.elementType, read.elementType, f"{path}.element")  # type: ignore[attr-defined]
+    if old == new == "MapType":
+        return unreadable(written.keyType, read.keyType, f"{path}.key") or unreadable(  # type: ignore[attr-defined]
+            written.valueType,  # type: ignore[attr-defined]
+            read.valueType,  # type: ignore[attr-defined]
+            f"{path}.value",
+        )
+    if written.simpleString() == read.simpleString():
+        return None
+    return f"{path or 'the value'} was {written.simpleString()} and is {read.simpleString()}"
+
+
+def _avro(kind: DataType, path: str) -> Any:
+    """The Avro type. Raises: InvalidError for a type that has none."""
+    name = type(kind).__name__
+    if name in _PLAIN:
+        return _PLAIN[name]
+    if name == "DecimalType":
+        return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}  # type: ignore[attr-defined]
+    if name == "StructType":
+        named = [(_name(field.name), field.dataType) for field in kind.fields]  # type: ignore[attr-defined]
+        fields = [{"name": at, "type": _nullable(part, f"{path}.{at}"), "default": None} for at, part in named]
+        return {"type": "record", "name": path, "fields": fields}
+    if name == "ArrayType":
+        return {"type": "array", "items": _nullable(kind.elementType, f"{path}._e")}  # type: ignore[attr-defined]
+    if name == "MapType":
+        entry = [
+            {"name": "key", "type": _nullable(kind.keyType, f"{path}._k"), "default": None},  # type: ignore[attr-defined]
+            {"name": "value", "type": _nullable(kind.valueType, f"{path}._v"), "default": None},  # type: ignore[attr-defined]
+        ]
+        return {"type": "array", "items": {"type": "record", "name": f"{path}._entry", "fields": entry}}
+    raise InvalidError(
+        f"a state variable has a value of type {kind.simpleString()}, which cannot be stored",
+        hint="declare another type and convert the values",
+        at=path,
+    )
+
+
+def _nullable(kind: DataType, path: str) -> Any:
+    avro = _avro(kind, path)
+    return avro if avro == "null" else ["null", avro]
+
+
+def _name(name: str) -> str:
+    return name if _NAME.match(name) else "_x_" + name.encode().hex()
+
+
+def _converters(kind: DataType) -> tuple[_Convert, _Convert]:
+    """From Spark's internal form to what Avro writes, and back. Neither is called with None."""
+    name = type(kind).__name__
+    if name == "StructType":
+        parts = [(_name(field.name), *_optional(field.dataType)) for field in kind.fields]  # type: ignore[attr-defined]
+        return (
+            lambda value: {at: pack(item) for (at, pack, _), item in zip(parts, value, strict=True)},
+            lambda record: tuple(unpack(record[at]) for at, _, unpack in parts),
+        )
+    if name == "ArrayType":
+        pack, unpack = _optional(kind.elementType)  # type: ignore[attr-defined]
+        return lambda value: [pack(item) for item in value], lambda items: [unpack(item) for item in items]
+    if name == "MapType":
+        pack_key, unpack_key = _optional(kind.keyType)  # type: ignore[attr-defined]
+        pack_value, unpack_value = _optional(kind.valueType)  # type: ignore[attr-defined]
+        return (
+            lambda value: [{"key": pack_key(k), "value": pack_value(v)} for k, v in value.items()],
+            lambda items: {unpack_key(item["key"]): unpack_value(item["value"]) for item in items},
+        )
+    if name == "DecimalType":
+        quantum = Decimal(1).scaleb(-kind.scale)  # type: ignore[attr-defined]
+        return lambda value: Decimal(value).quantize(quantum, ROUND_HALF_UP), _same
+    if name == "BinaryType":
+        return bytes, bytearray
+    if name in _SMALL:
+        return _within(_SMALL[name]), _same
+    return _same, _same
+
+
+def _optional(kind: DataType) -> tuple[_Convert, _Convert]:
+    pack, unpack = _converters(kind)
+    return (
+        pack if pack is _same else lambda value: None if value is None else pack(value),
+        unpack if unpack is _same else lambda value: None if value is None else unpack(value),
+    )
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _within(bits: int) -> _Convert:
+    end = 1 << (bits - 1)
+
+    def check(value: Any) -> Any:
+        if not -end <= value < end:
+            raise ValueError(f"{value} does not fit into {bits} bits")
+        return value
+
+    return check

@@ -1,0 +1,232 @@
+"""Stateful processors for tests, written against PySpark alone, and the same query on both engines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import LongType, StructField, StructType
+
+from spark_integration import RunningQuery, stateful
+from tests.kafka_jobs import wait_until
+from tests.spark.conftest import Pipeline
+
+INPUT = "id string, n bigint, t timestamp"
+#: Settings with which Spark runs processors.
+ENGINE = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.shuffle.partitions": "2",
+}
+Batches = list[list[tuple[Any, ...]]]
+COUNT = StructType([StructField("count", LongType())])
+
+
+@dataclass
+class Comparison:
+    """One topic that both engines read in the same batches."""
+
+    job: Pipeline
+    rows_per_batch: int = 4
+    keys: tuple[str, ...] = ("id",)
+    input: str = INPUT
+    produced: int = 0
+
+    def produce(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Put rows on the topic, which has one partition."""
+        producer = Producer({"bootstrap.servers": self.job.kafka.bootstrap_servers})
+        for row in rows:
+            producer.produce(self.job.topic, value=json.dumps(row))
+            self.produced += 1
+        assert producer.flush(30) == 0
+
+    def rows(self, starting_offsets: str) -> DataFrame:
+        """The parsed input."""
+        parsed = sf.from_json(sf.col("value").cast("string"), self.input).alias("row")
+        return self.job.rows(starting_offsets, self.rows_per_batch).select(parsed).select("row.*")
+
+    def on_spark(
+        self, processor: StatefulProcessor, output: Any, mode: str = "none", *, pandas: bool = False
+    ) -> Batches:
+        """The batches' rows on Spark's own engine, sorted, without empty batches."""
+        groups = self.rows("earliest").groupBy(*self.keys)
+        transform = groups.transformWithStateInPandas if pandas else groups.transformWithState
+        batches: Batches = []
+        before = {name: self.job.spark.conf.get(name, None) for name in ENGINE}
+        for name, value in ENGINE.items():
+            self.job.spark.conf.set(name, value)
+        try:
+            frame = transform(processor, output, "Update", mode)
+            writer = (
+                frame.writeStream.outputMode("update")
+                .foreachBatch(lambda df, _: batches.append(_sorted(df)))
+                .option("checkpointLocation", (self.job.directory / "spark-location").as_uri())
+            )
+            if mode.lower() == "none":
+                writer.trigger(availableNow=True).start().awaitTermination()
+            else:
+                self._while_batches_go_on(writer.start())
+        finally:
+            for name, old in before.items():
+                if old is None:
+                    self.job.spark.conf.unset(name)
+                else:
+                    self.job.spark.conf.set(name, old)
+        return [batch for batch in batches if batch]
+
+    def _while_batches_go_on(self, running: StreamingQuery) -> None:
+        """With a clock Spark makes batches without end: stop after the input was read."""
+        try:
+            wait_until(lambda: sum(progress.numInputRows for progress in running.recentProgress) >= self.produced, 120)
+        finally:
+            running.stop()
+
+    def on_statemgr(
+        self, processor: StatefulProcessor, output: Any, mode: str = "none", *, pandas: bool = False
+    ) -> Batches:
+        """The batches' rows with state in statemgr, sorted, without empty batches."""
+        batches: Batches = []
+        self.run(processor, output, mode, pandas=pandas, write=lambda df, _: batches.append(_sorted(df)))
+        return [batch for batch in batches if batch]
+
+    def run(
+        self,
+        processor: StatefulProcessor,
+        output: Any,
+        mode: str = "none",
+        *,
+        pandas: bool = False,
+        write: Callable[[DataFrame, int], None] = lambda df, sequence: None,
+        config: Any = None,
+    ) -> RunningQuery:
+        """Run everything that is there, with state in statemgr."""
+        groups = stateful(self.rows, *self.keys, config=config or self.job.config)
+        transform = groups.transformWithStateInPandas if pandas else groups.transformWithState
+        running = (
+            transform(processor, output, "Update", mode)
+            .writeStream.outputMode("update")
+            .foreachBatch(write)
+            .option("checkpointLocation", self.job.location.as_uri())
+            .trigger(availableNow=True)
+            .start()
+        )
+        running.awaitTermination()
+        return running
+
+
+def _sorted(rows: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row) for row in rows.collect()), key=repr)
+
+
+class Counting(StatefulProcessor):
+    """Value state: the number of rows of a key."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.state = handle.getValueState("count", COUNT)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        count = self.state.get()[0] if self.state.exists() else 0
+        total = 0
+        for row in rows:
+            assert row.id == key[0]
+            count += 1
+            total += row.n
+        self.state.update((count,))
+        if count % 5 == 0:
+            self.state.clear()
+        yield Row(id=key[0], count=count, total=total)
+
+    def close(self) -> None:
+        pass
+
+
+class CountingInPandas(Counting):
+    """The same with data frames."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        count = self.state.get()[0] if self.state.exists() else 0
+        total = 0
+        for frame in rows:
+            count += len(frame)
+            total += int(frame["n"].sum())
+        self.state.update((count,))
+        if count % 5 == 0:
+            self.state.clear()
+        yield pd.DataFrame({"id": key, "count": count, "total": total})
+
+
+class Lists(StatefulProcessor):
+    """Every method of list state."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.state = handle.getListState("seen", "n bigint, text string")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            if row.n % 5 == 0:
+                self.state.put([(row.n, "put"), (None, None)])
+            elif row.n % 5 == 1:
+                self.state.appendList([(row.n, "a"), (row.n, "b")])
+            elif row.n % 7 == 2:
+                self.state.clear()
+            else:
+                self.state.appendValue((row.n, None))
+        yield Row(id=key[0], seen=repr(list(self.state.get())), exists=self.state.exists())
+
+
+class Maps(StatefulProcessor):
+    """Every method of map state. The order of a map is not compared."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.state = handle.getMapState("by_n", "n bigint, text string", "count bigint")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        notes = []
+        for row in rows:
+            at = (row.n % 3, "k" if row.n % 2 else None)
+            if row.n % 11 == 0:
+                self.state.clear()
+            elif row.n % 4 == 0:
+                self.state.removeKey(at)
+            else:
+                old = self.state.getValue(at)
+                notes.append((self.state.containsKey(at), None if old is None else tuple(old)))
+                self.state.updateValue(at, ((old[0] if old else 0) + 1,))
+        pairs = sorted(((tuple(k), tuple(v)) for k, v in self.state.iterator()), key=repr)
+        keys = sorted((tuple(k) for k in self.state.keys()), key=repr)
+        values = sorted(tuple(v) for v in self.state.values())
+        yield Row(id=key[0], seen=repr((notes, pairs, keys, values)), exists=self.state.exists())
+
+
+class Timers(StatefulProcessor):
+    """Timers that have expired when they are registered fire in the same batch. The order of a list is not compared."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        ns = [row.n for row in rows]
+        for n in ns:
+            self.handle.registerTimer(n)
+        self.handle.registerTimer(4_000_000_000_000)
+        self.handle.deleteTimer(max(ns))
+        self.handle.deleteTimer(12345)
+        assert timerValues.getCurrentProcessingTimeInMs() > 1_700_000_000_000
+        seen = sorted(self.handle.listTimers())
+        yield Row(id=key[0], seen=repr((seen, timerValues.getCurrentWatermarkInMs())), exists=True)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        expiry = expiredTimerInfo.getExpiryTimeInMs()
+        left = sorted(self.handle.listTimers())
+        if expiry < 100:
+            self.handle.registerTimer(expiry + 100)  # fires in the next batch
+        yield Row(id=key[0], seen=repr(("fired", type(key).__name__, expiry, left)), exists=False)

@@ -1,0 +1,204 @@
+"""Stateful processors, unchanged, with state in statemgr: the batches of Spark's own engine, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from spark_integration import stateful
+from statemgr.errors import InvalidError
+from tests.jobs import DUAL
+from tests.spark.conftest import Pipeline
+from tests.spark.processors import Comparison, Counting, CountingInPandas, Lists, Maps, Timers
+
+MakePipeline = Callable[..., Pipeline]
+COUNTS = "id string, count bigint, total bigint"
+SEEN = "id string, seen string, exists boolean"
+long = pytest.mark.long
+
+
+@pytest.fixture
+def comparison(pipeline: MakePipeline) -> Comparison:
+    """A topic with one partition, and a job of two tasks."""
+    return Comparison(pipeline(tasks=2, partitions=1))
+
+
+def numbered(count: int) -> list[dict[str, Any]]:
+    """Rows of three keys, null among them."""
+    return [{"id": ("a", "b", None)[i % 3], "n": (7 * i) % 23} for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("processor", "output", "pandas"),
+    [
+        pytest.param(Counting(), COUNTS, False, id="value", marks=long),
+        pytest.param(CountingInPandas(), COUNTS, True, id="pandas"),
+        pytest.param(Lists(), SEEN, False, id="list", marks=long),
+        pytest.param(Maps(), SEEN, False, id="map"),
+    ],
+)
+def test_the_same_batches_as_on_spark(
+    comparison: Comparison, processor: StatefulProcessor, output: str, pandas: bool
+) -> None:
+    """Batch by batch, every row and every text."""
+    comparison.produce(numbered(16))
+
+    found = comparison.on_statemgr(processor, output, pandas=pandas)
+
+    assert found == comparison.on_spark(processor, output, pandas=pandas)
+    assert len(found) == 4
+
+
+@long
+def test_timers_fire_as_on_spark(comparison: Comparison) -> None:
+    """Timers of processing time that have expired: in the same batches, with the same lists. On Spark batches go on
+    without input."""
+    comparison.produce(numbered(16))
+
+    found = comparison.on_statemgr(Timers(), SEEN, "ProcessingTime")
+
+    assert found == comparison.on_spark(Timers(), SEEN, "ProcessingTime")[:4]
+    assert any("fired" in row[1] for row in found[1])
+
+
+@pytest.mark.parametrize("factory", DUAL)
+def test_state_goes_on_elsewhere(comparison: Comparison, factory: str) -> None:
+    """A lost checkpoint location, and a machine that has nothing: the processor finds its state in either backend."""
+    rows: set[tuple[Any, ...]] = set()  # a new location gives the last sequence again
+
+    def write(df: Any, sequence: int) -> None:
+        rows.update((sequence, *row) for row in df.collect())
+
+    comparison.produce([{"id": "a", "n": 1}, {"id": "b", "n": 2}])
+    comparison.run(Counting(), COUNTS, write=write)
+    shutil.rmtree(comparison.job.location)
+    comparison.produce([{"id": "b", "n": 3}])
+    comparison.run(Counting(), COUNTS, write=write, config=comparison.job.elsewhere(factory))
+
+    assert rows == {(1, "a", 1, 1), (1, "b", 1, 2), (2, "b", 2, 3)}
+
+
+class Once(StatefulProcessor):
+    """Notes the batch's time in a file, and fails until there is another file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def init(self, handle: Any) -> None:
+        self.state = handle.getValueState("count", "count bigint", 1000)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        with (self.directory / "times").open("a") as file:
+            file.write(f"{timerValues.getCurrentProcessingTimeInMs()}\n")
+        self.state.update((len(list(rows)),))
+        if not (self.directory / "go").exists():
+            raise ValueError("not yet")
+        yield Row(id=key[0], seen="", exists=self.state.exists())
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_batch_that_runs_again_sees_the_same_time(comparison: Comparison) -> None:
+    """So expiries are the same, also when the query was started again in between."""
+    comparison.produce([{"id": "a", "n": 1}])
+    processor = Once(comparison.job.directory)
+    with pytest.raises(StreamingQueryException, match="not yet"):
+        comparison.run(processor, SEEN, "ProcessingTime")
+    (comparison.job.directory / "go").touch()
+
+    comparison.run(processor, SEEN, "ProcessingTime")
+
+    times = (comparison.job.directory / "times").read_text().splitlines()
+    assert len(times) >= 2
+    assert len(set(times)) == 1
+
+
+class Declaring(Counting):
+    """Counting, with a state of another type."""
+
+    def __init__(self, *columns: StructField) -> None:
+        self.columns = columns
+
+    def init(self, handle: Any) -> None:
+        self.state = handle.getValueState("count", StructType([*self.columns]))
+
+
+def test_a_schema_that_changes(comparison: Comparison) -> None:
+    """One that Avro's rules resolve goes on; another is refused before a batch starts, and publishes nothing."""
+    count, note = StructField("count", LongType()), StructField("note", StringType())
+    found: list[tuple[Any, ...]] = []
+
+    def write(df: Any, sequence: int) -> None:
+        found.extend(tuple(row) for row in df.collect())
+
+    comparison.produce([{"id": "a", "n": 1}])
+    comparison.run(Declaring(count), COUNTS, write=write)
+    comparison.produce([{"id": "a", "n": 1}])
+
+    with pytest.raises(InvalidError, match="count was bigint and is string"):
+        comparison.run(Declaring(StructField("count", StringType())), COUNTS, write=write)
+    with pytest.raises(InvalidError, match="time mode none, and the query has processingtime"):
+        comparison.run(Declaring(count), COUNTS, "ProcessingTime", write=write)
+    assert found == [("a", 1, 1)]
+
+    class Wider(Declaring):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+            old, note = self.state.get()
+            self.state.update((old + len(list(rows)), "noted"))
+            yield Row(id=key[0], count=self.state.get()[0], total=None if note is None else 0)
+
+    comparison.run(Wider(count, note), COUNTS, write=write)
+    comparison.produce([{"id": "a", "n": 1}])
+    comparison.run(Wider(count, note), COUNTS, write=write)
+    assert found == [("a", 1, 1), ("a", 2, None), ("a", 3, 0)]
+
+
+def test_a_store_that_no_processor_wrote(pipeline: MakePipeline) -> None:
+    """Its keys would be taken for a processor's."""
+    job = pipeline(tasks=2, partitions=1)
+    job.produce(5)
+    job.run()
+    groups = stateful(job.rows, "key", config=job.config)
+    writer = groups.transformWithState(Counting(), COUNTS, "Update", "None").writeStream.foreachBatch(print)
+
+    with pytest.raises(InvalidError, match="state that no processor wrote"):
+        writer.option("checkpointLocation", job.location.as_uri()).start()
+
+
+def test_what_is_not_there_yet_is_named(comparison: Comparison) -> None:
+    """Nothing is left out without a word."""
+    groups = stateful(comparison.rows, "id", config=comparison.job.config)
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: groups.transformWithState(Counting(), COUNTS, "Update", "EventTime"), "EventTime"),
+        (lambda: groups.transformWithState(Counting(), COUNTS, "Update", "None", initialState=groups), "initialState"),
+        (lambda: groups.transformWithState(Counting(), COUNTS, "Complete", "None"), "Complete"),
+        (lambda: groups.transformWithState(Counting(), COUNTS, "Update", "Sometimes"), "Sometimes"),
+        (lambda: groups.applyInPandasWithState(print, COUNTS, "a int", "update", "NoTimeout"), "applyInPandas"),
+        (lambda: stateful(comparison.rows, config=comparison.job.config), "column to group by"),
+    ]
+    frame = groups.transformWithState(Counting(), COUNTS, "Update", "None")
+    calls += [
+        (lambda: frame.writeStream.foreach(print), "foreach"),
+        (lambda: frame.writeStream.format("kafka"), "kafka"),
+        (lambda: frame.writeStream.toTable("t"), "toTable"),
+        (lambda: frame.writeStream.partitionBy("id"), "partitionBy"),
+        (lambda: frame.writeStream.outputMode("append"), "output mode"),
+        (lambda: frame.writeStream.foreachBatch(print).start("/tmp/x"), "start"),
+    ]
+    for call, name in calls:
+        with pytest.raises(InvalidError, match=name):
+            call()
+    for bad, name in ((("nothing",), "nothing"), (("id", "m"), "m")):
+        one = Comparison(comparison.job, keys=bad, input="id string, n bigint, m map<string,int>")
+        with pytest.raises(InvalidError, match="column") as caught:
+            one.run(Counting(), COUNTS)
+        assert caught.value.where["column"] == name

@@ -1,0 +1,353 @@
+"""A stateful processor over a real store, without a Spark session: expiry, timers, lists, schemas, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import IntegerType, LongType, Row, StringType, StructField, StructType
+
+from spark_integration.context import StateContext
+from spark_integration.processors.groups import Form
+from spark_integration.processors.handle import Discovery
+from spark_integration.processors.run import ProcessorRun
+from spark_integration.processors.variables import Record
+from statemgr.errors import CorruptRecord, InvalidError
+from tests.open_stores import TASK, CommittedStore
+
+KEY = StructType([StructField("id", StringType())])
+NUMBER = StructType([StructField("n", LongType())])
+OUT = StructType([StructField("id", StringType()), StructField("seen", StringType())])
+FORM = Form(pandas=False, timezone="UTC", safe=False, rows_per_frame=100)
+Act = Callable[[Any, list[int]], Any]
+
+
+class Scripted(StatefulProcessor):
+    """Declares what it is given, and calls ``act`` for each key with the numbers of its rows."""
+
+    def __init__(self, declare: Callable[[Any], None], act: Act) -> None:
+        self.declare, self.act = declare, act
+        self.expired: list[int] = []
+        self.closed = 0
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.states = self.declare(handle)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        yield Row(id=key[0], seen=repr(self.act(self, [row.n for row in rows])))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
+        self.expired.append(expiredTimerInfo.getExpiryTimeInMs())
+        yield Row(id=key[0], seen=f"fired {expiredTimerInfo.getExpiryTimeInMs()}")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Task:
+    """A task with one store, which runs batches of a processor and commits each."""
+
+    def __init__(self, directory: Path) -> None:
+        self.job = CommittedStore(directory, track=True, settings={})
+        self.record = Record(KEY, "processingtime", {})
+
+    def batch(
+        self,
+        processor: StatefulProcessor,
+        rows: list[tuple[str | None, int]],
+        time_ms: int,
+        mode: str = "processingtime",
+    ) -> list[tuple[Any, ...]]:
+        """Run a batch of sorted rows at a time, and commit. Returns: the output."""
+        discovery = Discovery(mode)
+        processor.init(discovery)
+        declared = discovery.found()
+        self.record = Record.from_bytes(self.record.with_declared(declared).to_bytes())
+        run = ProcessorRun(processor, "totals", KEY, OUT, mode, FORM, self.record.variables, declared.parsed)
+        time = datetime.fromtimestamp(time_ms / 1000, UTC)
+        context = StateContext(TASK, 1, time, None, "a")
+        arrow = pa.RecordBatch.from_pydict({"id": [i for i, _ in rows], "n": [n for _, n in rows]})
+        found = [
+            tuple(row.values())
+            for b in run(iter([arrow]), {"totals": self.job.store}, context)
+            for row in b.to_pylist()
+        ]
+        self.job.publish(self.job.freeze())
+        self.job.reopen()
+        return found
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Iterator[Task]:
+    """A task with an empty store."""
+    found = Task(tmp_path)
+    yield found
+    found.job.close()
+
+
+def value(ttl: int | None = None) -> Callable[[Any], Any]:
+    """Declares a value state."""
+    return lambda handle: handle.getValueState("value", NUMBER, ttl)
+
+
+def test_a_value_expires_with_the_batch_whose_time_reaches_its_ttl(task: Task) -> None:
+    """An update renews the TTL. Expired values are invisible, and their deletes reach the changelog."""
+
+    def act(processor: Any, numbers: list[int]) -> Any:
+        before = processor.states.get()
+        if numbers[0]:
+            processor.states.update((numbers[0],))
+        return before
+
+    processor = Scripted(value(ttl=100), act)
+    assert task.batch(processor, [("a", 1), ("b", 2)], 1000) == [("a", "None"), ("b", "None")]
+    assert task.batch(processor, [("a", 3)], 1050) == [("a", "(1,)")]
+    assert task.batch(processor, [("a", 0), ("b", 0)], 1099) == [("a", "(3,)"), ("b", "(2,)")]
+    assert task.batch(processor, [("b", 0)], 1100) == [("b", "None")]
+    assert len(task.job.changelog) == 2  # the value of a, and its entry in the index
+    assert task.batch(processor, [("a", 0)], 1150) == [("a", "None")]
+    assert task.job.changelog == {}
+
+
+def test_a_cleared_value_leaves_nothing(task: Task) -> None:
+    """Neither in the index of expiries."""
+
+    def act(processor: Any, numbers: list[int]) -> Any:
+        processor.states.update((1,))
+        processor.states.clear()
+        return processor.states.exists()
+
+    assert task.batch(Scripted(value(ttl=100), act), [("a", 1)], 1000) == [("a", "False")]
+    assert task.job.changelog == {}
+
+
+def test_elements_of_a_list_expire_one_by_one(task: Task) -> None:
+    """Appending goes on behind what has gone, and a list without elements leaves nothing."""
+
+    def act(processor: Any, numbers: list[int]) -> Any:
+        processor.states.appendList([(n,) for n in numbers if n]) if any(numbers) else None
+        return [n for (n,) in processor.states.get()], processor.states.exists()
+
+    processor = Scripted(lambda handle: handle.getListState("list", NUMBER, 100), act)
+    assert task.batch(processor, [("a", 1), ("a", 2)], 1000) == [("a", "([1, 2], True)")]
+    assert task.batch(processor, [("a", 3)], 1050) == [("a", "([1, 2, 3], True)")]
+    assert task.batch(processor, [("a", 0)], 1100) == [("a", "([3], True)")]
+    assert task.batch(processor, [("a", 4)], 1120) == [("a", "([3, 4], True)")]
+    assert task.batch(processor, [("b", 0)], 1300) == [("b", "([], False)")]
+    assert task.job.changelog == {}
+
+
+def test_a_long_list_is_read_replaced_and_cleared(task: Task) -> None:
+    """More elements than one read takes."""
+
+    def act(processor: Any, numbers: list[int]) -> Any:
+        if numbers == [0]:
+            processor.states.clear()
+        elif len(numbers) == 1:
+            processor.states.put([(numbers[0],)])
+        else:
+            processor.states.appendList([(n,) for n in numbers])
+        return sum(n for (n,) in processor.states.get())
+
+    processor = Scripted(lambda handle: handle.getListState("list", NUMBER), act)
+    rows = [("a", n) for n in range(2500)]
+    assert task.batch(processor, rows, 1000) == [("a", str(sum(range(2500))))]
+    assert task.batch(processor, [("a", 7)], 1000) == [("a", "7")]
+    assert len(task.job.changelog) == 2
+    assert task.batch(processor, [("a", 0)], 1000) == [("a", "0")]
+    assert task.job.changelog == {}
+
+
+def test_entries_of_a_map_expire_one_by_one(task: Task) -> None:
+    """Each by its own update; keys come in their order."""
+
+    def act(processor: Any, numbers: list[int]) -> Any:
+        for n in numbers:
+            if n:
+                processor.states.updateValue((n,), (n * 10,))
+        return [(tuple(k), tuple(v)) for k, v in processor.states.iterator()], processor.states.exists()
+
+    processor = Scripted(lambda handle: handle.getMapState("map", NUMBER, NUMBER, 100), act)
+    assert task.batch(processor, [("a", 5), ("a", -3)], 1000) == [("a", "([((-3,), (-30,)), ((5,), (50,))], True)")]
+    assert task.batch(processor, [("a", 5)], 1050) == [("a", "([((-3,), (-30,)), ((5,), (50,))], True)")]
+    assert task.batch(processor, [("a", 0)], 1100) == [("a", "([((5,), (50,))], True)")]
+    assert task.batch(processor, [("a", 0)], 1150) == [("a", "([], False)")]
+    assert task.job.changelog == {}
+
+
+def test_timers_fire_in_the_order_of_time_at_or_after_it(task: Task) -> None:
+    """A timer fires once, with the key that registered it; deleted ones do not, and nothing is left of them."""
+
+    def act(processor: Any, numbers: list[int]) -> Any:
+        for n in numbers:
+            processor.handle.registerTimer(n) if n > 0 else processor.handle.deleteTimer(-n)
+        return list(processor.handle.listTimers())
+
+    processor = Scripted(lambda handle: None, act)
+    rows: list[tuple[str | None, int]] = [(None, 1100), ("a", 1200), ("a", 1050), ("a", 1000)]
+    assert task.batch(processor, rows, 1000) == [(None, "[1100]"), ("a", "[1000, 1050, 1200]"), ("a", "fired 1000")]
+    assert task.batch(processor, [("b", 5000)], 1150) == [("b", "[5000]"), ("a", "fired 1050"), (None, "fired 1100")]
+    assert task.batch(processor, [("a", -1200), ("b", -5000)], 9000) == [("a", "[]"), ("b", "[]")]
+    assert task.job.changelog == {}
+    assert processor.closed == 3
+
+
+def test_keys_that_begin_alike_are_apart(task: Task) -> None:
+    """Also null, empty and with zero bytes; and variables whose names begin alike."""
+
+    def declare(handle: Any) -> Any:
+        return [handle.getMapState(name, NUMBER, NUMBER) for name in ("m", "m\x00", "mm")]
+
+    def act(processor: Any, numbers: list[int]) -> Any:
+        for i, state in enumerate(processor.states):
+            assert not state.exists()
+            state.updateValue((i,), (i,))
+        return [[tuple(k) for k in state.keys()] for state in processor.states]  # noqa: SIM118
+
+    ids = [None, "", "\x00", "\x00\x01", "a", "a\x00", "aa"]
+    found = task.batch(Scripted(declare, act), [(i, 1) for i in ids], 1000)
+    assert found == [(i, "[[(0,)], [(1,)], [(2,)]]") for i in ids]
+
+
+def test_a_deleted_variable_is_gone_for_every_key(task: Task) -> None:
+    """The deletes reach the changelog, and the name can be declared with another type."""
+    task.batch(Scripted(value(), lambda p, n: p.states.update((n[0],))), [("a", 1), ("b", 2)], 1000)
+    assert len(task.job.changelog) == 2
+
+    task.batch(Scripted(lambda handle: handle.deleteIfExists("value"), lambda p, n: None), [("a", 1)], 1000)
+
+    assert task.job.changelog == {}
+    assert task.record.variables == {}
+    text = StructType([StructField("n", StringType())])
+    other = Scripted(lambda handle: handle.getValueState("value", text), lambda p, n: p.states.get())
+    assert task.batch(other, [("a", 1)], 1000) == [("a", "None")]
+
+
+def test_values_of_older_schemas_are_read_with_the_newest(task: Task) -> None:
+    """A field is added, another gone, and a number is wider; a second change still reads what the first one wrote."""
+    first = StructType([StructField("n", IntegerType()), StructField("old", StringType())])
+    second = StructType([StructField("n", LongType()), StructField("new", StringType())])
+    third = StructType([StructField("new", StringType()), StructField("n", LongType())])
+
+    def keep(schema: StructType, *values: Any) -> Scripted:
+        return Scripted(lambda handle: handle.getValueState("value", schema), lambda p, n: p.states.update(values))
+
+    def read(schema: StructType) -> Scripted:
+        return Scripted(lambda handle: handle.getValueState("value", schema), lambda p, n: p.states.get())
+
+    task.batch(keep(first, 1, "x"), [("a", 1)], 1000)
+    task.batch(keep(second, 2**40, "y"), [("b", 1)], 1000)
+    assert task.batch(read(third), [("a", 1), ("b", 1)], 1000) == [("a", "(None, 1)"), ("b", f"('y', {2**40})")]
+    assert task.batch(read(second), [("a", 1)], 1000) == [("a", "(1, None)")]
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda h: h.getListState("value", NUMBER), "was a value state and is a list state"),
+        (lambda h: h.getValueState("value", NUMBER, 5), "without a TTL and is now with one"),
+        (
+            lambda h: h.getValueState("value", StructType([StructField("n", StringType())])),
+            "n was bigint and is string",
+        ),
+        (lambda h: h.getValueState("value", StructType([StructField("n", IntegerType())])), "n was bigint and is int"),
+        (lambda h: h.getMapState("map", StructType([StructField("k", StringType())]), NUMBER), "keys of the map state"),
+        (lambda h: h.getMapState("map", NUMBER, StructType([StructField("n", StringType())])), "n was bigint"),
+    ],
+)
+def test_a_change_that_cannot_be_resolved(task: Task, declare: Callable[[Any], None], message: str) -> None:
+    """It is refused by what the record says, before anything runs."""
+
+    def both(handle: Any) -> Any:
+        return handle.getValueState("value", NUMBER), handle.getMapState("map", NUMBER, NUMBER)
+
+    task.batch(Scripted(both, lambda p, n: None), [("a", 1)], 1000)
+
+    with pytest.raises(InvalidError, match=message) as caught:
+        task.batch(Scripted(declare, lambda p, n: None), [("a", 1)], 1000)
+    assert caught.value.hint
+
+
+def test_other_columns_or_another_time_mode() -> None:
+    """State is found by its key, and timers mean the clock that they were made for."""
+    record = Record(KEY, "processingtime", {})
+    with pytest.raises(InvalidError, match="grouped by id string, and the query by id bigint"):
+        record.check_same(StructType([StructField("id", LongType())]), "processingtime")
+    with pytest.raises(InvalidError, match="time mode processingtime, and the query has none"):
+        record.check_same(KEY, "none")
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"format": 2}', b'{"format": 1, "key": 5}'])
+def test_a_record_that_cannot_be_read(data: bytes) -> None:
+    """A typed error."""
+    with pytest.raises(CorruptRecord):
+        Record.from_bytes(data)
+
+
+def test_values_of_wrong_types_are_refused(task: Task) -> None:
+    """Spark stores null instead, without a word."""
+    for wrong in (("text",), (1.5,), (1, 2), (2**70,)):
+        processor = Scripted(value(), lambda p, n, wrong=wrong: p.states.update(wrong))  # type: ignore[misc]
+        with pytest.raises(InvalidError):
+            task.batch(processor, [("a", 1)], 1000)
+
+
+def test_state_that_init_declares_on_an_executor_alone(task: Task) -> None:
+    """Its schema would be in no record."""
+    calls = []
+
+    def declare(handle: Any) -> None:
+        calls.append(1)
+        handle.getValueState(f"value{len(calls)}", NUMBER)
+
+    with pytest.raises(InvalidError, match="on an executor, but not on the driver"):
+        task.batch(Scripted(declare, lambda p, n: None), [("a", 1)], 1000)
+
+
+def test_state_outside_of_a_key(task: Task) -> None:
+    """In init there is no grouping key."""
+
+    def declare(handle: Any) -> None:
+        handle.getValueState("value", NUMBER).get()
+
+    with pytest.raises(PySparkRuntimeError, match="Implicit key not found"):
+        task.batch(Scripted(declare, lambda p, n: None), [("a", 1)], 1000)
+
+
+def test_wrong_use_has_the_exceptions_of_spark(task: Task) -> None:
+    """As ``PySparkRuntimeError`` with Spark's conditions, which the processor may catch."""
+    conditions = []
+
+    def refused(call: Callable[[], Any]) -> None:
+        with pytest.raises(PySparkRuntimeError, match=r"STATEFUL_PROCESSOR_|EMPTY_LIST_VALUE") as caught:
+            call()
+        conditions.append(str(caught.value).partition("[")[2].partition("]")[0].removeprefix("STATEFUL_PROCESSOR_"))
+
+    def declare(handle: Any) -> Any:
+        found = handle.getListState("list", NUMBER)
+        refused(lambda: handle.getValueState("list", NUMBER))
+        refused(lambda: handle.getValueState("ttl", NUMBER, 0))
+        refused(lambda: handle.getValueState("ttl", NUMBER, 5))
+        refused(lambda: handle.registerTimer(1))
+        return found
+
+    def act(processor: Any, numbers: list[int]) -> None:
+        conditions.clear()
+        refused(lambda: processor.handle.getValueState("late", NUMBER))
+        refused(lambda: processor.handle.deleteIfExists("list"))
+        refused(lambda: processor.handle.deleteTimer(1))
+        refused(lambda: processor.handle.listTimers())
+        refused(lambda: processor.states.put([]))
+        refused(lambda: processor.states.appendList([]))
+
+    task.record = Record(KEY, "none", {})
+    assert task.batch(Scripted(declare, act), [("a", 1)], 1000, "none") == [("a", "None")]
+    state, mode = (f"CANNOT_PERFORM_OPERATION_WITH_INVALID_{what}" for what in ("HANDLE_STATE", "TIME_MODE"))
+    assert conditions == [state, state, mode, mode, *["ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE"] * 2]
