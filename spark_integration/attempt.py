@@ -66,6 +66,7 @@ class Work:
     sequence: int
     time_ms: int
     watermark_ms: int | None
+    previous_watermark_ms: int | None
 
 
 def worker(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -105,8 +106,14 @@ def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[b
                 opened.attach(name, data)
         # 3. process, 4. keep the output
         own = (work.partitioning.check(batch, task, work.tasks) for batch in rows)
-        watermark = None if work.watermark_ms is None else _time(work.watermark_ms)
-        context = StateContext(task_name(task), work.sequence, _time(work.time_ms), watermark, opened.attempt_id)
+        context = StateContext(
+            task=task_name(task),
+            sequence=work.sequence,
+            batch_time=_time(work.time_ms),
+            watermark=None if work.watermark_ms is None else _time(work.watermark_ms),
+            attempt=opened.attempt_id,
+            previous_watermark=None if work.previous_watermark_ms is None else _time(work.previous_watermark_ms),
+        )
         schema = pa.ipc.read_schema(pa.py_buffer(work.schema))
         produced = checked(work.process(own, opened.stores, context), schema)
         for number, part in enumerate(write(produced, opened.directory(), schema)):

@@ -24,6 +24,7 @@ class StateContext:
         batch_time: when Spark began the batch; the same when the batch runs again.
         watermark: the query's event-time watermark, or None if it has none yet.
         attempt: names this attempt; another attempt at the same task and batch has another name.
+        previous_watermark: that of the published batch before. Spark calls a row late that is not newer than it.
     """
 
     task: str
@@ -31,6 +32,7 @@ class StateContext:
     batch_time: datetime
     watermark: datetime | None
     attempt: str
+    previous_watermark: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,7 +295,7 @@ class Driver:
         return prepared, tuple(restored)
 
     def _work(self, source: BatchInput, checkpoints: SharedCheckpoints) -> Work:
-        plan, published = self._plan, self.published()
+        plan, published, before = self._plan, self.published(), self.published_batch()
         return Work(
             config=json.dumps(plan.config.to_mapping()),
             epoch=self._attempts_epoch().to_bytes(),
@@ -308,6 +308,7 @@ class Driver:
             sequence=1 + max((checkpoint.sequence for checkpoint in published.values()), default=0),
             time_ms=source.time_ms,
             watermark_ms=source.watermark_ms,
+            previous_watermark_ms=None if before is None else before.watermark_ms,
         )
 
     def _publish(self, prepared: list[PreparedCommit], batch: MicroBatch) -> None:

@@ -71,7 +71,7 @@ class StatefulGroups:
     ) -> StatefulFrame:
         """As Spark's: the processor takes and yields ``Row`` objects.
 
-        Raises: InvalidError for an unknown mode, and for what is not supported yet: event time and an initial state.
+        Raises: InvalidError for an unknown mode, and for what is not supported yet: an initial state.
         """
         return self._transformed(
             statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, pandas=False
@@ -110,9 +110,9 @@ class StatefulGroups:
         if mode not in _OUTPUT_MODES:
             raise InvalidError(f"the output mode {output_mode!r} cannot be used", hint="use Append or Update")
         if time not in TIME_MODES:
-            raise InvalidError(f"there is no time mode {time_mode!r}", hint="use None or ProcessingTime")
-        if time == "eventtime":
-            _unsupported("the time mode EventTime", "use ProcessingTime")
+            raise InvalidError(
+                f"there is no time mode {time_mode!r}", hint="there are None, ProcessingTime and EventTime"
+            )
         if initial_state is not None:
             _unsupported("initialState", "fill the state from the first batches of the input")
         if event_time_column:

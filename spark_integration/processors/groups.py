@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
 from pyspark.sql.types import Row, StructType
 
@@ -35,6 +36,25 @@ class Form:
     timezone: str
     safe: bool
     rows_per_frame: int
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """The column with the watermark. ``window``: it is a window, whose end is its time."""
+
+    column: str
+    window: bool
+
+
+def in_time(batches: Iterable[pa.RecordBatch], event_time: EventTime, late_ms: int) -> Iterator[pa.RecordBatch]:
+    """The batches without late rows: those whose time is at or before ``late_ms`` (epoch milliseconds). A row without
+    a time is never late."""
+    for batch in batches:
+        times = batch.column(event_time.column)
+        if event_time.window:
+            times = pc.struct_field(times, "end")
+        micros = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64())
+        yield batch.filter(pc.fill_null(pc.greater(micros, late_ms * 1000), True))
 
 
 def grouped(batches: Iterable[pa.RecordBatch], key: StructType, form: Form) -> Iterator[Group]:

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructField, StructType
 
 from spark_integration.context import Bound
-from spark_integration.processors.groups import Form
+from spark_integration.processors.groups import EventTime, Form
 from spark_integration.processors.handle import Discovery
 from spark_integration.processors.keys import check_key_types
 from spark_integration.processors.run import ProcessorRun
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from statemgr import Checkpoint
+
+#: Spark's metadata of the column that has a watermark.
+_WATERMARK = "spark.watermarkDelayMs"
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,9 @@ class ProcessorProgram:
             safe=settings.get("spark.sql.execution.pandas.convertToArrowArraySafely") == "true",
             rows_per_frame=int(settings.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0) or 10_000,
         )
-        return PreparedProcessor(self, config, _store(config, self.store), key, form, self._declared())
+        event_time = _event_time(rows) if self.time_mode == "eventtime" else None
+        store = _store(config, self.store)
+        return PreparedProcessor(self, config, store, key, form, event_time, self._declared())
 
     def _declared(self) -> Declared:
         """Run ``init`` on a copy, as Spark does: the processor itself is shipped as the user made it."""
@@ -82,6 +87,7 @@ class PreparedProcessor:
     store: str
     key: StructType
     form: Form
+    event_time: EventTime | None
     declared: Declared
 
     def bind(self, checkpoints: Mapping[str, Checkpoint | None]) -> Bound:
@@ -98,6 +104,7 @@ class PreparedProcessor:
             output=program.output,
             time_mode=program.time_mode,
             form=self.form,
+            event_time=self.event_time,
             variables=record.variables,
             parsed=self.declared.parsed,
         )
@@ -118,6 +125,17 @@ class PreparedProcessor:
                 store=self.store,
             )
         return Record(self.key, self.program.time_mode, {})
+
+
+def _event_time(rows: DataFrame) -> EventTime:
+    """The column with the watermark: the first one, as Spark chooses it. Raises: InvalidError if there is none."""
+    for field in rows.schema.fields:
+        if _WATERMARK in field.metadata:
+            return EventTime(field.name, isinstance(field.dataType, StructType))
+    raise InvalidError(
+        "the time mode EventTime needs a watermark, and the input has none",
+        hint="df.withWatermark('time', '10 minutes')",
+    )
 
 
 def _store(config: JobConfig, name: str | None) -> str:

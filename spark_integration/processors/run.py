@@ -3,8 +3,8 @@
 Steps of :class:`ProcessorRun`:
 
 1. ``init``, which finds the state variables in the task's store
-2. ``handleInputRows`` for each group of rows
-3. ``handleExpiredTimer`` for each timer that has expired by the batch's time
+2. ``handleInputRows`` for each group of rows; in event time, without the rows that are late
+3. ``handleExpiredTimer`` for each timer that has expired by the batch's time, or by its watermark
 4. ``close``
 5. delete the state whose TTL has passed
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from spark_integration.context import StateContext
 from spark_integration.processors import timers
-from spark_integration.processors.groups import Form, converted, grouped
+from spark_integration.processors.groups import EventTime, Form, converted, grouped, in_time
 from spark_integration.processors.handle import CLOSED, DATA_PROCESSED, INITIALIZED, TIMER_PROCESSED, StoredHandle
 from spark_integration.processors.keys import decode_key
 from spark_integration.processors.states import Batch, delete_expired, list_prefixes
@@ -44,23 +45,24 @@ class ProcessorRun:
     output: StructType
     time_mode: str
     form: Form
+    event_time: EventTime | None
     variables: Mapping[str, Variable]
     parsed: Mapping[str, StructType]
 
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
-        time_ms = int(context.batch_time.timestamp() * 1000)
-        batch = Batch(stores[self.store], time_ms)
-        produced = self._produced(batches, batch)
+        batch = Batch(stores[self.store], _millis(context.batch_time))
+        if self.event_time is not None:
+            batches = in_time(batches, self.event_time, _millis(context.previous_watermark))
+        produced = self._produced(batches, batch, self._times(batch, context))
         yield from converted(produced, self.output, self.form)
 
-    def _produced(self, batches: Iterator[pa.RecordBatch], batch: Batch) -> Iterator[Any]:
+    def _produced(self, batches: Iterator[pa.RecordBatch], batch: Batch, times: TimerValues) -> Iterator[Any]:
         # 1. init
         handle = StoredHandle(batch, self.time_mode, self.variables, self.parsed)
         self.processor.init(handle)
         handle.phase = INITIALIZED
-        times = self._times(batch)
         # 2. rows
         for encoded, key, rows in grouped(batches, self.key, self.form):
             batch.set_key(encoded)
@@ -76,14 +78,23 @@ class ProcessorRun:
         # 5. TTL
         delete_expired(batch, list_prefixes(handle.declared.values()))
 
-    def _times(self, batch: Batch) -> TimerValues:
-        return TimerValues() if self.time_mode == "none" else TimerValues(batch.time_ms, 0)
+    def _times(self, batch: Batch, context: StateContext) -> TimerValues:
+        if self.time_mode == "none":
+            return TimerValues()
+        return TimerValues(batch.time_ms, _millis(context.watermark))
 
     def _expired_timers(self, batch: Batch, times: TimerValues) -> Iterator[Any]:
         if self.time_mode == "none":
             return
-        for encoded, time_ms in timers.expired(batch.store, batch.time_ms):
+        by_event = self.time_mode == "eventtime"
+        until_ms = times.getCurrentWatermarkInMs() if by_event else times.getCurrentProcessingTimeInMs()
+        for encoded, time_ms in timers.expired(batch.store, until_ms):
             batch.set_key(encoded)
             key = self.key.fromInternal(decode_key(self.key, encoded)[0])
             yield from self.processor.handleExpiredTimer(key, times, ExpiredTimerInfo(time_ms))
             timers.delete(batch.store, encoded, time_ms)
+
+
+def _millis(time: datetime | None) -> int:
+    """Epoch milliseconds; 0 where there is no watermark yet, as in Spark."""
+    return 0 if time is None else round(time.timestamp() * 1000)

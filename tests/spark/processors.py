@@ -39,6 +39,7 @@ class Comparison:
     rows_per_batch: int = 4
     keys: tuple[str, ...] = ("id",)
     input: str = INPUT
+    watermark: str | None = None
     produced: int = 0
 
     def produce(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -52,7 +53,8 @@ class Comparison:
     def rows(self, starting_offsets: str) -> DataFrame:
         """The parsed input."""
         parsed = sf.from_json(sf.col("value").cast("string"), self.input).alias("row")
-        return self.job.rows(starting_offsets, self.rows_per_batch).select(parsed).select("row.*")
+        rows = self.job.rows(starting_offsets, self.rows_per_batch).select(parsed).select("row.*")
+        return rows if self.watermark is None else rows.withWatermark("t", self.watermark)
 
     def on_spark(
         self, processor: StatefulProcessor, output: Any, mode: str = "none", *, pandas: bool = False
@@ -71,7 +73,7 @@ class Comparison:
                 .foreachBatch(lambda df, _: batches.append(_sorted(df)))
                 .option("checkpointLocation", (self.job.directory / "spark-location").as_uri())
             )
-            if mode.lower() == "none":
+            if mode.lower() != "processingtime":
                 writer.trigger(availableNow=True).start().awaitTermination()
             else:
                 self._while_batches_go_on(writer.start())
@@ -230,3 +232,27 @@ class Timers(StatefulProcessor):
         if expiry < 100:
             self.handle.registerTimer(expiry + 100)  # fires in the next batch
         yield Row(id=key[0], seen=repr(("fired", type(key).__name__, expiry, left)), exists=False)
+
+
+class Events(StatefulProcessor):
+    """Timers of event time: each row registers one at its own time, and one at a time that has passed."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.state = handle.getListState("seen", "n bigint")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        watermark = timerValues.getCurrentWatermarkInMs()
+        numbers = []
+        for row in rows:
+            numbers.append(row.n)
+            if row.t is not None:
+                self.handle.registerTimer(round(row.t.timestamp() * 1000))
+        self.state.appendList([(n,) for n in numbers])
+        self.handle.registerTimer(watermark - 1000)
+        yield Row(id=key[0], seen=repr((watermark, sorted(numbers), len(list(self.handle.listTimers())))), exists=True)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        expiry = expiredTimerInfo.getExpiryTimeInMs()
+        numbers = sorted(n for (n,) in self.state.get())
+        yield Row(id=key[0], seen=repr((timerValues.getCurrentWatermarkInMs(), expiry, numbers)), exists=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from spark_integration import stateful
 from statemgr.errors import InvalidError
 from tests.jobs import DUAL
 from tests.spark.conftest import Pipeline
-from tests.spark.processors import Comparison, Counting, CountingInPandas, Lists, Maps, Timers
+from tests.spark.processors import Comparison, Counting, CountingInPandas, Events, Lists, Maps, Timers
 
 MakePipeline = Callable[..., Pipeline]
 COUNTS = "id string, count bigint, total bigint"
@@ -67,6 +68,22 @@ def test_timers_fire_as_on_spark(comparison: Comparison) -> None:
 
     assert found == comparison.on_spark(Timers(), SEEN, "ProcessingTime")[:4]
     assert any("fired" in row[1] for row in found[1])
+
+
+@long
+def test_late_rows_and_timers_of_event_time_as_on_spark(pipeline: MakePipeline) -> None:
+    """The same rows are late, and timers fire with the same watermark. At the end Spark adds a batch without rows."""
+    comparison = Comparison(pipeline(tasks=2, partitions=1), watermark="2 seconds")
+    seconds = [10, 11, 12, 20, 5, 30, 19, 18, 18, 19, 40, 10, 28, 38, 41, None, 29, 60, 39, 38]
+    times = [None if s is None else f"2024-01-01T00:00:{s:02}Z" for s in seconds]
+    comparison.produce([{"id": "ab"[i % 2], "n": i, "t": time} for i, time in enumerate(times)])
+
+    found = comparison.on_statemgr(Events(), SEEN, "EventTime")
+
+    rows = [row for batch in found for row in batch]
+    assert any(not is_input for _, _, is_input in rows)
+    assert sum(len(ast.literal_eval(seen)[1]) for _, seen, is_input in rows if is_input) < len(seconds)
+    assert found == comparison.on_spark(Events(), SEEN, "EventTime")[:5]
 
 
 @pytest.mark.parametrize("factory", DUAL)
@@ -178,7 +195,7 @@ def test_what_is_not_there_yet_is_named(comparison: Comparison) -> None:
     """Nothing is left out without a word."""
     groups = stateful(comparison.rows, "id", config=comparison.job.config)
     calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: groups.transformWithState(Counting(), COUNTS, "Update", "EventTime"), "EventTime"),
+        (lambda: comparison.run(Counting(), COUNTS, "EventTime"), "watermark"),
         (lambda: groups.transformWithState(Counting(), COUNTS, "Update", "None", initialState=groups), "initialState"),
         (lambda: groups.transformWithState(Counting(), COUNTS, "Complete", "None"), "Complete"),
         (lambda: groups.transformWithState(Counting(), COUNTS, "Update", "Sometimes"), "Sometimes"),

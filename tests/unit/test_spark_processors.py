@@ -14,7 +14,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import IntegerType, LongType, Row, StringType, StructField, StructType
 
 from spark_integration.context import StateContext
-from spark_integration.processors.groups import Form
+from spark_integration.processors.groups import EventTime, Form, in_time
 from spark_integration.processors.handle import Discovery
 from spark_integration.processors.run import ProcessorRun
 from spark_integration.processors.variables import Record
@@ -70,7 +70,7 @@ class Task:
         processor.init(discovery)
         declared = discovery.found()
         self.record = Record.from_bytes(self.record.with_declared(declared).to_bytes())
-        run = ProcessorRun(processor, "totals", KEY, OUT, mode, FORM, self.record.variables, declared.parsed)
+        run = ProcessorRun(processor, "totals", KEY, OUT, mode, FORM, None, self.record.variables, declared.parsed)
         time = datetime.fromtimestamp(time_ms / 1000, UTC)
         context = StateContext(TASK, 1, time, None, "a")
         arrow = pa.RecordBatch.from_pydict({"id": [i for i, _ in rows], "n": [n for _, n in rows]})
@@ -292,7 +292,7 @@ def test_a_record_that_cannot_be_read(data: bytes) -> None:
 
 
 def test_values_of_wrong_types_are_refused(task: Task) -> None:
-    """Spark stores null instead, without a word."""
+    """Also a number that is too large, and too many columns."""
     for wrong in (("text",), (1.5,), (1, 2), (2**70,)):
         processor = Scripted(value(), lambda p, n, wrong=wrong: p.states.update(wrong))  # type: ignore[misc]
         with pytest.raises(InvalidError):
@@ -351,3 +351,15 @@ def test_wrong_use_has_the_exceptions_of_spark(task: Task) -> None:
     assert task.batch(Scripted(declare, act), [("a", 1)], 1000, "none") == [("a", "None")]
     state, mode = (f"CANNOT_PERFORM_OPERATION_WITH_INVALID_{what}" for what in ("HANDLE_STATE", "TIME_MODE"))
     assert conditions == [state, state, mode, mode, *["ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE"] * 2]
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_late_rows(unit: str) -> None:
+    """A row at the watermark is late; one without a time is not; a window counts by its end."""
+    times = (
+        pa.array([None, 1_000, 1_001, 999], pa.int64()).cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp(unit, "UTC"))
+    )
+    windows = pa.StructArray.from_arrays([pa.nulls(4, times.type), times], ["start", "end"])
+    batch = pa.RecordBatch.from_arrays([pa.array([1, 2, 3, 4]), times, windows], ["n", "t", "w"])
+    for event_time in (EventTime("t", False), EventTime("w", True)):
+        assert [b.column("n").to_pylist() for b in in_time([batch], event_time, 1_000)] == [[1, 3]]
