@@ -206,7 +206,7 @@ def test_snapshots_in_place_are_not_uploaded(old: Make, tmp_path: Path) -> None:
     adopter.run("--write", "--in-place")
     after = blob_files(job.blobs)
     assert before.items() <= after.items()
-    assert len([body for body in before.values() if len(body) > 16 * 1024]) == 2, "a table for each task"
+    assert len([body for body in before.values() if len(body) > 16 * 1024]) >= 2, "a table for each task at least"
     added = after.keys() - before
     assert len(added) == 2
     assert all(name.endswith("/index") for name in added)
