@@ -52,7 +52,7 @@ def command(call: Call, only_list: bool, revoke: bool, **flags: bool) -> None:
     call.show(
         [_fields(permit) for permit in shown],
         ("task", "permission", "given"),
-        [(p.task, ", ".join(p.permissions.names), _fields(p)["given"]) for p in shown],
+        [(p.task, ", ".join(p.names), _fields(p)["given"]) for p in shown],
         empty="no permissions are waiting",
     )
     if revoke and shown and not call.as_json:
@@ -61,4 +61,4 @@ def command(call: Call, only_list: bool, revoke: bool, **flags: bool) -> None:
 
 def _fields(permit: Permit) -> dict[str, object]:
     given = datetime.fromtimestamp(permit.given_ms / 1000, UTC).isoformat(timespec="seconds")
-    return {"task": permit.task, "permissions": list(permit.permissions.names), "given": given}
+    return {"task": permit.task, "permissions": list(permit.names), "given": given}

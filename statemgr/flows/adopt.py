@@ -3,7 +3,8 @@
 Steps, which write nothing to the old job's topics unless the changelogs are adopted in place:
 
 1. look at the old job (``adopt_look``), and check that the configuration suits it
-2. refuse a job that has checkpoints, then take the job over (``open_job``)
+2. refuse a job that has checkpoints, then take the job over (``open_job``), and reserve its tasks: until step 5 nobody
+   else may open them
 3. copy each changelog to the job's own, with plain keys and values (``adopt_copy``), and store each snapshot as the
    job's own (``adopt_snapshots``)
 4. look again: the old job must not have moved
@@ -32,7 +33,7 @@ from statemgr.kafka.old_job import OldTopics
 from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, Layout, Marker
 from statemgr.model.commit import PreparedCommit, PreparedStore
-from statemgr.model.permissions import Permissions
+from statemgr.model.permissions import NO_PERMISSIONS, Permissions, Permit
 from statemgr.ports import CheckpointLog, Progress, Publisher
 
 #: Which partitioner a consumer loop has: a record goes to the task of its input partition.
@@ -80,13 +81,15 @@ def adopt(
         fence_ids(services, others)
         _refuse_checkpoints(services, log)
         refuse_lost_job(services, look_at_blobs=not keeps_old_blobs)
+        _reserve(services, log, publisher, names)
         adopting = _Adopting(services, old, publisher, found, progress)
         copied = {store.name: adopting.store(store, in_place=in_place) for store in found.stores.values()}  # 3
         snapshots = adopting.snapshots(blobs, in_place=in_place)
         if look(old, services.clock, replace(request, settle_s=0.0), progress=progress) != found:  # 4
             raise running("its offsets or topics have changed during the copy")
         layout = Layout(1, config.tasks, _PARTITIONER)
-        published = read_published(services, log, layout, names, _OWN_COPIES, others=others).published
+        opening = read_published(services, log, layout, names, _OWN_COPIES, others=others, adopting=True)
+        published = opening.published
         commits = _commits(services, published, found, copied, snapshots)
         publish(services, publisher, log, published, commits)  # 5
         added = [blob for commit in commits for blob in commit.added_blobs]
@@ -200,19 +203,22 @@ class _Adopting:
 
     def _in_place(self, store: OldStore, task: int) -> Copied:
         """The marker at the end of the old changelog itself. Raises: InvalidError if its records are not plain."""
-        partition, end, counts = store.partitions[task].number, store.partitions[task].end, None
+        partition, end, bounds = (
+            store.partitions[task].number,
+            store.partitions[task].end,
+            store.partitions[task].bounds,
+        )
         decoder = self.found.origin.decoder(store.topic.name, self.found.committed(task))
-        if decoder is not None:
-            bounds = store.partitions[task].bounds
-            counts = count(self.old, store.name, store.topic, partition, bounds, decoder, self.progress)
-            if counts.converted or counts.skipped:
-                raise InvalidError(
-                    f"{counts.converted + counts.skipped} records are in a form of {self.found.origin.title} that the "
-                    "new job would not understand",
-                    hint="use `statemgr adopt` without `--in-place`: it converts the records while it copies them",
-                    topic=store.topic.name,
-                    partition=partition,
-                )
+        # read even if nothing is converted: a record without a key could never be restored
+        counts = count(self.old, store.name, store.topic, partition, bounds, decoder, self.progress)
+        if counts.converted or counts.skipped:
+            raise InvalidError(
+                f"{counts.converted + counts.skipped} records are in a form of {self.found.origin.title} that the "
+                "new job would not understand",
+                hint="use `statemgr adopt` without `--in-place`: it converts the records while it copies them",
+                topic=store.topic.name,
+                partition=partition,
+            )
         return Copied(ChangelogMarker(store.topic.name, store.topic.topic_id, partition, end), counts)
 
 
@@ -254,6 +260,18 @@ def _commits(
 def _marker(snapshot: AdoptedSnapshot) -> Marker:
     assert snapshot.backup.marker is not None
     return snapshot.backup.marker
+
+
+def _reserve(services: Services, log: CheckpointLog, publisher: Publisher, tasks: Sequence[str]) -> None:
+    """Reserve the tasks for this adoption, which may be killed. Its publish ends the reservation."""
+    config, now_ms = services.config, services.clock.time_ns() // 1_000_000
+    reserved = {permit.task for permit in log.permits() if permit.adoption}
+    with publisher.transaction() as transaction:
+        for task in tasks:
+            if task not in reserved:
+                token = services.ids.token()
+                permit = Permit(config.job_name, config.job_id, task, token, NO_PERMISSIONS, now_ms, adoption=True)
+                transaction.send(config.checkpoint_topic, permit.key, permit.value, partition=0)
 
 
 def _refuse_checkpoints(services: Services, log: CheckpointLog) -> None:

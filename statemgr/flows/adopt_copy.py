@@ -72,10 +72,10 @@ class Counts:
 
 @dataclass(frozen=True)
 class Copied:
-    """The marker of a store that was adopted, and what was counted on the way; None if nothing was read."""
+    """The marker of a store that was adopted, and what was counted on the way."""
 
     marker: ChangelogMarker
-    counts: Counts | None
+    counts: Counts
 
 
 def count(

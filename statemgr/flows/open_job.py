@@ -131,6 +131,7 @@ def read_published(
     others: Sequence[str],
     still_owned: Callable[[], bool] = always,
     serdes_follow: bool = False,
+    adopting: bool = False,
 ) -> Opening:
     """Steps 3 to 5. The new epoch is a fencing token: higher than all published ones, and different from any other
     owner's.
@@ -140,12 +141,15 @@ def read_published(
         others: the fenced transactional IDs of the other kind of owner.
         still_owned: whether the caller still has the tasks.
         serdes_follow: whether the application may later choose other serdes than the configured ones.
+        adopting: whether the caller is the adoption that tasks may be reserved for.
 
     Raises: LayoutMismatch, PermissionNeeded, CorruptRecord, MissingState, UnavailableError.
     """
     as_of = moment(services.clock)
     announce(Phase.READ_TOPIC, ", ".join(tasks), services.config.job_key)
     found = log.read()  # 3
+    if not adopting:
+        _refuse_reserved(services, log, tasks)
     try:
         permissions = _checked(services, log, found, layout, tasks, given)  # 4
     except PermissionNeeded:
@@ -189,6 +193,19 @@ def _checked(
     for task in lost:
         refuse_lost_checkpoint(services, log, task, look_at_blobs=bool(found))
     return permissions
+
+
+def _refuse_reserved(services: Services, log: CheckpointLog, tasks: Collection[str]) -> None:
+    """Raises: PermissionNeeded if an adoption has begun and not ended: the task would start without the old state."""
+    reserved = [permit.task for permit in _permits(log, tasks) if permit.adoption]
+    if reserved:
+        raise PermissionNeeded(
+            "an adoption of this job has begun and has not ended",
+            hint="continue it with `statemgr adopt --write`; to give it up, delete the new changelogs, and run "
+            "`statemgr permit --revoke`",
+            job=services.config.job_name,
+            task=reserved[0],
+        )
 
 
 def _permits(log: CheckpointLog, tasks: Collection[str]) -> tuple[Permit, ...]:

@@ -84,7 +84,7 @@ class ChangelogTopics:
     def _keyless(self, topic: str, partition: int, offset: int) -> CorruptRecord:
         return CorruptRecord(
             "a changelog record has no key",
-            hint=f"find out what else writes to the changelog: only the job may. {ANOTHER_COPY.capitalize()}",
+            hint=f"find out what else writes to the changelog, because only the job may; {ANOTHER_COPY}",
             topic=topic,
             partition=partition,
             offset=offset,

@@ -1,6 +1,7 @@
 """One-shot permissions: what one opening may do although it could lose state. Pure.
 
-A caller passes them, or a :class:`Permit` waits on the checkpoint topic for the next opening of a task.
+A caller passes them, or a :class:`Permit` waits on the checkpoint topic for the next opening of a task. A permit can
+also reserve a task for ``statemgr adopt``: then nobody else may open it.
 """
 
 from __future__ import annotations
@@ -64,11 +65,16 @@ class Permissions:
 NO_PERMISSIONS = Permissions()
 #: Every permission there is, by name.
 PERMISSIONS = tuple(f.name for f in fields(Permissions))
+#: Stands in a permit in place of permissions: only ``statemgr adopt`` may open the task.
+_ADOPTION = "adoption"
 
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """Permissions for the next opening of a task, in a record with its own key. ``given_ms``: epoch milliseconds."""
+    """Permissions for the next opening of a task, in a record with its own key. ``given_ms``: epoch milliseconds.
+
+    ``adoption``: it permits nothing. An adoption has begun, and until it publishes, only it may open the task.
+    """
 
     job_name: str
     job_id: str
@@ -76,6 +82,12 @@ class Permit:
     token: str
     permissions: Permissions
     given_ms: int
+    adoption: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What its record says."""
+        return (_ADOPTION,) if self.adoption else self.permissions.names
 
     @property
     def key(self) -> bytes:
@@ -86,7 +98,7 @@ class Permit:
 
     @property
     def value(self) -> bytes:
-        return _VALUE.encode({"permissions": self.permissions.names, "given_ms": self.given_ms}, task=self.task)
+        return _VALUE.encode({"permissions": self.names, "given_ms": self.given_ms}, task=self.task)
 
 
 def is_permit(key: bytes) -> bool:
@@ -99,12 +111,14 @@ def decode_permit(key: bytes, value: bytes | None, place: Place) -> Permit:
     refuse = place.refuser("permission")
     at = _KEY.decode(key, refuse)
     found: dict[str, Any] = {"permissions": [], "given_ms": 0} if value is None else _VALUE.decode(value, refuse)
-    unknown = sorted(set(found["permissions"]) - set(PERMISSIONS))
+    adoption = found["permissions"] == [_ADOPTION]
+    names = [] if adoption else found["permissions"]
+    unknown = sorted(set(names) - set(PERMISSIONS))
     if unknown:
         raise refuse(f"the permission {unknown[0]!r} is unknown (is newer software about?)")
     try:
         task_index(at["task"])
     except InvalidError as error:
         raise refuse(error.message) from error
-    permissions = Permissions(**dict.fromkeys(found["permissions"], True))
-    return Permit(**at, permissions=permissions, given_ms=found["given_ms"])
+    permissions = Permissions(**dict.fromkeys(names, True))
+    return Permit(**at, permissions=permissions, given_ms=found["given_ms"], adoption=adoption)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from statemgr import JobConfig, StateManager
+from statemgr.cli.main import cli
+from statemgr.errors import PermissionNeeded
 from statemgr.flows import adopt_copy
 from statemgr.flows.adopt import adopt
 from statemgr.flows.adopt_found import Request
@@ -14,6 +20,7 @@ from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.old_job import OldTopics
 from statemgr.model.origins import ORIGINS
 from statemgr.ports import Progress, no_progress
+from statemgr.reader import JobReader
 from statemgr.wiring import open_services
 from tests.kafka_jobs import committed, plain_producer, send, state_of
 from tests.old_jobs import Adopter, commit, ends, make, member, state, topics_of, write
@@ -158,6 +165,61 @@ def test_an_interrupted_copy_continues(old: Adopter, monkeypatch: pytest.MonkeyP
     assert len(committed(config, target)) == 2 * len(STATE[0]) + 2
 
 
+def test_a_job_does_not_start_while_its_adoption_is_not_over(old: Adopter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAULT 60, invariant 8: the adoption was killed in its first partition, and somebody starts the job. A task whose
+    new changelog has no record yet must not start empty either; the adoption continues, or is given up."""
+    config = old.init(f"{job_of(old)}-new")
+    monkeypatch.setattr(adopt_copy, "_MOST_RECORDS", 100)
+
+    def crash(what: str, done: int, total: int) -> None:
+        if what == "copy totals 0":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(old, crash)
+    with StateManager(config) as manager:
+        for number in range(2):
+            with pytest.raises(PermissionNeeded, match="adoption of this job has begun") as refused:
+                manager.open_task(f"Partition {number}")
+            assert "adopt --write" in str(refused.value.hint)
+        with pytest.raises(PermissionNeeded, match="adoption of this job has begun"):
+            manager.acquire()
+    permit = ["permit", "--config", str(old.file)]
+    listed = CliRunner().invoke(cli, [*permit, "--list", "--json"], catch_exceptions=False)
+    assert [(one["task"], one["permissions"]) for one in json.loads(listed.stdout)] == [
+        ("Partition 0", ["adoption"]),
+        ("Partition 1", ["adoption"]),
+    ]
+    assert CliRunner().invoke(cli, [*permit, "--revoke"], catch_exceptions=False).exit_code == 0
+    with StateManager(config) as manager, manager.open_task("Partition 1") as task:
+        assert task.last_checkpoint is None, "given up, and nothing was committed"
+    old.run("--write")
+    assert state(config)[0] == [{"totals": of} for of in STATE]
+    left = CliRunner().invoke(cli, [*permit, "--list", "--json"], catch_exceptions=False)
+    assert json.loads(left.stdout) == []
+
+
+def test_a_changelog_with_a_record_without_a_key_is_not_adopted_in_place(kafka: KafkaServer, tmp_path: Path) -> None:
+    """FAULT 60: from before the topic was compacted; no restore could ever read it: refused, and nothing published."""
+    name = kafka.fresh_name("old")
+    make(kafka, f"{name}-totals", 1, cleanup__policy="delete")
+    make(kafka, f"{name}-in", 1, cleanup__policy="delete")
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    producer.produce(f"{name}-totals", b"no key", None, 0)
+    assert producer.flush(30) == 0
+    compacted = [ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)]
+    resource = ConfigResource(ResourceType.TOPIC, f"{name}-totals", incremental_configs=compacted)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    for altered in admin.incremental_alter_configs([resource]).values():
+        altered.result(30)
+    given = ("--changelog", f"totals={name}-totals", "--offset", f"{name}-in-0=0")
+    old = Adopter(kafka, tmp_path, "--from", "raw", *given)
+    config = old.init(f"{name}-new", "--in-place", "--set", "stores.totals.changelog.min.compaction.lag.ms=0")
+    assert "has no key" in old.run("--in-place", "--write", status=4)
+    with JobReader(config) as reader:
+        assert reader.records() == {}
+
+
 def test_a_copy_that_took_too_long_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:
     """Where the old topic may have dropped deletes meanwhile, nothing is published."""
     name = kafka.fresh_name("old")
@@ -168,7 +230,8 @@ def test_a_copy_that_took_too_long_is_refused(kafka: KafkaServer, tmp_path: Path
     old = Adopter(kafka, tmp_path, "--from", "raw", "--changelog", f"totals={name}-totals", *offset)
     config = old.init(f"{name}-new")
     assert "may have removed deletes" in old.run("--write", status=2)
-    assert committed(config, config.checkpoint_topic) == []
+    with JobReader(config) as reader:
+        assert reader.records() == {}
 
 
 def run(old: Adopter, progress: Progress) -> None:
