@@ -22,6 +22,7 @@ from statemgr.local import open_snapshot
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import BlobRef, Checkpoint, CheckpointRecord, Marker
+from statemgr.model.permissions import Permit
 from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import BlobInfo, LocalStore, Progress, no_progress
@@ -54,6 +55,10 @@ class JobReader:
     def records(self) -> Mapping[str, CheckpointRecord]:
         """Task → its newest record. Raises: UnavailableError, CorruptRecord, MissingState (no such topic)."""
         return self._log.read(only_settled=self._only_settled)
+
+    def permits(self) -> Sequence[Permit]:
+        """The one-shot permissions that no opening had used up when the topic was read last."""
+        return self._log.permits()
 
     def history(self) -> Iterator[CheckpointRecord]:
         """Every committed record of the job that is still on the topic, oldest first."""

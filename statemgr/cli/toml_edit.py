@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from statemgr.errors import ConfigError
 from statemgr.local.durable import sync, write_file
 from statemgr.os_errors import translated
 
+_CRLF = "\r\n"
 #: A new value: a list of factories, a text or a number.
 Changed = Sequence[str] | str | int
 
@@ -30,7 +32,8 @@ class TomlEdit:
         self.path = path
         self.changes = changes
         before = JobConfig.from_mapping(read_toml(path))
-        self.old = path.read_text(encoding="utf-8")
+        self._bytes = path.read_bytes()
+        self.old = self._bytes.decode("utf-8-sig").replace(_CRLF, "\n")
         try:
             self.new = _changed(self.old, changes)
             found = tomlkit.parse(self.new).unwrap()
@@ -46,16 +49,23 @@ class TomlEdit:
         return "".join(difflib.unified_diff(old, new, str(self.path), f"{self.path} (new)"))
 
     def write(self, saved_as: Path) -> None:
-        """Save the old file under another name, then replace it by rename. Raises: DiskFull, AccessDenied."""
+        """Save the old file under another name, then replace it by rename. Line ends and a byte order mark stay.
+
+        Raises: DiskFull, AccessDenied.
+        """
         with translated("the configuration file cannot be written", self.path):
-            if self.path.read_text(encoding="utf-8") != self.old:
+            if self.path.read_bytes() != self._bytes:
                 raise ConfigError("the configuration file was changed meanwhile", hint="run the command again")
             target = self.path.resolve()  # replace the file that a link points to, and keep the link
             mode = target.stat().st_mode
-            for path, text in ((saved_as, self.old), (target, self.new)):
-                write_file(path, text.encode())
+            for path, content in ((saved_as, self._bytes), (target, self._new_bytes())):
+                write_file(path, content)
                 path.chmod(mode)
             sync(target.parent)
+
+    def _new_bytes(self) -> bytes:
+        text = self.new.replace("\n", _CRLF) if _CRLF.encode() in self._bytes else self.new
+        return (codecs.BOM_UTF8 if self._bytes.startswith(codecs.BOM_UTF8) else b"") + text.encode()
 
     def _refused(self, changes: Mapping[str, Changed]) -> ConfigError:
         lines = "; ".join(line_of(key, value) for key, value in changes.items())
@@ -78,7 +88,8 @@ def _changed(text: str, changes: Mapping[str, Changed]) -> str:
         value = _plain(changed)
         places = list(_places(document, "", key))
         for table, name in places:
-            table[name] = value
+            if table[name] != value:  # as it is written, perhaps over several lines with comments
+                table[name] = value
         if not places and not _added(document, key.split("."), value):
             first += f'"{key}" = {tomlkit.item(value).as_string()}\n'
     return first + tomlkit.dumps(document)

@@ -40,7 +40,7 @@ SAMZA_CLASSES: Final = {
 def read_toml(path: str | os.PathLike[str]) -> dict[str, object]:
     """The tables of a TOML file. Raises: ConfigError if it cannot be read or is not TOML."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # some editors put a mark at the beginning
     except FileNotFoundError:
         raise ConfigError(
             f"there is no configuration file {os.fspath(path)}",

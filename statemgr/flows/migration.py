@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from statemgr.backends.blobs.catalogue import Catalogue
+from statemgr.backends.changelog.restore import ChangelogRestore
 from statemgr.backends.services import Services
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, CorruptError, MissingError
@@ -87,7 +88,7 @@ def _held(
     marker = backend.newest.marker(backend.factory, position.store)
     try:
         if isinstance(marker, ChangelogMarker):
-            start, _ = services.changelog().bounds(marker.topic, marker.partition)
+            start = ChangelogRestore(services).start(marker)
             return Held(round((marker.offset - start) * average), taken_ms)
         if isinstance(marker, BlobMarker):
             identity = services.identity(position.record.task, position.store)

@@ -32,6 +32,7 @@ from statemgr.flows.restore import restore_task
 from statemgr.ids import CheckpointId, task_index
 from statemgr.model.checkpoint import Attachment, Checkpoint, CheckpointRecord, Marker
 from statemgr.model.commit import PreparedCommit, PreparedStore
+from statemgr.model.plan import plan_retained
 from statemgr.ports import BranchingBackupManager, Progress, no_progress
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,9 @@ def find_targets(
         retained = [c for c in record.checkpoints if c.checkpoint_id in wanted] if record else []
         if len(retained) > 1:
             raise InvalidError(
-                f"{task} retains several of these checkpoints", hint="name one checkpoint for each task", task=task
+                f"{task} retains several of these checkpoints",
+                hint="use `statemgr checkpoints rollback --task` for each task",
+                task=task,
             )
         if retained:
             found[task] = retained[0]
@@ -128,7 +131,8 @@ def plan_rollback(
         tail: (factory, store) pairs that have more than the current checkpoint says.
         damaged: (factory, store) pairs whose backup of the target is known to be incomplete.
 
-    Raises: ConfigError if the job has other stores than the target.
+    Raises: ConfigError if the job has other stores than the target; MissingState if a backend is to be filled, and no
+        restore factory of the configuration has the target's state.
     """
     config, durable = services.config, {name for name, is_durable in services.durable.items() if is_durable}
     if set(target.stores) != durable:
@@ -154,6 +158,8 @@ def plan_rollback(
                 ways[factory, store] = Way.KEEP
             else:
                 ways[factory, store] = Way.FILL
+    restored = {store: config.stores[store].restore_factories for (_, store), way in ways.items() if way is Way.FILL}
+    plan_retained(record, target, restored, job=config.job_name)
     return Rollback(record, target, ways)
 
 

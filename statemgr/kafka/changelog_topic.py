@@ -42,6 +42,10 @@ class ChangelogTopics:
         """Raises: MissingState, UnavailableError."""
         return self._metadata.bounds(topic, partition)
 
+    def settled_end(self, topic: str, partition: int) -> int:
+        """Raises: MissingState, UnavailableError."""
+        return self._metadata.bounds(topic, partition, only_settled=True)[1]
+
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Sequence[ChangelogRecord]]:
         """Checks the bounds at the first step."""
         for batch in self._messages(topic, partition, start, end):

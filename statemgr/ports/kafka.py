@@ -168,6 +168,9 @@ class Changelog(Protocol):
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """The first offset and the high watermark (queried with read_uncommitted)."""
 
+    def settled_end(self, topic: str, partition: int) -> int:
+        """The offset before which no transaction is open. Raises: MissingState if there is no such topic."""
+
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Sequence[ChangelogRecord]]:
         """Committed records with ``start`` ≤ offset < ``end``, in batches, until the position reaches ``end``.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
+from statemgr.phases import Phase, observed
 from tests.commits import blob_files, commit, current, totals
 from tests.jobs import DUAL, SEGMENTS, job_mapping, with_changes
 from tests.kafka_jobs import committed, recreate, state_of
@@ -167,6 +169,22 @@ def test_the_file_keeps_its_comments_and_the_old_one_is_saved(kafka: KafkaServer
     assert (again["next"], again["written"], again["saved_as"]) == (2, True, None), "the job was not restarted yet"
 
 
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8], ids=["plain", "byte order mark"])
+def test_a_file_of_windows_keeps_its_bytes(kafka: KafkaServer, tmp_path: Path, mark: bytes) -> None:
+    """Line ends, a byte order mark, and lists over several lines that stay as they are; the old file is saved."""
+    job = Job(kafka, tmp_path, stage=1)
+    text = job.file.read_text().replace(
+        'restore.factories = ["kafka-changelog"]', 'restore.factories = [\n  "kafka-changelog",  # the topics\n]'
+    )
+    old = mark + text.replace("\n", "\r\n").encode()
+    job.file.write_bytes(old)
+    job.commit(1)
+    saved = Path(job.json("advance", "--write")["saved_as"])
+    assert saved.read_bytes() == old
+    one = b'backup.factories = ["kafka-changelog"]'
+    assert job.file.read_bytes() == old.replace(one, one[:-1] + b', "blob-store"]')
+
+
 def test_status_for_people_fits_on_a_screen(kafka: KafkaServer, tmp_path: Path) -> None:
     """Many tasks in the same place are one line, and those elsewhere another."""
     job = Job(kafka, tmp_path, stage=1, tasks=20)
@@ -216,6 +234,54 @@ def test_a_plan_without_a_blob_store(kafka: KafkaServer, tmp_path: Path) -> None
     job.file.write_text(job.file.read_text().replace("uri = ", "#uri = "))
     job.commit(1)
     assert job.unmet("advance", "--write") == ["configuration", "blob store"]
+
+
+def test_a_changelog_of_another_job_is_found_before_the_restart(kafka: KafkaServer, tmp_path: Path) -> None:
+    """FAULT 48: a mistyped topic is a precondition that is not met, forward and back, until the user permits it."""
+    (tmp_path / "theirs").mkdir()
+    theirs = Job(kafka, tmp_path / "theirs", stage=1)
+    theirs.commit(1)
+    topic = theirs.config.stores["totals"].changelog_topic
+    before = committed(theirs.config, topic)
+    job = Job(kafka, tmp_path, stage=1)
+    job.commit(1)
+    text = job.file.read_text()
+    mistyped = "[stores.totals]\n" + f'changelog.topic = "{topic}"'
+    job.file.write_text(text.replace("[stores.totals]", mistyped))
+    assert job.unmet("advance", "--write") == ["changelogs"]
+    job.file.write_text(text)
+    for stage in (3, 4):
+        job.set_stage(stage)
+        job.commit(stage)
+    job.file.write_text(job.file.read_text().replace("[stores.totals]", mistyped))
+    assert job.unmet("rollback", "--write") == ["changelogs"]
+    assert committed(theirs.config, topic) == before
+    permit = ["permit", "--config", str(job.file), "--overwrite-changelog"]
+    assert CliRunner().invoke(cli, permit, catch_exceptions=False).exit_code == 0
+    assert job.json("rollback", "--write")["written"]
+    assert state_of(committed(theirs.config, topic)) == totals(job.config, BLOBS)["Partition 0"]
+
+
+def test_a_stage_that_was_left_by_hand(kafka: KafkaServer, tmp_path: Path) -> None:
+    """From 4 to 1 at once: the job refuses to start, and no command says that there is nothing to do, or that a restart
+    is all that is needed. What is not met says how to go on."""
+    job = Job(kafka, tmp_path, stage=3)
+    job.commit(1)
+    job.set_stage(4)
+    job.commit(2)
+    job.set_stage(1)
+    advance = job.run("advance")
+    assert advance.exit_code == 2
+    assert "asks for stage 1" in advance.stderr
+    assert "statemgr migrate rollback" in advance.stderr
+    back = job.run("rollback", "--write")
+    assert back.exit_code == 1
+    assert "before you restart" in back.stdout
+    assert "add blob-store to task.restore.factories" in back.stdout
+    job.set_stage(3)
+    assert job.unmet("rollback") == []
+    job.commit(3)
+    assert job.run("verify").exit_code == 0
 
 
 def test_tasks_in_two_stages(kafka: KafkaServer, tmp_path: Path) -> None:
@@ -305,6 +371,44 @@ def test_a_rollback_from_stage_4_goes_on_after_a_kill(
     assert [one["stage"] for one in job.json("status")] == [3, 3, 3]
     job.commit(3, {b"more": b"1"})
     assert job.run("verify").exit_code == 0
+
+
+def test_a_rollback_from_stage_4_while_somebody_starts_the_job_again(kafka: KafkaServer, tmp_path: Path) -> None:
+    """FAULT 61: a task that was done commits in stage 4, without its changelog. The command does not report success; a
+    second run does."""
+    job = Job(kafka, tmp_path, stage=3, tasks=2)
+    job.commit(1)
+    job.set_stage(4)
+    job.commit(2)
+    config, restarts = job.config, [b"late"]
+
+    def restart(phase: Phase, subject: str) -> None:
+        if phase is Phase.ACKNOWLEDGED and subject == "Partition 0" and restarts:
+            key = restarts.pop()
+            thread = threading.Thread(target=commit, args=(config, {key: b"1"}, {"orders-0": 3}))
+            thread.start()
+            thread.join()
+
+    old = job.file.read_text()
+    with observed(restart):
+        stopped = job.run("rollback", "--write")
+    assert stopped.exit_code == 1
+    assert "somebody still runs the job" in stopped.stderr
+    assert job.file.read_text() == old
+    assert job.json("rollback", "--write")["written"]
+    assert [one["stage"] for one in job.json("status")] == [3, 3]
+    assert job.run("verify").exit_code == 0
+    assert totals(job.config, CHANGELOG)["Partition 0"] == {**ROWS, b"late": b"1"}
+
+
+def test_status_and_a_changelog_that_was_created_again(kafka: KafkaServer, tmp_path: Path) -> None:
+    """The changelog has nothing of the checkpoint any more, whatever offset its marker says."""
+    job = Job(kafka, tmp_path, stage=2)
+    job.commit(1)
+    recreate(job.config, job.config.stores["totals"].changelog_topic)
+    held = job.json("status")[0]["backends"]
+    assert "was deleted and created again" in held[CHANGELOG]["problem"]
+    assert held[BLOBS]["problem"] is None
 
 
 def test_a_rollback_from_stage_4_into_a_new_topic(kafka: KafkaServer, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from confluent_kafka import Producer
 
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
@@ -146,6 +147,22 @@ def test_a_checkpoint_that_compaction_may_have_changed(kafka: KafkaServer, tmp_p
     assert status == 4
     assert "an exact rewind is impossible" in found["stores"][0]["problem"]
     assert not found["equal"]
+
+
+@pytest.mark.timeout(60)
+def test_a_transaction_that_stays_open_is_not_waited_for(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:
+    """Somebody hangs in a transaction behind the checkpoint. It may last a quarter of an hour, and proves nothing."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
+    commit(config, ROWS, 1)
+    topic = config.stores["totals"].changelog_topic
+    settings = {"transactional.id": f"{topic}-hangs", "transaction.timeout.ms": 600_000}
+    hanging = Producer({"bootstrap.servers": kafka.bootstrap_servers} | settings)
+    hanging.init_transactions(30)
+    hanging.begin_transaction()
+    hanging.produce(topic, b"open", b"key", 0)
+    hanging.flush()
+    assert verify(config)[0] == 0
+    hanging.abort_transaction(30)
 
 
 def test_one_backend_alone_proves_nothing(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:

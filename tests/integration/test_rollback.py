@@ -176,6 +176,11 @@ def test_tasks_that_commit_one_by_one(kafka: KafkaServer, tmp_path: Path, run: R
     assert done["input_offsets"] == {"orders-0": 1, "orders-1": 0}
     check_state(config, {b"a": b"1"}, TASK)
     check_state(config, {b"b": b"0"}, OTHER)
+    together, own = identity_of(config, 0), identity_of(config, 1)
+    several = run(config, "--to", together, "--to", own)
+    assert several.exit_code == 2
+    assert "--task" in several.stderr, "both tasks retain the one of the rollback: only --task can tell them apart"
+    assert run(config, "--to", own, "--task", "0").exit_code == 0
 
 
 def test_a_running_owner_is_fenced(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
@@ -224,6 +229,25 @@ def test_a_backend_that_was_added_since_is_filled(kafka: KafkaServer, tmp_path: 
     done = json.loads(run(both, "--to", target, "--write").stdout)
     assert {store["way"] for store in done["tasks"][0]["stores"]} == {"fill"}
     check_state(both, states[0])
+
+
+def test_a_state_that_no_listed_factory_has_is_refused_at_the_look(
+    kafka: KafkaServer, tmp_path: Path, run: Run
+) -> None:
+    """The changelog alone has it, and the list has only blobs by now: said without --write, too, with what to add."""
+    config = job(kafka, tmp_path, backup=("kafka-changelog",))
+    states = history(config, 2)
+    target = identity_of(config, 1)
+    both = with_changes(config, task__backup__factories=list(DUAL))
+    commit(both, {b"late": b"1"}, 7)
+    blobs = with_changes(config, task__backup__factories=["blob-store"], task__restore__factories=["blob-store"])
+    for more in ((), ("--write",)):
+        refused = run(blobs, "--to", target, *more)
+        assert refused.exit_code == 4
+        assert "factory that the checkpoint has: kafka-changelog" in refused.stderr
+    listed = with_changes(blobs, task__restore__factories=list(DUAL))
+    assert run(listed, "--to", target, "--write").exit_code == 0
+    assert totals(listed, "blob-store") == {TASK: states[0]}
 
 
 def test_a_damaged_checkpoint(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:

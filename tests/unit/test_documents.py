@@ -99,7 +99,7 @@ def test_every_test_that_the_pages_name_exists() -> None:
     [
         ("invariant", [str(n) for n in range(1, 18)]),
         ("protocol", [str(n) for n in range(1, 11)]),
-        ("fault", [str(n) for n in range(1, 61)]),
+        ("fault", [str(n) for n in range(1, 62)]),
         ("scenario", SCENARIOS),
     ],
 )

@@ -106,6 +106,14 @@ class OwnRecords:
         self._ends[place] = delivered.end, delivered.end + 1
 
 
+def unexplained(changelog: Changelog, topic: str, partition: int, markers: Sequence[Marker]) -> str | None:
+    """The number of records that no marker explains, as text for a message; None if there are none. Waits for no open
+    transaction: its records are not counted. Raises: MissingState if there is no such topic."""
+    info, (start, _) = changelog.describe(topic), changelog.bounds(topic, partition)
+    end = changelog.settled_end(topic, partition)
+    return count_records(changelog, topic, partition, max(start, _explained(info, partition, markers)), end)
+
+
 def count_records(changelog: Changelog, topic: str, partition: int, start: int, end: int) -> str | None:
     """The number of committed records from ``start`` to ``end`` as text for a message; None if there are none."""
     count = 0

@@ -86,6 +86,14 @@ class ChangelogRestore:
         self._checked(marker, info.topic_id)
         return found
 
+    def start(self, marker: ChangelogMarker) -> int:
+        """The offset at which the changelog of a marker begins.
+
+        Raises: MissingState if it is not the topic of the marker any more, or records of the checkpoint are gone.
+        """
+        self._checked(marker)
+        return self._checked_bounds(marker)[0]
+
     def _checked(self, marker: ChangelogMarker, topic_id: str | None = None) -> TopicInfo:
         """The topic, if it is the marker's (and has the ID ``topic_id`` that was read before). Raises: MissingState."""
         info = self._services.changelog().describe(marker.topic)
@@ -158,8 +166,15 @@ class ChangelogRestore:
             ) from error
 
     def _oldest_of_tail(self, marker: ChangelogMarker, end: int) -> int | None:
-        """The time (epoch milliseconds) of the oldest committed record beyond the marker; None without a tail."""
+        """The time (epoch milliseconds) of the oldest committed record beyond the marker; None without a tail.
+
+        Records of an open transaction do not count, and nobody waits for its end: the cleaner stops before the first
+        open one (LogCleanerManager.cleanableOffsets), so it has dropped no value for them.
+        """
+        end = min(end, self._services.changelog().settled_end(marker.topic, marker.partition))
         oldest_ms: int | None = None
+        if end <= marker.offset:
+            return None
         for batch in self._services.changelog().read(marker.topic, marker.partition, marker.offset, end):
             in_batch = min(record.timestamp_ms for record in batch)
             oldest_ms = in_batch if oldest_ms is None else min(oldest_ms, in_batch)

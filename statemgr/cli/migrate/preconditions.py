@@ -8,13 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from statemgr.backends.changelog.guard import unexplained
 from statemgr.backends.services import Services
 from statemgr.cli.checks import Report, Status, check_blobs, check_brokers
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
-from statemgr.errors import RetryableError, StatemgrError
+from statemgr.errors import MissingError, RetryableError, StatemgrError
 from statemgr.flows.migration import StoreStatus, survey
 from statemgr.flows.verify_blobs import verify_blobs
-from statemgr.model.checkpoint import CheckpointRecord
+from statemgr.ids import task_index
+from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord
 from statemgr.model.stages import Stage, Step, StorePosition
 from statemgr.ports import Progress
 from statemgr.reader import JobReader
@@ -53,6 +55,8 @@ def check(
         _settled(step, positions, forward),
         _restorable(services, step, positions),
     ]
+    if KAFKA_CHANGELOG in step.target.backup:
+        conditions.append(_own_changelogs(services, reader, positions))
     if not switched_on:
         needed = BLOB_STORE if forward else KAFKA_CHANGELOG
         conditions.append(_markers(positions, needed))
@@ -96,11 +100,38 @@ def _restorable(services: Services, step: Step, positions: Sequence[StorePositio
         listed = stores[one.store].restore_factories if step.written and one.store in stores else step.target.restore
         if all(one.record.current.marker(factory, one.store) is None for factory in listed):
             without.append(one)
-    detail = "a backend of the next restore list has every store"
-    if without:
-        detail = f"no backend of the next restore list has {without[0].record.task} / {without[0].store}"
-    fix = "change one list at a time: first task.backup.factories, then task.restore.factories"
-    return Precondition("restore", not without, detail, fix)
+    if not without:
+        return Precondition("restore", True, "a backend of the next restore list has every store")
+    first = without[0]
+    has = sorted(name for name, of in first.record.current.state_checkpoint_markers.items() if first.store in of)
+    return Precondition(
+        "restore",
+        False,
+        f"no backend of the next restore list has {first.record.task} / {first.store}",
+        f"add {' or '.join(has)} to task.restore.factories until every task has committed in the new stage",
+    )
+
+
+def _own_changelogs(services: Services, reader: JobReader, positions: Sequence[StorePosition]) -> Precondition:
+    """The next opening is allowed to write to the changelogs. Those that the checkpoints name are the job's own."""
+    permitted = {permit.task for permit in reader.permits() if permit.permissions.overwrite_changelog}
+    for one in positions:
+        current, store = one.record.current, services.config.stores.get(one.store)
+        if store is None or one.record.task in permitted:
+            continue
+        topic, marker = store.changelog_topic, current.marker(KAFKA_CHANGELOG, one.store)
+        if isinstance(marker, ChangelogMarker) and marker.topic == topic:
+            continue
+        try:
+            retired = current.retired_changelogs.get(one.store, ())
+            count = unexplained(services.changelog(), topic, task_index(one.record.task), retired)
+        except MissingError:
+            continue  # the opening creates the topic
+        if count is not None:
+            detail = f"{topic} has {count} records that this job did not write"
+            fix = f"correct stores.{one.store}.changelog.topic; to delete the records, use `statemgr permit "
+            return Precondition("changelogs", False, detail, fix + "--overwrite-changelog`")
+    return Precondition("changelogs", True, "no changelog has records that this job did not write")
 
 
 def _markers(positions: Sequence[StorePosition], factory: str) -> Precondition:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from statemgr import StateManager
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.errors import FencedError
 from statemgr.flows.commit import CommitBase
 from statemgr.flows.repair import prepare_repair, repeated_attachments
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
@@ -38,22 +39,37 @@ def rebuild(config: JobConfig, records: Sequence[CheckpointRecord], together: bo
     Args:
         together: whether all tasks are published in one transaction, as on Spark.
 
-    Raises: as the opening and the commit of a task; PermissionNeeded if a changelog holds what others wrote.
+    Raises: as the opening and the commit of a task; PermissionNeeded if a changelog holds what others wrote;
+        FencedError if a task has no changelogs at the end, because the job still runs.
     """
     if not any(lacking(config, record.current) for record in records):
         return
     with StateManager(config, records[0].layout.partitioner) as manager:
         if together:
             _together(manager, config)
-            return
-        manager.fence_tasks([record.task for record in records])
-        for number, record in enumerate(records, 1):
-            if lacking(config, record.current):
-                with manager.open_task(record.task) as task:
-                    newest = task.last_checkpoint
-                    if newest is not None and lacking(config, newest):
-                        task.commit(newest.input_offsets)
-            progress("rebuild changelogs", number, len(records))
+        else:
+            _one_by_one(manager, config, records, progress)
+    with JobReader(config) as reader:
+        lost = [record.task for record in reader.retaining() if lacking(config, record.current)]
+    if lost:
+        raise FencedError(
+            f"{lost[0]} has committed without the changelogs while they were rebuilt: somebody still runs the job",
+            hint="stop the job, and run the same command again; the configuration file is unchanged",
+            job=config.job_name,
+        )
+
+
+def _one_by_one(
+    manager: StateManager, config: JobConfig, records: Sequence[CheckpointRecord], progress: Progress
+) -> None:
+    manager.fence_tasks([record.task for record in records])
+    for number, record in enumerate(records, 1):
+        if lacking(config, record.current):
+            with manager.open_task(record.task) as task:
+                newest = task.last_checkpoint
+                if newest is not None and lacking(config, newest):
+                    task.commit(newest.input_offsets)
+        progress("rebuild changelogs", number, len(records))
 
 
 def _together(manager: StateManager, config: JobConfig) -> None:

@@ -149,6 +149,7 @@ def _plan(call: Call, stores: Sequence[str], trials: int, *, forward: bool) -> P
                 )
             step = step_forward(known) if forward else step_back(known)
             if step is None:
+                _refuse_lower(known)
                 return None
             edit, refused = _edit(config, step, stores)
             conditions, amount, seconds = check(services, reader, step, found, records, trials, progress)
@@ -157,6 +158,16 @@ def _plan(call: Call, stores: Sequence[str], trials: int, *, forward: bool) -> P
             return Plan(step=step, edit=edit, preconditions=conditions, bytes=amount, seconds=seconds, records=records)
     finally:
         services.close()
+
+
+def _refuse_lower(known: Sequence[StorePosition]) -> None:
+    """Raises: ConfigError if the configuration was changed to a stage before the last one."""
+    asked = min((one.configured for one in known if one.configured is not None), default=Stage.BLOBS)
+    if asked is not Stage.BLOBS:
+        raise ConfigError(
+            f"all stores are in the last stage, but the configuration asks for stage {asked.value}",
+            hint="use `statemgr migrate rollback` to see what that needs",
+        )
 
 
 def _edit(config: JobConfig, step: Step, stores: Sequence[str]) -> tuple[TomlEdit | None, Precondition | None]:
@@ -240,8 +251,10 @@ def _print(plan: Plan, saved: Path | None, write: bool) -> None:
         out.print(f"the first commits write about {size(plan.bytes)}{time}", markup=False)
     if saved is not None:
         out.print(f"written; the old file is {saved}. Restart the job.", markup=False, soft_wrap=True)
-    elif step.written:
+    elif step.written and plan.ready:
         out.print("the configuration asks for it already: restart the job", markup=False)
+    elif step.written:
+        out.print("the configuration asks for it already: see what is not met before you restart the job", markup=False)
     elif not plan.ready:
         messages().print("nothing was changed: see what is not met")
     elif not write:
