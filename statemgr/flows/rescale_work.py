@@ -48,6 +48,8 @@ from statemgr.ports import CommittedDirectory, TopicInfo, no_progress
 T = TypeVar("T")
 #: Items that are read, hashed and routed together: few enough for the processor's caches.
 _BATCH = 2048
+#: How often a copy of a new store is tried.
+_COPIES = 10
 #: Keys that are looked at to find the partitioner.
 _LOOKED_AT = 1000
 #: New tasks whose tables are open at a time. For more new tasks, the old store is read several times.
@@ -128,10 +130,15 @@ def _copy(services: Services, directory: Path) -> Iterator[Path]:
     """A copy of a finished store, by hard links, while the block runs.
 
     rocksdict writes a small file into the directory of a store that it opens, also for reading, and another thread may
-    upload that directory. Raises: DiskFull, CorruptFile.
+    upload that directory. The upload may rename a file while this lists the directory, so this tries several times.
+    Raises: DiskFull, CorruptFile.
     """
     copy = directory.with_name(f"{directory.name}-read-{services.ids.token()[:16]}")
-    if not cloned(CommittedDirectory("", directory, {path.name: (0, b"") for path in directory.iterdir()}), copy):
+    for _ in range(_COPIES):
+        files = {path.name: (0, b"") for path in directory.iterdir()} if directory.is_dir() else {}
+        if files and cloned(CommittedDirectory("", directory, files), copy):
+            break
+    else:
         raise CorruptFile("a new store has vanished", hint="run it again", path=directory)
     try:
         yield copy
