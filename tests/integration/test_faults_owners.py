@@ -144,7 +144,7 @@ def test_the_very_first_publish_fences_the_other_owner(
     to delete them: they are the first one's."""
     config = job(forgetful, tmp_path)
     with StateManager(config) as older, StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as newer:
-        driver, guard = Driver(older), open_job._guard_targets
+        driver, guard = Driver(older), open_job.guard_targets
 
         def overtaken(*args: Any) -> Any:
             monkeypatch.undo()
@@ -159,7 +159,7 @@ def test_the_very_first_publish_fences_the_other_owner(
             driver.commit(1)
         else:
             act = partial(newer.open_task, TASK) if when == "a task opens" else newer.acquire
-            monkeypatch.setattr(open_job, "_guard_targets", overtaken)
+            monkeypatch.setattr(open_job, "guard_targets", overtaken)
         with pytest.raises(FencedError, match="another owner has published"):
             act()
         driver.commit(2)
