@@ -149,7 +149,8 @@ def _plan(call: Call, stores: Sequence[str], trials: int, *, forward: bool) -> P
                 )
             step = step_forward(known) if forward else step_back(known)
             if step is None:
-                _refuse_lower(known)
+                if forward:
+                    _refuse_lower(known)
                 return None
             edit, refused = _edit(config, step, stores)
             conditions, amount, seconds = check(services, reader, step, found, records, trials, progress)
