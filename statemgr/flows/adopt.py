@@ -71,7 +71,7 @@ def adopt(
     config = services.config
     found = look(old, services.clock, request, progress=progress)  # 1
     check_target(services, found, blobs, in_place=in_place)
-    _refuse_checkpoints(services, log)  # 2: before anybody is fenced
+    _refuse_checkpoints(services, log, only_settled=True)  # 2: before anybody is fenced
     keeps_old_blobs = in_place and bool(found.snapshots)
     JobTopics(services).ensure(allow_empty_start=keeps_old_blobs)
     names = [task_name(index) for index in range(config.tasks)]
@@ -79,7 +79,7 @@ def adopt(
     publisher = take_over(services, job_transactional_id(config), config.job_name)
     try:
         fence_ids(services, others)
-        _refuse_checkpoints(services, log)
+        _refuse_checkpoints(services, log, only_settled=False)
         refuse_lost_job(services, look_at_blobs=not keeps_old_blobs)
         _reserve(services, log, publisher, names)
         adopting = _Adopting(services, old, publisher, found, progress)
@@ -274,10 +274,10 @@ def _reserve(services: Services, log: CheckpointLog, publisher: Publisher, tasks
                 transaction.send(config.checkpoint_topic, permit.key, permit.value, partition=0)
 
 
-def _refuse_checkpoints(services: Services, log: CheckpointLog) -> None:
-    """Raises: PermissionNeeded if the new job has run."""
+def _refuse_checkpoints(services: Services, log: CheckpointLog, *, only_settled: bool) -> None:
+    """Raises: PermissionNeeded if the new job has run. ``only_settled``: wait for no open transaction."""
     try:
-        found = log.read()
+        found = log.read(only_settled=only_settled)
     except MissingState:
         return  # the topic is new
     if found:

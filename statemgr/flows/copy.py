@@ -66,7 +66,7 @@ def copy(
     others = [task_transactional_id(config, task) for task in map(task_name, range(config.tasks))]
     with closing(take_over(target, job_transactional_id(config), config.job_name)) as publisher:  # 1
         fence_ids(target, others)
-        check_new(target, log)
+        check_new(target, log, only_settled=False)
         layout = replace(tasks[0].record.layout, generation=1, tasks=config.tasks)
         permissions = Permissions(allow_empty_start=True)
         published = read_published(target, log, layout, names, permissions, others=others).published

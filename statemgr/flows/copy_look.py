@@ -53,7 +53,7 @@ def look(
     """
     chosen = _chosen(source, records, ids)  # 1
     _check_config(source, target, records, chosen)
-    check_new(target, log)  # 2
+    check_new(target, log, only_settled=True)  # 2
     catalogue = Catalogue(source.transfer)
     return [_planned(source, target, catalogue, records[task], one) for task, one in chosen.items()]  # 3
 
@@ -109,9 +109,16 @@ def _listed(names: Collection[str]) -> str:
     return ", ".join(sorted(names)) or "(none)"
 
 
-def check_new(target: Services, log: CheckpointLog) -> None:
-    """Check that the job has no state. Raises: InvalidError; RetryableError, AccessDenied."""
-    sign = _sign_of_state(target, log)
+def check_new(target: Services, log: CheckpointLog, *, only_settled: bool) -> None:
+    """Check that the job has no state.
+
+    Args:
+        only_settled: wait for no open transaction. A copy that was killed may have left one, which ends when the next
+            copy fences it.
+
+    Raises: InvalidError; RetryableError, AccessDenied.
+    """
+    sign = _sign_of_state(target, log, only_settled)
     if sign is not None:
         raise InvalidError(
             f"the job to copy to is not new: {sign}",
@@ -120,10 +127,10 @@ def check_new(target: Services, log: CheckpointLog) -> None:
         )
 
 
-def _sign_of_state(target: Services, log: CheckpointLog) -> str | None:
+def _sign_of_state(target: Services, log: CheckpointLog, only_settled: bool) -> str | None:
     config = target.config
     try:
-        for task, record in sorted(log.read().items()):
+        for task, record in sorted(log.read(only_settled=only_settled).items()):
             return f"{task} has checkpoint {record.current.checkpoint_id}"
     except MissingState:
         pass  # the topic is new
@@ -138,10 +145,12 @@ def _sign_of_state(target: Services, log: CheckpointLog) -> str | None:
             continue
         for partition in range(config.tasks):
             try:
-                bounds = target.changelog().bounds(store.changelog_topic, partition)
+                start, end = target.changelog().bounds(store.changelog_topic, partition)
+                if only_settled:
+                    end = target.changelog().settled_end(store.changelog_topic, partition)
             except MissingState:
                 break  # the topic is new
-            count = count_records(target.changelog(), store.changelog_topic, partition, *bounds)
+            count = count_records(target.changelog(), store.changelog_topic, partition, start, end)
             if count is not None:
                 return f"the changelog {store.changelog_topic} has {count} records in partition {partition}"
     return None
