@@ -38,15 +38,23 @@ STEPS = [
     (Phase.COMMIT_TRANSACTION, 1),
     (Phase.ACKNOWLEDGED, 1),
 ]
-#: Kinds of these steps; the others are in the long run.
-QUICK = [(Phase.COPY_BLOB, 3), (Phase.SWAP, 1), (Phase.COMMIT_TRANSACTION, 1), (Phase.ACKNOWLEDGED, 1)]
+WAYS = [(SNAPSHOTS, "file"), (SNAPSHOTS, "s3"), (SEGMENTS, "file"), (SEGMENTS, "s3")]
+#: The others are in the long run.
+QUICK = [
+    ((Phase.COPY_BLOB, 3), (SEGMENTS, "s3")),
+    ((Phase.SWAP, 1), (SNAPSHOTS, "file")),
+    ((Phase.COMMIT_TRANSACTION, 1), (SEGMENTS, "file")),
+    ((Phase.ACKNOWLEDGED, 1), (SNAPSHOTS, "s3")),
+]
 
 
-@pytest.mark.parametrize("on", ["file", "s3"])
-@pytest.mark.parametrize("kind", [SNAPSHOTS, SEGMENTS])
 @pytest.mark.parametrize(
-    ("phase", "number"),
-    [pytest.param(*step, id=f"{step[0]}-{step[1]}", marks=() if step in QUICK else pytest.mark.long) for step in STEPS],
+    ("phase", "number", "kind", "on"),
+    [
+        pytest.param(*step, *way, marks=() if (step, way) in QUICK else pytest.mark.long)
+        for step in STEPS
+        for way in WAYS
+    ],
 )
 def test_killed_in_a_copy(
     kafka: KafkaServer, s3: S3Server, tmp_path: Path, phase: Phase, number: int, kind: str, on: str

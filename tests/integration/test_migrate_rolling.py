@@ -75,8 +75,8 @@ def stages(config: JobConfig) -> list[int]:
     [
         (1, 2),
         pytest.param(2, 3, marks=pytest.mark.long),
-        (3, 4),
-        (4, 3),
+        pytest.param(3, 4, marks=pytest.mark.long),
+        pytest.param(4, 3, marks=pytest.mark.long),
         pytest.param(3, 2, marks=pytest.mark.long),
         (2, 1),
     ],

@@ -99,8 +99,17 @@ def check(config: JobConfig, state: Mapping[bytes, bytes], directory: Path) -> N
                 assert reader.blob_info(blob_id).expires_ms is None, blob_id
 
 
-@pytest.mark.parametrize("where", ["file", "s3"])
-@pytest.mark.parametrize(("before", "after"), [(4, 6), (6, 4), (1, 3), (3, 1)])
+@pytest.mark.parametrize(
+    ("before", "after", "where"),
+    [
+        (4, 6, "file"),
+        (3, 1, "s3"),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in [(4, 6, "s3"), (6, 4, "file"), (6, 4, "s3"), (1, 3, "file"), (1, 3, "s3"), (3, 1, "file")]
+        ),
+    ],
+)
 def test_every_key_moves_to_its_task(
     kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run, before: int, after: int, where: str
 ) -> None:

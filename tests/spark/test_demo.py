@@ -54,6 +54,7 @@ def run(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return invoke
 
 
+@pytest.mark.long
 @pytest.mark.timeout(480)
 def test_killed_after_the_publish_and_before_the_output(run: Callable[..., tuple[int, str]], table: Path) -> None:
     """SIGKILL to driver, JVM and workers right after the publish: restored from blobs, replayed, all sides equal."""
