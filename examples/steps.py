@@ -70,7 +70,7 @@ class Example:
         common = ["--from", self._origin, "--job", self.name, "--config", str(file), "--settle", "3", *options]
         settings |= {"kafka__bootstrap__servers": self.broker, "state__dir": str(self.work / "state")}
         given = [part for key, value in settings.items() for part in ("--set", f"{key.replace('__', '.')}={value}")]
-        statemgr = [sys.executable, "-m", "statemgr.cli.main", "adopt", *common]
+        statemgr = [sys.executable, "-m", "statemgr", "adopt", *common]
         run(*statemgr, "--init", "--name", f"{self.name}-new", *given)
         run(*statemgr)
         run(*statemgr, "--write")

@@ -21,7 +21,6 @@ import click
 
 from statemgr import __version__
 from statemgr.cli.output import describe, show_error
-from statemgr.config.secrets import MASK
 from statemgr.errors import PrerequisiteMissing, StatemgrError
 
 #: Name → (module and attribute, short help). With the help here, ``--help`` does not have to load every command.
@@ -152,6 +151,8 @@ def _without_values(message: str, arguments: Sequence[str]) -> str:
 
     Names of options stay, and so do words that are nearly a command.
     """
+    from statemgr.config.secrets import MASK  # `--help` needs no configuration
+
     for argument in sorted(set(arguments), key=len, reverse=True):
         value = argument.partition("=")[2]
         given = [value] if argument.startswith("-") else [argument, value]
@@ -213,7 +214,3 @@ def cli(debug: bool) -> None:
 def main() -> None:
     """Run the console script."""
     cli.main()
-
-
-if __name__ == "__main__":
-    main()

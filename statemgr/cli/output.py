@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -15,8 +15,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from statemgr import ports
 from statemgr.errors import StatemgrError
+
+if TYPE_CHECKING:  # `statemgr --help` loads this module
+    from statemgr import ports
 
 #: Columns of a table that does not go to a terminal, so that nothing is cut off there.
 _WIDE = 400

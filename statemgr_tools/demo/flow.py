@@ -176,7 +176,7 @@ def _compare(
 
 
 def _list_checkpoints(run: Run) -> str:
-    command = [sys.executable, "-m", "statemgr.cli.main", "checkpoints", "list", "--config", str(run.config)]
+    command = [sys.executable, "-m", "statemgr", "checkpoints", "list", "--config", str(run.config)]
     listing = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "COLUMNS": "140"}
     )

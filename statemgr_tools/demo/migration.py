@@ -233,7 +233,7 @@ class Walk:
         """Run a command as an operator does. Raises: StatemgrError if its exit status is not 0."""
         began = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", "statemgr.cli.main", *arguments, "--config", str(self.run.config)],
+            [sys.executable, "-m", "statemgr", *arguments, "--config", str(self.run.config)],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_COMMAND_DEADLINE_S,
             env={**os.environ, "COLUMNS": "140"},
         )  # fmt: skip

@@ -79,7 +79,7 @@ def test_killed_in_a_copy(
     killed = subprocess.run([sys.executable, "-m", "tests.crash.command_child", order], cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL
     again = subprocess.run(
-        [sys.executable, "-m", "statemgr.cli.main", *arguments, "--json"],
+        [sys.executable, "-m", "statemgr", *arguments, "--json"],
         cwd=ROOT, check=False, capture_output=True, text=True,
     )  # fmt: skip
     if phase is Phase.ACKNOWLEDGED:

@@ -45,7 +45,7 @@ UNDO_STEPS = {Phase.FENCE: False, Phase.SEND_CHECKPOINT: False, Phase.ACKNOWLEDG
 def command(file: Path, *arguments: str, kill: tuple[Phase, int] | None = None) -> None:
     """Run ``statemgr rescale`` in a process of its own, which ends as it should."""
     line = ["rescale", "--config", str(file), *arguments]
-    module = ["statemgr.cli.main", *line]
+    module = ["statemgr", *line]
     if kill is not None:
         order = {"arguments": line, "phase": kill[0], "number": kill[1]}
         module = ["tests.crash.rescale_child", json.dumps(order)]

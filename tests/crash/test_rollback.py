@@ -64,7 +64,7 @@ def test_killed_in_a_rollback(kafka: KafkaServer, tmp_path: Path, phase: Phase) 
     killed = subprocess.run([sys.executable, "-m", "tests.crash.command_child", order], cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL
     _check(config, tmp_path / "killed", 3 if STEPS[phase] else 5)
-    again = subprocess.run([sys.executable, "-m", "statemgr.cli.main", *arguments], cwd=ROOT, check=False)
+    again = subprocess.run([sys.executable, "-m", "statemgr", *arguments], cwd=ROOT, check=False)
     assert again.returncode == 0
     _check(config, tmp_path / "again", 3)
     assert start({**mapping, "state.dir": str(tmp_path / "moved")}, 6).wait(60) == 0

@@ -42,7 +42,7 @@ class Follow:
 
     def __init__(self, config: JobConfig, file: Path) -> None:
         write_toml(config, file)
-        command = [sys.executable, "-m", "statemgr.cli.main", "standby", "--config", str(file), "--json"]
+        command = [sys.executable, "-m", "statemgr", "standby", "--config", str(file), "--json"]
         self._process = subprocess.Popen([*command, "--interval", "0.1"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         self.lines: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

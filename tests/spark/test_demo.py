@@ -154,7 +154,7 @@ def test_a_migration(kafka: KafkaServer, tmp_path: Path) -> None:
 
 def demo_command(directory: Path) -> list[str]:
     """``statemgr demo`` as a process of its own."""
-    return [sys.executable, "-m", "statemgr.cli.main", "demo", "--directory", str(directory)]
+    return [sys.executable, "-m", "statemgr", "demo", "--directory", str(directory)]
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -128,6 +128,18 @@ def test_statemgr_needs_no_spark_to_be_imported(tmp_path: Path) -> None:
     assert _run(sys.executable, "-c", code, cwd=tmp_path, pythonpath=ROOT).strip() == "[]"
 
 
+def test_help_loads_no_clients(tmp_path: Path) -> None:
+    """``statemgr --help`` answers at once: it loads neither the clients nor the configuration."""
+    code = (
+        "import contextlib, sys, statemgr.cli.main\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    statemgr.cli.main.cli.main(['--help'])\n"
+        "slow = 'confluent_kafka', 'rocksdict', 'fastavro', 'boto3', 'tomlkit', 'statemgr.config', 'statemgr.ports'\n"
+        "print([m for m in slow if m in sys.modules])"
+    )
+    assert _run(sys.executable, "-c", code, cwd=tmp_path, pythonpath=ROOT).splitlines()[-1] == "[]"
+
+
 def test_constraints_name_exact_versions_without_addresses() -> None:
     """Every line is name==version; every dependency of the project is among them."""
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]

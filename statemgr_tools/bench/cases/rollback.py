@@ -89,7 +89,7 @@ def _retain(config: JobConfig, retained: int) -> list[str]:
 
 def _roll_back(file: Path, checkpoint_id: str) -> float:
     """Seconds of the command. Raises: MeasurementFailed."""
-    command = [sys.executable, "-m", "statemgr.cli.main", "checkpoints", "rollback", "--config", str(file)]
+    command = [sys.executable, "-m", "statemgr", "checkpoints", "rollback", "--config", str(file)]
     clock = SystemClock()
     started = clock.monotonic()
     run = subprocess.run([*command, "--to", checkpoint_id, "--write"], capture_output=True, text=True, check=False)

@@ -1,0 +1,5 @@
+"""``python -m statemgr`` runs the command line."""
+
+from statemgr.cli.main import main
+
+main()
