@@ -30,8 +30,7 @@ def page(summary: Summary, console: Console) -> None:
 def migration_page(summary: MigrationSummary, console: Console) -> None:
     """Print the walk as a picture, the totals, and whether all are equal."""
     console.rule(
-        f"statemgr demo --migrate · seed {summary.seed} · {summary.rows:,} {summary.word} · "
-        f"{len(summary.commands)} commands · {summary.kills} kills"
+        f"statemgr demo --migrate · seed {summary.seed} · {summary.rows:,} {summary.word} · {summary.kills} kills"
     )
     console.print(picture(summary.timeline, console.width))
     _comparison(summary, console)
