@@ -39,7 +39,7 @@ from statemgr.local import (
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord
 from statemgr.model.commit import Change
-from statemgr.model.content import Content, of_batch
+from statemgr.model.content import Content, columns, of_batch
 from statemgr.model.partitioners import candidates
 from statemgr.model.permissions import Permissions
 from statemgr.model.plan import plan_stores
@@ -179,7 +179,7 @@ def split_range(
         writing = SortedTables(into, config.rocksdb if config.type == "rocksdb" else {}, spread.after)
         everything = spread.after <= _MOST_OPEN
         for batch in batches(services, spread.store, directory, *bounds):
-            keys, values = zip(*batch, strict=True)
+            keys, values = columns(batch)
             found = hashes(keys)
             if not first:
                 check_place(spread, task, spread.before, keys, found)
@@ -240,7 +240,7 @@ def check_range(
     content = Content()
     with _copy(services, directory) as copy:
         for batch in batches(services, spread.store, copy, start, end):
-            keys, values = zip(*batch, strict=True)
+            keys, values = columns(batch)
             if not {number % spread.after for number in hashes(keys)} <= {task}:
                 raise CorruptFile("a new store has a key of another task", hint="run it again", path=directory)
             content += of_batch(keys, values)

@@ -1,9 +1,10 @@
 """Splits finished stores into sorted table files, and makes new stores of such files. Touches only the paths given.
 
-Measured with keys of 17 bytes and values of 90: an item costs 0.18 µs to read with rocksdict's own iterator, which ends
-silently at a corrupt block, and 0.4 µs with the raw one (:class:`statemgr.local.rocksdb.handle.Scan`). So the scan here
-uses the first and then asks the raw iterator whether the store ends there. Writing an item to a table costs 0.4 µs, and
-a database can ingest a finished table as one file.
+Measured with keys of 16 bytes and values of 100: an item costs 0.22 µs to read with rocksdict's own iterator, which
+ends silently at a corrupt block, and 0.4 µs with the raw one (:class:`statemgr.local.rocksdb.handle.Scan`). So the scan
+here uses the first and then asks the raw iterator whether the store ends there. Without reading ahead, and with blocks
+that go into the cache, the first scan of a store costs up to 0.35 µs more for each item. Writing an item to a table
+costs 0.4 µs, and a database can ingest a finished table as one file.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from statemgr.local.rocksdb.handle import close_database, open_database, transla
 from statemgr.local.rocksdb.store import RocksDbStore
 
 Pair = tuple[bytes, bytes]
+#: Bytes that a scan reads from a file at a time. More is no faster.
+_READAHEAD = 256 * 1024
 #: Bytes of a table after which the next one begins.
 _TABLE_SIZE = 64 * 1024 * 1024
 #: Tables that are ingested together. RocksDB may put each of them into level 0.
@@ -38,6 +41,8 @@ def scan_in_batches(
     Raises: CorruptError.
     """
     read_options = ReadOptions()
+    read_options.set_readahead_size(_READAHEAD)
+    read_options.fill_cache(False)  # type: ignore[call-arg]
     if end is not None:
         read_options.set_iterate_upper_bound(end)
     database = open_database(directory, rocksdb_options.normal(options, create=False), read_only=True)
