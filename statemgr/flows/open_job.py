@@ -34,7 +34,8 @@ from statemgr.phases import Phase, announce
 from statemgr.ports import CheckpointLog, GuardedBackupManager, Moment, StoreIdentity
 
 log = logging.getLogger(__name__)
-_FENCE_PARALLELISM = 8
+#: Almost all of the time of a fence is spent waiting for the broker.
+_FENCE_PARALLELISM = 32
 
 
 class JobTopics:

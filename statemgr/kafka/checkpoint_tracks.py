@@ -6,7 +6,7 @@ Messages stay undecoded until somebody asks for them, because most are deleted b
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
@@ -140,15 +140,15 @@ class Assembly:
             return None
         assert layout is not None
         kind, at_ms = message.timestamp()
-        made = checkpoint_of(task, publish, offset_of(message))
-        made = replace(made, published_ms=at_ms if kind == TIMESTAMP_LOG_APPEND_TIME else None)
+        published_ms = at_ms if kind == TIMESTAMP_LOG_APPEND_TIME else None
+        made = checkpoint_of(task, publish, offset_of(message), published_ms)
         return _Combined(layout, made, None if job is None else publish.sequence)
 
     def _job(self, key: bytes, jobs: Track | None) -> JobCheckpoint | None:
         """The job record with the sequence number of a task's record."""
-        if jobs is None:
+        if jobs is None or not jobs.messages:
             return None
-        job_key = codecs.encode_key(self._key(jobs, codecs.sequence_of(key)))
+        job_key = codecs.with_sequence(next(iter(jobs.messages)), codecs.sequence_of(key))
         found = jobs.messages.get(job_key)
         if found is None:
             return None

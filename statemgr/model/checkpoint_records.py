@@ -98,13 +98,21 @@ def task_alone(checkpoint: Checkpoint, layout: Layout | None = None) -> TaskChec
     return TaskCheckpoint(layout=layout, publish=publish_of(checkpoint), **_taken(_OWN, checkpoint))
 
 
-def checkpoint_of(task: TaskCheckpoint, publish: Publish, offset: int | None = None) -> Checkpoint:
-    """Puts both parts together. ``offset``: where the task record was read."""
+def checkpoint_of(
+    task: TaskCheckpoint, publish: Publish, offset: int | None = None, published_ms: int | None = None
+) -> Checkpoint:
+    """Puts both parts together.
+
+    Args:
+        offset: where the task record was read.
+        published_ms: when it was published, by the broker's clock (epoch milliseconds).
+    """
     inputs = publish.inputs if task.inputs is None else task.inputs
     return Checkpoint(
         input_offsets=inputs.offsets,
         input_topic_ids=inputs.topic_ids,
         offset=offset,
+        published_ms=published_ms,
         **_taken(_COMMON, publish),
         **_taken(_OWN, task),
     )

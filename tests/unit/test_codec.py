@@ -152,6 +152,14 @@ def test_a_value_says_the_layout_and_sequence_of_its_key() -> None:
         decode_task(codecs.encode_task(KEY, replace(task, layout=None))[1])
 
 
+def test_a_key_with_another_sequence_number() -> None:
+    """A key can be made of another one, without the codec."""
+    for key in (KEY, JOB_KEY):
+        for sequence in (0, 8, 2**40):
+            expected = codecs.encode_key(replace(key, sequence=sequence))
+            assert codecs.with_sequence(codecs.encode_key(key), sequence) == expected
+
+
 def test_version_one_value_of_another_key_is_refused() -> None:
     """A version 1 value that says another job or task than its key does is refused."""
     value = codecs.encode_record_v1(sample.RECORD)

@@ -32,6 +32,7 @@ from statemgr.model.codecs.checkpoints import (
     is_whole,
     sequence_of,
     value_header,
+    with_sequence,
 )
 
 __all__ = [
@@ -58,4 +59,5 @@ __all__ = [
     "is_whole",
     "sequence_of",
     "value_header",
+    "with_sequence",
 ]

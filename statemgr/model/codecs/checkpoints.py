@@ -38,8 +38,7 @@ class Place(NamedTuple):
 
     def refuser(self, what: str) -> Refuse:
         """Makes the error of a record that is refused."""
-        where = self._asdict()
-        return lambda why: CorruptRecord(f"checkpoint record refused ({what}): {why}", hint=_HINT, **where)
+        return lambda why: CorruptRecord(f"checkpoint record refused ({what}): {why}", hint=_HINT, **self._asdict())
 
 
 NOWHERE = Place()
@@ -112,6 +111,12 @@ def is_whole(key: bytes) -> bool:
 def sequence_of(key: bytes) -> int:
     """The sequence number in a version 2 key."""
     return int.from_bytes(key[-KEY_TAIL_SIZE:-_CHECKSUM_SIZE], "big")
+
+
+def with_sequence(key: bytes, sequence: int) -> bytes:
+    """The version 2 key of the same task, or of the same job's records, with another sequence number."""
+    data = key[:-KEY_TAIL_SIZE] + sequence.to_bytes(8, "big")
+    return data + checksum(data)
 
 
 # --- version 2 --------------------------------------------------------------------------------------------------
