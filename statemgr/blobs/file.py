@@ -69,14 +69,14 @@ class FileBlobStore:
                     if not attempts_left:
                         raise
 
-    def copy_from(self, source: BlobStore, source_id: str, blob_id: str, *, ttl_days: int) -> bool:
+    def copy_from(self, source: BlobStore, wanted: BlobInfo, blob_id: str, *, ttl_days: int) -> bool:
         """By a hard link, which takes no time and no space; False where the system makes none."""
         if not isinstance(source, FileBlobStore):
             return False
-        (*source_parents, source_name), (*parents, name) = check_blob_id(source_id), check_blob_id(blob_id)
+        (*source_parents, source_name), (*parents, name) = check_blob_id(wanted.blob_id), check_blob_id(blob_id)
         expires = self._clock.time_ns() // 1_000_000 + ttl_days * DAY_MS
-        with translated(source_id), source._tree.directory(source_parents) as there:
-            os.close(file_tree.open_blob(there, source_name, source_id))
+        with translated(wanted.blob_id), source._tree.directory(source_parents) as there:
+            os.close(file_tree.open_blob(there, source_name, wanted.blob_id))
             with translated(blob_id), self._tree.directory(parents, create=True) as directory:
                 if file_tree.exists(directory, name):
                     raise file_tree.exists_error(directory, blob_id)

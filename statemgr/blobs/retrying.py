@@ -60,12 +60,12 @@ class RetryingBlobStore:
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
         self._call(lambda: self.inner.put(blob_id, body, ttl_days=ttl_days))
 
-    def copy_from(self, source: BlobStore, source_id: str, blob_id: str, *, ttl_days: int) -> bool:
+    def copy_from(self, source: BlobStore, wanted: BlobInfo, blob_id: str, *, ttl_days: int) -> bool:
         """``source`` may have the same decorators."""
         inner, there = self.inner, undecorated(source)
         if not isinstance(inner, CopyingBlobStore):
             return False
-        return self._call(lambda: inner.copy_from(there, source_id, blob_id, ttl_days=ttl_days))
+        return self._call(lambda: inner.copy_from(there, wanted, blob_id, ttl_days=ttl_days))
 
     @contextmanager
     def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:

@@ -52,10 +52,10 @@ class VerifyingBlobStore:
                 hint="check the memory and disks of the blob store, and the network to it",
             )
 
-    def copy_from(self, source: BlobStore, source_id: str, blob_id: str, *, ttl_days: int) -> bool:
+    def copy_from(self, source: BlobStore, wanted: BlobInfo, blob_id: str, *, ttl_days: int) -> bool:
         """The store that copies sees to it that the bytes are the same."""
         inner = self.inner
-        return isinstance(inner, CopyingBlobStore) and inner.copy_from(source, source_id, blob_id, ttl_days=ttl_days)
+        return isinstance(inner, CopyingBlobStore) and inner.copy_from(source, wanted, blob_id, ttl_days=ttl_days)
 
     def _holds(self, blob_id: str, body: Body) -> bool:
         there, size = hasher(), 0

@@ -110,9 +110,7 @@ class BlobCopies:
                 target.delete(name)
             announce(Phase.COPY_BLOB, name, self.target.config.job_key)
             ttl_days = self.target.config.ttl_days
-            inside = isinstance(target, CopyingBlobStore) and target.copy_from(
-                source, wanted.blob_id, name, ttl_days=ttl_days
-            )
+            inside = isinstance(target, CopyingBlobStore) and target.copy_from(source, wanted, name, ttl_days=ttl_days)
             if not inside:
                 self._stream(wanted, name, ttl_days)
             with moved.lock:

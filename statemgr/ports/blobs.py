@@ -118,8 +118,8 @@ class BlobStore(Protocol):
 class CopyingBlobStore(Protocol):
     """A blob store that can copy blobs by itself, so that their bytes do not pass through this process."""
 
-    def copy_from(self, source: BlobStore, source_id: str, blob_id: str, *, ttl_days: int) -> bool:
-        """Write a new blob with the bytes of a blob of ``source``, with a TTL.
+    def copy_from(self, source: BlobStore, wanted: BlobInfo, blob_id: str, *, ttl_days: int) -> bool:
+        """Write a new blob with the bytes of ``wanted``, a blob of ``source`` as its ``stat`` gives it, with a TTL.
 
         Returns: whether it was copied. If not, the store cannot copy from that source.
         Raises: MissingBlob; :class:`statemgr.blobs.BlobExists`; as :class:`BlobStore`.

@@ -15,6 +15,7 @@ from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.s3.store import S3BlobStore
 from statemgr.cli.main import cli
 from statemgr.engine import MicroBatch, read_attachment
+from statemgr.ports import BlobInfo
 from statemgr.reader import JobReader
 from tests.commits import TASK, attempt, blob_files, commit, current, referenced, totals
 from tests.integration.test_cli import write_toml
@@ -258,16 +259,49 @@ def test_stores_say_what_they_cannot_copy(kafka: KafkaServer, s3: S3Server, tmp_
     assert isinstance(there, S3BlobStore)
     for store, other in ((here, there), (there, here)):
         store.put("job/1/a", b"bytes", ttl_days=None)
-        assert not store.copy_from(other, "job/1/a", "job/1/b", ttl_days=1)
-        assert store.copy_from(store, "job/1/a", "job/1/b", ttl_days=1)
+        found = store.stat("job/1/a")
+        assert not store.copy_from(other, found, "job/1/b", ttl_days=1)
+        assert store.copy_from(store, found, "job/1/b", ttl_days=1)
         assert store.stat("job/1/b").size == 5
         assert store.stat("job/1/b").expires_ms is not None
         assert store.stat("job/1/a").expires_ms is None
         with pytest.raises(MissingBlob):
-            store.copy_from(store, "job/1/missing", "job/1/c", ttl_days=1)
+            store.copy_from(store, BlobInfo("job/1/missing", 5, 0), "job/1/c", ttl_days=1)
         store.close()
     with pytest.raises(BlobExists):
-        here.copy_from(here, "job/1/a", "job/1/b", ttl_days=1)
+        here.copy_from(here, here.stat("job/1/a"), "job/1/b", ttl_days=1)
+
+
+def test_the_bucket_copies_a_large_object_in_parts(
+    kafka: KafkaServer, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object above the limit of one request: the copy has its bytes and a TTL, and a failure leaves no upload."""
+    from statemgr.blobs import open_raw_blob_store
+    from statemgr.blobs.s3 import copying
+    from statemgr.errors import MissingBlob
+    from statemgr.local.clock import SystemClock
+
+    least = 5 * 1024 * 1024  # of a part that is not the last one
+    monkeypatch.setattr(copying, "_MOST", least)
+    monkeypatch.setattr(copying, "_PART", least)
+    store = open_raw_blob_store(job(kafka, tmp_path, s3=s3), SystemClock())
+    assert isinstance(store, S3BlobStore)
+    data = random.Random(1).randbytes(2 * least + 1)
+    for name, content in {"job/1/small": data[:least], "job/1/large": data, "job/1/two": data[: 2 * least]}.items():
+        store.put(name, content, ttl_days=None)
+        assert store.copy_from(store, store.stat(name), f"{name}-copy", ttl_days=1)
+        with store.get(f"{name}-copy") as reader:
+            buffer = bytearray(len(content) + 1)
+            view, read = memoryview(buffer), 0
+            while size := reader.readinto(view[read:]):
+                read += size
+        assert bytes(buffer[:read]) == content
+        assert store.stat(f"{name}-copy").expires_ms is not None
+        assert store.stat(name).expires_ms is None
+    with pytest.raises(MissingBlob):
+        store.copy_from(store, BlobInfo("job/1/missing", len(data), 0), "job/1/c", ttl_days=1)
+    assert not list(store.administration.unfinished("job/1/"))
+    store.close()
 
 
 def test_the_changelog_of_a_copy_has_the_state_alone(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:

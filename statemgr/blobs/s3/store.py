@@ -21,6 +21,7 @@ from statemgr.blobs.body import CHUNK, BytesReader, body_size, open_body
 from statemgr.blobs.names import delete_each, unique_name
 from statemgr.blobs.s3.administration import S3Administration
 from statemgr.blobs.s3.client import Connections, Place, make_client
+from statemgr.blobs.s3.copying import copy_object
 from statemgr.blobs.s3.errors import DIGEST, code_and_status, of_key, translated
 from statemgr.blobs.s3.expiry import Expiry, Records, Tags
 from statemgr.blobs.s3.reading import LargeReads, S3Reader
@@ -86,30 +87,16 @@ class S3BlobStore:
                 self._conditional = False
                 self._send(key, stream, body_size(body), extra)
 
-    def copy_from(self, source: BlobStore, source_id: str, blob_id: str, *, ttl_days: int) -> bool:
-        """Within a bucket, by the server. False where it does not check what it stores, or may not copy the object.
-
-        S3 copies objects of up to 5 GiB with one request. No blob is larger, because each was written with one PUT.
-        """
+    def copy_from(self, source: BlobStore, wanted: BlobInfo, blob_id: str, *, ttl_days: int) -> bool:
+        """Within a bucket, by the server. False where it does not check what it stores, or may not copy the object."""
         if not isinstance(source, S3BlobStore) or source._bucket != self._bucket or not self.checks_uploads:
             return False
         if source._client.meta.endpoint_url != self._client.meta.endpoint_url:
             return False
-        fields = self._expiry.fields(ttl_days)
-        directives = {
-            "MetadataDirective": "REPLACE",
-            **({"TaggingDirective": "REPLACE"} if "Tagging" in fields else {}),
-        }
-        with translated(self._bucket, source_id):
+        fields = {**self._expiry.fields(ttl_days), **self._encryption}
+        with translated(self._bucket, wanted.blob_id):
             try:
-                self._client.copy_object(
-                    Bucket=self._bucket,
-                    Key=self._place.key(blob_id),
-                    CopySource={"Bucket": self._bucket, "Key": source._place.key(source_id)},
-                    **directives,  # type: ignore[arg-type]
-                    **fields,
-                    **self._encryption,
-                )
+                copy_object(source._place, wanted.blob_id, wanted.size, self._place, blob_id, fields)
             except ClientError as error:
                 if code_and_status(error)[0] not in _CANNOT_COPY:
                     raise
