@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 from statemgr.backends.services import Services
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, InvalidError, MissingState, PermissionNeeded
+from statemgr.flows.adopt_changelogs import listed
 from statemgr.flows.adopt_copy import Copied, Copy, count
 from statemgr.flows.adopt_found import OldJob, OldStore, Request
-from statemgr.flows.adopt_look import listed, look, running
+from statemgr.flows.adopt_look import look, running
 from statemgr.flows.adopt_snapshots import AdoptedSnapshot, OldSnapshots
 from statemgr.flows.open_job import JobTopics, fence_ids, read_published, take_over
 from statemgr.flows.opening_checks import refuse_lost_job
