@@ -22,6 +22,7 @@ from statemgr.local import open_snapshot
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import BlobRef, Checkpoint, CheckpointRecord, Marker
+from statemgr.model.offers import Offer, OfferKey
 from statemgr.model.permissions import Permit
 from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.model.snapshot import SnapshotIndex
@@ -59,6 +60,10 @@ class JobReader:
     def permits(self) -> Sequence[Permit]:
         """The one-shot permissions that no opening had used up when the topic was read last."""
         return self._log.permits()
+
+    def offers(self) -> Mapping[OfferKey, Offer]:
+        """The offers of first snapshots that were on the topic when it was read last, also expired ones."""
+        return self._log.offers()
 
     def history(self) -> Iterator[CheckpointRecord]:
         """Every committed record of the job that is still on the topic, oldest first."""

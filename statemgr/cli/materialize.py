@@ -54,6 +54,12 @@ def command(call: Call, stores: tuple[str, ...], parallel: int | None, again: bo
         [_shown(row) for row in rows],
         empty="the job has no stores that are backed up",
     )
+    expiries = [one.done.expires_ms for one in outcomes if one.done is not None and one.done.expires_ms is not None]
+    if expiries and not call.as_json:
+        say(
+            f"restart the job with blob-store among its backup factories before {_minute(min(expiries))}: it adopts an "
+            "offer only when it opens a task"
+        )
     failed = [one for one in outcomes if one.error is not None]
     for one in failed:
         assert one.error is not None
@@ -78,8 +84,11 @@ def _shown(row: dict[str, Any]) -> tuple[object, ...]:
     result = row["result"] if row.get("reason") is None else f"{row['result']}: {row['reason']}"
     if not row.get("offered"):
         return (row["task"], row["store"], result, row.get("checkpoint_id", ""), "", "", "", "", "")
-    expires = datetime.fromtimestamp(row["expires_ms"] / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
     return (
         row["task"], row["store"], result, row["checkpoint_id"], row["records"], size(row["size"]),
-        size(row["uploaded"]), f"{row['seconds']:.1f}", expires,
+        size(row["uploaded"]), f"{row['seconds']:.1f}", _minute(row["expires_ms"]),
     )  # fmt: skip
+
+
+def _minute(millis: int) -> str:
+    return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -66,8 +66,10 @@ def check_possible(services: Services) -> None:
     services.blobs()
     if services.config.snapshot_interval.is_every_commit:
         raise InvalidError(
-            "with task.commit.snapshot.interval = '1 commit' the first commit uploads the whole state all the same",
-            hint="remove task.commit.snapshot.interval, or set a longer interval",
+            "with task.commit.snapshot.interval = '1 commit' no offer saves an upload: each commit uploads the files "
+            "that the last snapshot lacks, and the job has none of the files of an offer",
+            hint="remove task.commit.snapshot.interval until the job has made a snapshot of its own in the background, "
+            "and set it again then",
             job=services.config.job_name,
         )
 

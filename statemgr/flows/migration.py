@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.changelog.restore import ChangelogRestore
 from statemgr.backends.services import Services
-from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, CorruptError, MissingError
 from statemgr.ids import task_index
 from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, CheckpointRecord
+from statemgr.model.offers import Offer, OfferKey
 from statemgr.model.stages import BackendPosition, StorePosition, position_of, stage_of
 
 _AT_ONCE = 16
@@ -37,10 +38,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """One store of one task, and factory → what that backend holds."""
+    """One store of one task, and factory → what that backend holds.
+
+    ``offer``: a first snapshot that waits until the owner opens the task with ``blob-store``.
+    """
 
     position: StorePosition
     held: Mapping[str, Held] = field(default_factory=dict)
+    offer: Offer | None = None
 
     @property
     def size(self) -> int:
@@ -62,8 +67,13 @@ def positions(
     return found
 
 
-def survey(services: Services, found: Sequence[StorePosition]) -> list[StoreStatus]:
-    """Ask the backends what they hold. Raises: UnavailableError, AccessDenied."""
+def survey(
+    services: Services, found: Sequence[StorePosition], offers: Mapping[OfferKey, Offer] | None = None
+) -> list[StoreStatus]:
+    """Ask the backends what they hold. ``offers``: all that are on the topic.
+
+    Raises: UnavailableError, AccessDenied.
+    """
     averages: dict[str, float] = {}
     for position in found:
         if position.store not in averages and (average := _record_size(services, position)) is not None:
@@ -73,7 +83,7 @@ def survey(services: Services, found: Sequence[StorePosition]) -> list[StoreStat
     def ask(position: StorePosition) -> StoreStatus:
         average = averages.get(position.store, 0.0)
         held = {one.factory: _held(services, catalogue, position, one, average) for one in position.backends}
-        return StoreStatus(position, held)
+        return StoreStatus(position, held, _waiting(services, position, offers or {}))
 
     with services.executors.pool("survey", _AT_ONCE) as pool:
         return list(pool.map(ask, found))
@@ -98,6 +108,20 @@ def _held(
     except (MissingError, CorruptError, ConfigError) as error:
         return Held(None, taken_ms, error.message)
     return Held(None, taken_ms)
+
+
+def _waiting(services: Services, position: StorePosition, offers: Mapping[OfferKey, Offer]) -> Offer | None:
+    """The offer of a store without a snapshot that expires last, by this machine's clock."""
+    record, now_ms = position.record, services.clock.time_ns() // 1_000_000
+    if record.current.marker(BLOB_STORE, position.store) is not None:
+        return None
+    of_store = (record.layout.generation, record.task, position.store)
+    waiting = [
+        offer
+        for key, offer in offers.items()
+        if (key.layout_generation, key.task, key.store) == of_store and offer.expires_ms > now_ms
+    ]
+    return max(waiting, key=lambda offer: offer.expires_ms, default=None)
 
 
 def _record_size(services: Services, position: StorePosition) -> float | None:

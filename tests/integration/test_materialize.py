@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from statemgr import JobConfig, StateManager
 from statemgr.backends.changelog import build
@@ -468,3 +468,34 @@ def test_what_needs_no_offer(config: JobConfig, tmp_path: Path) -> None:
     assert "1 commit" in result.output
     assert run(config, tmp_path, "--task", "7").exit_code == 4
     assert run(config, tmp_path, "--store", "total").exit_code == 2
+
+
+def test_a_waiting_offer_is_shown(config: JobConfig, tmp_path: Path) -> None:
+    """`migrate status` and `migrate plan` show an offer until it is adopted, and count no upload for its store."""
+
+    def migrate(command: str, *more: str) -> Result:
+        path = str(write_file(config, tmp_path))
+        return CliRunner().invoke(cli, ["migrate", command, "--config", path, *more], catch_exceptions=False)
+
+    assert json.loads(migrate("status", "--json").stdout)[0]["offer"] is None
+    before = json.loads(migrate("plan", "--json").stdout)
+    assert (before["bytes"] > 0, before["offered"]) == (True, 0)
+    assert "`statemgr materialize`" in migrate("plan").stdout
+
+    done = run(config, tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "restart the job with blob-store among its backup factories" in done.output
+    ((_, offer),) = offers(config).items()
+    (status,) = json.loads(migrate("status", "--json").stdout)
+    assert status["offer"] == {"checkpoint_id": str(offer.checkpoint_id), "expires_ms": offer.expires_ms}
+    assert "an offer for blob-store waits" in " ".join(migrate("status").stdout.split())
+    after = json.loads(migrate("plan", "--json").stdout)
+    assert (after["bytes"], after["offered"]) == (0, 1)
+    plan = migrate("plan").stdout
+    assert "stores that begin with an offered snapshot: 1" in plan
+    assert "`statemgr materialize`" not in plan
+
+    adopted(config)
+    (status,) = json.loads(migrate("status", "--json").stdout)
+    assert (status["offer"], status["stage"]) == (None, 2)
+    assert "an offer" not in migrate("status").stdout

@@ -34,6 +34,19 @@ class Precondition:
     fix: str | None = None
 
 
+@dataclass(frozen=True)
+class FirstCommits:
+    """What the first commits in the new stage write to a backend that is switched on.
+
+    ``size``: bytes. ``seconds``: how long that takes at the speed of a trial; None if no speed is known. ``offered``:
+    how many stores write nothing, because an offer of a first snapshot waits for them.
+    """
+
+    size: int
+    seconds: float | None
+    offered: int
+
+
 def check(
     services: Services,
     reader: JobReader,
@@ -42,12 +55,12 @@ def check(
     records: Sequence[CheckpointRecord],
     trials: int,
     progress: Progress,
-) -> tuple[list[Precondition], int | None, float | None]:
-    """Every precondition of a step; the bytes that its first commits write, and the seconds that they take for it.
+) -> tuple[list[Precondition], FirstCommits | None]:
+    """Every precondition of a step; and what its first commits write, if it switches a backend on.
 
     Raises: UnavailableError, AccessDenied.
     """
-    found = survey(services, positions)
+    found = survey(services, positions, reader.offers())
     forward = step.target > step.stage
     switched_on = step.target in (Stage.DUAL_COMMIT, Stage.BLOBS_FIRST) and step.stage in (Stage.CHANGELOG, Stage.BLOBS)
     conditions = [
@@ -65,9 +78,11 @@ def check(
         conditions.append(_blobs(services, reader, progress))
     conditions += _rights(services)
     if not switched_on:
-        return conditions, None, None
-    amount = sum(one.size for one in found)
-    return conditions, amount, _upload_seconds(services, amount) if forward else None
+        return conditions, None
+    filled = [one for one in found if one.offer is None or not forward]
+    amount = sum(one.size for one in filled)
+    seconds = _upload_seconds(services, amount) if forward else None
+    return conditions, FirstCommits(amount, seconds, len(found) - len(filled))
 
 
 def _complete(services: Services, records: Sequence[CheckpointRecord]) -> Precondition:
@@ -137,9 +152,12 @@ def _own_changelogs(services: Services, reader: JobReader, positions: Sequence[S
 def _markers(positions: Sequence[StorePosition], factory: str) -> Precondition:
     without = [one for one in positions if one.record.current.marker(factory, one.store) is None]
     detail = f"{factory} has the newest checkpoint of every task"
+    fix = "wait until every task has committed"
     if without:
         detail = f"{factory} lacks the newest checkpoint of {len(without)} stores, such as {without[0].record.task}"
-    return Precondition("markers", not without, detail, "wait until every task has committed")
+    if factory == BLOB_STORE:
+        fix += "; if the state is too large for one commit, run `statemgr materialize`, and restart the job"
+    return Precondition("markers", not without, detail, fix)
 
 
 def _trials(

@@ -12,6 +12,7 @@ import click
 from statemgr.cli.options import Call, job_options
 from statemgr.cli.output import console, print_json, print_table, size
 from statemgr.config import JobConfig
+from statemgr.config.factories import BLOB_STORE
 from statemgr.flows.migration import Held, StoreStatus, positions, survey
 from statemgr.ids import task_index
 from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
@@ -32,7 +33,7 @@ def status_command(call: Call) -> None:
     config = call.config
     with closing(open_services(config)) as services, JobReader(config, only_settled=True) as reader:
         records = reader.retaining(None, call.tasks)
-        found = survey(services, positions(services, records))
+        found = survey(services, positions(services, records), reader.offers())
         now_ms = services.clock.time_ns() // 1_000_000
     if call.as_json:
         print_json([_json(config, one, published_together(records), now_ms) for one in found])
@@ -67,7 +68,7 @@ def _alike(one: StoreStatus) -> object:
     position = one.position
     behind = tuple((backend.factory, backend.behind) for backend in position.backends)
     problems = tuple(held.problem for held in one.held.values())
-    return position.store, stage_text(position), position.missing, behind, problems
+    return position.store, stage_text(position), position.missing, behind, problems, one.offer is None
 
 
 def _row(group: Sequence[StoreStatus], now_ms: int) -> tuple[object, ...]:
@@ -80,7 +81,7 @@ def _row(group: Sequence[StoreStatus], now_ms: int) -> tuple[object, ...]:
         first.store,
         stage_text(first),
         ", ".join(first.missing),
-        "; ".join(_backend(group, place, now_ms) for place in range(len(first.backends))),
+        "; ".join([*(_backend(group, place, now_ms) for place in range(len(first.backends))), *_offer(group, now_ms)]),
         epochs[-1] if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}",
         f"{duration(commits[-1])} ago",
     )
@@ -107,6 +108,12 @@ def _backend(group: Sequence[StoreStatus], place: int, now_ms: int) -> str:
     age = max(now_ms - one.taken_ms for one in held if one.taken_ms is not None)
     problem = f", PROBLEM: {held[0].problem}" if held[0].problem else ""
     return f"{backend.factory} {where}{total}, {duration(age)} old{problem}"
+
+
+def _offer(group: Sequence[StoreStatus], now_ms: int) -> list[str]:
+    """For example ``an offer for blob-store waits, and expires in 22 h``."""
+    expires = min((one.offer.expires_ms for one in group if one.offer is not None), default=None)
+    return [] if expires is None else [f"an offer for {BLOB_STORE} waits, and expires in {duration(expires - now_ms)}"]
 
 
 def _ages(record: CheckpointRecord, now_ms: int) -> int:
@@ -150,6 +157,9 @@ def _json(config: JobConfig, one: StoreStatus, together: bool, now_ms: int) -> d
             }
             for backend in position.backends
         },
+        "offer": None
+        if one.offer is None
+        else {"checkpoint_id": str(one.offer.checkpoint_id), "expires_ms": one.offer.expires_ms},
         "owner": {
             "transactional_id": job_transactional_id(config) if together else task_transactional_id(config, task),
             "epoch": current.epoch,

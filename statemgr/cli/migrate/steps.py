@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from statemgr.cli.migrate.preconditions import Precondition, check
+from statemgr.cli.migrate.preconditions import FirstCommits, Precondition, check
 from statemgr.cli.migrate.rebuild import rebuild
 from statemgr.cli.migrate.status import published_together
 from statemgr.cli.options import Call, job_options
@@ -38,17 +38,12 @@ _timeout_option = click.option(
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A step, what it changes in the configuration, and what must hold before it.
-
-    ``bytes``: what the first commits in the new stage write to a backend that is switched on, and ``seconds``: how long
-    that takes at the speed of a trial; None if there is nothing to write, or no speed is known.
-    """
+    """A step, what it changes in the configuration, and what must hold before it."""
 
     step: Step
     edit: TomlEdit | None
     preconditions: Sequence[Precondition]
-    bytes: int | None
-    seconds: float | None
+    first: FirstCommits | None
     records: Sequence[CheckpointRecord]
 
     @property
@@ -153,10 +148,10 @@ def _plan(call: Call, stores: Sequence[str], trials: int, *, forward: bool) -> P
                     _refuse_lower(known)
                 return None
             edit, refused = _edit(config, step, stores)
-            conditions, amount, seconds = check(services, reader, step, found, records, trials, progress)
+            conditions, first = check(services, reader, step, found, records, trials, progress)
             if refused is not None:
                 conditions = [refused, *conditions]
-            return Plan(step=step, edit=edit, preconditions=conditions, bytes=amount, seconds=seconds, records=records)
+            return Plan(step=step, edit=edit, preconditions=conditions, first=first, records=records)
     finally:
         services.close()
 
@@ -247,9 +242,8 @@ def _print(plan: Plan, saved: Path | None, write: bool) -> None:
         out.print(f"{one.name}: {one.detail}", markup=False, soft_wrap=True)
         if one.fix and not one.met:
             out.print(f"         → {one.fix}", markup=False, soft_wrap=True)
-    if plan.bytes is not None:
-        time = "" if plan.seconds is None else f", in about {plan.seconds:,.0f} s"
-        out.print(f"the first commits write about {size(plan.bytes)}{time}", markup=False)
+    if plan.first is not None:
+        _print_first(plan.first, to_blobs=step.target > step.stage)
     if saved is not None:
         out.print(f"written; the old file is {saved}. Restart the job.", markup=False, soft_wrap=True)
     elif step.written and plan.ready:
@@ -260,6 +254,18 @@ def _print(plan: Plan, saved: Path | None, write: bool) -> None:
         messages().print("nothing was changed: see what is not met")
     elif not write:
         messages().print("--write changes the configuration file", markup=False)
+
+
+def _print_first(first: FirstCommits, *, to_blobs: bool) -> None:
+    out = console()
+    if first.offered:
+        out.print(f"stores that begin with an offered snapshot: {first.offered}", markup=False)
+    time = "" if first.seconds is None else f", in about {first.seconds:,.0f} s"
+    out.print(f"the first commits write about {size(first.size)}{time}", markup=False)
+    if to_blobs and first.size:
+        out.print(
+            "`statemgr materialize` uploads it before the restart, while the job runs", markup=False, soft_wrap=True
+        )
 
 
 def _json(plan: Plan | None, saved: Path | None) -> dict[str, Any]:
@@ -273,6 +279,7 @@ def _json(plan: Plan | None, saved: Path | None) -> dict[str, Any]:
         "diff": "" if plan.edit is None else plan.edit.diff(),
         "preconditions": [asdict(one) for one in plan.preconditions],
         "ready": plan.ready,
-        "bytes": plan.bytes,
-        "seconds": plan.seconds,
+        "bytes": None if plan.first is None else plan.first.size,
+        "seconds": None if plan.first is None else plan.first.seconds,
+        "offered": 0 if plan.first is None else plan.first.offered,
     }
