@@ -57,6 +57,8 @@ class Phase(StrEnum):
     MAKE_STORES = "rescale.make-stores"
     STORE = "rescale.store"
     STORED = "rescale.stored"
+    # for what the job has committed since
+    CATCH_UP = "rescale.catch-up"
     # a copy of a job, for each blob
     COPY_BLOB = "copy.blob"
 

@@ -199,9 +199,9 @@ def _fields(plan: RescalePlan, done: Rescaled | None, saved: str | None) -> dict
         "input_offsets": {s: o for inputs in plan.inputs for s, o in inputs.offsets.items()},
         "configuration": dict(plan.changes),
         "saved_as": saved,
-        "partitioner": done.partitioner if done else None,
-        "keys": done.counted.keys if done else None,
-        "bytes": done.counted.size if done else None,
+        "partitioner": done.built.partitioner if done else None,
+        "keys": done.built.keys if done else None,
+        "bytes": done.built.size if done else None,
         "published": {task: str(made.checkpoint_id) for task, made in done.checkpoints.items()} if done else {},
     }
 
@@ -236,7 +236,7 @@ def _print(plan: RescalePlan, done: Rescaled | None, edit: TomlEdit | None, save
         return
     first = next(iter(done.checkpoints.values()))
     say(
-        f"done: {done.counted.keys} keys ({size(done.counted.size)}) spread by {done.partitioner}, equal before and "
+        f"done: {done.built.keys} keys ({size(done.built.size)}) spread by {done.built.partitioner}, equal before and "
         f"after; checkpoint {first.checkpoint_id} of {plan.tasks} tasks is published. Start the job with this "
         "configuration"
     )

@@ -4,9 +4,10 @@ Steps of :func:`rescale`:
 
 1. read the topic, and plan (:mod:`statemgr.flows.rescale_plan`)
 2. create the new changelogs
-3. build the new tasks' stores from the checkpoint (:mod:`statemgr.flows.rescale_build`); the job may still run
+3. build the new tasks' stores from the checkpoint (:mod:`statemgr.flows.rescale_build`), and bring what has been
+   committed meanwhile into them (:mod:`statemgr.flows.rescale_catch_up`); the job still runs
 4. fence the job: all its tasks, of both layouts, and its whole-job owner
-5. read the topic again, and bring what has changed meanwhile into the new stores
+5. read the topic again, and bring the last changes into the new stores
 6. check that no input row that is left was written for the old number of tasks
 7. publish the first checkpoint of all new tasks in one transaction, which also retires the old layout
 
@@ -48,7 +49,9 @@ from statemgr.flows.open_job import JobTopics, fence_ids, guard_targets, take_ov
 from statemgr.flows.ownership import Published, explained, settle_now
 from statemgr.flows.publish import publish
 from statemgr.flows.repair import repeated_attachments
-from statemgr.flows.rescale_build import Build, Counted
+from statemgr.flows.rescale_build import Build
+from statemgr.flows.rescale_built import Built, Workshop
+from statemgr.flows.rescale_catch_up import CatchUp
 from statemgr.flows.rescale_plan import RescalePlan, changelog_key, plan_rescale, topic_of_generation
 from statemgr.flows.rollback import plan_rollback, prepare_rollback
 from statemgr.flows.verify import Submit
@@ -56,6 +59,7 @@ from statemgr.ids import source_topic, task_name
 from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
 from statemgr.kafka.topics import TopicAdmin
 from statemgr.local import durable, levels, remove
+from statemgr.local.clock import moment
 from statemgr.local.owners import exclusive_if_free
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import (
@@ -71,10 +75,12 @@ from statemgr.model.layouts import RetiredLayout
 from statemgr.model.offers import Offer, OfferKey
 from statemgr.model.partitioners import BY_INPUT_PARTITION, candidates
 from statemgr.model.permissions import NO_PERMISSIONS, Permit
-from statemgr.ports import CheckpointLog, Progress, TopicInfo
+from statemgr.ports import CheckpointLog, Moment, Progress, TopicInfo
 
 #: Times that a build begins again because the running job has dropped the checkpoint.
 _BUILDS = 5
+#: Times that a running job is caught up with by comparing states, before it is fenced all the same.
+_CATCH_UPS = 3
 _TOPICS = "topics.note"
 _NOTE_SIZE = 1024 * 1024
 _PARALLELISM = 8
@@ -82,11 +88,9 @@ _PARALLELISM = 8
 
 @dataclass(frozen=True)
 class Rescaled:
-    """The result of a rescale: configuration key → new value, task → its first checkpoint, and what was counted."""
+    """The result of a rescale: what was built, and task → its first checkpoint."""
 
-    plan: RescalePlan
-    partitioner: str
-    counted: Counted
+    built: Built
     checkpoints: Mapping[str, Checkpoint]
 
 
@@ -124,25 +128,19 @@ def rescale(
     plan = plan_rescale(services.config, log.read(), tasks, checkpoint_id)  # 1
     with _alone(services) as root, closing(workers.open_new(plan.new_config)) as new:
         changelogs = _make_topics(new, plan, root)  # 2
+        workshop = Workshop(services, new, root, workers.submit, workers.processes, progress)
 
-        def build(base: Build | None = None) -> tuple[Build, tuple[Sequence[PreparedCommit], str, Counted]]:
-            some = Build(services, new, plan, root, workers.submit, workers.processes, chosen, progress, base)
-            with disk_errors(root):
-                return some, some.run(changelogs)
+        def planned() -> tuple[RescalePlan, Moment]:
+            as_of = moment(services.clock)
+            return plan_rescale(services.config, log.read(), tasks, checkpoint_id), as_of
 
-        for left in reversed(range(_BUILDS)):  # 3
-            try:
-                base, _ = build()
-                break
-            except (MissingError, CorruptError):
-                now = plan_rescale(services.config, log.read(), tasks, checkpoint_id)
-                if not left or now.targets == plan.targets:
-                    raise
-                plan = now  # a running job has dropped the checkpoint meanwhile
+        with disk_errors(root):
+            built = _built(workshop, planned, chosen, changelogs)  # 3
         with _fenced(new, plan.before.tasks) as (publisher, fence_others):  # 4
-            plan = plan_rescale(services.config, log.read(), tasks, checkpoint_id)  # 5
-            built, (commits, partitioner, counted) = build(base)
-            _check_input(services, plan, partitioner, progress)  # 6
+            plan, as_of = planned()  # 5
+            with disk_errors(root):
+                built = CatchUp(workshop, plan, as_of).run(built, changelogs)
+            _check_input(services, plan, built.partitioner, progress)  # 6
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.records.values()))
             names = [task_name(number) for number in range(tasks)]
             published = Published(dict.fromkeys(names), epoch, plan.after, fence_others)
@@ -151,14 +149,45 @@ def rescale(
             published.serdes = _serdes(plan.targets)
             of_layout = _OfLayout(log, plan.after, {}, plan.records)
             _keep_blobs(services, log, plan.records)
-            commits = [replace(commit, epoch=epoch) for commit in commits]
+            commits = [replace(commit, epoch=epoch) for commit in built.commits()]
             for error in new.transfer().remove_ttl_all(built.carried).values() if built.carried else ():
                 raise error  # no opening would remove these: the commits have added others
             _publish(new, publisher, of_layout, published, commits, plan.output[1])  # 7
         for name in sorted(path.name for path in root.iterdir()):
             if name != "lock":
                 remove(root / name)
-    return Rescaled(plan, partitioner, counted, _current(published))
+    return Rescaled(built, _current(published))
+
+
+def _built(
+    workshop: Workshop,
+    planned: Callable[[], tuple[RescalePlan, Moment]],
+    chosen: str | None,
+    changelogs: Mapping[str, TopicInfo],
+) -> Built:
+    """Step 3. It ends when the rest of the changes can be read from a backend, so that the job is soon over step 5."""
+    plan, as_of = planned()
+    for left in reversed(range(_BUILDS)):
+        try:
+            built = Build(workshop, plan, as_of, chosen).run(changelogs)
+            break
+        except (MissingError, CorruptError):
+            now, as_of = planned()
+            if not left or now.targets == plan.targets:
+                raise
+            plan = now  # the running job has dropped the checkpoint meanwhile
+    for left in reversed(range(_CATCH_UPS)):
+        plan, as_of = planned()
+        catch_up = CatchUp(workshop, plan, as_of)
+        try:
+            built = catch_up.run(built, changelogs)
+        except (MissingError, CorruptError):
+            if not left:
+                raise
+            continue  # as above
+        if not catch_up.compared:
+            break
+    return built
 
 
 # --- back ---------------------------------------------------------------------------------------------------------

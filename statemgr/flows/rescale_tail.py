@@ -1,7 +1,8 @@
 """What a job has committed while its new stores were built, brought into them. Each function runs in another process.
 
-1. :func:`find_changes` compares two states of an old store, range by range of keys, and writes the changes to a file
-2. :func:`apply_changes` applies the changes of one new task to a copy of its store, and reads each key again
+1. :func:`read_changes` reads the changes between two states of an old store from a backend, and writes them to a file;
+   if no backend has them, :func:`find_changes` compares the two states, range by range of keys
+2. :func:`apply_changes` applies the changes of one new task to a copy of its store
 3. :func:`extend_changelog` sends them to its partition of the new changelog
 
 The files are change segments (:mod:`statemgr.model.segment`). Memory is bounded by a few batches of items.
@@ -9,35 +10,73 @@ The files are change segments (:mod:`statemgr.model.segment`). Memory is bounded
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 
 from statemgr.backends.services import Services
-from statemgr.errors import CorruptFile
+from statemgr.errors import CorruptError, CorruptFile, MissingError
 from statemgr.flows.rescale_work import Spread, batches, check_place, fill_changelog, send_batches
+from statemgr.ids import task_name
 from statemgr.local import cloned, durable, open_store
 from statemgr.local.transfer_files import disk_errors
-from statemgr.model.checkpoint import ChangelogMarker
+from statemgr.model.checkpoint import ChangelogMarker, Checkpoint
 from statemgr.model.commit import Change
+from statemgr.model.content import Content, columns, of_batch
 from statemgr.model.partitioners import Hashes, candidates
 from statemgr.model.segment import read_segment, write_segment
-from statemgr.ports import CommittedDirectory, TopicInfo
+from statemgr.ports import ChangeReader, CommittedDirectory, LocalStore, Moment, TopicInfo
 
+log = logging.getLogger(__name__)
 _BATCH = 2048
 Pair = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True)
 class Found:
-    """The changes of a range of keys: their file, their number, and by how many keys the range has grown."""
+    """A file of changes, and their number. A key may occur several times; the last change of it counts."""
 
     file: str
     changes: int
-    grown: int
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The number of changes of a new task; by how much they change its content; and the bytes of its store."""
+
+    changes: int
+    content: Content
+    size: int
+
+
+def read_changes(
+    services: Services, spread: Spread, task: int, before: Checkpoint, after: Checkpoint, as_of: Moment, into: Path
+) -> Found | None:
+    """The changes between two states of an old task's store, from the first backend that has them; None if none has.
+
+    Args:
+        as_of: a moment at which ``before`` was the newest checkpoint.
+
+    Raises: InvalidError for a key that another task should have; RetryableError, DiskFull.
+    """
+    identity = services.identity(task_name(task), spread.store)
+    for factory in services.config.stores[spread.store].restore_factories:
+        manager = services.restore_manager(factory)
+        older, newer = before.marker(factory, spread.store), after.marker(factory, spread.store)
+        if older is None or newer is None or not isinstance(manager, ChangeReader):
+            continue
+        try:
+            changes = manager.changes_between(identity, older, newer, as_of)
+            if changes is not None:
+                return _written(services, spread, task, changes, into)
+        except (MissingError, CorruptError) as error:
+            log.warning("%s: the changes cannot be read from %s: %s", identity, factory, error)
+        into.unlink(missing_ok=True)
+    return None
 
 
 def find_changes(
@@ -49,37 +88,36 @@ def find_changes(
     bounds: tuple[bytes | None, bytes | None],
     into: Path,
 ) -> Found:
-    """The changes between two states of an old task's store, in a range of keys.
+    """The changes between two states of an old task's store, in a range of keys, by reading both.
 
     Raises: InvalidError for a key that another task should have; CorruptError, DiskFull.
     """
+    two = (batches(services, spread.store, directory, *bounds) for directory in (before, after))
+    return _written(services, spread, task, _differing(*two), into)
+
+
+def _written(services: Services, spread: Spread, task: int, found: Iterable[Sequence[Change]], into: Path) -> Found:
     hashes = candidates(spread.recorded, services.config.stores[spread.store].key_serde)[spread.partitioner]
-    count = grown = 0
+    count = 0
 
     def changes() -> Iterator[Change]:
-        nonlocal count, grown
-        for some in _differing(
-            batches(services, spread.store, before, *bounds), batches(services, spread.store, after, *bounds)
-        ):
-            puts = [key for key, value in some.changes if value is not None]
-            if puts:
-                check_place(spread, task, spread.before, puts, hashes(puts))
-            count += len(some.changes)
-            grown += some.grown
-            yield from some.changes
+        nonlocal count
+        for some in found:
+            mine: list[Change] = []
+            for change, number in zip(some, hashes([key for key, _ in some]), strict=True):
+                if number % spread.before == task:
+                    mine.append(change)
+                elif change[1] is not None:
+                    check_place(spread, task, spread.before, [change[0]], [number])
+            count += len(mine)  # the task does not have what else was deleted
+            yield from mine
 
     with disk_errors(into), durable.create(into) as sink:
         write_segment(changes(), sink)
-    return Found(str(into), count, grown)
+    return Found(str(into), count)
 
 
-@dataclass(frozen=True)
-class _Some:
-    changes: list[Change]
-    grown: int
-
-
-def _differing(before: Iterator[list[Pair]], after: Iterator[list[Pair]]) -> Iterator[_Some]:
+def _differing(before: Iterator[list[Pair]], after: Iterator[list[Pair]]) -> Iterator[list[Change]]:
     """The changes from one sequence of items to another; both are in key order, in lists."""
     left, right = next(before, []), next(after, [])
     key_of = itemgetter(0)
@@ -95,17 +133,18 @@ def _differing(before: Iterator[list[Pair]], after: Iterator[list[Pair]]) -> Ite
         old, new = dict(left[: ends[0]]), dict(right[: ends[1]])
         found: list[Change] = [(key, value) for key, value in new.items() if old.get(key) != value]
         found += [(key, None) for key in old.keys() - new.keys()]
-        yield _Some(found, len(new) - len(old))
+        yield found
         left, right = left[ends[0] :] or next(before, []), right[ends[1] :] or next(after, [])
 
 
 def apply_changes(
     services: Services, spread: Spread, task: int, files: Sequence[str], before: Path, after: Path
-) -> tuple[int, int]:
+) -> Applied:
     """Make a copy of a new task's store that has the task's changes, too.
 
-    Returns: the number of changes, and the bytes of the store. Raises: CorruptFile if a key does not have its newest
-    value afterwards; DiskFull.
+    The content hash is a sum, so each change takes the old value's hash from it and adds the new one's.
+
+    Raises: CorruptFile if a key does not have its newest value afterwards; DiskFull.
     """
     config = services.config.stores[spread.store]
     there = {path.name: (path.stat().st_size, b"") for path in before.iterdir()}
@@ -113,18 +152,26 @@ def apply_changes(
         raise CorruptFile("a new store has vanished", hint="run it again", path=before)
     hashes = candidates(spread.recorded, config.key_serde)[spread.partitioner]
     store = open_store(config.type, after, config.rocksdb, briefly=True)
-    count = 0
+    count, content = 0, Content()
     try:
         for batch in _of_task(spread, task, files, hashes):
-            store.write(batch)
+            newest = dict(batch)
+            content -= _content_of(store, list(newest))
+            store.write(newest.items())
+            if store.get_many(list(newest)) != list(newest.values()):
+                raise CorruptFile("a new store does not have what was written to it", hint="run it again", path=after)
+            content += of_batch(*columns([(key, value) for key, value in newest.items() if value is not None]))
             count += len(batch)
         store.flush()
-        for batch in _of_task(spread, task, files, hashes):
-            if store.get_many([key for key, _ in batch]) != [value for _, value in batch]:
-                raise CorruptFile("a new store does not have what was written to it", hint="run it again", path=after)
     finally:
         store.close()
-    return count, sum(path.stat().st_size for path in after.iterdir())
+    return Applied(count, content, sum(path.stat().st_size for path in after.iterdir()))
+
+
+def _content_of(store: LocalStore, keys: Sequence[bytes]) -> Content:
+    """The content of those of the keys that a store has."""
+    found = zip(keys, store.get_many(keys), strict=True)
+    return of_batch(*columns([(key, value) for key, value in found if value is not None]))
 
 
 def extend_changelog(
@@ -150,7 +197,7 @@ def extend_changelog(
 
 
 def _of_task(spread: Spread, task: int, files: Sequence[str], hashes: Hashes) -> Iterator[list[Change]]:
-    """The changes of one new task, in batches. Each key occurs once."""
+    """The changes of one new task, in order and in batches."""
     for file in files:
         with disk_errors(Path(file)), durable.open_file(Path(file)) as source:
             changes = read_segment(source)

@@ -3,7 +3,7 @@
 from statemgr.local.durable import empty_directory, hash_file, remove
 from statemgr.local.rocksdb.options import use_memory
 from statemgr.local.rocksdb.split import SortedTables, scan_in_batches, store_of_tables
-from statemgr.local.rocksdb.tables import is_readable, write_table
+from statemgr.local.rocksdb.tables import is_readable, puts_of, write_table
 from statemgr.local.stores import ChangeWriter, bulk_writer, key_ranges, open_snapshot, open_store
 from statemgr.local.trees import cloned, unshare
 
@@ -18,6 +18,7 @@ __all__ = [
     "key_ranges",
     "open_snapshot",
     "open_store",
+    "puts_of",
     "remove",
     "scan_in_batches",
     "store_of_tables",

@@ -2,7 +2,7 @@
 
 ::
 
-    header  "SMCS" · version (1 byte, 3) · body (1 byte) · sequence number of the first change u64
+    header  "SMCS" · version (1 byte, 4) · body (1 byte) · sequence number of the first change u64
     block*  01 · raw size u32 · compressed size u32 · changes u32 · XXH3-64 · one zstandard frame
     end     00 · number of blocks u32 · number of changes u64 · XXH3-128
 
@@ -13,9 +13,10 @@ A segment has one of two bodies:
 
 - ``00``, records: the raw content of a block is whole changes, in order: key size u32 · value size u32 (``FFFFFFFF``:
   delete) · key · value.
-- ``01``, a table: the raw contents of all blocks, joined, are one RocksDB table file with the newest change of each
-  key. Its blocks have 0 changes each. The number at the end says how many changes the table stands for; it has as many
-  entries or fewer.
+- ``01``, a table: the raw contents of all blocks but the first, joined, are one RocksDB table file with the newest
+  change of each key. The first block lists the keys that the table deletes, because RocksDB does not tell them: key
+  size u32 · key. The blocks have 0 changes each. The number at the end says how many changes the table stands for; it
+  has as many entries or fewer.
 
 Blocks are cut at :data:`BLOCK_SIZE` raw bytes, so both directions hold one block in memory. A block is larger only if a
 single change is. No block may be larger than a change of the largest size.
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from itertools import islice
 from typing import BinaryIO
@@ -37,13 +38,14 @@ from statemgr.errors import ANOTHER_COPY, CorruptBlob, InvalidError
 from statemgr.model.commit import Change
 from statemgr.model.hashing import HASH_SIZE, hasher
 
-MAGIC = b"SMCS\x03"
+MAGIC = b"SMCS\x04"
 #: Raw bytes after which a block is closed.
 BLOCK_SIZE = 1024 * 1024
 #: Largest key and largest value, in bytes.
 MAX_KEY_SIZE = MAX_VALUE_SIZE = 64 * 1024 * 1024
 _HEADER = struct.Struct("<5sBQ")
 _CHANGE = struct.Struct("<II")
+_KEY = struct.Struct("<I")
 _BLOCK = struct.Struct("<BIII")
 _END = struct.Struct("<BIQ")
 _DELETE = 0xFFFFFFFF
@@ -95,9 +97,15 @@ def encode_segment(changes: Iterable[Change], first: int = 0) -> bytes:
     return sink.getvalue()
 
 
-def write_table_segment(table: BinaryIO, changes: int, sink: BinaryIO, first: int) -> None:
-    """Write a segment whose body is a table file, which stands for ``changes`` changes numbered from ``first`` on."""
+def write_table_segment(
+    table: BinaryIO, changes: int, sink: BinaryIO, first: int, deleted: Sequence[bytes] = ()
+) -> None:
+    """Write a segment whose body is a table file, which stands for ``changes`` changes numbered from ``first`` on.
+
+    ``deleted``: the keys that the table deletes.
+    """
     writer = _Writer(sink, Body.TABLE, first)
+    writer.block(b"".join(piece for key in deleted for piece in (_KEY.pack(len(key)), key)), 0)
     while piece := table.read(BLOCK_SIZE):
         writer.block(piece, 0)
     writer.end(changes)
@@ -110,8 +118,10 @@ def is_table(source: BinaryIO) -> bool:
     return header[len(MAGIC) : len(MAGIC) + 1] == bytes([Body.TABLE])
 
 
-def read_table(source: BinaryIO, sink: BinaryIO, first: int, end: int, blob_id: str | None = None) -> None:
+def read_table(source: BinaryIO, sink: BinaryIO, first: int, end: int, blob_id: str | None = None) -> list[bytes]:
     """Write the table file of a segment to ``sink``. The table must stand for the changes ``first`` to ``end`` - 1.
+
+    Returns: the keys that the table deletes.
 
     The file may be used only after this has returned: the last check is at the segment's end. Whoever ingests the
     table applies all of it, although a store may already have the changes below some number between ``first`` and
@@ -122,8 +132,15 @@ def read_table(source: BinaryIO, sink: BinaryIO, first: int, end: int, blob_id: 
 
     Raises: CorruptBlob naming the blob, for any byte that differs from what was written, and for other changes.
     """
+    deleted: list[bytes] | None = None
     for _, _, raw in _blocks(source, blob_id, Body.TABLE, first, end - first):
-        sink.write(raw)
+        if deleted is None:
+            deleted = list(_keys(raw, blob_id))
+        else:
+            sink.write(raw)
+    if deleted is None:
+        raise _corrupt("it does not list the keys that its table deletes", blob_id)
+    return deleted
 
 
 def read_segment(source: BinaryIO, blob_id: str | None = None) -> Iterator[Change]:
@@ -258,6 +275,17 @@ def _changes(raw: bytes, count: int, blob_id: str | None) -> Iterator[Change]:
         yield key, None if value_size == _DELETE else raw[value_start:position]
     if position != end:
         raise _corrupt("a block is longer than its changes", blob_id)
+
+
+def _keys(raw: bytes, blob_id: str | None) -> Iterator[bytes]:
+    position = 0
+    while position < len(raw):
+        start = position + _KEY.size
+        size = _KEY.unpack_from(raw, position)[0] if start <= len(raw) else 0
+        position = start + size
+        if position > len(raw):
+            raise _corrupt("a block is shorter than its keys", blob_id)
+        yield raw[start:position]
 
 
 def _block_hash(number: int, header: bytes, frame: bytes) -> bytes:

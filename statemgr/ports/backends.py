@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
 from statemgr.errors import RetryableError
 from statemgr.model.checkpoint import CheckpointRecord, Marker
-from statemgr.model.commit import ChangeSet, NumberedChanges, PreparedChanges, StoreSession
+from statemgr.model.commit import Change, ChangeSet, NumberedChanges, PreparedChanges, StoreSession
 from statemgr.model.plan import Successor
 from statemgr.phases import Phase, announce
 from statemgr.ports.kafka import Delivered, Transaction
-from statemgr.ports.local import CommittedDirectory, FinishedDirectory
+from statemgr.ports.local import CommittedDirectory, FinishedDirectory, Moment
 
 T = TypeVar("T")
 
@@ -321,6 +321,23 @@ class RestoreManager(Protocol):
     def restore(self, request: RestoreRequest) -> Restored:
         """Fill ``request.staging`` with a complete, verified directory. Raises: MissingState, MissingBlob,
         CorruptBlob, CorruptRecord, UnavailableError, DiskFull."""
+
+
+@runtime_checkable
+class ChangeReader(RestoreManager, Protocol):
+    """A backend that can tell what changed between two states of a store."""
+
+    def changes_between(
+        self, identity: StoreIdentity, older: Marker, newer: Marker, as_of: Moment
+    ) -> Iterator[Sequence[Change]] | None:
+        """The changes that lead from the state of ``older`` to that of ``newer``, in order; None if it does not have
+        them. Some may be in the older state already. They are complete only when the iterator has ended.
+
+        Args:
+            as_of: a moment at which ``older`` was the newest state.
+
+        Raises: as :meth:`restore`; so does the iterator.
+        """
 
 
 class StateBackend(Protocol):

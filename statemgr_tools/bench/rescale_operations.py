@@ -34,4 +34,4 @@ def rescale_job(config: dict[str, Any], tasks: int, held: str) -> dict[str, Any]
         took = time.perf_counter() - start
     log.close()
     services.close()
-    return {"seconds": took, "keys": done.counted.keys}
+    return {"seconds": took, "keys": done.built.keys}

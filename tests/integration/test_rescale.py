@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
 from statemgr.errors import FencedError, LayoutMismatch
+from statemgr.flows.rescale_catch_up import CatchUp
 from statemgr.ids import task_name
 from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader
@@ -191,34 +192,68 @@ def test_garbage_collection_collects_the_old_layout(
 
 
 @pytest.mark.parametrize("backup", [DUAL, ("kafka-changelog",), ("blob-store",)], ids=["dual", "changelog", "blobs"])
-def test_a_running_owner_is_fenced(kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...]) -> None:
-    """It may commit until the last step: only what it has put, changed and deleted since is brought into the new
-    layout while it is fenced, and its next commit fails."""
+def test_a_running_owner_is_fenced(
+    kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may commit until it is fenced: only what it has put, changed and deleted since is brought into the new
+    layout, once while it still runs and once while it is fenced. Its next commit fails."""
     config = job(kafka, tmp_path, 2, kind=SEGMENTS, backup=backup)
     state = some_state()
     fill(config, state)
-    late = dict.fromkeys(keys_of(0, 2, {**some_state(60), **some_state(3000, "late-")}), b"late")
-    gone = dict.fromkeys(list(keys_of(0, 2, state))[100:140])
+    mine = list(keys_of(0, 2, state))
+    late = dict.fromkeys(keys_of(0, 2, {**some_state(60), **some_state(6000, "late-")}), b"late")
+    last = dict.fromkeys([*list(late)[:20], *mine[150:160], *keys_of(0, 2, some_state(50, "last-"))], b"last")
+    gone, gone_last = dict.fromkeys(mine[100:140]), dict.fromkeys([*mine[140:145], *list(late)[20:30], b"no key"])
     steps: list[Phase] = []
+    monkeypatch.setattr(CatchUp, "_compared", None)  # the time depends on the changes only
     with StateManager(config) as manager, manager.open_task("Partition 0") as task:
 
         def commits(phase: Phase, subject: str) -> None:
             steps.append(phase)
-            last = task.last_checkpoint
-            first = last is not None and last.input_offsets["orders-0"] == 7
-            if (phase, subject) == (Phase.STORED, "Partition 2/totals") and first:
+            reached = task.last_checkpoint
+            offset = 7 if reached is None else reached.input_offsets["orders-0"]
+            if (phase, subject, offset) == (Phase.STORED, "Partition 2/totals", 7):
                 write(task, {**late, **gone}, list(config.stores))
                 task.commit({"orders-0": 8})
+            elif (phase, subject, offset) == (Phase.CATCH_UP, "totals", 8):
+                write(task, {**last, **gone_last}, list(config.stores))
+                task.commit({"orders-0": 9})
 
         with observed(commits):
             assert run(config, "--tasks", "3", "--write").exit_code == 0
         task.store("totals").put(b"lost", b"1")
         with pytest.raises(FencedError):
-            task.commit({"orders-0": 9})
-    assert Phase.SPLIT not in steps[steps.index(Phase.FENCE) :], "what was built before is used"
+            task.commit({"orders-0": 10})
+    fenced = steps.index(Phase.FENCE)
+    assert Phase.SPLIT not in steps[fenced:], "what was built before is used"
+    assert steps[:fenced].count(Phase.CATCH_UP) == steps[fenced:].count(Phase.CATCH_UP) == 2, "for each store"
     new = written(tmp_path)
-    check(new, {key: value for key, value in {**state, **late}.items() if key not in gone}, tmp_path / "other")
+    state = {**state, **late, **last}
+    check(new, {key: value for key, value in state.items() if key not in gone | gone_last}, tmp_path / "other")
     fill(new, some_state(20, "more-"), 20)
+
+
+def test_a_running_owner_that_makes_snapshots(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """No backend has the changes, so states are compared, but the job still runs meanwhile."""
+    config = job(kafka, tmp_path, 2, kind=SNAPSHOTS, backup=("blob-store",))
+    state = some_state()
+    fill(config, state)
+    late = dict.fromkeys(keys_of(0, 2, {**some_state(60), **some_state(300, "late-")}), b"late")
+    steps: list[Phase] = []
+    with StateManager(config) as manager, manager.open_task("Partition 0") as task:
+
+        def commits(phase: Phase, subject: str) -> None:
+            steps.append(phase)
+            reached = task.last_checkpoint
+            first = reached is not None and reached.input_offsets["orders-0"] == 7
+            if (phase, subject) == (Phase.STORED, "Partition 2/totals") and first:
+                write(task, late, list(config.stores))
+                task.commit({"orders-0": 8})
+
+        with observed(commits):
+            assert run(config, "--tasks", "3", "--write").exit_code == 0
+    assert Phase.CATCH_UP not in steps[steps.index(Phase.FENCE) :], "everything was there when it was fenced"
+    check(written(tmp_path), {**state, **late}, tmp_path / "other")
 
 
 @pytest.mark.parametrize("backup", [("kafka-changelog",), ("blob-store",)])

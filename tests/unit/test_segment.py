@@ -53,7 +53,7 @@ def test_empty_segment() -> None:
     data = encode_segment([])
     assert read(data) == []
     assert verify_segment(io.BytesIO(data)) == 0
-    assert data[:HEADER] == b"SMCS\x03\x00" + bytes(8)
+    assert data[:HEADER] == b"SMCS\x04\x00" + bytes(8)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -107,7 +107,7 @@ def test_dropped_swapped_and_repeated_blocks_are_refused() -> None:
 
 def sealed(blocks: list[bytes], end: bytes, body: int = 0) -> bytes:
     """A segment of these blocks with a hash that is right."""
-    data = b"SMCS\x03" + bytes([body]) + bytes(8) + b"".join(blocks) + end
+    data = b"SMCS\x04" + bytes([body]) + bytes(8) + b"".join(blocks) + end
     return data + content_hash(data)
 
 
@@ -148,7 +148,7 @@ def test_block_that_contradicts_itself_is_refused(content: bytes, count: int) ->
 def test_unknown_version_is_refused() -> None:
     """A segment of another version is not guessed at."""
     data = encode_segment(CHANGES)
-    for version in (1, 2, 4):
+    for version in (1, 2, 3, 5):
         with pytest.raises(CorruptBlob, match="known version"):
             read(data[:4] + bytes([version]) + data[5:])
 
@@ -179,7 +179,7 @@ def test_decompression_bomb_is_refused_before_it_is_allocated() -> None:
             with pytest.raises(CorruptBlob):
                 read(forged(raw_size, 1, frame))
         with pytest.raises(CorruptBlob):
-            read(b"SMCS\x03" + bytes(9) + struct.pack("<BIII", 1, 100 << 20, 100 << 20, 1) + bytes(8) + b"short")
+            read(b"SMCS\x04" + bytes(9) + struct.pack("<BIII", 1, 100 << 20, 100 << 20, 1) + bytes(8) + b"short")
         assert tracemalloc.get_traced_memory()[1] < 16 * 1024 * 1024
     finally:
         tracemalloc.stop()
@@ -234,17 +234,21 @@ def test_memory_is_bounded_by_a_block(tmp_path: object) -> None:
 TABLE = b"key and value, " * 5 + b"footer"
 
 
+#: Keys that it deletes, as the segment says.
+DELETED = [b"", b"a key", b"z" * 300]
+
+
 def of_table(table: bytes, changes: int = 7, first: int = 100) -> bytes:
     """A segment whose body is a table."""
     sink = io.BytesIO()
-    write_table_segment(io.BytesIO(table), changes, sink, first)
+    write_table_segment(io.BytesIO(table), changes, sink, first, DELETED)
     return sink.getvalue()
 
 
 def table_in(data: bytes, first: int = 100, end: int = 107) -> bytes:
     """The table in a segment."""
     sink = io.BytesIO()
-    read_table(io.BytesIO(data), sink, first, end, "j/1/seg")
+    assert read_table(io.BytesIO(data), sink, first, end, "j/1/seg") == DELETED
     return sink.getvalue()
 
 
@@ -257,7 +261,7 @@ def test_a_table_comes_back_byte_for_byte() -> None:
     source = io.BytesIO(data)
     assert is_table(source)
     assert source.tell() == 0
-    for other in (encode_segment(CHANGES), b"", b"SMCS\x03"):
+    for other in (encode_segment(CHANGES), b"", b"SMCS\x04"):
         assert not is_table(io.BytesIO(other))
 
 
@@ -288,6 +292,15 @@ def test_a_table_of_other_changes_than_expected_is_refused(first: int, end: int)
     """A table that stands for other numbers than whoever refers to it says is not the one that was meant."""
     with pytest.raises(CorruptBlob):
         table_in(of_table(TABLE), first, end)
+
+
+@pytest.mark.parametrize("keys", [b"\x01", b"\x05\0\0\0abc", struct.pack("<I", 0xFFFFFFFF)])
+def test_a_table_without_its_deleted_keys_is_refused(keys: bytes) -> None:
+    """B9: a first block that ends within a key, or that is not there at all."""
+    with pytest.raises(CorruptBlob, match="shorter than its keys"):
+        table_in(forged(len(keys), 0, zstandard.compress(keys), body=1), 0, 0)
+    with pytest.raises(CorruptBlob, match="does not list the keys"):
+        table_in(sealed([], struct.pack("<BIQ", 0, 0, 7), body=1), 0, 7)
 
 
 def test_neither_body_passes_for_the_other() -> None:

@@ -27,7 +27,7 @@ def blocks_of(data: bytes, body: int) -> tuple[int, list[tuple[int, bytes]], int
     """
     if xxhash.xxh3_128(data[:-16]).digest() != data[-16:]:
         raise ValueError("the hash of the whole is wrong")
-    if data[:6] != b"SMCS\x03" + bytes([body]):
+    if data[:6] != b"SMCS\x04" + bytes([body]):
         raise ValueError("not a segment with this body")
     (first,), at = struct.unpack_from("<Q", data, 6), 14
     found: list[tuple[int, bytes]] = []
@@ -79,13 +79,20 @@ def applied(data: bytes, before: dict[bytes, bytes], directory: Path) -> tuple[i
     first, blocks, changes = blocks_of(data, 1)
     assert {count for count, _ in blocks} == {0}
     directory.mkdir()
-    (directory / "1.sst").write_bytes(b"".join(raw for _, raw in blocks))
+    deleted, *table = [raw for _, raw in blocks]
+    (directory / "1.sst").write_bytes(b"".join(table))
     database = Rdict(str(directory / "db"), Options(raw_mode=True))
     for key, value in before.items():
         database[key] = value
     database.ingest_external_file([str(directory / "1.sst")])
     after = dict(database.items())
     database.close()
+    position = 0
+    while position < len(deleted):
+        (size,) = struct.unpack_from("<I", deleted, position)
+        assert deleted[position + 4 : position + 4 + size] not in after
+        position += 4 + size
+    assert position == len(deleted) > 1000
     return first, changes, after  # type: ignore[return-value]
 
 
@@ -120,10 +127,10 @@ def test_an_independent_reader_applies_a_table(tmp_path: Path) -> None:
             after.pop(key, None)
         else:
             after[key] = value
-    write_table(tmp_path / "table.sst", changes, {})
+    deleted = write_table(tmp_path / "table.sst", changes, {})
     sink = io.BytesIO()
     with open(tmp_path / "table.sst", "rb") as table:
-        write_table_segment(table, len(changes), sink, 7_000)
+        write_table_segment(table, len(changes), sink, 7_000, deleted)
     data = sink.getvalue()
     assert applied(data, before, tmp_path / "other") == (7_000, 5_000, after)
     for cut in (1, 17, len(data) // 2):

@@ -25,6 +25,7 @@ from statemgr.backends.blobs.tables import SegmentReplay
 from statemgr.backends.services import Services
 from statemgr.errors import CorruptBlob, CorruptFile, DiskFull
 from statemgr.local import open_store, write_table
+from statemgr.local.clock import moment
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.chain import ChainSegment, SegmentChain
 from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
@@ -32,7 +33,7 @@ from statemgr.model.codecs import encode_chain
 from statemgr.model.commit import Change
 from statemgr.model.hashing import content_hash
 from statemgr.model.segment import encode_segment, is_table
-from statemgr.ports import Restored, RestoreRequest, no_progress
+from statemgr.ports import ChangeReader, Restored, RestoreRequest, no_progress
 from statemgr.wiring import open_services
 from tests.jobs import with_changes
 from tests.segment_tasks import FACTORY, STORE, SegmentTask, config_of
@@ -113,15 +114,35 @@ def test_large_segments_are_tables_and_small_ones_records(job: Services, tmp_pat
         {b"c": b"again", b"a": b"3", b"d": None},
     ]
     task, state = SegmentTask(job, 0), dict[bytes, bytes]()
+    reached: list[tuple[Marker, dict[bytes, bytes]]] = []
     for number, items in enumerate(commits):
         marker = task.commit(items).marker(FACTORY, STORE)
+        assert marker is not None
         state = applied(state, items)
+        reached.append((marker, state))
         found = restored(job, marker, tmp_path / str(number))
         assert content(tmp_path / str(number) / "staging") == state
         assert found.records == sum(map(len, commits[1 : number + 1]))
     task.close()
     bodies = [is_table(io.BytesIO(bytes_of(job, segment))) for segment in chain_of(job, marker).segments]
     assert bodies == [True, False, True, False, True, False]
+    for at, (older, before) in enumerate(reached):
+        for newer, after in reached[at:]:
+            assert changed(job, before, older, newer) == after
+        assert at == 0 or changed(job, before, older, reached[at - 1][0]) is None, "backwards"
+
+
+def changed(services: Services, state: dict[bytes, bytes], older: Marker, newer: Marker) -> dict[bytes, bytes] | None:
+    """A state after the changes that the backend has between two markers; None if it does not have them."""
+    manager = services.restore_manager(FACTORY)
+    assert isinstance(manager, ChangeReader)
+    identity, now = services.identity("Partition 0", STORE), moment(services.clock)
+    found = manager.changes_between(identity, older, newer, now)
+    if found is None:
+        return None
+    for batch in found:
+        state = applied(state, dict(batch))
+    return state
 
 
 changes_of = st.lists(
@@ -190,9 +211,10 @@ def test_a_damaged_table_is_refused_before_anything_is_ingested(job: Services, t
     assert content(tmp_path / "whole" / "staging") == {b"a": BIG, b"b": BIG}
 
 
-def refused_by_rocksdb(path: Path, changes: object, options: object) -> None:
+def refused_by_rocksdb(path: Path, changes: object, options: object) -> list[bytes]:
     """Writes a file that is not a table, as if RocksDB of another version had made it."""
     path.write_bytes(b"not a table at all" * 200)
+    return []
 
 
 def test_a_table_that_rocksdb_refuses_is_a_corrupt_blob(

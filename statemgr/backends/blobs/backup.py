@@ -119,11 +119,14 @@ class BlobBackup:
         chain, changes, first = draft.chain, draft.changes, draft.first
         segments = tuple(_moved(segment, blob) for segment in chain.segments)
         if changes.count:
-            with table_of(self._services, draft.snapshot.identity, changes) as table:
-                if table is None:
+            with table_of(self._services, draft.snapshot.identity, changes) as made:
+                if made is None:
                     ref = blob.section(lambda section: write_segment(changes, section, first))
                 else:
-                    ref = blob.section(lambda section: write_table_segment(table, changes.count, section, first))
+                    table, deleted = made
+                    ref = blob.section(
+                        lambda section: write_table_segment(table, changes.count, section, first, deleted)
+                    )
             segments = (*segments, ChainSegment(first, draft.end, ref))
         chain = replace(chain, segments=segments)
         _check_restorable(draft, chain)

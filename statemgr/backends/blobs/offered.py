@@ -150,11 +150,14 @@ class OfferedSnapshots:
 
     def _segment(self, identity: StoreIdentity, name: str, tail: _Tail, first: int) -> ChainSegment:
         with closing(PackedBlob(self._services.scratch_file("segments"))) as packed:
-            with table_of(self._services, identity, tail) as table:
-                if table is None:
+            with table_of(self._services, identity, tail) as made:
+                if made is None:
                     ref = packed.section(partial(write_segment, tail, first=first))
                 else:
-                    ref = packed.section(lambda section: write_table_segment(table, tail.count, section, first))
+                    table, deleted = made
+                    ref = packed.section(
+                        lambda section: write_table_segment(table, tail.count, section, first, deleted)
+                    )
             blob_id = segments_blob(identity, name)
             self._services.transfer().put(blob_id, packed.body())
         return ChainSegment(first, first + tail.count, replace(ref, blob_id=blob_id))

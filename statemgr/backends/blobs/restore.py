@@ -19,26 +19,28 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
 from statemgr.backends.blobs.local_notes import ChainPositions, Position
 from statemgr.backends.blobs.segment_cache import SegmentCache
-from statemgr.backends.blobs.tables import SegmentReplay
+from statemgr.backends.blobs.tables import SegmentReplay, changes_of
 from statemgr.backends.services import Services
 from statemgr.errors import CorruptError, CorruptFile, MissingError, MissingFile
 from statemgr.local import cloned, open_store, unshare
-from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, Way, another_way, own_way
-from statemgr.model.checkpoint import BlobRef
+from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, Way, another_way, own_way, truncated
+from statemgr.model.checkpoint import BlobRef, Marker
+from statemgr.model.commit import Change
 from statemgr.phases import Phase, announce
-from statemgr.ports import Restored, RestoreRequest
+from statemgr.ports import Moment, Restored, RestoreRequest, StoreIdentity
 
 log = logging.getLogger(__name__)
 
 
 class BlobRestore:
-    """Implements :class:`statemgr.ports.RestoreManager`."""
+    """Implements :class:`statemgr.ports.ChangeReader`."""
 
     def __init__(self, services: Services, catalogue: Catalogue) -> None:
         self._services = services
@@ -70,6 +72,22 @@ class BlobRestore:
             shutil.rmtree(request.staging, ignore_errors=True)
         assert broken.first is not None
         raise broken.first
+
+    def changes_between(
+        self, identity: StoreIdentity, older: Marker, newer: Marker, as_of: Moment
+    ) -> Iterator[Sequence[Change]] | None:
+        """None if a snapshot has taken the place of some of the changes. ``as_of`` does not matter."""
+        before, after = self._catalogue.chain(identity, older), self._catalogue.chain(identity, newer)
+        if before.lineage != after.lineage or not after.start <= before.end <= after.end:
+            return None
+        return self._changes(identity, truncated(after.segments, before.end), before.end)
+
+    def _changes(
+        self, identity: StoreIdentity, segments: Sequence[ChainSegment], start: int
+    ) -> Iterator[Sequence[Change]]:
+        with SegmentCache(self._services, identity).brought(segments) as brought:
+            for local in brought:
+                yield from changes_of(local, start)
 
     def _by(self, way: Way, chain: SegmentChain, request: RestoreRequest, broken: _Broken) -> Restored:
         """Steps 2 to 5, with one choice of snapshot and segments."""

@@ -45,12 +45,14 @@ class LocalSegment:
     Attributes:
         open: opens it.
         table: the table that is its body, verified, in a scratch file that nobody else has; None for records.
+        deleted: the keys that the table deletes.
     """
 
     segment: ChainSegment
     fetched: int
     open: Callable[[], BinaryIO]
     table: Path | None = None
+    deleted: Sequence[bytes] = ()
 
 
 class SegmentCache:
@@ -150,8 +152,9 @@ def _unpacked(local: LocalSegment, scratch: Path) -> LocalSegment:
         if not is_table(source):
             return local
         with disk_errors(path), durable.create(path) as sink:
-            read_table(source, sink, segment.first, segment.end, segment.blob.blob_id if segment.blob else None)
-    return replace(local, table=path)
+            blob_id = segment.blob.blob_id if segment.blob else None
+            deleted = read_table(source, sink, segment.first, segment.end, blob_id)
+    return replace(local, table=path, deleted=deleted)
 
 
 def _path_in(scratch: Path, segment: ChainSegment) -> Path:

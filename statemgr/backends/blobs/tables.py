@@ -12,19 +12,19 @@ Touches the scratch directory, and the store that segments are applied to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
 from statemgr.backends.blobs.segment_cache import LocalSegment
 from statemgr.backends.services import Services
 from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptError, DiskFull
-from statemgr.local import durable, is_readable, write_table
+from statemgr.local import durable, is_readable, puts_of, write_table
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.chain import ChainSegment
-from statemgr.model.commit import ChangeSet
+from statemgr.model.commit import Change, ChangeSet
 from statemgr.model.segment import read_range
 from statemgr.ports import LocalStore, StoreIdentity
 
@@ -39,8 +39,10 @@ _BATCH = 10_000
 
 
 @contextmanager
-def table_of(services: Services, identity: StoreIdentity, changes: ChangeSet) -> Iterator[BinaryIO | None]:
-    """The changes of a commit as a table file; None if the segment should have records.
+def table_of(
+    services: Services, identity: StoreIdentity, changes: ChangeSet
+) -> Iterator[tuple[BinaryIO, Sequence[bytes]] | None]:
+    """The changes of a commit as a table file and the keys that it deletes; None if the segment should have records.
 
     A segment has records if there are few changes or very many, if the store is not RocksDB, or if the disk has no room
     for the file, because records can be written from memory. Raises: InvalidError, RetryableError.
@@ -52,14 +54,14 @@ def table_of(services: Services, identity: StoreIdentity, changes: ChangeSet) ->
     path = services.scratch() / f"table-{services.ids.token()}.sst"
     try:
         try:
-            write_table(path, changes, config.rocksdb)
+            deleted = write_table(path, changes, config.rocksdb)
         except DiskFull:
             yield None
             return
         with disk_errors(path):
             file = durable.open_file(path)
         with file:
-            yield file
+            yield file, deleted
     finally:
         path.unlink(missing_ok=True)
 
@@ -91,11 +93,9 @@ class SegmentReplay:
                 self.finish()
             return
         self.finish()
-        with local.open() as source:
-            changes = read_range(source, segment.first, segment.end, after, _blob_id(segment))
-            while batch := list(islice(changes, _BATCH)):
-                self._store.write(batch)
-                self.changes += len(batch)
+        for batch in changes_of(local, after):
+            self._store.write(batch)
+            self.changes += len(batch)
 
     def finish(self) -> None:
         """Ingest the tables that wait. Raises: as :meth:`apply`."""
@@ -114,6 +114,23 @@ class SegmentReplay:
                 blob=_blob_id(refused),
                 hint=ANOTHER_COPY,
             ) from error
+
+
+def changes_of(local: LocalSegment, after: int) -> Iterator[list[Change]]:
+    """The changes of a segment from the number ``after`` on, in batches; of a table all of them, in any order.
+
+    Raises: CorruptBlob, CorruptError (RocksDB cannot read a table), DiskFull.
+    """
+    segment = local.segment
+    if local.table is not None:
+        changes: Iterator[Change] = chain(((key, None) for key in local.deleted), puts_of(local.table))
+        while batch := list(islice(changes, _BATCH)):
+            yield batch
+        return
+    with local.open() as source:
+        changes = read_range(source, segment.first, segment.end, after, _blob_id(segment))
+        while batch := list(islice(changes, _BATCH)):
+            yield batch
 
 
 def _blob_id(segment: ChainSegment) -> str | None:

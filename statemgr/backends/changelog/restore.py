@@ -17,7 +17,7 @@ that caused such a drop is itself removed after a while.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -29,9 +29,10 @@ from statemgr.local import ChangeWriter, bulk_writer, cloned, open_store, remove
 from statemgr.local.clock import moment
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import ChangelogMarker, Marker
+from statemgr.model.commit import Change
 from statemgr.model.plan import Successor
 from statemgr.phases import Phase
-from statemgr.ports import CommittedDirectory, Moment, Restored, RestoreRequest, TopicInfo
+from statemgr.ports import CommittedDirectory, Moment, Restored, RestoreRequest, StoreIdentity, TopicInfo
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ MARGIN_MS = 60_000
 
 
 class ChangelogRestore:
-    """Implements :class:`statemgr.ports.RestoreManager`."""
+    """Implements :class:`statemgr.ports.ChangeReader`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -61,6 +62,36 @@ class ChangelogRestore:
             return continued or self._replayed(request, store, changelog, start)
 
         return self.exactly(request.identity.task, marker, request.successor, replay)
+
+    def changes_between(
+        self, identity: StoreIdentity, older: Marker, newer: Marker, as_of: Moment
+    ) -> Iterator[Sequence[Change]] | None:
+        """None if the markers are of different changelogs, or if compaction may have removed deletes between them.
+
+        The iterator also raises MissingState at its end, if the changes were read too slowly to be complete.
+        """
+        if not isinstance(older, ChangelogMarker) or not isinstance(newer, ChangelogMarker):
+            return None
+        info = self._checked(newer)
+        usable_s = certain_ms(int(info.config.get(_RETENTION, "0"))) / 1000
+        if not _is_before(older, newer) or not self._is_since(as_of, usable_s):
+            return None
+        return self._changes_between(identity.task, older, newer, as_of, usable_s)
+
+    def _changes_between(
+        self, task: str, older: ChangelogMarker, newer: ChangelogMarker, as_of: Moment, usable_s: float
+    ) -> Iterator[Sequence[Change]]:
+        changelog = self._services.changelog()
+        for batch in changelog.changes(newer.topic, newer.partition, older.offset, newer.offset):
+            yield batch.changes
+        self.exactly(task, newer, None, lambda *_: None)
+        if not self._is_since(as_of, usable_s):
+            raise _impossible(newer, f"the changes were read more than {usable_s:.0f} s after the state before them")
+
+    def _is_since(self, as_of: Moment, usable_s: float) -> bool:
+        """Whether less than ``usable_s`` seconds have passed since a moment."""
+        age_s = moment(self._services.clock).seconds_since(as_of)
+        return age_s is not None and age_s < usable_s
 
     def exactly(
         self,

@@ -6,7 +6,7 @@ A database can ingest such a file without rewriting it, which costs far less tha
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rocksdict import IngestExternalFileOptions, Rdict, SstFileWriter
@@ -17,8 +17,10 @@ from statemgr.local.rocksdb.handle import Scan, close_database, in_key_order, op
 from statemgr.model.commit import Change
 
 
-def write_table(path: Path, changes: Iterable[Change], options: Mapping[str, object]) -> None:
+def write_table(path: Path, changes: Iterable[Change], options: Mapping[str, object]) -> list[bytes]:
     """Make a new table of at least one change. All of its keys are in memory meanwhile.
+
+    Returns: the keys that it deletes.
 
     Args:
         options: names after ``stores.<name>.rocksdb.``; they decide on blocks and filters, but not on compression.
@@ -29,12 +31,15 @@ def write_table(path: Path, changes: Iterable[Change], options: Mapping[str, obj
         writer = SstFileWriter(rocksdb_options.uncompressed(options))
         writer.open(str(path))
         put, delete = writer.__setitem__, writer.__delitem__
+        deleted: list[bytes] = []
         for key, value in in_key_order(changes):
             if value is None:
                 delete(key)
+                deleted.append(key)
             else:
                 put(key, value)
         writer.finish()
+    return deleted
 
 
 def ingest(database: Rdict, tables: Sequence[Path]) -> None:
@@ -45,24 +50,32 @@ def ingest(database: Rdict, tables: Sequence[Path]) -> None:
 
 
 def is_readable(table: Path) -> bool:
-    """Whether RocksDB can ingest a table and read it to its end. Tries this with a temporary database next to the
-    table.
+    """Whether RocksDB can ingest a table and read it to its end. Raises: DiskFull, RetryableError."""
+    try:
+        for _ in puts_of(table):
+            pass
+    except CorruptError:
+        return False
+    return True
 
-    Raises: DiskFull, RetryableError.
+
+def puts_of(table: Path) -> Iterator[tuple[bytes, bytes]]:
+    """The keys of a table that have a value, and their values. The table stays.
+
+    It is read in a temporary database next to it. Raises: CorruptError, DiskFull, RetryableError.
     """
     directory = table.with_name(f"{table.name}.read")
-    options = rocksdb_options.uncompressed({})
     try:
-        database = open_database(directory, options)
+        database = open_database(directory, rocksdb_options.uncompressed({}))
         try:
             with translated("cannot read a table of changes", table):
                 database.ingest_external_file([str(table)])
-            for _ in Scan(database, None, None, directory):
-                pass
+            scan = Scan(database, None, None, directory)
+            try:
+                yield from scan
+            finally:
+                scan.close()
         finally:
             close_database(database, directory)
-    except CorruptError:
-        return False
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return True
