@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from spark_integration.first_snapshots import materialize
     from spark_integration.processors.api import stateful
     from spark_integration.query import StatefulQuery
+    from spark_integration.reading.sources import register
     from spark_integration.running import RunningQuery
     from spark_integration.sources import StartingOffsets
 
@@ -24,6 +25,7 @@ __all__ = [
     "StateContext",
     "StatefulQuery",
     "materialize",
+    "register",
     "stateful",
 ]
 
@@ -35,6 +37,7 @@ _HOME = {
     "StateContext": "spark_integration.context",
     "StatefulQuery": "spark_integration.query",
     "materialize": "spark_integration.first_snapshots",
+    "register": "spark_integration.reading.sources",
     "stateful": "spark_integration.processors.api",
 }
 #: Packages that the extra `spark` installs.

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from statemgr.errors import StatemgrError
     from statemgr.manager import StateManager
     from statemgr.model.checkpoint import Checkpoint
+    from statemgr.reader import JobReader
     from statemgr.serdes import Serde
 
-__all__ = ["Checkpoint", "JobConfig", "Serde", "StateManager", "StatemgrError", "Store", "Task"]
+__all__ = ["Checkpoint", "JobConfig", "JobReader", "Serde", "StateManager", "StatemgrError", "Store", "Task"]
 __version__ = "0.1.0"
 
 _HOME = {
     "Checkpoint": "statemgr.model.checkpoint",
     "JobConfig": "statemgr.config",
+    "JobReader": "statemgr.reader",
     "Serde": "statemgr.serdes",
     "StateManager": "statemgr.manager",
     "StatemgrError": "statemgr.errors",

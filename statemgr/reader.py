@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from statemgr.backends.services import Services
 from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import ConfigError, InvalidError, MissingState
+from statemgr.flows.compare import KeyChange, Pair, compare, find_pairs
 from statemgr.flows.restore import StoreRestore, restore_store
 from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
-from statemgr.local import open_snapshot
+from statemgr.local import open_snapshot, scan_in_batches
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import BlobRef, Checkpoint, CheckpointRecord, Marker
@@ -90,7 +92,7 @@ class JobReader:
         found = [
             record
             for task, record in records.items()
-            if (not tasks or task in tasks) and _retained(record, checkpoint_id) is not None
+            if (not tasks or task in tasks) and record.find(checkpoint_id) is not None
         ]
         if not found:
             retained = {str(c.checkpoint_id) for record in records.values() for c in record.checkpoints}
@@ -110,7 +112,7 @@ class JobReader:
                 task=task,
                 **self._where,
             )
-        found = _retained(record, checkpoint_id)
+        found = record.find(checkpoint_id)
         if found is None:
             hint = f"choose one of: {', '.join(str(c.checkpoint_id) for c in record.checkpoints)}"
             raise MissingState(f"checkpoint {checkpoint_id} is not retained", task=task, hint=hint)
@@ -154,6 +156,17 @@ class JobReader:
         record = self.records().get(task)
         checkpoint = self._find(record, task, checkpoint_id)
         assert record is not None
+        return self._restore(record, checkpoint, into, stores, factories, progress)
+
+    def _restore(
+        self,
+        record: CheckpointRecord,
+        checkpoint: Checkpoint,
+        into: Path,
+        stores: Sequence[str] | None,
+        factories: Sequence[str] | None,
+        progress: Progress,
+    ) -> list[StoreRestore]:
         config = self.config.stores
         chosen = list(stores) if stores else sorted(set(config) & set(checkpoint.stores))
         for store in chosen:
@@ -168,7 +181,7 @@ class JobReader:
         into.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=".restoring-", dir=into))
         try:
-            return [self._restore_one(task, plan, work, into, progress) for plan in plans]
+            return [self._restore_one(record.task, plan, work, into, progress) for plan in plans]
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -195,6 +208,61 @@ class JobReader:
             finally:
                 opened.close()
 
+    def scan(
+        self,
+        record: CheckpointRecord,
+        checkpoint: Checkpoint,
+        store: str,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        size: int = 10_000,
+    ) -> Generator[list[tuple[bytes, bytes]]]:
+        """The items of a store with ``start`` ≤ key < ``end``, in key order, in lists of up to ``size``.
+
+        The store is restored into a temporary directory, which is deleted when the generator ends or is closed. Reads
+        no checkpoint topic, so it needs Kafka only to restore from a changelog.
+
+        Args:
+            record: of the store's task, from :meth:`retaining`.
+            checkpoint: one of the record's. If it does not have the store, there are no items.
+
+        Raises: as :meth:`restore`.
+        """
+        if store not in checkpoint.stores or (start is not None and end is not None and start >= end):
+            return
+        with tempfile.TemporaryDirectory(prefix="statemgr-") as temporary:
+            into = Path(temporary)
+            self._restore(record, checkpoint, into, [store], None, no_progress)
+            config = self.config.stores[store]
+            if config.type == "rocksdb":
+                yield from scan_in_batches(into / store, config.rocksdb, start, end, size)
+                return
+            opened = open_snapshot(config.type, into / store, config.rocksdb)
+            try:
+                items = opened.scan(start, end)
+                while batch := list(islice(items, size)):
+                    yield batch
+            finally:
+                opened.close()
+
+    def pairs(self, before: str, after: str | None = None, tasks: Sequence[str] = ()) -> list[Pair]:
+        """The two checkpoints of each task that retains both. Without an ID, ``after`` is the task's current one.
+
+        Raises: MissingState if there is none, or if one of ``tasks`` does not retain both.
+        """
+        records = self.retaining(before, tasks)
+        if after is None:
+            return [Pair(record, self._find(record, record.task, before), record.current) for record in records]
+        return find_pairs(records, before, after, all_of_them=bool(tasks))
+
+    def changes(self, pair: Pair, store: str) -> Generator[KeyChange]:
+        """The keys of a store that differ between two checkpoints, in key order. Reads no checkpoint topic.
+
+        Raises: MissingState, MissingBlob, CorruptError if a checkpoint cannot be restored; UnavailableError,
+        AccessDenied, DiskFull.
+        """
+        return compare(self._services, pair, store, no_progress)
+
     def close(self) -> None:
         self._log.close()
         self._services.close()
@@ -204,10 +272,3 @@ class JobReader:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
-
-
-def _retained(record: CheckpointRecord, checkpoint_id: str | None) -> Checkpoint | None:
-    """The current checkpoint, or the retained one of this ID."""
-    if checkpoint_id is None:
-        return record.current
-    return next((c for c in record.checkpoints if str(c.checkpoint_id) == checkpoint_id), None)

@@ -124,7 +124,7 @@ class PreparedProcessor:
                 hint="give the processor a store of its own: stateful(…, store='name')",
                 store=self.store,
             )
-        return Record(self.key, self.program.time_mode, {})
+        return Record(self.key, self.store, self.program.time_mode, {})
 
 
 def _event_time(rows: DataFrame) -> EventTime:

@@ -59,7 +59,7 @@ class Cells:
         self.batch = batch
         self.store = batch.store
         self.name = variable.name
-        self.prefix = _prefix(variable.name)
+        self.prefix = variable_prefix(variable.name)
         self._schema = variable.schema
         self._serde = value_serde(variable.versions)
         self._ttl_ms = variable.ttl_ms
@@ -235,7 +235,7 @@ class StoredMap(MapState):
 
 def delete_variable(store: Store, name: str) -> None:
     """Delete all that a variable has, of every grouping key. Its entries in the index of expiries go at their time."""
-    prefix = _prefix(name)
+    prefix = variable_prefix(name)
     with store.prefix(prefix) as items:
         is_there = next(items, None) is not None
     if is_there:
@@ -244,7 +244,7 @@ def delete_variable(store: Store, name: str) -> None:
 
 def list_prefixes(variables: Iterable[Variable]) -> frozenset[bytes]:
     """Where the places of each list begin."""
-    return frozenset(_prefix(variable.name) for variable in variables if variable.kind == LIST)
+    return frozenset(variable_prefix(variable.name) for variable in variables if variable.kind == LIST)
 
 
 def delete_expired(batch: Batch, lists: frozenset[bytes]) -> int:
@@ -316,7 +316,8 @@ def _shorten(store: Store, place: bytes) -> None:
         store.delete(place)
 
 
-def _prefix(name: str) -> bytes:
+def variable_prefix(name: str) -> bytes:
+    """Where the places of a variable begin."""
     return _STATE + name.encode().replace(b"\x00", b"\x00\xff") + _END
 
 

@@ -14,18 +14,18 @@ from collections.abc import Iterator
 
 from statemgr import Store
 
-_BY_TIME, _BY_KEY = b"t", b"k"
+BY_TIME, _BY_KEY = b"t", b"k"
 _SIGN = 1 << 63
 
 
 def register(store: Store, key: bytes, time_ms: int) -> None:
     """Add a timer; one that exists stays one."""
-    store.put_many([(_BY_TIME + _bytes(time_ms) + key, b""), (_BY_KEY + key + _bytes(time_ms), b"")])
+    store.put_many([(BY_TIME + _bytes(time_ms) + key, b""), (_BY_KEY + key + _bytes(time_ms), b"")])
 
 
 def delete(store: Store, key: bytes, time_ms: int) -> None:
     """Remove a timer; an absent one is no error."""
-    store.delete_many([_BY_TIME + _bytes(time_ms) + key, _BY_KEY + key + _bytes(time_ms)])
+    store.delete_many([BY_TIME + _bytes(time_ms) + key, _BY_KEY + key + _bytes(time_ms)])
 
 
 def of_key(store: Store, key: bytes) -> Iterator[int]:
@@ -42,14 +42,20 @@ def of_key(store: Store, key: bytes) -> Iterator[int]:
 
 def expired(store: Store, until_ms: int) -> Iterator[tuple[bytes, int]]:
     """The timers up to and at ``until_ms``: grouping key and time, in the order of time, as of now."""
-    found = store.range(_BY_TIME, _BY_TIME + _bytes(until_ms + 1))
+    found = store.range(BY_TIME, BY_TIME + _bytes(until_ms + 1))
 
     def read() -> Iterator[tuple[bytes, int]]:
         with found as items:
             for place, _ in items:
-                yield place[9:], int.from_bytes(place[1:9], "big") - _SIGN
+                time_ms, key = time_and_key(place)
+                yield key, time_ms
 
     return read()
+
+
+def time_and_key(place: bytes) -> tuple[int, bytes]:
+    """The time and the grouping key of an entry in the order of time."""
+    return int.from_bytes(place[1:9], "big") - _SIGN, place[9:]
 
 
 def _bytes(time_ms: int) -> bytes:

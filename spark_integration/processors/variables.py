@@ -2,8 +2,8 @@
 
 The record is an attachment of the first task's checkpoint, as JSON: the columns of the grouping key, the time mode, and
 for each variable its kind, its TTL, the schema of a map's keys, and every schema that its values have had, oldest
-first. Schemas are Spark's JSON. The record keeps variables that the processor does not declare at present, because
-their state stays until ``deleteIfExists``.
+first. It names the store that has the state. Schemas are Spark's JSON. The record keeps variables that the processor
+does not declare at present, because their state stays until ``deleteIfExists``.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ class Declared:
 
 @dataclass(frozen=True)
 class Record:
-    """What the checkpoint says about a processor's state. ``key``: the grouping columns."""
+    """What the checkpoint says about a processor's state. ``key``: the grouping columns. ``store``: where it is."""
 
     key: StructType
+    store: str
     time_mode: str
     variables: Mapping[str, Variable]
 
@@ -79,6 +80,7 @@ class Record:
             {
                 "format": _FORMAT,
                 "key": self.key.jsonValue(),
+                "store": self.store,
                 "time_mode": self.time_mode,
                 "variables": variables,
             }
@@ -109,7 +111,7 @@ class Record:
                 )
                 for name, one in found["variables"].items()
             }
-            return cls(schema(found["key"]), found["time_mode"], variables)
+            return cls(schema(found["key"]), found["store"], found["time_mode"], variables)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise CorruptRecord(f"the record of a processor's state cannot be read: {error}") from error
 

@@ -198,6 +198,12 @@ class CheckpointRecord:
         """The newest checkpoint, which is in force."""
         return self.checkpoints[0]
 
+    def find(self, checkpoint_id: str | None) -> Checkpoint | None:
+        """The retained checkpoint of this ID, or the current one if it is None."""
+        if checkpoint_id is None:
+            return self.current
+        return next((one for one in self.checkpoints if str(one.checkpoint_id) == checkpoint_id), None)
+
     def key(self, checkpoint: Checkpoint) -> CheckpointKey:
         """The key under which one of its checkpoints is published."""
         generation = self.layout.generation

@@ -56,7 +56,7 @@ class Task:
 
     def __init__(self, directory: Path) -> None:
         self.job = CommittedStore(directory, track=True, settings={})
-        self.record = Record(KEY, "processingtime", {})
+        self.record = Record(KEY, "visits", "processingtime", {})
 
     def batch(
         self,
@@ -277,7 +277,7 @@ def test_a_change_that_cannot_be_resolved(task: Task, declare: Callable[[Any], N
 
 def test_other_columns_or_another_time_mode() -> None:
     """State is found by its key, and timers mean the clock that they were made for."""
-    record = Record(KEY, "processingtime", {})
+    record = Record(KEY, "visits", "processingtime", {})
     with pytest.raises(InvalidError, match="grouped by id string, and the query by id bigint"):
         record.check_same(StructType([StructField("id", LongType())]), "processingtime")
     with pytest.raises(InvalidError, match="time mode processingtime, and the query has none"):
@@ -347,7 +347,7 @@ def test_wrong_use_has_the_exceptions_of_spark(task: Task) -> None:
         refused(lambda: processor.states.put([]))
         refused(lambda: processor.states.appendList([]))
 
-    task.record = Record(KEY, "none", {})
+    task.record = Record(KEY, "visits", "none", {})
     assert task.batch(Scripted(declare, act), [("a", 1)], 1000, "none") == [("a", "None")]
     state, mode = (f"CANNOT_PERFORM_OPERATION_WITH_INVALID_{what}" for what in ("HANDLE_STATE", "TIME_MODE"))
     assert conditions == [state, state, mode, mode, *["ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE"] * 2]

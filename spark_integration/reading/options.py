@@ -1,0 +1,119 @@
+"""The options of the data sources, checked before anything is read. Every error names the option."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from statemgr import JobConfig
+from statemgr.errors import ConfigError, InvalidError, StatemgrError
+from statemgr.ids import CheckpointId, task_index, task_name
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a query gave to ``option``, for the source ``source``. ``names``: the options that the source has."""
+
+    source: str
+    names: Sequence[str]
+    given: Mapping[str, str]
+
+    @classmethod
+    def of(cls, source: str, names: Sequence[str], given: Mapping[str, str]) -> Options:
+        """Spark's names have any case. Raises: InvalidError for an option that the source does not have."""
+        known = {name.lower(): name for name in names}
+        found = {}
+        for name, value in given.items():
+            if name.lower() not in known:
+                near = get_close_matches(name.lower(), known, n=1)
+                meant = f"did you mean {known[near[0]]}? " if near else ""
+                raise InvalidError(
+                    f"the source {source} has no option {name!r}",
+                    hint=f"{meant}it has {', '.join(names)}",
+                    option=name,
+                )
+            found[known[name.lower()]] = value.strip()
+        return cls(source, names, found)
+
+    def config(self, store: str | None = None) -> JobConfig:
+        """The job, from the file or the JSON object in ``config``. With ``store`` it is restored from ``backend`` only.
+
+        Raises: InvalidError, ConfigError.
+        """
+        given = self.given.get("config")
+        if not given:
+            raise InvalidError(
+                f"the source {self.source} needs the job's configuration",
+                hint="set it to the path of the job's TOML file, or to the mapping as JSON",
+                option="config",
+            )
+        backend = self.given.get("backend")
+        overrides = {f"stores.{store}.restore.factories": [backend]} if backend and store else {}
+        try:
+            if not given.startswith("{"):
+                return JobConfig.from_file(given, overrides)
+            return JobConfig.from_mapping(json.loads(given), overrides)
+        except json.JSONDecodeError as error:
+            raise InvalidError(
+                f"the configuration is not JSON: {error}",
+                hint="set it to the path of the job's TOML file, or to the mapping as JSON",
+                option="config",
+            ) from None
+        except ConfigError as error:
+            raise error.with_where(option="backend" if backend and backend in str(error) else "config") from None
+
+    def store(self, config: JobConfig, default: str | None = None) -> str:
+        """The store to read: ``store``, else ``default``, else the only one. Raises: InvalidError."""
+        given = self.given.get("store") or default
+        if given is None and len(config.stores) == 1:
+            return next(iter(config.stores))
+        if given is None:
+            raise InvalidError(
+                "the job has several stores", hint=f"set .option('store', …) to {_any(config.stores)}", option="store"
+            )
+        if given not in config.stores:
+            raise unknown("store", given, config.stores, "the job has no store")
+        return given
+
+    def tasks(self, config: JobConfig) -> tuple[str, ...]:
+        """The tasks in ``task``, by names or numbers, separated by commas; none for all. Raises: InvalidError."""
+        names = [part.strip() for part in self.given.get("task", "").split(",") if part.strip()]
+        tasks = [task_name(int(name)) if name.isdecimal() else name for name in names]
+        for task in tasks:
+            try:
+                there = task_index(task) < config.tasks
+            except InvalidError:
+                there = False
+            if not there:
+                raise unknown("task", task, [task_name(i) for i in range(config.tasks)], "the job has no task")
+        return tuple(tasks)
+
+    def checkpoint(self, name: str) -> str | None:
+        """A checkpoint's ID; None if the option is not given. Raises: InvalidError."""
+        given = self.given.get(name)
+        try:
+            return None if not given else str(CheckpointId.parse(given))
+        except StatemgrError as error:
+            raise error.with_where(option=name) from None
+
+    def flag(self, name: str) -> bool:
+        """``true`` or ``false``. Raises: InvalidError."""
+        given = self.given.get(name, "false").lower()
+        if given not in ("true", "false"):
+            raise InvalidError(f"{given!r} is neither true nor false", hint="use true or false", option=name)
+        return given == "true"
+
+
+def unknown(option: str, given: str, known: Iterable[str], message: str) -> InvalidError:
+    """The error for a value that names nothing, with the nearest name."""
+    names = list(known)
+    near = get_close_matches(given, names, n=1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return InvalidError(f"{message} {given!r}", hint=f"{meant}choose {_any(names)}", option=option)
+
+
+def _any(names: Iterable[str], most: int = 10) -> str:
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f", … ({len(listed)} in all)" if len(listed) > most else "") or "none"
