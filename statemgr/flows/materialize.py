@@ -5,7 +5,7 @@ Steps of :func:`materialize_store`:
 1. read the checkpoint topic, which fences nobody; leave a store alone that has a snapshot, or a live offer of one
 2. build the state of the newest checkpoint from the changelog in a directory of its own
    (:mod:`statemgr.backends.changelog.build`)
-3. upload its files, and then the index; all blobs have a TTL
+3. upload its files, and then the index; all blobs have a TTL. Files that are final are uploaded during step 2
 4. write the offer to the checkpoint topic, under a key of its own and without a transaction
 
 A process that is killed leaves notes in the directory, and the next run on this machine continues. Blobs that no offer
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from statemgr.backends.blobs.early_upload import EarlyUpload
 from statemgr.backends.blobs.offered import OfferedSnapshots
 from statemgr.backends.changelog.build import ChangelogBuild
 from statemgr.backends.changelog.restore import certain_ms
@@ -119,8 +120,9 @@ def materialize_store(
                 hint="wait for it, or end it",
                 **identity.where,
             )
-        built = ChangelogBuild(services, identity, place, newest).run(report)  # 2
-        made = OfferedSnapshots(services).store(identity, place, built.state_id, report)  # 3
+        with EarlyUpload(services, identity, place.directory) as early:
+            built = ChangelogBuild(services, identity, place, newest).run(report, early.add)  # 2
+            made = OfferedSnapshots(services).store(identity, place, built.state_id, early, report)  # 3
         age_s = moment(services.clock).seconds_since(made.began)
         if age_s is None or age_s * 1000 > shortest_grace_ms(config) // 2:
             place.clear()

@@ -26,6 +26,13 @@ class ChangeWriter(Protocol):
         """Write everything to files."""
 
 
+class NewStoreWriter(ChangeWriter, Protocol):
+    """Fills a new store."""
+
+    def final_tables(self, share: float) -> Sequence[tuple[str, int]]:
+        """Names and bytes of files that nothing will rewrite, when ``share`` of all changes was written."""
+
+
 def open_store(
     kind: str, directory: Path, options: Mapping[str, object], *, read_first: bool = False, briefly: bool = False
 ) -> LocalStore:
@@ -74,7 +81,7 @@ def key_ranges(kind: str, directory: Path, count: int) -> list[tuple[bytes | Non
 
 def bulk_writer(
     kind: str, directory: Path, options: Mapping[str, object], *, continued: bool = False
-) -> AbstractContextManager[ChangeWriter]:
+) -> AbstractContextManager[NewStoreWriter]:
     """Fill a new store. When the block ends without an error, the directory has the closed store.
 
     ``continued``: it begins with what an earlier writer, which was killed, had written when it last flushed, and

@@ -21,6 +21,8 @@ from statemgr.engine.materializer import materialize_task
 from statemgr.errors import AccessDenied, InvalidError, MissingState, UnavailableError
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.offers import withdraw_offers, write_offer
+from statemgr.local.rocksdb import bulk
+from statemgr.local.rocksdb import options as rocksdb_options
 from statemgr.model.checkpoint import BlobMarker
 from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader
@@ -177,6 +179,64 @@ def test_an_idle_job_has_time_to_adopt(config: JobConfig, tmp_path: Path, monkey
     assert offer.as_of_ms >= record.current.published_ms + 1000
     commit(config, {b"key-0300": None}, 601)
     assert offer.as_of_ms < (current(config) or record).current.published_ms  # type: ignore[operator]
+    adopted(config)
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_tables_are_uploaded_during_the_replay(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compacted: bool
+) -> None:
+    """Tables that stay are in the store before the replay ends, and are not uploaded again; if the build compacts its
+    tables at the end, nothing is uploaded early. The state is exact in both."""
+    config = stage_one(kafka, tmp_path)
+    for number in range(4):
+        commit(config, {b"%d-%04d" % (number, row): RANDOM.randbytes(3000) for row in range(2000)}, number + 1)
+    monkeypatch.setattr(rocksdb_options, "_BULK_BUFFER", 3 * 1024 * 1024)
+    monkeypatch.setattr(build, "LOOK_S", 0.0)
+    if compacted:
+        monkeypatch.setattr(bulk, "LEVEL0_LIMIT", 1)
+    early: set[str] = set()
+
+    def look(phase: Phase, subject: str) -> None:
+        if phase is Phase.DIFF:
+            early.update(blob_files(tmp_path))
+
+    with observed(look):
+        (done,) = materialize_task(config, TASK)
+    assert bool(early) is not compacted
+    assert early <= blob_files(tmp_path)
+    ((_, offer),) = offers(config).items()
+    with JobReader(config) as reader:
+        index = reader.snapshot(TASK, "totals", offer.index)
+    named = {blob.blob_id for blob in index.blobs()}
+    assert all(any(path.endswith(name) for name in named) for path in early)
+    assert done.uploaded >= done.size
+    adopted(config)
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+    assert not blob_files(tmp_path, expiring=True)
+
+
+def test_a_replay_goes_on_while_nothing_can_be_uploaded(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be uploaded during the replay is uploaded at its end."""
+    config = stage_one(kafka, tmp_path)
+    commit(config, {b"%04d" % row: RANDOM.randbytes(3000) for row in range(4000)}, 1)
+    monkeypatch.setattr(rocksdb_options, "_BULK_BUFFER", 3 * 1024 * 1024)
+    monkeypatch.setattr(build, "LOOK_S", 0.0)
+    phases: list[Phase] = []
+    put = FileBlobStore.put
+
+    def refused(self: FileBlobStore, *arguments: Any, **more: Any) -> None:
+        if Phase.DIFF not in phases:
+            raise AccessDenied("not now")
+        put(self, *arguments, **more)
+
+    monkeypatch.setattr(FileBlobStore, "put", refused)
+    with observed(lambda phase, subject: phases.append(phase)):
+        (done,) = materialize_task(config, TASK)
+    assert done.offered
     adopted(config)
     assert totals(config, BLOBS) == totals(config, CHANGELOG)
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from statemgr.backends.blobs.catalogue import Catalogue, validate_for
+from statemgr.backends.blobs.early_upload import EarlyUpload
 from statemgr.backends.blobs.names import segments_blob
 from statemgr.backends.blobs.snapshots import Snapshots, UploadNotes
 from statemgr.backends.blobs.tables import table_of
@@ -61,14 +62,18 @@ class OfferedSnapshots:
 
     # --- next to the job ------------------------------------------------------------------------------------------
 
-    def store(self, identity: StoreIdentity, place: BuildPlace, state_id: str, progress: Progress) -> OfferedSnapshot:
+    def store(
+        self, identity: StoreIdentity, place: BuildPlace, state_id: str, early: EarlyUpload, progress: Progress
+    ) -> OfferedSnapshot:
         """Upload the finished directory of a place, which this process holds, with TTLs. Files that a killed upload of
-        the same state has stored are used.
+        the same state has stored are used, and those that were uploaded early.
 
         Raises: UnavailableError, AccessDenied, DiskFull, CorruptFile.
         """
         attempt = self._services.ids.attempt_id()
         began, known = self._stored_before(place, state_id)
+        uploaded = early.files()
+        began, known = early.began or began, known | uploaded
         files = dict(known)
 
         def stored(more: Mapping[str, FileIndex]) -> None:
@@ -76,13 +81,16 @@ class OfferedSnapshots:
             found = [_to_json(path, file) for path, file in files.items() if file.parts]
             place.write_note(UPLOADED, {"state_id": state_id, "began": astuple(began), "files": found})
 
+        if uploaded:
+            stored({})
         root = DirIndex("", tuple(known.values())) if known else None
         made = place.finished()
         snapshot = StoreSnapshot(identity, state_id, attempt, made, _NONE, None)
         done = self._snapshots.store(snapshot, None, UploadNotes(root, stored, progress))
         index = self._catalogue.index(identity, done.index)
         blobs = tuple(dict.fromkeys(blob.blob_id for blob in index.blobs()))
-        return OfferedSnapshot(done.index, blobs, index.root.size, done.size, began)
+        before = sum(size for file in uploaded.values() for _, size in file.stored())
+        return OfferedSnapshot(done.index, blobs, index.root.size, before + done.size, began)
 
     def _stored_before(self, place: BuildPlace, state_id: str) -> tuple[Moment, dict[str, FileIndex]]:
         """When an earlier upload began, and the files that it has stored; no files if they might soon be deleted as

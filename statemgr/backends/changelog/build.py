@@ -3,7 +3,8 @@
 Steps of :meth:`ChangelogBuild.run`:
 
 1. continue at the offset that a killed build had noted, or begin with an empty directory
-2. bulk-load the changelog up to the marker of the newest checkpoint; note the offset now and then, after a flush
+2. bulk-load the changelog up to the marker of the newest checkpoint; note the offset now and then, after a flush, and
+   tell the caller which files are final
 3. read the newest checkpoint again and load the records up to its marker, until this takes little time
 4. check that the directory has exactly the state of that checkpoint
 
@@ -23,7 +24,7 @@ Why the state is exact although the cleaner works meanwhile:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -42,6 +43,8 @@ from statemgr.ports import Moment, Progress, StoreIdentity, TopicInfo
 log = logging.getLogger(__name__)
 #: Seconds between two notes. Each note needs a flush.
 NOTE_S = 15.0
+#: Seconds between two looks for files that are final.
+LOOK_S = 0.5
 #: A checkpoint that was read at most this many seconds ago is new enough.
 _NEW_S = 30.0
 #: The longest transaction of a job, which is the longest that brokers allow by default.
@@ -84,8 +87,8 @@ class ChangelogBuild:
         self._topic = services.config.stores[identity.store].changelog_topic
         self._partition = task_index(identity.task)
 
-    def run(self, progress: Progress) -> BuiltState:
-        """All steps.
+    def run(self, progress: Progress, final: Callable[[Sequence[tuple[str, int]]], None]) -> BuiltState:
+        """All steps. ``final``: called with names and bytes of files that nothing will rewrite, also of the same again.
 
         Raises: MissingState if the changelog cannot supply exactly the state of a checkpoint; CorruptRecord,
             UnavailableError, AccessDenied, DiskFull.
@@ -100,7 +103,7 @@ class ChangelogBuild:
         store = self._services.config.stores[self._identity.store]
         position, records = start, 0
         with bulk_writer(store.type, self._place.directory, store.rocksdb, continued=start > 0) as writer:
-            noted_s = self._services.clock.monotonic()
+            noted_s = looked_s = self._services.clock.monotonic()
             while True:
                 self._identity.announce(Phase.REPLAY)
                 batches = self._services.changelog().changes(self._topic, self._partition, position, marker.offset)
@@ -110,6 +113,9 @@ class ChangelogBuild:
                     records += len(batch.changes)
                     progress("replay", position, marker.offset)
                     now_s = self._services.clock.monotonic()
+                    if now_s - looked_s >= LOOK_S:
+                        final(writer.final_tables(position / marker.offset))
+                        looked_s = now_s
                     if now_s - noted_s >= NOTE_S:
                         writer.flush()
                         self._note(info, began, position)

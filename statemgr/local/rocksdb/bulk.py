@@ -51,6 +51,21 @@ class BulkWriter:
         with translated("cannot flush the store", self._directory):
             self._database.flush()
 
+    def final_tables(self, share: float) -> list[tuple[str, int]]:
+        """The tables that nothing will rewrite: names and bytes.
+
+        Args:
+            share: the share of all changes that was written. If so many tables are to be expected that they are
+                compacted at the end, no table is final.
+        """
+        if self._database is None:
+            raise ClosedError("the bulk load has ended", path=self._directory)
+        with translated("cannot list the tables", self._directory):
+            found = self._database.live_files()
+        if len(found) > LEVEL0_LIMIT * share:
+            return []
+        return [(str(table["name"]).removeprefix("/"), int(table["size"])) for table in found]
+
     def finish(self) -> int:
         """Flush, which unsorted memtables need before a read, and close.
 
