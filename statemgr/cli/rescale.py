@@ -21,8 +21,9 @@ from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.partitioners import PRODUCERS
 
 if TYPE_CHECKING:
-    from statemgr.flows.rescale import Rescaled, UndoPlan
+    from statemgr.flows.rescale import Rescaled
     from statemgr.flows.rescale_plan import RescalePlan
+    from statemgr.flows.rescale_undo import UndoPlan
 
 
 @click.command("rescale")
@@ -125,7 +126,7 @@ def _already(call: Call, tasks: int, records: Mapping[str, Any], *, write: bool)
 
 
 def _undo(call: Call, *, write: bool) -> None:
-    from statemgr.flows.rescale import plan_undo, undo
+    from statemgr.flows.rescale_undo import plan_undo, undo
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.wiring import open_services
 

@@ -1,6 +1,6 @@
-"""Rescale: gives a job another number of tasks, and goes back.
+"""Rescale: gives a job another number of tasks.
 
-Steps of :func:`rescale`:
+Steps:
 
 1. read the topic, and plan (:mod:`statemgr.flows.rescale_plan`)
 2. create the new changelogs
@@ -12,78 +12,62 @@ Steps of :func:`rescale`:
 7. publish the first checkpoint of all new tasks in one transaction, which also retires the old layout
 
 Until step 7 has committed, the old layout is in force. Garbage collection later deletes its records. Until then its
-blobs and changelogs stay. Steps of :func:`undo`:
-
-1. read the topic, and find the layout that was in force before
-2. fence the job
-3. in one transaction, publish the last checkpoint of each of its tasks under a new generation, delete its old records,
-   and retire the layout that was in force
+blobs and changelogs stay, and :mod:`statemgr.flows.rescale_undo` goes back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from statemgr.backends.services import Services
 from statemgr.config import JobConfig
-from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import (
     CorruptError,
     CorruptRecord,
-    FencedError,
     InvalidError,
-    MissingBlob,
     MissingError,
     MissingState,
-    OutcomeUnknownError,
     PermissionNeeded,
     UnavailableError,
 )
-from statemgr.flows.clean_up import CleanUp
-from statemgr.flows.commit import CommitBase
-from statemgr.flows.open_job import JobTopics, fence_ids, guard_targets, take_over
-from statemgr.flows.ownership import Published, explained, settle_now
-from statemgr.flows.publish import publish
-from statemgr.flows.repair import repeated_attachments
+from statemgr.flows.open_job import JobTopics
+from statemgr.flows.ownership import Published
 from statemgr.flows.rescale_build import Build
 from statemgr.flows.rescale_built import Built, Workshop
 from statemgr.flows.rescale_catch_up import CatchUp
-from statemgr.flows.rescale_plan import RescalePlan, changelog_key, plan_rescale, topic_of_generation
-from statemgr.flows.rollback import plan_rollback, prepare_rollback
+from statemgr.flows.rescale_plan import RescalePlan, plan_rescale
+from statemgr.flows.rescale_publish import (
+    OfLayout,
+    common_serdes,
+    current_checkpoints,
+    fenced,
+    keep_blobs,
+    newest_sequence,
+    publish_layout,
+    retiring,
+)
 from statemgr.flows.verify import Submit
 from statemgr.ids import source_topic, task_name
-from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
 from statemgr.kafka.topics import TopicAdmin
 from statemgr.local import durable, levels, remove
 from statemgr.local.clock import moment
 from statemgr.local.owners import exclusive_if_free
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import (
-    Attachment,
-    ChangelogMarker,
     Checkpoint,
-    CheckpointRecord,
-    Layout,
-    MicroBatch,
 )
-from statemgr.model.commit import PreparedCommit
-from statemgr.model.layouts import RetiredLayout
-from statemgr.model.offers import Offer, OfferKey
 from statemgr.model.partitioners import BY_INPUT_PARTITION, candidates
-from statemgr.model.permissions import NO_PERMISSIONS, Permit
 from statemgr.ports import CheckpointLog, Moment, Progress, TopicInfo
 
 #: Times that a build begins again because the running job has dropped the checkpoint.
 _BUILDS = 5
 #: Times that a running job is caught up with by comparing states, before it is fenced all the same.
 _CATCH_UPS = 3
-_TOPICS = "topics.note"
+_TOPICS, _BEGUN = "topics.note", "begun.note"
 _NOTE_SIZE = 1024 * 1024
-_PARALLELISM = 8
 
 
 @dataclass(frozen=True)
@@ -135,8 +119,9 @@ def rescale(
             return plan_rescale(services.config, log.read(), tasks, checkpoint_id), as_of
 
         with disk_errors(root):
-            built = _built(workshop, planned, chosen, changelogs)  # 3
-        with _fenced(new, plan.before.tasks) as (publisher, fence_others):  # 4
+            begun = _Begun(root, tasks, checkpoint_id)
+            built = _built(workshop, planned, begun, chosen, changelogs)  # 3
+        with fenced(new, plan.before.tasks) as (publisher, fence_others):  # 4
             plan, as_of = planned()  # 5
             with disk_errors(root):
                 built = CatchUp(workshop, plan, as_of).run(built, changelogs)
@@ -144,33 +129,39 @@ def rescale(
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.records.values()))
             names = [task_name(number) for number in range(tasks)]
             published = Published(dict.fromkeys(names), epoch, plan.after, fence_others)
-            published.sequence = _newest_sequence(plan.records)
-            published.along = (_retired(new, plan.before),)
-            published.serdes = _serdes(plan.targets)
-            of_layout = _OfLayout(log, plan.after, {}, plan.records)
-            _keep_blobs(services, log, plan.records)
+            published.sequence = newest_sequence(plan.records)
+            published.along = (retiring(new, plan.before),)
+            published.serdes = common_serdes(plan.targets)
+            of_layout = OfLayout(log, plan.after, {}, plan.records)
+            keep_blobs(services, log, plan.records)
             commits = [replace(commit, epoch=epoch) for commit in built.commits()]
             for error in new.transfer().remove_ttl_all(built.carried).values() if built.carried else ():
                 raise error  # no opening would remove these: the commits have added others
-            _publish(new, publisher, of_layout, published, commits, plan.output[1])  # 7
+            publish_layout(new, publisher, of_layout, published, commits, plan.output[1])  # 7
         for name in sorted(path.name for path in root.iterdir()):
             if name != "lock":
                 remove(root / name)
-    return Rescaled(built, _current(published))
+    return Rescaled(built, current_checkpoints(published))
 
 
 def _built(
     workshop: Workshop,
     planned: Callable[[], tuple[RescalePlan, Moment]],
+    begun: _Begun,
     chosen: str | None,
     changelogs: Mapping[str, TopicInfo],
 ) -> Built:
     """Step 3. It ends when the rest of the changes can be read from a backend, so that the job is soon over step 5."""
     plan, as_of = planned()
+    plan, as_of = begun.continued(plan) or (plan, as_of)
     for left in reversed(range(_BUILDS)):
+        begun.note(plan, as_of)
         try:
             built = Build(workshop, plan, as_of, chosen).run(changelogs)
             break
+        except InvalidError:
+            begun.forget()  # the job may commit other keys, and the next run begins with them
+            raise
         except (MissingError, CorruptError):
             now, as_of = planned()
             if not left or now.targets == plan.targets:
@@ -190,120 +181,6 @@ def _built(
     return built
 
 
-# --- back ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class UndoPlan:
-    """The layout to go back to, the records of its tasks, and those of the layout in force."""
-
-    config: JobConfig
-    retired: RetiredLayout
-    records: Mapping[str, CheckpointRecord]
-    current: Mapping[str, CheckpointRecord]
-
-    @property
-    def after(self) -> Layout:
-        """The layout to come."""
-        return replace(self.retired.layout, generation=self.before.generation + 1)
-
-    @property
-    def before(self) -> Layout:
-        """The layout in force."""
-        return next(iter(self.current.values())).layout
-
-    @property
-    def targets(self) -> Mapping[str, Checkpoint]:
-        """Task → its last checkpoint."""
-        return {task: record.current for task, record in self.records.items()}
-
-    @property
-    def changes(self) -> Mapping[str, int | str]:
-        """Configuration key → its new value."""
-        found: dict[str, int | str] = {"job.tasks": self.retired.layout.tasks}
-        for store, config in self.config.stores.items():
-            if config.durable:
-                markers = [target.marker(KAFKA_CHANGELOG, store) for target in self.targets.values()]
-                used = next((marker.topic for marker in markers if isinstance(marker, ChangelogMarker)), None)
-                new = topic_of_generation(store, config.changelog_topic, self.after.generation)
-                found[changelog_key(store)] = used or new
-        return found
-
-    @property
-    def new_config(self) -> JobConfig:
-        """The configuration of the layout to come."""
-        return JobConfig.from_mapping(self.config.to_mapping(), self.changes)
-
-
-def plan_undo(config: JobConfig, log: CheckpointLog) -> UndoPlan:
-    """Find the layout that was in force before. Raises: MissingState if garbage collection has collected it."""
-    current = log.read()
-    retired = log.retired()
-    if not current or not retired:
-        raise MissingState(
-            "the checkpoint topic has no earlier layout of the job",
-            hint="only the layout before a rescale can be brought back, until `statemgr gc` collects it; use "
-            "`statemgr rescale --tasks` instead",
-            job=config.job_name,
-        )
-    newest = retired[-1]
-    return UndoPlan(config, newest, log.read(generation=newest.layout.generation), current)
-
-
-def undo(
-    services: Services, log: CheckpointLog, open_new: Callable[[JobConfig], Services], progress: Progress
-) -> tuple[UndoPlan, Mapping[str, Checkpoint]]:
-    """Put the layout before the last rescale in force again, at its last checkpoint.
-
-    Returns: what was done, and task → its new checkpoint. Raises: as :func:`plan_undo`; TopicMisconfigured if an old
-    changelog is gone; MissingState, CorruptError if nothing can supply a state; FencedError, RetryableError,
-    OutcomeUnknownError as :func:`rescale`.
-    """
-    plan = plan_undo(services.config, log)
-    with closing(open_new(plan.new_config)) as new:
-        JobTopics(new).ensure(allow_empty_start=False)
-        with _fenced(new, plan.before.tasks) as (publisher, fence_others):
-            plan = plan_undo(services.config, log)
-            epoch = new.ids.epoch(max(record.current.epoch for record in plan.current.values()))
-            records = {task: replace(of_task, checkpoints=(of_task.current,)) for task, of_task in plan.records.items()}
-            published = Published(dict(records), epoch, plan.after, fence_others)
-            published.sequence = _newest_sequence(plan.current)
-            old_keys = log.record_keys(plan.retired.layout.generation)
-            deletes = ((key, None) for key in (*old_keys, plan.retired.key))
-            published.along = (_retired(new, plan.before), *deletes)
-            published.serdes = _serdes(plan.targets)
-            of_layout = _OfLayout(log, plan.after, records, plan.current)
-            _keep_blobs(new, log, plan.current)
-            tails = guard_targets(new, dict(plan.records), dict.fromkeys(plan.records, NO_PERMISSIONS))
-
-            def prepared(task: str) -> PreparedCommit:
-                record = plan.records[task]
-                rollback = plan_rollback(new, record, record.current, tail=tails[task])
-                base = CommitBase(task, plan.after, epoch, record.current)
-                attached = _attached(new, record.current)
-                return prepare_rollback(new, rollback, base, together=True, attachments=attached, progress=progress)[1]
-
-            with explained(new, of_layout, published), new.executors.pool("undo", _PARALLELISM) as pool:
-                commits = list(pool.map(prepared, plan.records))
-            batches = {target.batch for target in plan.targets.values()}
-            _publish(new, publisher, of_layout, published, commits, batches.pop() if len(batches) == 1 else None)
-    return plan, _current(published)
-
-
-def _attached(services: Services, checkpoint: Checkpoint) -> tuple[Attachment, ...]:
-    """The last output, if it still exists: the newer layout has delivered it, and may have deleted it."""
-    attachments = repeated_attachments(checkpoint)
-    blobs = [one.blob.blob_id for one in attachments if one.blob is not None]
-    gone = services.transfer().absent(blobs) if blobs else {}
-    for error in gone.values():
-        if not isinstance(error, MissingBlob):
-            raise error
-    return tuple(one for one in attachments if one.blob is None or one.blob.blob_id not in gone)
-
-
-# --- parts --------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _alone(services: Services) -> Iterator[Path]:
     """The directory of the job's rescales, locked for this process. Raises: UnavailableError."""
@@ -319,63 +196,46 @@ def _alone(services: Services) -> Iterator[Path]:
         yield root
 
 
-@contextmanager
-def _fenced(new: Services, tasks_before: int) -> Iterator[tuple[TransactionalPublisher, Callable[[], None]]]:
-    """Own the whole job: fence every task of both layouts. Yields: the publisher, and a function that fences the tasks
-    again."""
-    config = new.config
-    ids = [task_transactional_id(config, task_name(number)) for number in range(max(tasks_before, config.tasks))]
-    with closing(take_over(new, job_transactional_id(config), config.job_name)) as publisher:
-        fence_ids(new, ids)
-        yield publisher, partial(fence_ids, new, ids)
+@dataclass(frozen=True)
+class _Begun:
+    """The note of the checkpoints that a build began with: one that was killed goes on with them, as long as they are
+    retained, although the job has committed since. There is none if ``checkpoint_id`` says what to begin with."""
 
+    root: Path
+    tasks: int
+    checkpoint_id: str | None
 
-def _publish(
-    services: Services,
-    publisher: TransactionalPublisher,
-    log: CheckpointLog,
-    published: Published,
-    commits: Sequence[PreparedCommit],
-    batch: MicroBatch | None,
-) -> None:
-    try:
-        publish(services, publisher, log, published, commits, batch=batch, evict=False)
-    except OutcomeUnknownError:
-        settle_now(services, publisher, log, published, "the new layout")
-    added = [blob for commit in commits for blob in commit.added_blobs]
-    if added:
-        # what fails is tried again by the next opening
-        services.transfer().remove_ttl_all(added)
+    def note(self, plan: RescalePlan, as_of: Moment) -> None:
+        """Raises: OSError."""
+        if self.checkpoint_id is not None:
+            self.forget()
+            return
+        targets = {task: str(target.checkpoint_id) for task, target in plan.targets.items()}
+        told = {"tasks": self.tasks, "layout": asdict(plan.before), "as_of": asdict(as_of), "targets": targets}
+        durable.write_note(self.root / _BEGUN, told)
 
+    def forget(self) -> None:
+        """Raises: OSError."""
+        durable.remove(self.root / _BEGUN)
 
-def _retired(services: Services, layout: Layout) -> tuple[bytes, bytes]:
-    config, now_ms = services.config, services.clock.time_ns() // 1_000_000
-    made = RetiredLayout(config.job_name, config.job_id, layout, now_ms)
-    return made.key, made.value
-
-
-def _newest_sequence(records: Mapping[str, CheckpointRecord]) -> int:
-    return max(record.current.sequence for record in records.values())
-
-
-def _current(published: Published) -> Mapping[str, Checkpoint]:
-    return {task: record.current for task, record in published.records.items() if record is not None}
-
-
-def _serdes(targets: Mapping[str, Checkpoint]) -> dict[str, tuple[str, str]]:
-    """Store → the serdes of its keys and values. Raises: InvalidError if the tasks differ."""
-    found = {tuple(sorted(target.serdes.items())) for target in targets.values()}
-    if len(found) > 1:
-        raise InvalidError("the tasks' checkpoints were written with different serdes", hint="commit with every task")
-    return dict(found.pop()) if found else {}
-
-
-def _keep_blobs(services: Services, log: CheckpointLog, records: Mapping[str, CheckpointRecord]) -> None:
-    """Remove the TTLs that a dead owner has left on what a layout's last checkpoints added: no opening will."""
-    for task, record in records.items():
-        clean_up = CleanUp(services, task, log)
-        clean_up.at_open(record, delete=False)
-        clean_up.retry_ttls()
+    def continued(self, plan: RescalePlan) -> tuple[RescalePlan, Moment] | None:
+        """The plan of an earlier run, and a moment at which its checkpoints were the newest."""
+        if self.checkpoint_id is not None:
+            return None
+        try:
+            told = durable.read_note(self.root / _BEGUN, _NOTE_SIZE)
+            as_of, wanted = Moment(**told["as_of"]), told["targets"]
+            if (told["tasks"], told["layout"]) != (self.tasks, asdict(plan.before)):
+                return None
+            targets = {
+                task: next(one for one in plan.records[task].checkpoints if str(one.checkpoint_id) == wanted[task])
+                for task in plan.targets
+            }
+        except (OSError, ValueError, KeyError, TypeError, StopIteration):
+            return None
+        if any(set(target.stores) != set(plan.stores) for target in targets.values()):
+            return None
+        return replace(plan, targets=targets), as_of
 
 
 def _make_topics(new: Services, plan: RescalePlan, root: Path) -> Mapping[str, TopicInfo]:
@@ -442,55 +302,3 @@ def _rows_left(plan: RescalePlan, source: str, offset: int, end: int) -> Invalid
         source=source,
         offset=offset,
     )
-
-
-class _OfLayout:
-    """Implements ``ports.CheckpointLog`` for the owner that publishes a new layout.
-
-    Args:
-        layout: the layout to come.
-        unpublished: the records that its tasks continue, until it is published.
-        current: the records of the layout in force. If they change, there is another owner.
-    """
-
-    def __init__(
-        self,
-        log: CheckpointLog,
-        layout: Layout,
-        unpublished: Mapping[str, CheckpointRecord],
-        current: Mapping[str, CheckpointRecord],
-    ) -> None:
-        self._log, self._layout, self._unpublished, self._current = log, layout, unpublished, current
-
-    def read(
-        self, tasks: Collection[str] | None = None, *, only_settled: bool = False, generation: int | None = None
-    ) -> Mapping[str, CheckpointRecord]:
-        """Also raises: FencedError if the layout in force has other checkpoints, or another layout is."""
-        found = self._log.read(None, only_settled=only_settled, generation=generation)
-        if {record.layout.generation for record in found.values()} != {self._layout.generation}:
-            ids = {task: str(record.current.checkpoint_id) for task, record in found.items()}
-            if ids != {task: str(record.current.checkpoint_id) for task, record in self._current.items()}:
-                raise FencedError("another owner has published a checkpoint in the meantime", hint="run it again")
-            found = self._unpublished
-        return {task: record for task, record in found.items() if tasks is None or task in tasks}
-
-    def retired(self) -> Sequence[RetiredLayout]:
-        return self._log.retired()
-
-    def record_keys(self, generation: int) -> Sequence[bytes]:
-        return self._log.record_keys(generation)
-
-    def permits(self) -> Sequence[Permit]:
-        return self._log.permits()
-
-    def offers(self) -> Mapping[OfferKey, Offer]:
-        return {}
-
-    def job_records(self) -> Collection[int]:
-        return ()
-
-    def begin_check(self) -> Callable[[int], None]:
-        return self._log.begin_check()
-
-    def was_truncated(self) -> bool:
-        return self._log.was_truncated()

@@ -150,7 +150,7 @@ class NewStores:
 
     def is_usable(self, stored: StoredStore, changelog: TopicInfo | None) -> bool:
         """Whether all uploads of an earlier run exist, and are so young that they cannot be deleted as garbage before
-        the publish. Raises: RetryableError, AccessDenied."""
+        the publish, and whether the changelog ends with the store. Raises: RetryableError, AccessDenied."""
         services, commit = self._services, stored.commit
         began_ms = attempt_millis(commit.attempt) or 0
         age_ms = services.clock.time_ns() // 1_000_000 - began_ms
@@ -158,13 +158,21 @@ class NewStores:
             return False
         for store in commit.stores.values():
             marker = store.markers.get(KAFKA_CHANGELOG)
-            if isinstance(marker, ChangelogMarker) and (changelog is None or marker.topic_id != changelog.topic_id):
+            if isinstance(marker, ChangelogMarker) and not (changelog and self._ends_at(marker, changelog)):
                 return False
         for error in services.transfer().absent(commit.added_blobs).values() if commit.added_blobs else ():
             if not isinstance(error, MissingBlob):
                 raise error
             return False
         return True
+
+    def _ends_at(self, marker: ChangelogMarker, changelog: TopicInfo) -> bool:
+        """Whether the changelog is the marker's, and nothing was sent after it."""
+        if marker.topic_id != changelog.topic_id:
+            return False
+        log = self._services.changelog()
+        _, end = log.bounds(marker.topic, marker.partition)
+        return not any(log.read(marker.topic, marker.partition, marker.offset, end))
 
 
 class _Whole:

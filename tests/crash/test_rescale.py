@@ -59,13 +59,16 @@ def command(file: Path, *arguments: str, kill: tuple[Phase, int] | None = None) 
      for item in STEPS.items()],
 )  # fmt: skip
 def test_killed_in_a_rescale(kafka: KafkaServer, tmp_path: Path, step: tuple[Phase, int], published: bool) -> None:
-    """From two tasks to three, in dual commits; then the job goes on."""
+    """From two tasks to three, in dual commits; then the job goes on. It also commits between the two runs."""
     config, state, file = job(kafka, tmp_path, 2, kind=SEGMENTS), some_state(300), tmp_path / "job.toml"
     fill(config, state)
     write_toml(config, file)
     command(file, "--tasks", "3", "--write", "--parallel", "2", kill=step)
     if not published:
         check(config, state, tmp_path / "killed")
+        late = some_state(30, "late-")
+        fill(config, late, 12)
+        state = {**state, **late}
     command(file, "--tasks", "3", "--write", "--parallel", "2")
     new = JobConfig.from_file(file)
     assert new.tasks == 3
@@ -75,6 +78,22 @@ def test_killed_in_a_rescale(kafka: KafkaServer, tmp_path: Path, step: tuple[Pha
     check(new, {**state, **more}, tmp_path / "goes-on")
     command(file, "--undo", "--write")
     check(JobConfig.from_file(file), state, tmp_path / "back")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("phase", "number"), [(Phase.CATCH_UP, 2), (Phase.UPLOAD, 1), (Phase.COMMIT_TRANSACTION, 1)])
+def test_killed_again(kafka: KafkaServer, tmp_path: Path, phase: Phase, number: int) -> None:
+    """Once after everything was built; then, when the job has committed, while the changes are brought in."""
+    config, state, file = job(kafka, tmp_path, 2, kind=SEGMENTS), some_state(300), tmp_path / "job.toml"
+    fill(config, state)
+    write_toml(config, file)
+    command(file, "--tasks", "3", "--write", "--parallel", "2", kill=(Phase.FENCE, 1))
+    for at, (name, kill) in enumerate([("late-", (phase, number)), ("last-", None)]):
+        late = some_state(40, name)
+        fill(config, late, 12 + at)
+        state = {**state, **late}
+        command(file, "--tasks", "3", "--write", "--parallel", "2", kill=kill)
+    check(JobConfig.from_file(file), state, tmp_path / "again")
 
 
 @pytest.mark.parametrize("phase", [pytest.param(p, id=str(p), marks=pytest.mark.long) for p in UNDO_STEPS])

@@ -233,6 +233,31 @@ def test_a_running_owner_is_fenced(
     fill(new, some_state(20, "more-"), 20)
 
 
+@pytest.mark.parametrize("backup", [DUAL, ("blob-store",)], ids=["dual", "blobs"])
+def test_a_build_that_was_cut_off_continues(
+    kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...]
+) -> None:
+    """Also if the job has committed since: what was built is used, and the changes are brought in."""
+    config = job(kafka, tmp_path, 2, kind=SEGMENTS, backup=backup)
+    state = some_state()
+    fill(config, state)
+    steps: list[Phase] = []
+
+    def cut_off(phase: Phase, subject: str) -> None:
+        if (phase, subject) == (Phase.FENCE, config.job_name):
+            raise RuntimeError("cut off")
+
+    with observed(cut_off), pytest.raises(RuntimeError, match="cut off"):
+        run(config, "--tasks", "3", "--write")
+    late = some_state(60, "late-")
+    fill(config, late, 9)
+    with observed(lambda phase, _: steps.append(phase)):
+        assert run(config, "--tasks", "3", "--write").exit_code == 0
+    assert Phase.CATCH_UP in steps
+    assert {Phase.SPLIT, Phase.STORE}.isdisjoint(steps)
+    check(written(tmp_path), {**state, **late}, tmp_path / "other")
+
+
 def test_a_running_owner_that_makes_snapshots(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """No backend has the changes, so states are compared, but the job still runs meanwhile."""
     config = job(kafka, tmp_path, 2, kind=SNAPSHOTS, backup=("blob-store",))
