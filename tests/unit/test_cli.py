@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -15,8 +16,11 @@ from statemgr import __version__, errors
 from statemgr.cli import main, output
 from statemgr.cli.config import filled_template
 from statemgr.cli.main import cli
+from statemgr.cli.migrate.preconditions import newest_markers
 from statemgr.config import JobConfig
 from statemgr.config.keys import KEYS
+from statemgr.model.stages import Stage, position_of
+from tests import model_samples as sample
 
 JOB = """
 job.name = "orders"
@@ -293,3 +297,16 @@ def test_a_collection_that_contradicts_itself_is_refused(tmp_path: Path) -> None
         result = CliRunner().invoke(cli, ["gc", "--config", str(tmp_path / "job.toml"), *arguments])
         assert result.exit_code == 2
         assert word in result.stderr
+
+
+@pytest.mark.parametrize("factory", ["blob-store", "kafka-changelog"])
+def test_a_backend_without_the_newest_checkpoint(factory: str) -> None:
+    """The next stage cannot restore from it; first snapshots can be built for the blob store next to the job."""
+    markers = {f: of for f, of in sample.CHECKPOINT.state_checkpoint_markers.items() if f != factory}
+    record = replace(sample.RECORD, checkpoints=(replace(sample.CHECKPOINT, state_checkpoint_markers=markers),))
+    assert newest_markers([position_of(sample.RECORD, "totals", Stage.DUAL_COMMIT)], factory).met
+    found = newest_markers([position_of(record, "totals", Stage.DUAL_COMMIT)], factory)
+    assert not found.met
+    assert f"{factory} lacks the newest checkpoint of 1 stores" in found.detail
+    assert found.fix is not None
+    assert ("`statemgr materialize`" in found.fix) == (factory == "blob-store")

@@ -72,7 +72,7 @@ def check(
         conditions.append(_own_changelogs(services, reader, positions))
     if not switched_on:
         needed = BLOB_STORE if forward else KAFKA_CHANGELOG
-        conditions.append(_markers(positions, needed))
+        conditions.append(newest_markers(positions, needed))
         conditions += _trials(reader, found, needed, trials, progress)
     if step.stage is not Stage.CHANGELOG and services.config.get("blob.store.uri") is not None:
         conditions.append(_blobs(services, reader, progress))
@@ -149,7 +149,8 @@ def _own_changelogs(services: Services, reader: JobReader, positions: Sequence[S
     return Precondition("changelogs", True, "no changelog has records that this job did not write")
 
 
-def _markers(positions: Sequence[StorePosition], factory: str) -> Precondition:
+def newest_markers(positions: Sequence[StorePosition], factory: str) -> Precondition:
+    """A backend has the newest checkpoint of every store."""
     without = [one for one in positions if one.record.current.marker(factory, one.store) is None]
     detail = f"{factory} has the newest checkpoint of every task"
     fix = "wait until every task has committed"
