@@ -79,6 +79,19 @@ ProcessFunction = Callable[
 OutputFunction = Callable[[Any, int], None]
 
 
+class FirstRows(Protocol):
+    """Rows that only the first batch has, in addition to its input."""
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """More columns by which the rows of the batch are sorted."""
+        ...
+
+    def added_to(self, rows: DataFrame) -> DataFrame:
+        """The input of a batch with these rows."""
+        ...
+
+
 @dataclass(frozen=True)
 class Bound:
     """What the workers of a query run.
@@ -86,11 +99,13 @@ class Bound:
     Attributes:
         attachments: what the first task attaches to every checkpoint, by name.
         order: the columns by which the rows of a task are sorted; none for no order.
+        first: rows for the next batch that is published, and for no other.
     """
 
     process: ProcessFunction
     attachments: Mapping[str, bytes] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    first: FirstRows | None = None
 
 
 class Prepared(Protocol):

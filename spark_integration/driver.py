@@ -92,6 +92,7 @@ class Driver:
         self._manager = manager
         self._epoch = epoch
         self._checkpoints: dict[str, Checkpoint | None] = dict(epoch.checkpoints)
+        self._first = plan.bound.first
         self._query_id: str | None = None
         #: Held while a batch or a repair runs.
         self._turn = threading.Lock()
@@ -260,10 +261,12 @@ class Driver:
         return False
 
     def _stage(self, rows: DataFrame, source: BatchInput) -> tuple[list[PreparedCommit], tuple[RestoreReport, ...]]:
-        plan = self._plan
+        plan, order = self._plan, self._plan.bound.order
+        if self._first is not None:
+            rows, order = self._first.added_to(rows), (*order, *self._first.order)
         spread = plan.partitioning.spread(rows, plan.config.tasks)
-        if plan.bound.order:
-            spread = spread.sortWithinPartitions(*plan.partitioning.quoted(rows, plan.bound.order))
+        if order:
+            spread = spread.sortWithinPartitions(*plan.partitioning.quoted(rows, order))
         with share_checkpoints(plan.config, self.published()) as checkpoints:
             results = spread.mapInArrow(worker(self._work(source, checkpoints)), RESULT_DDL).collect()
         failures = [from_json(row.error) for row in results if row.error is not None]
@@ -321,6 +324,7 @@ class Driver:
             else:
                 break
         self._checkpoints.update(checkpoints)
+        self._first = None
         self._recreated = frozenset()
         # permissions and fills were for this one publish
         self._epoch = self._epoch.after_publish()

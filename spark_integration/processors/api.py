@@ -71,7 +71,10 @@ class StatefulGroups:
     ) -> StatefulFrame:
         """As Spark's: the processor takes and yields ``Row`` objects.
 
-        Raises: InvalidError for an unknown mode, and for what is not supported yet: an initial state.
+        The rows of ``initialState``, which is ``df.groupBy(…)`` by the same columns, are passed to
+        ``handleInitialState`` in the first batch that is published for the job, and never again.
+
+        Raises: InvalidError for an unknown mode, and for what is not supported yet: ``eventTimeColumnName``.
         """
         return self._transformed(
             statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, pandas=False
@@ -113,12 +116,10 @@ class StatefulGroups:
             raise InvalidError(
                 f"there is no time mode {time_mode!r}", hint="there are None, ProcessingTime and EventTime"
             )
-        if initial_state is not None:
-            _unsupported("initialState", "fill the state from the first batches of the input")
         if event_time_column:
             _unsupported("eventTimeColumnName", "write the output to Kafka, and start the next query from there")
         schema = parsed_schema(output)
-        program = ProcessorProgram(processor, self._keys, schema, time, pandas, self._store)
+        program = ProcessorProgram(processor, self._keys, schema, time, pandas, self._store, initial_state)
         return StatefulFrame(self._query.run_program(program, schema), schema, mode)
 
 

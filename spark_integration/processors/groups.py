@@ -19,10 +19,14 @@ from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversio
 from pyspark.sql.types import Row, StructType
 
 from spark_integration.output_schema import to_arrow
+from spark_integration.processors.initial import IS_INPUT, parted
 from spark_integration.processors.keys import encode_key
 
-#: The bytes of a key, the key as the processor sees it, and its rows or data frames.
-Group = tuple[bytes, tuple[Any, ...], Iterator[Any]]
+#: The bytes of a key, the key as the processor sees it, its rows or data frames, and whether they are input. If not,
+#: they are initial state.
+Group = tuple[bytes, tuple[Any, ...], Iterator[Any], bool]
+#: The bytes of a row's key, the key as the processor sees it, and the row.
+_Keyed = tuple[bytes, tuple[Any, ...], Any]
 
 
 @dataclass(frozen=True)
@@ -54,17 +58,20 @@ def in_time(batches: Iterable[pa.RecordBatch], event_time: EventTime, late_ms: i
         if event_time.window:
             times = pc.struct_field(times, "end")
         micros = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64())
-        yield batch.filter(pc.fill_null(pc.greater(micros, late_ms * 1000), True))
+        in_time = pc.fill_null(pc.greater(micros, late_ms * 1000), True)
+        if IS_INPUT in batch.schema.names:
+            in_time = pc.or_(in_time, pc.invert(batch.column(IS_INPUT)))  # initial state has no time
+        yield batch.filter(in_time)
 
 
 def grouped(batches: Iterable[pa.RecordBatch], key: StructType, form: Form) -> Iterator[Group]:
-    """The groups, one after the other. Rows of a group that nobody reads are skipped."""
-    read = _pandas_rows if form.pandas else _rows
-    rows = (row for batch in batches for row in read(batch, key, form))
-    for encoded, run in groupby(rows, key=itemgetter(0)):
+    """The groups, one after the other, a key's initial state before its input. Rows of a group that nobody reads are
+    skipped."""
+    rows = (row for batch in batches for row in _marked(batch, key, form))
+    for (encoded, is_input), run in groupby(rows, key=itemgetter(0, 1)):
         first = next(run)
-        values = (row for _, _, row in _after(first, run))
-        yield encoded, first[1], _frames(values, form.rows_per_frame) if form.pandas else values
+        values = (row for _, _, _, row in _after(first, run))
+        yield encoded, first[2], _frames(values, form.rows_per_frame) if form.pandas else values, is_input
 
 
 def converted(produced: Iterable[Any], schema: StructType, form: Form) -> Iterator[pa.RecordBatch]:
@@ -96,7 +103,21 @@ def _after(first: Any, others: Iterator[Any]) -> Iterator[Any]:
     yield from others
 
 
-def _rows(batch: pa.RecordBatch, key: StructType, form: Form) -> Iterator[tuple[bytes, tuple[Any, ...], Any]]:
+def _marked(batch: pa.RecordBatch, key: StructType, form: Form) -> Iterator[tuple[bytes, bool, tuple[Any, ...], Any]]:
+    """Each row with its key, and whether it is input."""
+    read = _pandas_rows if form.pandas else _rows
+    parts = parted(batch)
+    if parts is None:
+        yield from ((encoded, True, own, row) for encoded, own, row in read(batch, key, form))
+        return
+    marks, rows, initial = parts
+    inputs, states = read(rows, key, form), read(initial, key, form)
+    for is_input in marks:
+        encoded, own, row = next(inputs if is_input else states)
+        yield encoded, is_input, own, row
+
+
+def _rows(batch: pa.RecordBatch, key: StructType, form: Form) -> Iterator[_Keyed]:
     row_of = Row(*batch.schema.names)
     at = _offsets(batch, key)
     columns = [column.to_pylist() for column in batch.columns]
@@ -105,7 +126,7 @@ def _rows(batch: pa.RecordBatch, key: StructType, form: Form) -> Iterator[tuple[
         yield encoded, own, row_of(*values)
 
 
-def _pandas_rows(batch: pa.RecordBatch, key: StructType, form: Form) -> Iterator[tuple[bytes, tuple[Any, ...], Any]]:
+def _pandas_rows(batch: pa.RecordBatch, key: StructType, form: Form) -> Iterator[_Keyed]:
     import pandas as pd
 
     at = _offsets(batch, key)

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructField, StructType
 from spark_integration.context import Bound
 from spark_integration.processors.groups import EventTime, Form
 from spark_integration.processors.handle import Discovery
+from spark_integration.processors.initial import InitialState, initial_state
 from spark_integration.processors.keys import check_key_types
 from spark_integration.processors.run import ProcessorRun
 from spark_integration.processors.variables import RECORD, Declared, Record
@@ -32,7 +33,10 @@ _WATERMARK = "spark.watermarkDelayMs"
 
 @dataclass(frozen=True)
 class ProcessorProgram:
-    """A processor with its grouping columns. ``store``: the store's name, None if the job has only one."""
+    """A processor with its grouping columns.
+
+    ``store``: the store's name, None if the job has only one. ``initial_state``: as it was given, or None.
+    """
 
     processor: StatefulProcessor
     keys: tuple[str, ...]
@@ -40,6 +44,7 @@ class ProcessorProgram:
     time_mode: str
     pandas: bool
     store: str | None = None
+    initial_state: Any = None
 
     def prepare(self, config: JobConfig, rows: DataFrame) -> PreparedProcessor:
         """Find out what the processor declares, before anything is changed.
@@ -67,7 +72,8 @@ class ProcessorProgram:
         )
         event_time = _event_time(rows) if self.time_mode == "eventtime" else None
         store = _store(config, self.store)
-        return PreparedProcessor(self, config, store, key, form, event_time, self._declared())
+        initial = None if self.initial_state is None else initial_state(self.initial_state, key)
+        return PreparedProcessor(self, config, store, key, form, event_time, self._declared(), initial)
 
     def _declared(self) -> Declared:
         """Run ``init`` on a copy, as Spark does: the processor itself is shipped as the user made it."""
@@ -89,13 +95,15 @@ class PreparedProcessor:
     form: Form
     event_time: EventTime | None
     declared: Declared
+    initial: InitialState | None
 
     def bind(self, checkpoints: Mapping[str, Checkpoint | None]) -> Bound:
         """Check the variables against the published checkpoints (task → checkpoint).
 
         Raises: InvalidError for a change that cannot be resolved; as :func:`statemgr.engine.read_attachment`.
         """
-        record = self._record(checkpoints).with_declared(self.declared)
+        published = self._published(checkpoints)
+        record = (published or Record(self.key, self.store, self.program.time_mode, {})).with_declared(self.declared)
         program = self.program
         run = ProcessorRun(
             processor=program.processor,
@@ -108,10 +116,11 @@ class PreparedProcessor:
             variables=record.variables,
             parsed=self.declared.parsed,
         )
-        return Bound(run, {RECORD: record.to_bytes()}, tuple(self.key.names))
+        first = self.initial if published is None else None
+        return Bound(run, {RECORD: record.to_bytes()}, tuple(self.key.names), first)
 
-    def _record(self, checkpoints: Mapping[str, Checkpoint | None]) -> Record:
-        """The published record; an empty one before the first batch."""
+    def _published(self, checkpoints: Mapping[str, Checkpoint | None]) -> Record | None:
+        """The published record; None before the first batch."""
         checkpoint = checkpoints.get(task_name(0))
         attachment = next((a for a in checkpoint.attachments if a.name == RECORD), None) if checkpoint else None
         if attachment is not None:
@@ -124,7 +133,7 @@ class PreparedProcessor:
                 hint="give the processor a store of its own: stateful(…, store='name')",
                 store=self.store,
             )
-        return Record(self.key, self.store, self.program.time_mode, {})
+        return None
 
 
 def _event_time(rows: DataFrame) -> EventTime:

@@ -3,7 +3,8 @@
 Steps of :class:`ProcessorRun`:
 
 1. ``init``, which finds the state variables in the task's store
-2. ``handleInputRows`` for each group of rows; in event time, without the rows that are late
+2. ``handleInputRows`` for each group of rows; in event time, without the rows that are late. In the first batch,
+   ``handleInitialState`` for each row or frame of the key's initial state before that
 3. ``handleExpiredTimer`` for each timer that has expired by the batch's time, or by its watermark
 4. ``close``
 5. delete the state whose TTL has passed
@@ -64,9 +65,13 @@ class ProcessorRun:
         self.processor.init(handle)
         handle.phase = INITIALIZED
         # 2. rows
-        for encoded, key, rows in grouped(batches, self.key, self.form):
+        for encoded, key, rows, is_input in grouped(batches, self.key, self.form):
             batch.set_key(encoded)
-            yield from self.processor.handleInputRows(key, rows, times)
+            if is_input:
+                yield from self.processor.handleInputRows(key, rows, times)
+                continue
+            for state in rows:
+                self.processor.handleInitialState(key, state, times)
         # 3. timers
         handle.phase = DATA_PROCESSED
         yield from self._expired_timers(batch, times)

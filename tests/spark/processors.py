@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 from confluent_kafka import Producer
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, GroupedData, Row
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.query import StreamingQuery
@@ -40,6 +40,7 @@ class Comparison:
     keys: tuple[str, ...] = ("id",)
     input: str = INPUT
     watermark: str | None = None
+    initial: DataFrame | None = None
     produced: int = 0
 
     def produce(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -67,7 +68,7 @@ class Comparison:
         for name, value in ENGINE.items():
             self.job.spark.conf.set(name, value)
         try:
-            frame = transform(processor, output, "Update", mode)
+            frame = transform(processor, output, "Update", mode, self.initial_state())
             writer = (
                 frame.writeStream.outputMode("update")
                 .foreachBatch(lambda df, _: batches.append(_sorted(df)))
@@ -84,6 +85,10 @@ class Comparison:
                 else:
                     self.job.spark.conf.set(name, old)
         return [batch for batch in batches if batch]
+
+    def initial_state(self) -> GroupedData | None:
+        """The initial state as both engines take it."""
+        return None if self.initial is None else self.initial.groupBy(*self.keys)
 
     def _while_batches_go_on(self, running: StreamingQuery) -> None:
         """With a clock Spark makes batches without end: stop after the input was read."""
@@ -114,7 +119,7 @@ class Comparison:
         groups = stateful(self.rows, *self.keys, config=config or self.job.config)
         transform = groups.transformWithStateInPandas if pandas else groups.transformWithState
         running = (
-            transform(processor, output, "Update", mode)
+            transform(processor, output, "Update", mode, self.initial_state())
             .writeStream.outputMode("update")
             .foreachBatch(write)
             .option("checkpointLocation", self.job.location.as_uri())
@@ -164,6 +169,23 @@ class CountingInPandas(Counting):
         if count % 5 == 0:
             self.state.clear()
         yield pd.DataFrame({"id": key, "count": count, "total": total})
+
+
+class CountingOn(Counting):
+    """Continues counts of an initial state, of which a key may have several rows."""
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        assert initialState.id == key[0]
+        before = self.state.get()[0] if self.state.exists() else 0
+        self.state.update((before + initialState.already,))
+
+
+class CountingOnInPandas(CountingInPandas):
+    """The same with data frames."""
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        before = self.state.get()[0] if self.state.exists() else 0
+        self.state.update((before + int(initialState["already"].sum()),))
 
 
 class Lists(StatefulProcessor):

@@ -15,10 +15,22 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from spark_integration import stateful
+from statemgr import JobConfig
 from statemgr.errors import InvalidError
+from tests.integration.test_cli import write_toml
 from tests.jobs import DUAL
-from tests.spark.conftest import Pipeline
-from tests.spark.processors import Comparison, Counting, CountingInPandas, Events, Lists, Maps, Timers
+from tests.spark.conftest import ROOT, Pipeline
+from tests.spark.processors import (
+    Comparison,
+    Counting,
+    CountingInPandas,
+    CountingOn,
+    CountingOnInPandas,
+    Events,
+    Lists,
+    Maps,
+    Timers,
+)
 
 MakePipeline = Callable[..., Pipeline]
 COUNTS = "id string, count bigint, total bigint"
@@ -56,6 +68,46 @@ def test_the_same_batches_as_on_spark(
 
     assert found == comparison.on_spark(processor, output, pandas=pandas)
     assert len(found) == 4
+
+
+#: Counts to continue: two rows of a key, a null key, and a key without input.
+INITIAL = "VALUES ('a', 100), ('a', 10), (null, 3), ('z', 50) AS initial(id, already)"
+
+
+@pytest.mark.parametrize(
+    ("processor", "pandas"),
+    [pytest.param(CountingOn(), False, id="rows", marks=long), pytest.param(CountingOnInPandas(), True, id="pandas")],
+)
+def test_an_initial_state_as_on_spark(comparison: Comparison, processor: StatefulProcessor, pandas: bool) -> None:
+    """It is in the state before the input of the first batch, once, also if the location is lost after that."""
+    comparison.initial = comparison.job.spark.sql(f"FROM {INITIAL}")
+    comparison.produce(numbered(8))
+    first = comparison.on_statemgr(processor, COUNTS, pandas=pandas)
+    shutil.rmtree(comparison.job.location)
+    comparison.produce([*numbered(4), {"id": "z", "n": 1}])
+
+    again, *rest = comparison.on_statemgr(processor, COUNTS, pandas=pandas)
+    assert again == first[-1]  # a new location: the last output is delivered again
+    found = first + rest
+
+    assert found == comparison.on_spark(processor, COUNTS, pandas=pandas)
+    assert ("z", 51, 1) in found[-1]
+
+
+def test_an_initial_state_that_does_not_fit(comparison: Comparison) -> None:
+    """Other grouping columns, another type of a key, a stream, or no grouped DataFrame: refused at the start."""
+    comparison.produce(numbered(1))
+    spark = comparison.job.spark
+    initial = spark.sql(f"FROM {INITIAL}")
+    for given, message in (
+        (initial.groupBy("already"), "grouped by already int, and the input by id string"),
+        (initial.selectExpr("1 as id", "already").groupBy("id"), "grouped by id int"),
+        (comparison.rows("earliest").groupBy("id"), "streaming"),
+        (initial, "no grouped DataFrame"),
+    ):
+        comparison.initial_state = lambda given=given: given  # type: ignore[method-assign, misc]
+        with pytest.raises(InvalidError, match=message):
+            comparison.run(CountingOn(), COUNTS)
 
 
 @long
@@ -196,7 +248,7 @@ def test_what_is_not_there_yet_is_named(comparison: Comparison) -> None:
     groups = stateful(comparison.rows, "id", config=comparison.job.config)
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: comparison.run(Counting(), COUNTS, "EventTime"), "watermark"),
-        (lambda: groups.transformWithState(Counting(), COUNTS, "Update", "None", initialState=groups), "initialState"),
+        (lambda: groups.transformWithState(Counting(), COUNTS, "Update", "None", None, "t"), "eventTimeColumnName"),
         (lambda: groups.transformWithState(Counting(), COUNTS, "Complete", "None"), "Complete"),
         (lambda: groups.transformWithState(Counting(), COUNTS, "Update", "Sometimes"), "Sometimes"),
         (lambda: groups.applyInPandasWithState(print, COUNTS, "a int", "update", "NoTimeout"), "applyInPandas"),
@@ -219,3 +271,29 @@ def test_what_is_not_there_yet_is_named(comparison: Comparison) -> None:
         with pytest.raises(InvalidError, match="column") as caught:
             one.run(Counting(), COUNTS)
         assert caught.value.where["column"] == name
+
+
+@long
+def test_the_documented_initial_state(pipeline: MakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/spark.md: the processor of the page, continued from a table, with the page's own programs."""
+    job = pipeline(tasks=2)
+    job.produce(10, keys=2)
+    table = (tmp_path / "totals").as_uri()
+    job.spark.sql("FROM VALUES ('key-0', 100L) AS totals(user, visits)").write.parquet(table)
+    write_toml(job.config, tmp_path / "job.toml")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "spark.md").read_text()
+    visits = page.partition("## Spark's stateful processors")[2].partition("```python\n")[2].partition("query = ")[0]
+    continued = page.partition("### An initial state")[2].partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {
+        "__name__": "__main__",  # its classes are shipped by value
+        "spark": job.spark,
+        "JobConfig": JobConfig,
+        "rows": lambda offsets: job.rows(offsets).selectExpr("cast(key as string) user", "cast(value as string) page"),
+    }
+    exec(visits + continued.replace("/data/old-totals", table), names)
+    found: list[Row] = []
+    writer = names["frame"].writeStream.foreachBatch(lambda df, sequence: found.extend(df.collect()))
+    writer.option("checkpointLocation", job.location.as_uri()).trigger(availableNow=True).start().awaitTermination()
+
+    assert {row.user: row.visits for row in found} == {"key-0": 105, "key-1": 4, None: 1}

@@ -1,0 +1,83 @@
+"""The initial state of a processor: rows that the first batch passes to ``handleInitialState``, before its input.
+
+They join the input of the first batch that is published, so they are in the state exactly once, in the checkpoint with
+that batch. A row has two columns more then: whether it is input, and the initial state's row, null for input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statemgr.errors import InvalidError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+IS_INPUT, ROW = "__statemgr_is_input", "__statemgr_initial"
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """Rows of the initial state. ``keys``: the grouping columns, as the input has them."""
+
+    rows: DataFrame
+    keys: tuple[str, ...]
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The rows of the initial state of a key come before its input."""
+        return (IS_INPUT,)
+
+    def added_to(self, rows: DataFrame) -> DataFrame:
+        """The input of a batch with these rows."""
+        from pyspark.sql import functions
+
+        whole = functions.struct(*[_quoted(name) for name in self.rows.columns])
+        own = self.rows.select(
+            *[functions.col(_quoted(name)).alias(name) for name in self.keys],
+            functions.lit(False).alias(IS_INPUT),
+            whole.alias(ROW),
+        )
+        absent = functions.lit(None).cast(self.rows.schema)
+        marked = rows.withColumn(IS_INPUT, functions.lit(True)).withColumn(ROW, absent)
+        return marked.unionByName(own, allowMissingColumns=True)
+
+
+def initial_state(grouped: Any, key: StructType) -> InitialState:
+    """The rows of what was given as ``initialState``: ``df.groupBy(keys…)``.
+
+    Raises: InvalidError if it is something else, is streaming, or is grouped by other columns than the input.
+    """
+    from pyspark.sql import GroupedData
+
+    hint = "pass df.groupBy(…) with the columns of stateful(…), in the same order"
+    if not isinstance(grouped, GroupedData):
+        raise InvalidError(f"initialState is of type {type(grouped).__name__}, and no grouped DataFrame", hint=hint)
+    rows: DataFrame = grouped._df
+    if rows.isStreaming:
+        raise InvalidError("initialState is a streaming DataFrame", hint="read it with spark.read")
+    columns = [(one.name.lower(), one.dataType.simpleString()) for one in grouped.count().schema.fields[:-1]]
+    wanted = [(one.name.lower(), one.dataType.simpleString()) for one in key.fields]
+    if columns != wanted:
+        named = [", ".join(f"{name} {kind}" for name, kind in some) for some in (columns, wanted)]
+        raise InvalidError(f"initialState is grouped by {named[0]}, and the input by {named[1]}", hint=hint)
+    return InitialState(rows, tuple(key.names))
+
+
+def parted(batch: pa.RecordBatch) -> tuple[list[bool], pa.RecordBatch, pa.RecordBatch] | None:
+    """Which rows are input; the input; and the rows of the initial state. None for a batch that has input only."""
+    if IS_INPUT not in batch.schema.names:
+        return None
+    marks = batch.column(IS_INPUT)
+    initial = batch.filter(pc.invert(marks)).column(ROW)
+    rows = pa.RecordBatch.from_arrays(initial.flatten(), names=[field.name for field in initial.type])
+    return marks.to_pylist(), batch.filter(marks).drop_columns([IS_INPUT, ROW]), rows
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
