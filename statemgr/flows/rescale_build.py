@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from statemgr.errors import CorruptFile, InvalidError
-from statemgr.flows.rescale_built import Built, BuiltUnit, NewStore, Unit, Workshop
+from statemgr.flows.rescale_built import STORED_AT_ONCE, Built, BuiltUnit, NewStore, Unit, Workshop
 from statemgr.flows.rescale_plan import RescalePlan
 from statemgr.flows.rescale_store import StoredStore
 from statemgr.flows.rescale_work import (
@@ -169,10 +169,13 @@ class Build:
             if path.is_dir() and path.name not in kept and not path.name.startswith("restored-"):
                 remove(path)
         checking = self._begin_check(spread, directory, found)
-        stores = {}
-        for task in unit.tasks:
+
+        def stored(task: int) -> NewStore:
             path, size = found["stores"][str(task)]
-            stores[task] = NewStore(Path(path), size, self._stored(unit, task, Path(path), changelogs.get(unit.store)))
+            return NewStore(Path(path), size, self._stored(unit, task, Path(path), changelogs.get(unit.store)))
+
+        with self._services.executors.pool("store", STORED_AT_ONCE) as pool:
+            stores = dict(zip(unit.tasks, pool.map(stored, unit.tasks), strict=True))
         self._end_check(unit, directory, found, checking)
         self._done += 1
         self._workshop.progress("rescale", self._done, units)

@@ -20,6 +20,8 @@ from statemgr.ports import Moment, Progress
 
 #: Smaller stores are not worth several processes.
 _WORTH_SPLITTING = 32 * 1024 * 1024
+#: New stores of a unit that are stored at a time.
+STORED_AT_ONCE = 4
 
 
 @dataclass(frozen=True)

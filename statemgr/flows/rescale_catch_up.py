@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from statemgr.errors import CorruptFile
-from statemgr.flows.rescale_built import Built, BuiltUnit, NewStore, Workshop
+from statemgr.flows.rescale_built import STORED_AT_ONCE, Built, BuiltUnit, NewStore, Workshop
 from statemgr.flows.rescale_plan import RescalePlan
 from statemgr.flows.rescale_store import Tail
 from statemgr.flows.rescale_tail import Found, apply_changes, find_changes, read_changes
@@ -74,12 +74,16 @@ class CatchUp:
             stores[task] = NewStore(path, applied.size, old.stored) if applied.changes else old
         if count != sum(one.changes for one in found):
             raise CorruptFile("changes of the old stores were lost", hint="run it again", store=store)
-        for task, made in stores.items():  # 3
-            if made is not before.stores[task]:
-                tail = Tail(spread, files, made.stored)
-                stored = work.new_stores.store(store, task, made.path, changelogs.get(store), tail)
-                stores[task] = replace(made, stored=stored)
-        return BuiltUnit(unit, before.directory, content, stores)
+
+        def stored(task: int) -> NewStore:
+            made = stores[task]
+            if made is before.stores[task]:
+                return made
+            tail = Tail(spread, files, made.stored)
+            return replace(made, stored=work.new_stores.store(store, task, made.path, changelogs.get(store), tail))
+
+        with work.services.executors.pool("store", STORED_AT_ONCE) as pool:
+            return BuiltUnit(unit, before.directory, content, dict(zip(stores, pool.map(stored, stores), strict=True)))
 
     def _changes(self, built: Built, before: BuiltUnit, changed: Sequence[int]) -> list[Found]:
         """Step 1, for those of the old tasks whose state has changed."""
