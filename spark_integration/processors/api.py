@@ -13,7 +13,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from spark_integration.context import BatchReport, OutputFunction
 from spark_integration.processors.handle import TIME_MODES
-from spark_integration.processors.program import ProcessorProgram
+from spark_integration.processors.program import ProcessorProgram, output_time
 from spark_integration.query import StatefulQuery, parsed_schema
 from spark_integration.running import RunningQuery
 from statemgr import JobConfig, StateManager
@@ -74,7 +74,10 @@ class StatefulGroups:
         The rows of ``initialState``, which is ``df.groupBy(…)`` by the same columns, are passed to
         ``handleInitialState`` in the first batch that is published for the job, and never again.
 
-        Raises: InvalidError for an unknown mode, and for what is not supported yet: ``eventTimeColumnName``.
+        With ``eventTimeColumnName``, a batch fails if the processor yields a row that is not newer than the watermark
+        of the batch before.
+
+        Raises: InvalidError for an unknown mode, and for a column that is no event time.
         """
         return self._transformed(
             statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, pandas=False
@@ -116,10 +119,9 @@ class StatefulGroups:
             raise InvalidError(
                 f"there is no time mode {time_mode!r}", hint="there are None, ProcessingTime and EventTime"
             )
-        if event_time_column:
-            _unsupported("eventTimeColumnName", "write the output to Kafka, and start the next query from there")
         schema = parsed_schema(output)
-        program = ProcessorProgram(processor, self._keys, schema, time, pandas, self._store, initial_state)
+        time_column = output_time(schema, event_time_column) if event_time_column else None
+        program = ProcessorProgram(processor, self._keys, schema, time, pandas, self._store, initial_state, time_column)
         return StatefulFrame(self._query.run_program(program, schema), schema, mode)
 
 

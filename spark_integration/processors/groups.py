@@ -21,6 +21,7 @@ from pyspark.sql.types import Row, StructType
 from spark_integration.output_schema import to_arrow
 from spark_integration.processors.initial import IS_INPUT, parted
 from spark_integration.processors.keys import encode_key
+from statemgr.errors import InvalidError
 
 #: The bytes of a key, the key as the processor sees it, its rows or data frames, and whether they are input. If not,
 #: they are initial state.
@@ -54,14 +55,24 @@ def in_time(batches: Iterable[pa.RecordBatch], event_time: EventTime, late_ms: i
     """The batches without late rows: those whose time is at or before ``late_ms`` (epoch milliseconds). A row without
     a time is never late."""
     for batch in batches:
-        times = batch.column(event_time.column)
-        if event_time.window:
-            times = pc.struct_field(times, "end")
-        micros = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64())
-        in_time = pc.fill_null(pc.greater(micros, late_ms * 1000), True)
+        in_time = pc.fill_null(pc.greater(_micros(batch, event_time), late_ms * 1000), True)
         if IS_INPUT in batch.schema.names:
             in_time = pc.or_(in_time, pc.invert(batch.column(IS_INPUT)))  # initial state has no time
         yield batch.filter(in_time)
+
+
+def newer(batches: Iterable[pa.RecordBatch], event_time: EventTime, limit_ms: int) -> Iterator[pa.RecordBatch]:
+    """The batches of an output. Raises: InvalidError if a time is at or before ``limit_ms`` (epoch milliseconds)."""
+    for batch in batches:
+        earliest = pc.min(_micros(batch, event_time)).as_py()
+        if earliest is not None and earliest <= limit_ms * 1000:
+            raise InvalidError(
+                f"the processor yielded a row of the time {earliest // 1000}, which is not newer than the watermark "
+                f"{limit_ms} (epoch milliseconds)",
+                hint="yield rows that are newer than the watermark, or give no eventTimeColumnName",
+                column=event_time.column,
+            )
+        yield batch
 
 
 def grouped(batches: Iterable[pa.RecordBatch], key: StructType, form: Form) -> Iterator[Group]:
@@ -96,6 +107,14 @@ def converted(produced: Iterable[Any], schema: StructType, form: Form) -> Iterat
             rows = []
     if rows:
         yield pa.RecordBatch.from_pylist(rows, schema=arrow)
+
+
+def _micros(batch: pa.RecordBatch, event_time: EventTime) -> pa.Array:
+    """The time of each row, in epoch microseconds."""
+    times = batch.column(event_time.column)
+    if event_time.window:
+        times = pc.struct_field(times, "end")
+    return times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64())
 
 
 def _after(first: Any, others: Iterator[Any]) -> Iterator[Any]:

@@ -36,6 +36,7 @@ class ProcessorProgram:
     """A processor with its grouping columns.
 
     ``store``: the store's name, None if the job has only one. ``initial_state``: as it was given, or None.
+    ``output_time``: the column of the output that has the event time, None if it is not declared.
     """
 
     processor: StatefulProcessor
@@ -45,6 +46,7 @@ class ProcessorProgram:
     pandas: bool
     store: str | None = None
     initial_state: Any = None
+    output_time: EventTime | None = None
 
     def prepare(self, config: JobConfig, rows: DataFrame) -> PreparedProcessor:
         """Find out what the processor declares, before anything is changed.
@@ -70,7 +72,11 @@ class ProcessorProgram:
             safe=settings.get("spark.sql.execution.pandas.convertToArrowArraySafely") == "true",
             rows_per_frame=int(settings.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0) or 10_000,
         )
-        event_time = _event_time(rows) if self.time_mode == "eventtime" else None
+        event_time = None
+        if self.output_time is not None:
+            _event_time(rows)  # without a watermark, no time of the output would be checked
+        if self.time_mode == "eventtime":
+            event_time = _event_time(rows)
         store = _store(config, self.store)
         initial = None if self.initial_state is None else initial_state(self.initial_state, key)
         return PreparedProcessor(self, config, store, key, form, event_time, self._declared(), initial)
@@ -115,6 +121,7 @@ class PreparedProcessor:
             event_time=self.event_time,
             variables=record.variables,
             parsed=self.declared.parsed,
+            output_time=program.output_time,
         )
         first = self.initial if published is None else None
         return Bound(run, {RECORD: record.to_bytes()}, tuple(self.key.names), first)
@@ -136,13 +143,36 @@ class PreparedProcessor:
         return None
 
 
+def output_time(output: StructType, column: str) -> EventTime:
+    """A column of the output as the one with the event time.
+
+    Raises: InvalidError if there is no such column, or if it is neither a timestamp nor a window.
+    """
+    found = next((field for field in output.fields if field.name.lower() == column.lower()), None)
+    if found is None:
+        raise InvalidError(
+            f"the output has no column {column!r}",
+            hint=f"eventTimeColumnName is one of {', '.join(output.names)}",
+            column=column,
+        )
+    kind = found.dataType.simpleString()
+    windows = ("struct<start:timestamp,end:timestamp>", "struct<start:timestamp_ntz,end:timestamp_ntz>")
+    if kind not in ("timestamp", "timestamp_ntz", *windows):
+        raise InvalidError(
+            f"the column {column!r} is of type {kind}, which is no event time",
+            hint="eventTimeColumnName is a column of type timestamp, or a window",
+            column=column,
+        )
+    return EventTime(found.name, kind in windows)
+
+
 def _event_time(rows: DataFrame) -> EventTime:
     """The column with the watermark: the first one, as Spark chooses it. Raises: InvalidError if there is none."""
     for field in rows.schema.fields:
         if _WATERMARK in field.metadata:
             return EventTime(field.name, isinstance(field.dataType, StructType))
     raise InvalidError(
-        "the time mode EventTime needs a watermark, and the input has none",
+        "the time mode EventTime and eventTimeColumnName need a watermark, and the input has none",
         hint="df.withWatermark('time', '10 minutes')",
     )
 

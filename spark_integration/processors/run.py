@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 
 from spark_integration.context import StateContext
 from spark_integration.processors import timers
-from spark_integration.processors.groups import EventTime, Form, converted, grouped, in_time
+from spark_integration.processors.groups import EventTime, Form, converted, grouped, in_time, newer
 from spark_integration.processors.handle import CLOSED, DATA_PROCESSED, INITIALIZED, TIMER_PROCESSED, StoredHandle
 from spark_integration.processors.keys import decode_key
 from spark_integration.processors.states import Batch, delete_expired, list_prefixes
@@ -37,7 +37,8 @@ from statemgr import Store
 class ProcessorRun:
     """The process function of a query with a processor. Spark ships it to the executors.
 
-    ``variables``: the record's, with all versions of their schemas.
+    ``variables``: the record's, with all versions of their schemas. ``output_time``: the output column whose times must
+    be newer than the watermark.
     """
 
     processor: StatefulProcessor
@@ -49,6 +50,7 @@ class ProcessorRun:
     event_time: EventTime | None
     variables: Mapping[str, Variable]
     parsed: Mapping[str, StructType]
+    output_time: EventTime | None = None
 
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
@@ -57,7 +59,10 @@ class ProcessorRun:
         if self.event_time is not None:
             batches = in_time(batches, self.event_time, _millis(context.previous_watermark))
         produced = self._produced(batches, batch, self._times(batch, context))
-        yield from converted(produced, self.output, self.form)
+        output = converted(produced, self.output, self.form)
+        if self.output_time is not None:
+            output = newer(output, self.output_time, _millis(context.previous_watermark))
+        yield from output
 
     def _produced(self, batches: Iterator[pa.RecordBatch], batch: Batch, times: TimerValues) -> Iterator[Any]:
         # 1. init

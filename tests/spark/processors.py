@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pandas as pd
@@ -41,6 +42,7 @@ class Comparison:
     input: str = INPUT
     watermark: str | None = None
     initial: DataFrame | None = None
+    output_time: str = ""
     produced: int = 0
 
     def produce(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -68,7 +70,7 @@ class Comparison:
         for name, value in ENGINE.items():
             self.job.spark.conf.set(name, value)
         try:
-            frame = transform(processor, output, "Update", mode, self.initial_state())
+            frame = transform(processor, output, "Update", mode, self.initial_state(), self.output_time)
             writer = (
                 frame.writeStream.outputMode("update")
                 .foreachBatch(lambda df, _: batches.append(_sorted(df)))
@@ -119,7 +121,7 @@ class Comparison:
         groups = stateful(self.rows, *self.keys, config=config or self.job.config)
         transform = groups.transformWithStateInPandas if pandas else groups.transformWithState
         running = (
-            transform(processor, output, "Update", mode, self.initial_state())
+            transform(processor, output, "Update", mode, self.initial_state(), self.output_time)
             .writeStream.outputMode("update")
             .foreachBatch(write)
             .option("checkpointLocation", self.job.location.as_uri())
@@ -169,6 +171,17 @@ class CountingInPandas(Counting):
         if count % 5 == 0:
             self.state.clear()
         yield pd.DataFrame({"id": key, "count": count, "total": total})
+
+
+class Stamping(StatefulProcessor):
+    """Yields rows of a time that the input names: ``n`` seconds after the beginning of 2024."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            yield Row(id=key[0], at=datetime(2024, 1, 1, tzinfo=UTC) + timedelta(seconds=row.n))
 
 
 class CountingOn(Counting):

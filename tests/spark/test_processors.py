@@ -29,6 +29,7 @@ from tests.spark.processors import (
     Events,
     Lists,
     Maps,
+    Stamping,
     Timers,
 )
 
@@ -92,6 +93,26 @@ def test_an_initial_state_as_on_spark(comparison: Comparison, processor: Statefu
 
     assert found == comparison.on_spark(processor, COUNTS, pandas=pandas)
     assert ("z", 51, 1) in found[-1]
+
+
+@long
+@pytest.mark.parametrize(("seconds", "fails"), [(18, True), (19, False)])
+def test_output_that_is_not_newer_than_the_watermark_as_on_spark(
+    pipeline: MakePipeline, seconds: int, fails: bool
+) -> None:
+    """With ``eventTimeColumnName``: the third batch has the watermark 18, and yields a row of this time."""
+    comparison = Comparison(pipeline(tasks=1, partitions=1), rows_per_batch=1, watermark="2 seconds", output_time="at")
+    numbers = [(20, 1), (30, 30), (40, seconds)]
+    comparison.produce([{"id": "a", "n": n, "t": f"2024-01-01T00:00:{t}Z"} for t, n in numbers])
+    failed = []
+    for engine in (comparison.on_spark, comparison.on_statemgr):
+        try:
+            engine(Stamping(), "id string, at timestamp", "EventTime")
+            failed.append(False)
+        except (StreamingQueryException, InvalidError) as error:
+            failed.append("older than" in str(error) or "not newer than" in str(error))
+
+    assert failed == [fails, fails]
 
 
 def test_an_initial_state_that_does_not_fit(comparison: Comparison) -> None:
@@ -248,7 +269,8 @@ def test_what_is_not_there_yet_is_named(comparison: Comparison) -> None:
     groups = stateful(comparison.rows, "id", config=comparison.job.config)
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: comparison.run(Counting(), COUNTS, "EventTime"), "watermark"),
-        (lambda: groups.transformWithState(Counting(), COUNTS, "Update", "None", None, "t"), "eventTimeColumnName"),
+        (lambda: groups.transformWithState(Counting(), COUNTS, "Update", "None", None, "t"), "no column 't'"),
+        (lambda: groups.transformWithState(Counting(), COUNTS, "Update", "None", None, "ID"), "'ID' is of type string"),
         (lambda: groups.transformWithState(Counting(), COUNTS, "Complete", "None"), "Complete"),
         (lambda: groups.transformWithState(Counting(), COUNTS, "Update", "Sometimes"), "Sometimes"),
         (lambda: groups.applyInPandasWithState(print, COUNTS, "a int", "update", "NoTimeout"), "applyInPandas"),

@@ -14,7 +14,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import IntegerType, LongType, Row, StringType, StructField, StructType
 
 from spark_integration.context import StateContext
-from spark_integration.processors.groups import EventTime, Form, in_time
+from spark_integration.processors.groups import EventTime, Form, in_time, newer
 from spark_integration.processors.handle import Discovery
 from spark_integration.processors.run import ProcessorRun
 from spark_integration.processors.variables import Record
@@ -363,3 +363,12 @@ def test_late_rows(unit: str) -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([1, 2, 3, 4]), times, windows], ["n", "t", "w"])
     for event_time in (EventTime("t", False), EventTime("w", True)):
         assert [b.column("n").to_pylist() for b in in_time([batch], event_time, 1_000)] == [[1, 3]]
+
+
+def test_output_that_is_not_newer_than_the_watermark_is_refused() -> None:
+    """Neither is the watermark itself. A row without a time passes."""
+    times = pa.array([1_000_000, None, 1_500_000], pa.timestamp("us", tz="UTC"))
+    batch = pa.RecordBatch.from_arrays([times], names=["at"])
+    assert list(newer([batch], EventTime("at", False), 999)) == [batch]
+    with pytest.raises(InvalidError, match=r"time 1000, which is not newer than the watermark 1000.*column=at"):
+        list(newer([batch], EventTime("at", False), 1_000))
