@@ -33,7 +33,7 @@ def wanted_stores(
     config: JobConfig, tasks: Collection[str] = (), stores: Collection[str] = ()
 ) -> list[tuple[str, str, str | None]]:
     """Task, store, and why it needs no offer (None: it needs one), in order; of all tasks and stores unless some are
-    named. Reads the checkpoint topic only.
+    named. Reads the checkpoint topic, and of each offer on it whether its blobs exist.
 
     Raises: ConfigError, InvalidError for a configuration with which no offer is of use; MissingState without a
         checkpoint; UnavailableError, AccessDenied.

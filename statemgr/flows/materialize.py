@@ -2,7 +2,8 @@
 
 Steps of :func:`materialize_store`:
 
-1. read the checkpoint topic, which fences nobody; leave a store alone that has a snapshot, or a live offer of one
+1. read the checkpoint topic, which fences nobody; leave a store alone that has a snapshot, or an offer of one that its
+   owner would adopt
 2. build the state of the newest checkpoint from the changelog in a directory of its own
    (:mod:`statemgr.backends.changelog.build`)
 3. upload its files, and then the index; all blobs have a TTL. Files that are final are uploaded during step 2
@@ -14,6 +15,7 @@ names expire. The owner of the task adopts the offer when it opens the task (:mo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,7 +28,7 @@ from statemgr.config.factories import BLOB_STORE
 from statemgr.config.units import DAY_MS
 from statemgr.errors import InvalidError, MissingState, RetryableError, UnavailableError
 from statemgr.flows.grace_period import shortest_grace_ms
-from statemgr.flows.offers import is_live
+from statemgr.flows.offers import why_useless
 from statemgr.ids import task_path
 from statemgr.kafka.offers import write_offer
 from statemgr.local.build_place import BuildPlace
@@ -35,6 +37,8 @@ from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.offers import Offer, OfferKey
 from statemgr.phases import Phase
 from statemgr.ports import CheckpointLog, Progress
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +80,20 @@ def check_possible(services: Services) -> None:
 
 
 def why_not(services: Services, log: CheckpointLog, record: CheckpointRecord, store: str, *, again: bool) -> str | None:
-    """Step 1: why a store needs no offer; None if it needs one. ``again``: although it has one.
+    """Step 1: why a store needs no offer; None if it needs one. ``again``: although it has one. An offer that its owner
+    would not adopt does not count: it has expired or lost a blob, or its changelog is another one by now.
 
-    Raises: UnavailableError, AccessDenied.
+    Raises: UnavailableError, AccessDenied, InvalidError if the brokers do not tell their time.
     """
     if record.current.marker(BLOB_STORE, store) is not None:
         return "its checkpoint has a snapshot"
     for key, offer in log.offers().items():
-        of_store = (key.layout_generation, key.task, key.store) == (record.layout.generation, record.task, store)
-        if of_store and not again and is_live(services, offer):
+        if again or (key.layout_generation, key.task, key.store) != (record.layout.generation, record.task, store):
+            continue
+        why = why_useless(services, key, offer, record)
+        if why is None:
             return f"an offer made from checkpoint {offer.checkpoint_id} waits for the owner"
+        logger.info("%s/%s: an earlier offer cannot be adopted: %s", record.task, store, why)
     return None
 
 

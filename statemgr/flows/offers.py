@@ -144,10 +144,25 @@ def _chosen(services: Services, offers: _Offers, record: CheckpointRecord) -> di
     return found
 
 
+def why_useless(services: Services, key: OfferKey, offer: Offer, record: CheckpointRecord) -> str | None:
+    """Why an owner that opens the task now would not adopt an offer; None if it would. Looks at every blob of it.
+
+    Raises: UnavailableError, AccessDenied, InvalidError if the brokers do not tell their time.
+    """
+    why = _unusable(services, key, offer, record)
+    if why is None:
+        try:
+            OfferedSnapshots(services).whole(services.identity(key.task, key.store), offer.index)
+        except (MissingError, CorruptError) as error:
+            return str(error)
+    return why
+
+
 def _unusable(services: Services, key: OfferKey, offer: Offer, record: CheckpointRecord) -> str | None:
-    """Why the current checkpoint cannot begin with an offer; None if it can."""
+    """Why the current checkpoint cannot begin with an offer; None if it can. Looks at no blob."""
     marker, changelog = record.current.marker(KAFKA_CHANGELOG, key.store), offer.changelog
-    assert isinstance(marker, ChangelogMarker)
+    if not isinstance(marker, ChangelogMarker):
+        return "the checkpoint has no changelog of the store"
     if key.layout_generation != record.layout.generation:
         return "the job has another number of tasks by now"
     if (marker.topic, marker.partition) != (changelog.topic, changelog.partition):

@@ -559,3 +559,53 @@ def test_a_waiting_offer_is_shown(config: JobConfig, tmp_path: Path) -> None:
     (status,) = json.loads(migrate("status", "--json").stdout)
     assert (status["offer"], status["stage"]) == (None, 2)
     assert "an offer" not in migrate("status").stdout
+
+
+@pytest.mark.parametrize("what", ["another store", "deleted"])
+def test_files_that_the_store_lacks_are_uploaded_again(config: JobConfig, tmp_path: Path, what: str) -> None:
+    """FAULT 13: the notes of a killed run name blobs that are in another store, or were deleted since. The offer that
+    the next run makes is whole, and the owner adopts it."""
+
+    def die(phase: Phase, subject: str) -> None:
+        if phase is Phase.PUT_INDEX:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), observed(die):
+        materialize_task(config, TASK)
+    stored = blob_files(tmp_path)
+    assert stored
+    if what == "another store":
+        config = with_changes(config, blob__store__uri=(tmp_path / "other-blobs").as_uri())
+    else:
+        for name in stored:
+            (tmp_path / "blobs" / name).unlink()
+    (done,) = materialize_task(config, TASK)
+    assert done.offered
+    assert done.uploaded >= done.size
+    adopted(config)
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+
+
+def test_an_offer_that_nobody_can_adopt_does_not_stand_in_the_way(config: JobConfig, tmp_path: Path) -> None:
+    """FAULT 13: the offer has lost a blob. Another run makes a new one, instead of saying that the old one waits."""
+    materialize(config, tmp_path)
+    ((_, offer),) = offers(config).items()
+    lost = max(blob_files(tmp_path) - {offer.index.blob_id})
+    (tmp_path / "blobs" / lost).unlink()
+    (report,) = materialize(config, tmp_path)
+    assert report["result"] == "offered"
+    adopted(config)
+    assert chain_of(config)[0] != offer.index.blob_id
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+
+
+def test_an_offer_of_a_recreated_changelog_does_not_stand_in_the_way(config: JobConfig, tmp_path: Path) -> None:
+    """FAULT 21: the offer's changelog was deleted and created again. Another run makes a new offer."""
+    materialize(config, tmp_path)
+    ((_, offer),) = offers(config).items()
+    recreate(config, offer.changelog.topic)
+    commit(config, {b"x": b"1"}, 601)  # fills the new topic from the local copy
+    (report,) = materialize(config, tmp_path)
+    assert report["result"] == "offered"
+    adopted(config)
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)

@@ -18,6 +18,7 @@ from statemgr.backends.blobs.names import segments_blob
 from statemgr.backends.blobs.snapshots import Snapshots, UploadNotes
 from statemgr.backends.blobs.tables import table_of
 from statemgr.backends.services import Services
+from statemgr.errors import MissingError
 from statemgr.local.build_place import UPLOADED, BuildPlace
 from statemgr.local.change_buffer import FrozenChanges
 from statemgr.local.clock import moment
@@ -94,7 +95,10 @@ class OfferedSnapshots:
 
     def _stored_before(self, place: BuildPlace, state_id: str) -> tuple[Moment, dict[str, FileIndex]]:
         """When an earlier upload began, and the files that it has stored; no files if they might soon be deleted as
-        garbage."""
+        garbage. A file that lacks a blob is left out: the blob was deleted, or the configuration names another store.
+
+        Raises: UnavailableError, AccessDenied.
+        """
         now, note = moment(self._services.clock), place.note(UPLOADED)
         if not isinstance(note, dict) or note.get("state_id") != state_id:
             return now, {}
@@ -102,7 +106,14 @@ class OfferedSnapshots:
         age_s = now.seconds_since(began)
         if age_s is None or age_s > _KEPT_S:
             return now, {}
-        return began, dict(map(_from_json, note["files"]))
+        files = dict(map(_from_json, note["files"]))
+        gone = self._services.transfer().absent({part.blob_id for file in files.values() for part in file.parts})
+        for error in gone.values():
+            if not isinstance(error, MissingError):
+                raise error
+        return began, {
+            path: file for path, file in files.items() if not any(part.blob_id in gone for part in file.parts)
+        }
 
     # --- the owner of the task ------------------------------------------------------------------------------------
 
@@ -110,6 +121,13 @@ class OfferedSnapshots:
         """Every blob of an offered snapshot, its index last. Raises: MissingBlob, CorruptBlob, UnavailableError."""
         found = self._catalogue.index(identity, index)
         return [*dict.fromkeys(blob.blob_id for blob in found.blobs()), index.blob_id]
+
+    def whole(self, identity: StoreIdentity, index: BlobRef) -> list[str]:
+        """:meth:`blobs_of`, after a check that each of them exists. Raises: as :meth:`blobs_of`."""
+        blobs = self.blobs_of(identity, index)
+        for error in self._services.transfer().absent(blobs).values():
+            raise error
+        return blobs
 
     def continued(
         self,
@@ -130,9 +148,7 @@ class OfferedSnapshots:
         """
         services, attempt = self._services, self._services.ids.attempt_id()
         index = self._catalogue.index(identity, offered.index)
-        blobs = self.blobs_of(identity, offered.index)
-        for error in services.transfer().absent(blobs).values():
-            raise error
+        blobs = self.whole(identity, offered.index)
         segments, number = list[ChainSegment](), offered.end
         for tail in _tails(batches):
             segments.append(self._segment(identity, f"{attempt}.{len(segments)}", tail, number))
