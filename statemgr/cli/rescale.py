@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     "--partitioner",
     type=click.Choice(PRODUCERS),
     help="How the producers of the input choose a partition: murmur2 (Java clients, Kafka Streams) or crc32 "
-    "(librdkafka's default). Only needed if the state does not show it, as that of one task.",
+    "(librdkafka's default), with quix- before it for keys of Quix Streams. Only needed if the state does not show it, "
+    "as that of one task.",
 )
 @click.option(
     "--parallel",

@@ -44,7 +44,7 @@ from statemgr.ids import task_name
 from statemgr.local import durable, remove
 from statemgr.model.content import Content
 from statemgr.model.hashing import content_hash
-from statemgr.model.partitioners import candidates
+from statemgr.model.partitioners import QUIX, candidates
 from statemgr.phases import Phase, announce
 from statemgr.ports import Moment, TopicInfo
 
@@ -145,11 +145,13 @@ class Build:
                     store=unit.store,
                 )
         assert names is not None
+        # keys without a separator fit both ways, and are the messages' keys
+        names = [name for name in names if not name.startswith(QUIX)] or names
         if len(names) > 1:
             raise InvalidError(
                 f"the state does not show how the producers of the input choose a partition: {' and '.join(names)} fit",
                 hint="say it with `statemgr rescale --partitioner`: murmur2 (Java clients, Kafka Streams) or crc32 "
-                "(librdkafka's default)",
+                "(librdkafka's default); quix-murmur2 or quix-crc32 for the keys of a store that Quix Streams wrote",
                 job=plan.config.job_name,
             )
         return names[0]

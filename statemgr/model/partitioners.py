@@ -3,6 +3,8 @@
 ========================  ===========================================================================================
 ``murmur2``               Kafka's Java clients and Kafka Streams: ``toPositive(murmur2(key))`` (``Utils.murmur2``)
 ``crc32``                 librdkafka's ``consistent``: CRC-32 of the key, unsigned
+``quix-murmur2``,         the same of the message's key alone, in a store that Quix Streams wrote: its keys are
+``quix-crc32``            ``<message key>|<state key>`` (``quixstreams.state.base.transaction``)
 ``spark-hash(<type>)``    Spark's ``hash`` of one column: Murmur3 with the seed 42 (``Murmur3_x86_32``), signed
 ========================  ===========================================================================================
 
@@ -25,8 +27,10 @@ from statemgr.errors import ConfigError
 Hashes = Callable[[Sequence[bytes]], Sequence[int]]
 #: Consumer loops record this: the task is the partition of the input, which the producers' partitioner chooses.
 BY_INPUT_PARTITION = "kafka-partition"
+#: Begins the names for stores of Quix Streams.
+QUIX = "quix-"
 #: What producers may use, by name.
-PRODUCERS = ("murmur2", "crc32")
+PRODUCERS = ("murmur2", "crc32", f"{QUIX}murmur2", f"{QUIX}crc32")
 _MURMUR2_SEED, _MURMUR2_M = 0x9747B28C, 0x5BD1E995
 _SPARK_SEED = 42
 _SPARK = re.compile(r"spark-hash\((\w+)\)\Z")
@@ -74,6 +78,11 @@ def crc32(keys: Sequence[bytes]) -> list[int]:
 def spark_hash(keys: Sequence[bytes]) -> list[int]:
     """Spark's hash of text (UTF-8) or bytes, signed."""
     return _by_length(keys, _murmur3)
+
+
+def _of_message(hashes: Hashes) -> Hashes:
+    """Hash what Quix Streams has put before the first ``|``; a key without one is the message's own."""
+    return lambda keys: hashes([key.partition(b"|")[0] for key in keys])
 
 
 def _by_length(keys: Sequence[bytes], of_lanes: Callable[[bytes, int, int], Sequence[int]]) -> list[int]:
@@ -165,7 +174,12 @@ def _spark_integers(size: int) -> Hashes:
     return hashes
 
 
-_PRODUCERS: Mapping[str, Hashes] = {"murmur2": murmur2, "crc32": crc32}
+_PRODUCERS: Mapping[str, Hashes] = {
+    "murmur2": murmur2,
+    "crc32": crc32,
+    f"{QUIX}murmur2": _of_message(murmur2),
+    f"{QUIX}crc32": _of_message(crc32),
+}
 _SPARK_INTEGERS: Mapping[str, Hashes] = {
     "tinyint": _spark_integers(4),
     "smallint": _spark_integers(4),

@@ -336,6 +336,21 @@ def test_keys_that_no_partitioner_explains(kafka: KafkaServer, tmp_path: Path, r
     assert contents(alone)[1] == {"orders-0": 1}
 
 
+def test_keys_that_quix_streams_wrote(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """They stay with the key of their message, and one of another task is refused."""
+    config = job(kafka, tmp_path, 2, backup=("blob-store",))
+    state = {b'order-%d|"%s"' % (number, name): b"1" for number in range(50) for name in (b"rows", b"sum")}
+
+    def of_task(task: int, tasks: int) -> State:
+        return {key: value for key, value in state.items() if murmur2(key.partition(b"|")[0]) % tasks == task}
+
+    for task in range(2):
+        commit(config, of_task(task, 2), {f"orders-{task}": 1}, task_name(task))
+    assert json.loads(run(config, "--tasks", "3", "--write").stdout)["partitioner"] == "quix-murmur2"
+    for task in range(3):
+        assert contents(written(tmp_path), task_name(task))[0] == dict.fromkeys(config.stores, of_task(task, 3))
+
+
 def test_rows_that_were_written_for_the_old_tasks(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """Invariant 17, FAULT 51: rows that are not processed and whose keys belong to another task now; those whose keys
     stay are no reason, and neither is input that was processed."""

@@ -88,7 +88,7 @@ def test_many_keys_at_once(count: int) -> None:
 
 def test_which_partitioners_are_possible() -> None:
     """By what the checkpoints record and how keys are written; others are refused."""
-    assert list(candidates("kafka-partition", "json")) == ["murmur2", "crc32"]
+    assert list(candidates("kafka-partition", "json")) == ["murmur2", "crc32", "quix-murmur2", "quix-crc32"]
     assert list(candidates("kafka-partition", "bytes", "crc32")) == ["crc32"]
     assert list(candidates("kafka-murmur2", "bytes")) == ["murmur2"]
     assert list(candidates("spark-hash(string)", "string")) == ["spark-hash(string)"]
@@ -101,3 +101,12 @@ def test_which_partitioners_are_possible() -> None:
     ]:
         with pytest.raises(ConfigError, match="cannot be found in keys"):
             candidates(recorded, serde)
+
+
+def test_keys_of_quix_streams() -> None:
+    """The message's key ends at the first separator; a key without one is the message's."""
+    found = candidates("kafka-partition", "bytes")
+    keys = [b'orders-1|"rows"', b"|1", b'orders-1|"a|b"', b"orders-1"]
+    of_messages = [b"orders-1", b"", b"orders-1", b"orders-1"]
+    assert found["quix-murmur2"](keys) == murmur2(of_messages)
+    assert found["quix-crc32"](keys) == crc32(of_messages)
