@@ -21,7 +21,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench test test-long test-all test-containers lint format dev-up dev-down clean
+.PHONY: help install demo bench test test-long journeys test-all test-containers lint format dev-up dev-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' Makefile
@@ -42,6 +42,9 @@ test: $(STAMP) ## Run the tests on local servers, but for the long ones (PYTEST_
 
 test-long: $(STAMP) ## Run the long tests: full crash matrices, several brokers, long properties
 	@STATEMGR_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(PARALLEL) -m 'long or property' $(PYTEST_ARGS)
+
+journeys: $(STAMP) ## Adopt, move, rescale and roll back other software's jobs of a million keys (KEYS=n)
+	@STATEMGR_TEST_JOURNEY_KEYS=$(or $(KEYS),1000000) $(BIN)/python -m pytest -s tests/integration/test_journeys.py $(PYTEST_ARGS)
 
 test-all: $(STAMP) ## Run every test
 	@STATEMGR_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)

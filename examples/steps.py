@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
 from confluent_kafka import Message, Producer
@@ -15,9 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from statemgr import JobConfig, StateManager, Task
 
-PARTITIONS, KEYS, EACH = 2, 50, 10
-#: The rows of one half of the input: each key has so many of them.
-HALF = KEYS * EACH
+PARTITIONS = 2
 
 
 class Example:
@@ -29,8 +28,14 @@ class Example:
             "--broker", default="localhost:9092", help="a Kafka broker, such as that of `statemgr dev up`"
         )
         parser.add_argument("--directory", type=Path, default=Path(".statemgr/examples") / origin)
+        parser.add_argument("--keys", type=int, default=50)
+        parser.add_argument("--each", type=int, default=10, help="rows of each key in one half of the input")
         given = parser.parse_args()
         self.broker: str = given.broker
+        self.keys: int = given.keys
+        self.each: int = given.each
+        #: Rows in one half of the input.
+        self.half = self.keys * self.each
         self.directory: Path = given.directory.resolve()
         self.name = f"counts-{time.time_ns() // 1_000_000}"
         self.topic = f"{self.name}-rows"
@@ -42,11 +47,12 @@ class Example:
         admin.create_topics([topic])[self.topic].result(30)
 
     def send_half(self) -> None:
-        """Send rows: key n goes to partition n % 2."""
-        producer = Producer({"bootstrap.servers": self.broker})
-        for number in range(HALF):
-            key = number % KEYS
-            producer.produce(self.topic, b"1", b"key-%d" % key, key % PARTITIONS)
+        """Send rows. A key's partition is the one that Kafka's Java clients choose."""
+        producer = Producer({"bootstrap.servers": self.broker, "partitioner": "murmur2_random"})
+        for number in range(self.half):
+            producer.produce(self.topic, b"1", b"key-%d" % (number % self.keys))
+            if number % 10_000 == 0:
+                producer.flush(30)
         producer.flush(30)
 
     def built_java(self, here: Path, main: str) -> list[str]:
@@ -79,7 +85,7 @@ class Example:
     def go_on(self, config: JobConfig, store: str, key_of: Callable[[str], str]) -> None:
         """Send the other half, count it with the new job, and check the totals: every row counts exactly once."""
         self.send_half()
-        left = HALF
+        left = self.half
 
         def process(task: Task, row: Message) -> None:
             nonlocal left
@@ -99,10 +105,11 @@ class Example:
             for number in range(PARTITIONS):
                 with manager.open_task(f"Partition {number}") as task:
                     totals |= {key: int(value) for key, value in task.store(store).range()}
-        expected = {key_of(f"key-{number}"): 2 * EACH for number in range(KEYS)}
+        expected = {key_of(f"key-{number}"): 2 * self.each for number in range(self.keys)}
         if totals != expected:
-            sys.exit(f"wrong totals: {totals}")
-        print(f"{len(totals)} keys, and each has counted {2 * EACH} rows: half of them with the old job")
+            sys.exit(f"wrong totals: {dict(islice(totals.items(), 100))}")
+        print(f"{len(totals)} keys, and each has counted {2 * self.each} rows: half of them with the old job")
+        print(f"the new job: {self.work / 'job.toml'}")
 
 
 def run(*command: object) -> None:

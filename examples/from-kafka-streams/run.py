@@ -9,14 +9,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from steps import HALF, Example, run  # noqa: E402 - it is next to the examples
+from steps import Example, run  # noqa: E402 - it is next to the examples
 
 example = Example("kafka-streams")
 java = example.built_java(HERE, "Counts")
 
 # 1. the old job counts the first half of the rows, and stops; its application.id is its consumer group
 example.send_half()
-run(*java, example.broker, example.name, example.topic, HALF, example.work / "streams")
+run(*java, example.broker, example.name, example.topic, example.half, example.work / "streams")
 example.await_stopped(example.name)
 
 # 2. the new job adopts its changelog and its offsets; strings of Kafka Streams are UTF-8

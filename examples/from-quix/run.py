@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from steps import HALF, Example, run  # noqa: E402 - it is next to the examples
+from steps import Example, run  # noqa: E402 - it is next to the examples
 
 example = Example("quix")
 python = example.directory / "venv" / "bin" / "python"
@@ -20,7 +20,7 @@ if not python.exists():
 
 # 1. the old job counts the first half of the rows, commits and stops
 example.send_half()
-run(python, HERE / "counts.py", example.broker, example.name, example.topic, HALF, example.work / "quix")
+run(python, HERE / "counts.py", example.broker, example.name, example.topic, example.half, example.work / "quix")
 example.await_stopped(example.name)
 
 # 2. the new job adopts its changelog and its offsets. The store takes the name of its topic, a key is

@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from steps import HALF, Example, run  # noqa: E402 - it is next to the examples
+from steps import Example, run  # noqa: E402 - it is next to the examples
 
 example = Example("samza")
 java = example.built_java(HERE, "Counts")
@@ -22,7 +22,7 @@ for name, value in {
     "TOPIC": example.topic,
     "BROKER": example.broker,
     "DIRECTORY": str(example.work / "samza"),
-    "ROWS": str(HALF),
+    "ROWS": str(example.half),
 }.items():
     settings = settings.replace(f"${name}", value)
 file = example.work / "counts.properties"

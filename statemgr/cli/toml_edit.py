@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
+from tomlkit.container import OutOfOrderTableProxy
 from tomlkit.exceptions import TOMLKitError
 
 from statemgr.config import JobConfig
@@ -96,7 +97,7 @@ def _changed(text: str, changes: Mapping[str, Changed]) -> str:
 
 
 def _added(document: Any, words: list[str], value: str | int | list[str]) -> bool:
-    """Add a key to the table of the job, the task or the store. Returns: False if the file has no such table."""
+    """Add a key to the table of the job, the task or the store. Returns: False if the file has no single such table."""
     parent = document
     for word in words[:-2]:
         parent = parent.get(word)
@@ -105,6 +106,8 @@ def _added(document: Any, words: list[str], value: str | int | list[str]) -> boo
     inner = parent.get(words[-2])
     if isinstance(inner, dict):
         inner[words[-1]] = value
+    elif isinstance(parent, OutOfOrderTableProxy):
+        return False  # its parts are in several places of the file, and none of them is the one to add to
     else:
         parent.append(tomlkit.key(words[-2:]), tomlkit.item(value))
     return True

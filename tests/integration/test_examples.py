@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,27 +19,23 @@ pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(900
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["from-quix", "from-kafka-streams", "from-samza"])
-def test_an_example_ends_with_known_totals(kafka: KafkaServer, name: str) -> None:
-    """The old job counts the first half of the rows, the new one the second: no row is lost, and none counts twice."""
+@contextmanager
+def example(kafka: KafkaServer, name: str, *arguments: str) -> Iterator[str]:
+    """Run an example. Yields what it printed; its directory stays until the block ends."""
     if name != "from-quix" and shutil.which("mvn") is None:
         pytest.skip("needs Maven")
     with kept(f"example-{name}") as directory:
+        common = ["--broker", kafka.bootstrap_servers, "--directory", str(directory)]
         ran = subprocess.run(
-            [
-                sys.executable,
-                f"examples/{name}/run.py",
-                "--broker",
-                kafka.bootstrap_servers,
-                "--directory",
-                str(directory),
-            ],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=800,
-            check=False,
-        )
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
-    assert "50 keys, and each has counted 20 rows" in ran.stdout
+            [sys.executable, f"examples/{name}/run.py", *common, *arguments],
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+        yield ran.stdout
+
+
+@pytest.mark.parametrize("name", ["from-quix", "from-kafka-streams", "from-samza"])
+def test_an_example_ends_with_known_totals(kafka: KafkaServer, name: str) -> None:
+    """The old job counts the first half of the rows, the new one the second: no row is lost, and none counts twice."""
+    with example(kafka, name) as printed:
+        assert "50 keys, and each has counted 20 rows" in printed
