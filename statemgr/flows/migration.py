@@ -13,6 +13,7 @@ from statemgr.backends.changelog.restore import ChangelogRestore
 from statemgr.backends.services import Services
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, CorruptError, MissingError
+from statemgr.flows.offers import why_useless
 from statemgr.ids import task_index
 from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, CheckpointRecord
 from statemgr.model.offers import Offer, OfferKey
@@ -111,15 +112,16 @@ def _held(
 
 
 def _waiting(services: Services, position: StorePosition, offers: Mapping[OfferKey, Offer]) -> Offer | None:
-    """The offer of a store without a snapshot that expires last, by this machine's clock."""
-    record, now_ms = position.record, services.clock.time_ns() // 1_000_000
+    """The offer that the owner of a store without a snapshot would adopt: the one that expires last."""
+    record = position.record
     if record.current.marker(BLOB_STORE, position.store) is not None:
         return None
     of_store = (record.layout.generation, record.task, position.store)
     waiting = [
         offer
         for key, offer in offers.items()
-        if (key.layout_generation, key.task, key.store) == of_store and offer.expires_ms > now_ms
+        if (key.layout_generation, key.task, key.store) == of_store
+        and why_useless(services, key, offer, record) is None
     ]
     return max(waiting, key=lambda offer: offer.expires_ms, default=None)
 

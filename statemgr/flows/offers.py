@@ -4,7 +4,8 @@
 offers it on the checkpoint topic. An owner that opens the task adopts the offer, instead of uploading the whole state
 with its next commit:
 
-1. choose the newest live offer of each store that is to be backed up to blobs and has no snapshot there
+1. choose the newest live offer of each store that is to be backed up to blobs and has no snapshot there, or an older
+   one if something of that is missing or damaged
 2. check that all blobs of the snapshot exist, and store the changes that the changelog has had since as segments
 3. check again that the offer is live: only then is it certain that no delete was missing from the changelog
 4. return a prepared commit of the same state and the same input offsets, with the new markers (``publish`` is the next
@@ -39,6 +40,7 @@ from statemgr.model.checkpoint import Attachment, ChangelogMarker, Checkpoint, C
 from statemgr.model.commit import PreparedCommit, PreparedStore
 from statemgr.model.offers import Offer, OfferKey
 from statemgr.phases import Phase
+from statemgr.ports import PreparedBackup
 
 log = logging.getLogger(__name__)
 _Offers = Mapping[OfferKey, Offer]
@@ -95,21 +97,10 @@ def prepare_adoption(
         return None  # first a commit has to fill a changelog again
     stores, added, size = dict(carried), list[str](), 0
     adopted = set()
-    for store, offer in chosen.items():
-        services.identity(record.task, store).announce(Phase.ADOPT_OFFER)
-        marker = checkpoint.marker(KAFKA_CHANGELOG, store)
-        assert isinstance(marker, ChangelogMarker)
-        batches = services.changelog().changes(marker.topic, marker.partition, offer.changelog.offset, marker.offset)
-        snapshot = ChainSnapshot(offer.index, offer.state_id, 0)
-        identity, state_id = services.identity(record.task, store), checkpoint.stores[store]
-        try:
-            made = OfferedSnapshots(services).continued(identity, state_id, snapshot, batches, together=together)  # 2
-            live = is_live(services, offer)  # 3
-        except (MissingError, CorruptError) as error:
-            log.warning("%s: the offer of a first snapshot cannot be used: %s", identity, error)
-            continue
-        if not live:
-            log.warning("%s: the offer of a first snapshot expired while it was read", identity)
+    for store, offered in chosen.items():
+        tried = (_continued(services, record, store, offer, together=together) for offer in offered)
+        made = next((one for one in tried if one is not None), None)  # 2, 3
+        if made is None:
             continue
         assert made.marker is not None
         before = carried[store]
@@ -128,20 +119,44 @@ def prepare_adoption(
     return Adoption(base, commit, tuple(key for key in offers if key.task == record.task and key.store in adopted))
 
 
-def _chosen(services: Services, offers: _Offers, record: CheckpointRecord) -> dict[str, Offer]:
-    """Store → the newest offer that it can adopt."""
-    found: dict[str, Offer] = {}
+def _chosen(services: Services, offers: _Offers, record: CheckpointRecord) -> dict[str, list[Offer]]:
+    """Store → the offers that it can adopt, the newest first."""
+    found: dict[str, list[Offer]] = {}
     of_task = [(key, offer) for key, offer in offers.items() if key.task == record.task]
-    for key, offer in sorted(of_task, key=lambda item: (item[1].changelog.offset, item[0].attempt)):
+    for key, offer in sorted(of_task, key=lambda item: (item[1].changelog.offset, item[0].attempt), reverse=True):
         store = services.config.stores.get(key.store)
         if store is None or not wants_offer(services, store, record.current):
             continue
         why = _unusable(services, key, offer, record)
         if why is None:
-            found[key.store] = offer
+            found.setdefault(key.store, []).append(offer)
         else:
             log.warning("%s: the offer of a first snapshot is not adopted: %s", f"{key.task}/{key.store}", why)
     return found
+
+
+def _continued(
+    services: Services, record: CheckpointRecord, store: str, offer: Offer, *, together: bool
+) -> PreparedBackup | None:
+    """Steps 2 and 3 for one store: its snapshot and a segment of the changes since then; None if it is of no use."""
+    identity, checkpoint = services.identity(record.task, store), record.current
+    identity.announce(Phase.ADOPT_OFFER)
+    marker = checkpoint.marker(KAFKA_CHANGELOG, store)
+    assert isinstance(marker, ChangelogMarker)
+    batches = services.changelog().changes(marker.topic, marker.partition, offer.changelog.offset, marker.offset)
+    snapshot = ChainSnapshot(offer.index, offer.state_id, 0)
+    try:
+        made = OfferedSnapshots(services).continued(
+            identity, checkpoint.stores[store], snapshot, batches, together=together
+        )
+        live = is_live(services, offer)
+    except (MissingError, CorruptError) as error:
+        log.warning("%s: the offer of a first snapshot cannot be used: %s", identity, error)
+        return None
+    if not live:
+        log.warning("%s: the offer of a first snapshot expired while it was read", identity)
+        return None
+    return made
 
 
 def why_useless(services: Services, key: OfferKey, offer: Offer, record: CheckpointRecord) -> str | None:

@@ -311,6 +311,21 @@ def test_the_newest_of_two_offers_is_adopted(config: JobConfig, tmp_path: Path) 
     assert totals(config, BLOBS) == totals(config, CHANGELOG)
 
 
+def test_an_older_offer_is_adopted_if_the_newest_is_damaged(config: JobConfig, tmp_path: Path) -> None:
+    """FAULT 13: the newest one has lost a blob that only it has. The changes since the older one are a segment."""
+    materialize(config, tmp_path)
+    ((_, older),) = offers(config).items()
+    before = blob_files(tmp_path)
+    commit(config, {b"between": b"1"}, 601)
+    materialize(config, tmp_path, "--again")
+    newest = max(offers(config).values(), key=lambda offer: offer.changelog.offset)
+    lost = max(blob_files(tmp_path) - before - {newest.index.blob_id})
+    (tmp_path / "blobs" / lost).unlink()
+    adopted(config)
+    assert chain_of(config) == (older.index.blob_id, 1)
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+
+
 def test_an_owner_that_dies_before_the_ttl_is_removed(config: JobConfig, tmp_path: Path) -> None:
     """The next opening removes the TTL of everything that the adoption refers to."""
     materialize(config, tmp_path)
@@ -587,11 +602,13 @@ def test_files_that_the_store_lacks_are_uploaded_again(config: JobConfig, tmp_pa
 
 
 def test_an_offer_that_nobody_can_adopt_does_not_stand_in_the_way(config: JobConfig, tmp_path: Path) -> None:
-    """FAULT 13: the offer has lost a blob. Another run makes a new one, instead of saying that the old one waits."""
+    """FAULT 13: the offer has lost a blob. `migrate status` does not count on it, and another run makes a new one."""
     materialize(config, tmp_path)
     ((_, offer),) = offers(config).items()
     lost = max(blob_files(tmp_path) - {offer.index.blob_id})
     (tmp_path / "blobs" / lost).unlink()
+    shown = CliRunner().invoke(cli, ["migrate", "status", "--config", str(write_file(config, tmp_path)), "--json"])
+    assert [one["offer"] for one in json.loads(shown.stdout)] == [None]
     (report,) = materialize(config, tmp_path)
     assert report["result"] == "offered"
     adopted(config)
