@@ -185,7 +185,7 @@ def command(
             else:
                 counting = not (no_count or init)
                 found = look(old, services.clock, request, with_counts=counting, progress=progress)
-                adopted = Adopted(found, {}, {}, {})
+                adopted = Adopted(found, {}, {})
                 if not init:
                     check_target(services, found, snapshots, in_place=in_place)
                 if counting and snapshots is not None:

@@ -8,25 +8,17 @@ from typing import Any
 
 from statemgr.cli.output import print_table, say, size
 from statemgr.flows.adopt import Adopted
-from statemgr.flows.adopt_copy import Counts
 from statemgr.flows.adopt_snapshots import SnapshotCounts
 
 #: Store → what each task's snapshot has.
 _Snapshots = Mapping[str, Sequence[SnapshotCounts]]
 
 
-def _counts(adopted: Adopted, store: str, task: int) -> Counts | None:
-    if store in adopted.copied:
-        return adopted.copied[store][task].counts
-    counts = adopted.old.stores[store].counts
-    return counts[task] if counts else None
-
-
 def _rows(adopted: Adopted) -> list[dict[str, Any]]:
     rows = []
     for name, store in adopted.old.stores.items():
         for task, old in enumerate(store.partitions):
-            counts = _counts(adopted, name, task)
+            counts = store.counts[task] if store.counts else None
             row: dict[str, Any] = {
                 "store": name,
                 "topic": store.topic.name,

@@ -45,11 +45,10 @@ _OWN_COPIES = Permissions(allow_empty_start=True, overwrite_changelog=True)
 
 @dataclass(frozen=True)
 class Adopted:
-    """What was found; store → what was copied of each partition; store → what was made of each task's snapshot; and
-    task → its first checkpoint."""
+    """What was found, and counted while it was copied; store → what was made of each task's snapshot; and task → its
+    first checkpoint."""
 
     old: OldJob
-    copied: Mapping[str, Sequence[Copied]]
     snapshots: Mapping[str, Sequence[AdoptedSnapshot]]
     checkpoints: Mapping[str, Checkpoint]
 
@@ -98,7 +97,12 @@ def adopt(
         for error in services.transfer().remove_ttl_all(added).values() if added else ():
             raise error
         checkpoints = {name: published.checkpoint(name) for name in names}
-        return Adopted(found, copied, snapshots, {name: made for name, made in checkpoints.items() if made is not None})
+        stores = {
+            name: replace(store, counts=tuple(one.counts for one in copied[name]))
+            for name, store in found.stores.items()
+        }
+        made = {name: checkpoint for name, checkpoint in checkpoints.items() if checkpoint is not None}
+        return Adopted(replace(found, stores=stores), snapshots, made)
     finally:
         publisher.close()
 

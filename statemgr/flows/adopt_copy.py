@@ -172,8 +172,9 @@ class Copy:
     def _transactions(self, start: int, counts: Counts) -> Iterator[tuple[int, list[Change]]]:
         """The changes of each transaction, and the offset of the old changelog after them."""
         changes: list[Change] = []
-        size, offset = 0, start
+        size, offset, end = 0, start, start
         for batch in self.old.records(self.source.name, self.old_partition, start, self.bounds.end):
+            end = batch[-1].offset + 1
             with _place(self.store, self.source, self.old_partition):
                 for offset, change in counts.take(batch, self.decoder):  # noqa: B007
                     changes.append(change)
@@ -181,6 +182,7 @@ class Copy:
             if len(changes) >= _MOST_RECORDS or size >= _MOST_BYTES:
                 yield offset, changes
                 changes, size = [], 0
+        counts.transactional = end < self.bounds.end
         if changes:
             yield offset, changes
 

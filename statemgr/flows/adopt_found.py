@@ -132,9 +132,15 @@ class OldJob:
         exact = all(partition.is_exact for store in self.stores.values() for partition in store.partitions)
         if self.origin.leaves_out_uncommitted or exact:
             return 0
-        counted = [c for store in self.stores.values() for c in store.counts if c.records]
-        is_counted = all(store.counts for store in self.stores.values())
-        return 0 if is_counted and all(c.transactional for c in counted) else self.behind
+        if not all(store.counts for store in self.stores.values()):
+            return self.behind
+        transactional = (
+            counts.transactional
+            for store in self.stores.values()
+            for partition, counts in zip(store.partitions, store.counts, strict=True)
+            if partition.bounds.start < partition.bounds.end
+        )
+        return 0 if all(transactional) else self.behind
 
     def offsets(self, task: int) -> dict[str, int]:
         """The input offsets of one task."""

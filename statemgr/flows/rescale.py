@@ -59,7 +59,7 @@ from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import (
     Checkpoint,
 )
-from statemgr.model.partitioners import BY_INPUT_PARTITION, candidates
+from statemgr.model.partitioners import BY_INPUT_PARTITION, QUIX, candidates
 from statemgr.ports import CheckpointLog, Moment, Progress, TopicInfo
 
 #: Times that a build begins again because the running job has dropped the checkpoint.
@@ -275,7 +275,8 @@ def _check_input(services: Services, plan: RescalePlan, partitioner: str, progre
     """
     if plan.before.partitioner != BY_INPUT_PARTITION:
         return
-    hashes = candidates(BY_INPUT_PARTITION, "bytes", partitioner)[partitioner]
+    of_messages = partitioner.removeprefix(QUIX)
+    hashes = candidates(BY_INPUT_PARTITION, "bytes", of_messages)[of_messages]
     changelog = services.changelog()
     for source, offset in sorted({s: o for inputs in plan.inputs for s, o in inputs.offsets.items()}.items()):
         topic, number = source_topic(source), int(source.rpartition("-")[2])

@@ -15,7 +15,7 @@ Memory is bounded by a batch of items, one open table for each new task, and a t
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import compress, islice
 from pathlib import Path
@@ -153,9 +153,13 @@ def fitting(
     known = candidates(recorded, services.config.stores[store].key_serde)
     with closing(batches(services, store, directory, None, None)) as found:
         keys = [key for key, _ in next(found, [])][:_LOOKED_AT]
-    return (
-        [name for name in names if all(number % tasks == task for number in known[name](keys))] if keys else list(names)
-    )
+
+    def fits(name: str) -> bool:
+        with suppress(InvalidError):
+            return all(number % tasks == task for number in known[name](keys))
+        return False
+
+    return [name for name in names if fits(name)]
 
 
 def split_range(

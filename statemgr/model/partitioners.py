@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
-from statemgr.errors import ConfigError
+from statemgr.errors import ConfigError, InvalidError
 
 #: Keys → their hashes, in the same order.
 Hashes = Callable[[Sequence[bytes]], Sequence[int]]
@@ -81,8 +81,21 @@ def spark_hash(keys: Sequence[bytes]) -> list[int]:
 
 
 def _of_message(hashes: Hashes) -> Hashes:
-    """Hash what Quix Streams has put before the first ``|``; a key without one is the message's own."""
-    return lambda keys: hashes([key.partition(b"|")[0] for key in keys])
+    """Hash what Quix Streams has put before the ``|``; a key without one is the message's own.
+
+    The result raises InvalidError for a key with several, because each of them may end the message's key.
+    """
+
+    def of_messages(keys: Sequence[bytes]) -> Sequence[int]:
+        unclear = next((key for key in keys if key.count(b"|") > 1), None)
+        if unclear is not None:
+            raise InvalidError(
+                f"the key {unclear[:40]!r} does not show where the key of its message ends",
+                hint="a store of Quix Streams can be rescaled if neither its keys nor those of its input have a `|`",
+            )
+        return hashes([key.partition(b"|")[0] for key in keys])
+
+    return of_messages
 
 
 def _by_length(keys: Sequence[bytes], of_lanes: Callable[[bytes, int, int], Sequence[int]]) -> list[int]:

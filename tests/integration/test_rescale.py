@@ -337,7 +337,7 @@ def test_keys_that_no_partitioner_explains(kafka: KafkaServer, tmp_path: Path, r
 
 
 def test_keys_that_quix_streams_wrote(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """They stay with the key of their message, and one of another task is refused."""
+    """They stay with the key of their message. A key that does not show it is refused, wherever it is."""
     config = job(kafka, tmp_path, 2, backup=("blob-store",))
     state = {b'order-%d|"%s"' % (number, name): b"1" for number in range(50) for name in (b"rows", b"sum")}
 
@@ -346,6 +346,11 @@ def test_keys_that_quix_streams_wrote(kafka: KafkaServer, tmp_path: Path, run: R
 
     for task in range(2):
         commit(config, of_task(task, 2), {f"orders-{task}": 1}, task_name(task))
+    unclear = b'a|b|"rows"'
+    commit(config, {unclear: b"1"}, {"orders-0": 2}, task_name(murmur2(b"a") % 2))
+    refused = run(config, "--tasks", "3", "--write")
+    assert (refused.exit_code, "no known partitioner" in refused.stderr) == (2, True)
+    commit(config, {unclear: None}, {"orders-0": 2}, task_name(murmur2(b"a") % 2))
     assert json.loads(run(config, "--tasks", "3", "--write").stdout)["partitioner"] == "quix-murmur2"
     for task in range(3):
         assert contents(written(tmp_path), task_name(task))[0] == dict.fromkeys(config.stores, of_task(task, 3))

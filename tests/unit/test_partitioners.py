@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from statemgr.errors import ConfigError
+from statemgr.errors import ConfigError, InvalidError
 from statemgr.model.partitioners import candidates, crc32, murmur2, spark_hash
 from statemgr.serdes import SERDES
 
@@ -104,9 +104,10 @@ def test_which_partitioners_are_possible() -> None:
 
 
 def test_keys_of_quix_streams() -> None:
-    """The message's key ends at the first separator; a key without one is the message's."""
+    """The message's key ends at the separator; a key without one is the message's. Of two, nobody knows which."""
     found = candidates("kafka-partition", "bytes")
-    keys = [b'orders-1|"rows"', b"|1", b'orders-1|"a|b"', b"orders-1"]
-    of_messages = [b"orders-1", b"", b"orders-1", b"orders-1"]
+    keys, of_messages = [b'orders-1|"rows"', b"|1", b"orders-1"], [b"orders-1", b"", b"orders-1"]
     assert found["quix-murmur2"](keys) == murmur2(of_messages)
     assert found["quix-crc32"](keys) == crc32(of_messages)
+    with pytest.raises(InvalidError, match="does not show where the key of its message ends"):
+        found["quix-murmur2"]([*keys, b'a|b|"rows"'])
