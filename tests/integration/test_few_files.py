@@ -62,7 +62,8 @@ def test_a_store_without_descriptors(kafka: KafkaServer, tmp_path: Path) -> None
     check(run("rocksdb", mapping_of(kafka, tmp_path), tmp_path / "work"), {"rocksdb"})
 
 
-@pytest.mark.parametrize("kind", [SEGMENTS, pytest.param(SNAPSHOTS, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [SEGMENTS, SNAPSHOTS])
 def test_tasks_without_descriptors(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
     """FAULT 24: restores and commits with too few descriptors fail for now only, and the next ones do all."""
     mapping = mapping_of(kafka, tmp_path, backup=DUAL, kind=kind)

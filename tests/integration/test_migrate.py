@@ -342,7 +342,11 @@ cli.main(["migrate", "rollback", "--config", sys.argv[3], "--write"])
 @pytest.mark.crash
 @pytest.mark.parametrize(
     ("phase", "number"),
-    [("publish.send-checkpoint", 2), ("publish.commit-transaction", 1), ("publish.commit-transaction", 3)],
+    [
+        pytest.param("publish.send-checkpoint", 2, marks=pytest.mark.long),
+        ("publish.commit-transaction", 1),
+        pytest.param("publish.commit-transaction", 3, marks=pytest.mark.long),
+    ],
 )
 def test_a_rollback_from_stage_4_goes_on_after_a_kill(
     kafka: KafkaServer, tmp_path: Path, phase: str, number: int

@@ -139,6 +139,7 @@ def test_every_key_moves_to_its_task(
     check(new, {**state, **more}, tmp_path / "later")
 
 
+@pytest.mark.long
 def test_undo_goes_back_and_continues(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """The old layout is in force again at its last checkpoint, under a new record; so is the new one after another
     undo."""

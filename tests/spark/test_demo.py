@@ -195,6 +195,7 @@ def until(found: Callable[[], object], demo: subprocess.Popen[bytes], log: Path)
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_terminated_while_its_broker_starts(
     started: Callable[..., subprocess.Popen[bytes]], table: Path, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from tests.spark.test_outbox import large
 MakePipeline = Callable[..., Pipeline]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(480)
 def test_a_suspended_driver_wakes_up_after_a_new_owner_has_moved_on(pipeline: MakePipeline, tmp_path: Path) -> None:
     """FAULT 42: SIGSTOP between publish and output; a new owner delivers four sequences; then SIGCONT."""

@@ -36,6 +36,7 @@ def test_reading_a_location_by_hadoop_and_by_a_job(pipeline: MakePipeline) -> No
         assert location.read("offsets/1") is None
 
 
+@pytest.mark.long
 def test_a_location_without_a_scheme_costs_no_job(pipeline: MakePipeline) -> None:
     """A batch starts as many Spark jobs there as with a location that Python reads itself."""
     job = pipeline(tasks=2, backup=["blob-store"])
