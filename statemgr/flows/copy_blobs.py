@@ -4,8 +4,8 @@ Steps of :meth:`BlobCopies.run`:
 
 1. list what is below the new job's prefix: a blob without a TTL shows that the job had state
 2. leave out the blobs that an earlier run has copied whole and recently; delete what it left otherwise
-3. copy each of the others inside the store, or stream it through this machine if the store cannot copy it; what was
-   streamed is read back and verified
+3. copy each of the others inside the store, or stream it through this machine if the store cannot copy it. The size
+   of each is checked. What was streamed is read back and verified; what the store copied is not read
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 
 from statemgr.backends.blobs.branches import Part
 from statemgr.backends.services import Services
-from statemgr.errors import MissingBlob, StatemgrError
+from statemgr.errors import CorruptBlob, MissingBlob, StatemgrError
 from statemgr.flows.grace_period import shortest_grace_ms
 from statemgr.local.transfer_files import disk_errors
 from statemgr.phases import Phase, announce
@@ -102,6 +102,9 @@ class BlobCopies:
         """Step 3 for one blob. Raises: MissingBlob, CorruptBlob, RetryableError, AccessDenied, DiskFull."""
         source, target = self.source.blobs(), self.target.blobs()
         wanted = source.stat(self.blobs[name])
+        for ref, stored in self.parts[name]:
+            if problem := ref.size_problem(stored, wanted.size):
+                raise CorruptBlob(problem, blob=wanted.blob_id)
         if name in there and there[name].size == wanted.size:
             with moved.lock:
                 moved.found += 1

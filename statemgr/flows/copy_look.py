@@ -72,6 +72,12 @@ def _chosen(source: Services, records: Mapping[str, CheckpointRecord], ids: Sequ
 def _check_config(
     source: Services, target: Services, records: Mapping[str, CheckpointRecord], chosen: Mapping[str, Checkpoint]
 ) -> None:
+    if source.config.job_key == target.config.job_key and _brokers(source) & _brokers(target):
+        raise ConfigError(
+            "the job to copy to has the name and the ID of the job itself, on the same brokers",
+            hint="set another job.name or job.id: the copy would fence the job, which may be running",
+            key="job.name",
+        )
     tasks = next(iter(records.values())).layout.tasks or source.config.tasks
     if target.config.tasks != tasks:
         raise LayoutMismatch(
@@ -103,6 +109,10 @@ def _check_config(
                 hint="a copy keeps the type: set the same one",
                 key=f"stores.{name}.type",
             )
+
+
+def _brokers(services: Services) -> set[str]:
+    return {broker.strip() for broker in str(services.config.kafka_client("admin")["bootstrap.servers"]).split(",")}
 
 
 def _listed(names: Collection[str]) -> str:

@@ -179,7 +179,7 @@ def _look(services: Services, uses: Mapping[BlobRef, _Use], found: Verified, pro
         refs = parts[blob_id]
         info = store.stat(blob_id)
         for ref in refs:
-            problem = _size_problem(ref, uses[ref].stored, info.size)
+            problem = ref.size_problem(uses[ref].stored, info.size)
             if problem:
                 raise CorruptBlob(problem, blob=blob_id)
         if info.expires_ms is not None and min(uses[ref].oldest_ms for ref in refs) < settled_ms:
@@ -187,14 +187,6 @@ def _look(services: Services, uses: Mapping[BlobRef, _Use], found: Verified, pro
 
     for blob_id, error in _each(services, list(parts), look, "check", progress):
         found.damaged.append(uses[parts[blob_id][0]].finding(parts[blob_id][0], error.message))
-
-
-def _size_problem(ref: BlobRef, stored: int, size: int) -> str | None:
-    if ref.offset is None and size != stored:
-        return f"the blob has {size} bytes, but {stored} were written"
-    if ref.offset is not None and size < ref.offset + stored:
-        return f"the blob ends at byte {size}, but its part ends at byte {ref.offset + stored}"
-    return None
 
 
 def _read(services: Services, uses: Mapping[BlobRef, _Use], share: float, found: Verified, progress: Progress) -> None:

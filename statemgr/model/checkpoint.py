@@ -32,6 +32,14 @@ class BlobRef:
     hash: bytes
     offset: int | None = None
 
+    def size_problem(self, stored: int, size: int) -> str | None:
+        """Why a blob of ``size`` bytes cannot hold these, which take ``stored`` bytes in it; None if it can."""
+        if self.offset is None and size != stored:
+            return f"the blob has {size} bytes, but {stored} were written"
+        if self.offset is not None and size < self.offset + stored:
+            return f"the blob ends at byte {size}, but its part ends at byte {self.offset + stored}"
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class ChangelogMarker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -198,7 +199,9 @@ def test_micro_batches_keep_their_output(kafka: KafkaServer, tmp_path: Path, run
     check_independent(source, target, (TASK, OTHER))
 
 
-@pytest.mark.parametrize("what", ["checkpoint", "blob", "changelog", "tasks", "stores", "type", "no checkpoint"])
+@pytest.mark.parametrize(
+    "what", ["name", "checkpoint", "blob", "changelog", "tasks", "stores", "type", "no checkpoint"]
+)
 def test_what_is_refused(kafka: KafkaServer, tmp_path: Path, run: Run, what: str) -> None:
     """A job that is not new in any respect, and a configuration that does not suit; nothing is written."""
     source = job(kafka, tmp_path)
@@ -206,7 +209,13 @@ def test_what_is_refused(kafka: KafkaServer, tmp_path: Path, run: Run, what: str
         history(source)
     target = new_job(source, tmp_path)
     expected = "is not new"
-    if what == "checkpoint":
+    if what == "name":  # its checkpoint topic, changelog and blobs are others: a copy would fence the job itself
+        more = {"task__checkpoint__topic": "checkpoints", "stores__totals__changelog__topic": "changelog"}
+        topics = {key: kafka.fresh_name(topic) for key, topic in more.items()}
+        uri = (tmp_path / "more").as_uri()
+        target = with_changes(target, job__name=source.job_name, blob__store__uri=uri, **topics)
+        expected = "the name and the ID of the job itself"
+    elif what == "checkpoint":
         commit(target, {b"a": b"1"}, 1)
     elif what == "blob":
         path = tmp_path / "blobs" / target.job_name / "1" / "Partition_0" / "totals" / "attempt" / "index"
@@ -244,6 +253,27 @@ def test_lost_blobs_are_written_again(kafka: KafkaServer, tmp_path: Path, run: R
     assert done.exit_code == 0, done.output
     assert {one["way"] for one in json.loads(done.stdout)["tasks"][0]["stores"]} == {"fill"}
     check_state(target, dict(data))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backup", [("blob-store",), DUAL], ids=["blobs", "dual"])
+def test_a_blob_of_another_size_is_not_copied(
+    kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...]
+) -> None:
+    """A blob of the source is shorter than was written: the changelog supplies the state, or nothing is published."""
+    source = job(kafka, tmp_path, backup=backup, kind=SNAPSHOTS)
+    state = grown(source)
+    table = max((tmp_path / "blobs" / name for name in referenced(source)), key=lambda path: path.stat().st_size)
+    os.truncate(table, table.stat().st_size - 1)
+    target = new_job(source, tmp_path)
+    done = run(source, target, "--write")
+    if backup == DUAL:
+        assert done.exit_code == 0, done.output
+        check_state(target, state)
+    else:
+        assert done.exit_code == 4
+        assert table.relative_to(tmp_path / "blobs").as_posix() in done.stderr
+        assert not [name for name in blob_files(tmp_path, expiring=False) if name.startswith(target.job_name)]
+        assert json.loads(run(source, target).stdout)["written"] is False, "the new job is still new"
 
 
 def test_stores_say_what_they_cannot_copy(kafka: KafkaServer, s3: S3Server, tmp_path: Path) -> None:
