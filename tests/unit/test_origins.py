@@ -213,7 +213,7 @@ def test_names_of_samza() -> None:
 def index_of(**changes: object) -> bytes:
     """An index blob with one file of two blobs."""
     file: dict[str, object] = {
-        "file-name": "000008.sst",
+        "file-name": "CURRENT",
         "blobs": [{"blob-id": "b", "offset": 4}, {"blob-id": "a", "offset": 0}],
         "file-metadata": {"size": 10},
         "checksum": 7,
@@ -244,6 +244,7 @@ def test_an_index_of_samza() -> None:
         ({"blobs": [{"blob-id": "a", "offset": 1}]}, "do not make up"),
         ({"blobs": [{"blob-id": "a", "offset": 0}, {"blob-id": "b", "offset": 0}]}, "do not make up"),
         ({"file-metadata": None}, "another format"),
+        ({"file-name": "000008.sst"}, "has no file CURRENT"),
     ],
 )
 def test_a_hostile_index_of_samza_is_refused(changes: dict[str, object], said: str) -> None:

@@ -17,6 +17,8 @@ from statemgr.model.snapshot import MAX_FILE_SIZE, MAX_FILES, name_problem
 
 #: Bytes of an index blob that is read.
 MAX_OLD_INDEX = 64 * 1024 * 1024
+#: RocksDB's file that names its manifest.
+_CURRENT = "CURRENT"
 #: In RocksDB's OPTIONS file of a store with a time to live: each of its values ends with a time.
 _TIME_TO_LIVE = "TtlCompactionFilter"
 _FAMILY = "[CFOptions "
@@ -77,6 +79,8 @@ def decode_snapshot(data: bytes, blob_id: str, *, task: int, store: str) -> OldS
         problem = name_problem(file.name) or ("appears twice" if names.count(file.name) > 1 else _problem(file))
         if problem:
             raise refuse(f"file {file.name!r} {problem}")
+    if _CURRENT not in names:  # RocksDB would make an empty store of it
+        raise refuse("it has no file CURRENT, so it is not a whole store of RocksDB")
     return OldSnapshot(files)
 
 
