@@ -11,6 +11,7 @@ import click
 from statemgr.cli.options import Call, checkpoint_id_of, job_options
 from statemgr.cli.output import print_json, print_table, say, size
 from statemgr.config import JobConfig
+from statemgr.errors import CorruptError, MissingError
 
 if TYPE_CHECKING:
     from statemgr.flows.copy import Copied
@@ -37,7 +38,7 @@ def command(call: Call, target_file: str, checkpoint_ids: tuple[str, ...], write
     checkpoint.
     """
     from statemgr.flows.copy import copy
-    from statemgr.flows.copy_look import look
+    from statemgr.flows.copy_look import check_retained, look
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.reader import JobReader
     from statemgr.wiring import open_services
@@ -52,8 +53,12 @@ def command(call: Call, target_file: str, checkpoint_ids: tuple[str, ...], write
     ):
         tasks: Sequence[TaskCopy] = look(source, target, reader.records(), log, checkpoint_ids)
         if write:
-            with call.progress() as progress:
-                copied = copy(source, target, log, tasks, progress)
+            try:
+                with call.progress() as progress:
+                    copied = copy(source, target, log, tasks, progress)
+            except (MissingError, CorruptError):
+                check_retained(reader.records(), tasks)
+                raise
             tasks = copied.tasks
     offsets = {name: offset for one in tasks for name, offset in one.checkpoint.input_offsets.items()}
     if call.as_json:

@@ -119,6 +119,18 @@ def _listed(names: Collection[str]) -> str:
     return ", ".join(sorted(names)) or "(none)"
 
 
+def check_retained(records: Mapping[str, CheckpointRecord], tasks: Sequence[TaskCopy]) -> None:
+    """Check that the source still retains what is copied; otherwise its blobs may be gone. Raises: MissingState."""
+    for one in tasks:
+        record, checkpoint_id = records.get(one.record.task), str(one.checkpoint.checkpoint_id)
+        if record is None or record.find(checkpoint_id) is None:
+            raise MissingState(
+                f"the job has dropped checkpoint {checkpoint_id} of {one.record.task} while it was copied",
+                hint="run the command again; `statemgr checkpoints tag ID --keep` keeps a checkpoint for a long copy",
+                task=one.record.task,
+            )
+
+
 def check_new(target: Services, log: CheckpointLog, *, only_settled: bool) -> None:
     """Check that the job has no state.
 

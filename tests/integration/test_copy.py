@@ -16,6 +16,7 @@ from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.s3.store import S3BlobStore
 from statemgr.cli.main import cli
 from statemgr.engine import MicroBatch, read_attachment
+from statemgr.phases import Phase, observed
 from statemgr.ports import BlobInfo
 from statemgr.reader import JobReader
 from tests.commits import TASK, attempt, blob_files, commit, current, referenced, totals
@@ -274,6 +275,30 @@ def test_a_blob_of_another_size_is_not_copied(
         assert table.relative_to(tmp_path / "blobs").as_posix() in done.stderr
         assert not [name for name in blob_files(tmp_path, expiring=False) if name.startswith(target.job_name)]
         assert json.loads(run(source, target).stdout)["written"] is False, "the new job is still new"
+
+
+def test_a_checkpoint_that_the_job_drops_meanwhile(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """The message says so, and not that a blob was lost. The next run copies the newer state."""
+    source = job(kafka, tmp_path, backup=("blob-store",), kind=SNAPSHOTS, task__checkpoint__retained=1)
+    target = new_job(source, tmp_path)
+    state = grown(source)
+    before = blob_files(tmp_path)
+
+    def go_on(phase: Phase, subject: str) -> None:
+        if phase is Phase.FENCE and not seen:
+            seen.append(subject)
+            commit(source, {b"new": b"1"}, 9)
+            for name in before - referenced(source):
+                (tmp_path / "blobs" / name).unlink(missing_ok=True)
+
+    seen: list[str] = []
+    there = with_changes(source, state__dir=str(tmp_path / "operator"))  # without the job's local copies
+    with observed(go_on):
+        failed = run(there, target, "--write")
+    assert (failed.exit_code, len(seen)) == (4, 1)
+    assert "has dropped checkpoint" in failed.stderr
+    assert run(there, target, "--write").exit_code == 0
+    assert contents(target) == ({"totals": {**state, b"new": b"1"}}, {"orders-0": 9})
 
 
 def test_stores_say_what_they_cannot_copy(kafka: KafkaServer, s3: S3Server, tmp_path: Path) -> None:
