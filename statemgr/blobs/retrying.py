@@ -214,10 +214,14 @@ class _Pace:
         return self._seconds >= max(self._deadline, 1) and self._size < _FLOOR * self._seconds
 
     def renews(self) -> bool:
-        """Whether to try another connection, because the body was too slow for half of the deadline. True only once."""
-        if self._was_renewed or self._seconds < max(self._deadline / 2, 1) or self._size >= _FLOOR * self._seconds:
+        """Whether to try another connection, because the body was too slow for half of the deadline. True only once.
+
+        The new connection has the other half, even if a single read took longer than the whole deadline.
+        """
+        half = max(self._deadline / 2, 1)
+        if self._was_renewed or self._seconds < half or self._size >= _FLOOR * self._seconds:
             return False
-        self._was_renewed = True
+        self._seconds, self._size, self._was_renewed = half, 0, True
         return True
 
 
@@ -248,15 +252,15 @@ class _ResumingReader:
         except UnavailableError:
             size = self._call(lambda: self._read_again(buffer))
         self._position += size
-        if size and self._pace.is_below_floor:
+        if size and self._pace.renews():
+            self._stack.close()
+            self._reader = self._call(self._open)
+        elif size and self._pace.is_below_floor:
             raise UnavailableError(
                 f"the blob arrives at less than {_FLOOR} bytes a second",
                 blob=self._blob_id,
                 hint="check the network, or raise blob.store.retry.policy.max.retry.duration.millis",
             )
-        if size and self._pace.renews():
-            self._stack.close()
-            self._reader = self._call(self._open)
         return size
 
     def copy_to(self, fd: int, offset: int, size: int) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,7 @@ from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.blobs.verifying import VerifyingBlobStore
 from statemgr.config import RetryPolicy
 from statemgr.errors import AccessDenied, DiskFull, MissingBlob, StatemgrError, UnavailableError
-from statemgr.ports import list_blobs
+from statemgr.ports import BlobReader, list_blobs
 from tests.blob_faults import FaultyBlobStore, ManualClock
 
 POLICY = RetryPolicy(
@@ -196,3 +198,47 @@ def test_deletes_together_try_again_what_was_not_reached() -> None:
     assert [blob for method, blob in inner.calls if method == "delete"] == ["j/a", "j/b", "j/c", "j/b"]
     inner.faults["delete"] = [UnavailableError("503")] * 100
     assert isinstance(store.delete_many(["j/c"])["j/c"], UnavailableError)
+
+
+class SlowBlobStore(FaultyBlobStore):
+    """Bodies of which each read takes ``seconds`` and brings one byte; by connection, and later ones are fast."""
+
+    def __init__(self, clock: ManualClock, seconds: list[float]) -> None:
+        super().__init__(clock)
+        self._manual, self._slow = clock, seconds
+
+    @contextmanager
+    def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
+        with super().get(blob_id, offset, length) as reader:
+            yield self._slowed(reader, self._slow.pop(0)) if self._slow else reader
+
+    def _slowed(self, inner: BlobReader, seconds: float) -> BlobReader:
+        manual = self._manual
+
+        class Slow:
+            def readinto(self, buffer: memoryview) -> int:
+                manual.now += seconds
+                return inner.readinto(buffer[:1])
+
+            def copy_to(self, fd: int, offset: int, size: int) -> int | None:
+                return None
+
+        return Slow()
+
+
+@pytest.mark.parametrize("seconds", [1.0, 3.0, 30.0])
+def test_a_slow_body_is_read_on_in_another_connection_before_it_fails(seconds: float) -> None:
+    """FAULT 59: also if a single read takes longer than the whole deadline. A second slow connection is the last."""
+    policy, data = replace(POLICY, max_duration_ms=4_000), bytes(range(256)) * 100
+    clock = ManualClock()
+    inner = SlowBlobStore(clock, [seconds])
+    store = RetryingBlobStore(inner, policy, clock, lambda: 0.0)
+    inner.put("a", data, ttl_days=None)
+    assert drain(store, "a") == data
+    assert inner.count("get") == 2
+    inner = SlowBlobStore(clock, [seconds, seconds])
+    store = RetryingBlobStore(inner, policy, clock, lambda: 0.0)
+    inner.put("a", data, ttl_days=None)
+    with pytest.raises(UnavailableError, match="bytes a second"):
+        drain(store, "a")
+    assert inner.count("get") == 2
