@@ -5,7 +5,7 @@ Steps of :meth:`Driver.run`:
 1. compare the batch with the published one; a batch that is already published continues with step 5
 2. run the stage: one attempt per task, on the executors
 3. collect exactly one prepared commit per task
-4. publish all of them in one Kafka transaction
+4. publish all of them in one Kafka transaction, with the output rows if they go to Kafka
 5. fetch the stored output rows, confirm that no other owner has published since, and call the output
 
 Only step 4 changes which state is current. The steps before it leave only blobs that expire. The step after it runs
@@ -24,11 +24,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spark_integration.attempt import RESULT_DDL, Work, worker
-from spark_integration.context import BatchReport, Bound, OutputFunction, RestoreReport
+from spark_integration.context import BatchReport, Bound, RestoreReport
 from spark_integration.failures import find
 from spark_integration.location import Location
-from spark_integration.outbox import stored_rows
+from spark_integration.outbox import fetched_rows, stored_rows
 from spark_integration.output_schema import to_arrow
+from spark_integration.outputs import KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
 from spark_integration.sources import BatchInput, OffsetLog, check_continues, to_json
 from spark_integration.stateful_input import check_no_state
@@ -63,6 +64,8 @@ log = logging.getLogger(__name__)
 #: Tries to settle a publish whose outcome is unknown; each has its own deadline.
 SETTLE_ATTEMPTS = 3
 _REPORTS_KEPT = 100
+_EXCLUDED = "spark.sql.adaptive.optimizer.excludedRules"
+_EMPTY = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ class Plan:
     partitioning: Partitioning
     bound: Bound
     schema: StructType
-    output: OutputFunction
+    shaped: Callable[[DataFrame], DataFrame]
+    output: Output
     on_batch: Callable[[BatchReport], None] | None = None
 
 
@@ -211,7 +215,7 @@ class Driver:
             prepared, restored = self._stage(rows, source)
             staged = now()
             # 4. publish
-            self._publish(prepared, batch)
+            self._publish(self._with_records(spark, prepared), batch)
             done = now()
         # 5. output
         sequence = self._give_output(spark)
@@ -266,6 +270,7 @@ class Driver:
             rows, order = self._first.added_to(rows), (*order, *self._first.order)
         spread = plan.partitioning.spread(rows, plan.config.tasks)
         if order:
+            _keep_empty_partitions(rows.sparkSession)
             spread = spread.sortWithinPartitions(*plan.partitioning.quoted(rows, order))
         with share_checkpoints(plan.config, self.published()) as checkpoints:
             results = spread.mapInArrow(worker(self._work(source, checkpoints)), RESULT_DDL).collect()
@@ -314,6 +319,15 @@ class Driver:
             previous_watermark_ms=None if before is None else before.watermark_ms,
         )
 
+    def _with_records(self, spark: SparkSession, prepared: list[PreparedCommit]) -> list[PreparedCommit]:
+        """The commits, the first one with the records for Kafka that are to be sent with them."""
+        plan = self._plan
+        if not isinstance(plan.output, KafkaOutput):
+            return prepared
+        attachments = [attachment for commit in prepared for attachment in commit.attachments]
+        rows = fetched_rows(spark, plan.config, attachments, plan.schema)
+        return [replace(prepared[0], produced=tuple(plan.output.records(plan.shaped(rows)))), *prepared[1:]]
+
     def _publish(self, prepared: list[PreparedCommit], batch: MicroBatch) -> None:
         for left in reversed(range(SETTLE_ATTEMPTS)):
             try:
@@ -337,6 +351,8 @@ class Driver:
         published = self.published()
         sequence = max(checkpoint.output_sequence for checkpoint in published.values())
         announce(Phase.OUTPUT, f"sequence {sequence}", self._plan.config.job_key)
+        if isinstance(self._plan.output, KafkaOutput):
+            return sequence  # its records were sent with the state
         with contextlib.ExitStack() as kept:
             try:
                 rows = kept.enter_context(stored_rows(spark, self._plan.config, published, self._plan.schema))
@@ -344,5 +360,15 @@ class Driver:
                 self._manager.confirm()  # another owner may be why the rows are gone
                 raise
             self._manager.confirm()
-            self._plan.output(rows, sequence)
+            self._plan.output(self._plan.shaped(rows), sequence)
         return sequence
+
+
+def _keep_empty_partitions(session: SparkSession) -> None:
+    """Let each task run in a batch without rows: Spark would replace a sorted shuffle of nothing by no partitions.
+
+    Changes the query's own copy of the session.
+    """
+    excluded = str(session.conf.get(_EXCLUDED, "") or "")
+    if _EMPTY not in excluded:
+        session.conf.set(_EXCLUDED, ",".join(filter(None, [excluded, _EMPTY])))

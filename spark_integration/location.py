@@ -17,7 +17,7 @@ class Location:
     """A checkpoint location: ``uri`` as it was given to Spark."""
 
     def __init__(self, spark: SparkSession, uri: str) -> None:
-        self._spark = spark
+        self._spark: Any = spark
         self.uri = uri.rstrip("/")
 
     def query_id(self) -> str | None:
@@ -44,12 +44,24 @@ class Location:
             return None if lines is None else _lines(lines)
         return self._read_by_job(name)
 
+    def write(self, name: str, text: str) -> None:
+        """Write a file below the location, or replace it. Needs a session with access to the JVM."""
+        system, file = self._hadoop(f"{self.uri}/{name}")
+        stream = system.create(file, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
+    def _hadoop(self, path: str) -> tuple[Any, Any]:
+        """The file system and the path as Hadoop's objects."""
+        file = self._spark._jvm.org.apache.hadoop.fs.Path(path)
+        return file.getFileSystem(self._spark._jsparkSession.sessionState().newHadoopConf()), file
+
     def _read_hadoop(self, path: str) -> list[str] | None:
         from py4j.protocol import Py4JJavaError
 
-        jvm: Any = self._spark._jvm
-        file = jvm.org.apache.hadoop.fs.Path(path)
-        system = file.getFileSystem(self._spark._jsparkSession.sessionState().newHadoopConf())
+        system, file = self._hadoop(path)
         try:
             stream = system.open(file)
         except Py4JJavaError as error:
@@ -57,7 +69,7 @@ class Location:
                 return None
             raise
         try:
-            text: str = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+            text: str = self._spark._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
         finally:
             stream.close()
         return text.splitlines()

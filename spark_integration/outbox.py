@@ -13,6 +13,7 @@ has replaced or deleted anything.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,7 +61,7 @@ def stored_rows(
         yield spark.createDataFrame([], declared)
         return
     attachments = [attachment for _, attachment in parts]
-    table = _fetched(config, attachments) if sum(map(_size, attachments)) <= DRIVER_BYTES else None
+    table = _fetched(config, attachments, _DECODED_BYTES) if sum(map(_size, attachments)) <= DRIVER_BYTES else None
     if table is not None and can_be_local(of_stream(table.schema)):
         yield spark.createDataFrame(table, of_stream(table.schema))
         return
@@ -78,6 +79,20 @@ def stored_rows(
         rows.unpersist()
 
 
+def fetched_rows(
+    spark: SparkSession, config: JobConfig, attachments: Sequence[Attachment], declared: StructType
+) -> DataFrame:
+    """The output rows of commits that are not published yet, fetched by the driver.
+
+    Args:
+        declared: their schema.
+
+    Raises: as :func:`stored_rows`.
+    """
+    table = _fetched(config, [one for one in attachments if is_output(one)], sys.maxsize)
+    return spark.createDataFrame([] if table is None else table, declared)
+
+
 def _size(attachment: Attachment) -> int:
     return attachment.blob.size if attachment.blob else len(attachment.inline or b"")
 
@@ -87,10 +102,10 @@ def _naming(checkpoint: Checkpoint, attachment: Attachment) -> Checkpoint:
     return replace(checkpoint, attachments=(attachment,), state_checkpoint_markers={}, input_offsets={}, batch=None)
 
 
-def _fetched(config: JobConfig, attachments: Sequence[Attachment]) -> pa.Table | None:
-    """All rows, fetched by the driver; None if they are too many once they are decompressed."""
+def _fetched(config: JobConfig, attachments: Sequence[Attachment], limit: int) -> pa.Table | None:
+    """All rows, fetched by the driver; None if they have more than ``limit`` bytes once they are decompressed."""
     batches: list[pa.RecordBatch] = []
-    left = _DECODED_BYTES
+    left = limit
     for data in read_attachments(config, attachments):
         with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
             _check_same(stream.schema, batches[0].schema if batches else stream.schema)
@@ -99,7 +114,7 @@ def _fetched(config: JobConfig, attachments: Sequence[Attachment]) -> pa.Table |
                 if left < 0:
                     return None
                 batches.append(batch)
-    return pa.Table.from_batches(batches)
+    return pa.Table.from_batches(batches) if batches else None
 
 
 def _check_same(schema: pa.Schema, expected: pa.Schema) -> None:

@@ -6,24 +6,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from spark_integration.context import BatchReport, Bound, OutputFunction, ProcessFunction, Program
+from spark_integration.context import BatchReport, Bound, ProcessFunction, Program
 from spark_integration.driver import Driver, Plan
 from spark_integration.location import Location
-from spark_integration.output_schema import to_arrow
+from spark_integration.output_schema import can_be_local, to_arrow
+from spark_integration.outputs import KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
 from spark_integration.running import RunningQuery
 from spark_integration.sources import OffsetLog, StartingOffsets
 from spark_integration.stateful_input import check_stateless
+from spark_integration.writer import LOCATION, StatefulWriter
 from statemgr import JobConfig, StateManager
 from statemgr.engine import PERMISSIONS
 from statemgr.errors import BatchMismatch, ConfigError, InvalidError, LayoutMismatch, PrerequisiteMissing
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-LOCATION = "checkpointLocation"
 InputFunction = Callable[[StartingOffsets], Any]
+#: Changes output rows: a function from a DataFrame to another.
+Step = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class StatefulQuery:
     _process: ProcessFunction | None = None
     _program: Program | None = None
     _schema: Any = None
-    _output: OutputFunction | None = None
+    _steps: tuple[Step, ...] = ()
+    _output: Output | None = None
     _on_batch: Callable[[BatchReport], None] | None = None
     _name: str | None = None
     _trigger: Mapping[str, Any] = field(default_factory=dict)
@@ -79,15 +83,24 @@ class StatefulQuery:
         """As :meth:`process`, for a program that is bound to the input and to the published checkpoint at the start."""
         return replace(self, _process=None, _program=program, _schema=output_schema)
 
-    def output(self, write: OutputFunction) -> StatefulQuery:
+    def then(self, step: Step) -> StatefulQuery:
+        """Change the output rows before they go anywhere: a function from a DataFrame to another, without state."""
+        return replace(self, _steps=(*self._steps, step))
+
+    def output(self, write: Output) -> StatefulQuery:
         """``write(df, sequence)`` may be called again for a sequence, and then has the same rows."""
         return replace(self, _output=write)
+
+    @property
+    def writeStream(self) -> StatefulWriter:
+        """Where the output goes, in place of :meth:`output`: Kafka, files, a table, ``foreach`` or ``foreachBatch``."""
+        return StatefulWriter(self)
 
     def on_batch(self, report: Callable[[BatchReport], None]) -> StatefulQuery:
         """Call ``report`` on the driver after every batch. An exception in it is logged and does not end the query."""
         return replace(self, _on_batch=report)
 
-    def queryName(self, name: str) -> StatefulQuery:  # noqa: N802 - as Spark's DataStreamWriter
+    def queryName(self, name: str) -> StatefulQuery:
         """The query's name in Spark."""
         return replace(self, _name=name)
 
@@ -131,6 +144,14 @@ class StatefulQuery:
                 key="blob.store.uri",
             )
         rows = self._rows(StartingOffsets.of({}))
+        columns = self.output_schema(rows.sparkSession)
+        if isinstance(self._output, KafkaOutput):
+            self._output.check(columns)
+            if not can_be_local(parsed_schema(self._schema)):
+                raise InvalidError(
+                    "rows with a variant, or with a struct that has fields declared NOT NULL, cannot be sent to Kafka",
+                    hint="declare another type in the output schema, or use foreachBatch",
+                )
         partitioner = self._partitioning.name(rows)
         prepared = None if self._program is None else self._program.prepare(self.config, rows)
         manager = self.manager(self.config, partitioner)
@@ -205,6 +226,15 @@ class StatefulQuery:
                 raise InvalidError("the query is not complete", hint=f"call {method} before start")
         to_arrow(parsed_schema(self._schema))  # refuses what cannot be stored
 
+    def output_schema(self, spark: SparkSession) -> StructType:
+        """The columns of the output. Raises: AnalysisException, if a step does not fit."""
+        return self._shaped(spark.createDataFrame([], parsed_schema(self._schema))).schema
+
+    def _shaped(self, rows: DataFrame) -> DataFrame:
+        for step in self._steps:
+            rows = step(rows)
+        return rows
+
     def _plan(self, bound: Bound | None) -> Plan:
         assert self._partitioning is not None
         assert self._output is not None
@@ -216,6 +246,7 @@ class StatefulQuery:
             partitioning=self._partitioning,
             bound=bound,
             schema=parsed_schema(self._schema),
+            shaped=self._shaped,
             output=self._output,
             on_batch=self._on_batch,
         )

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from spark_integration.context import BatchReport, OutputFunction
+from spark_integration.processors.frame import StatefulFrame
 from spark_integration.processors.handle import TIME_MODES
 from spark_integration.processors.program import ProcessorProgram, output_time
 from spark_integration.query import StatefulQuery, parsed_schema
-from spark_integration.running import RunningQuery
 from statemgr import JobConfig, StateManager
 from statemgr.errors import InvalidError
 
@@ -122,91 +121,7 @@ class StatefulGroups:
         schema = parsed_schema(output)
         time_column = output_time(schema, event_time_column) if event_time_column else None
         program = ProcessorProgram(processor, self._keys, schema, time, pandas, self._store, initial_state, time_column)
-        return StatefulFrame(self._query.run_program(program, schema), schema, mode)
-
-
-@dataclass(frozen=True)
-class StatefulFrame:
-    """The output of a processor. It can be written only: ``frame.writeStream``."""
-
-    _query: StatefulQuery
-    schema: StructType
-    _mode: str
-
-    @property
-    def writeStream(self) -> StatefulWriter:
-        """Where the output goes."""
-        return StatefulWriter(self._query, self._mode)
-
-
-class StatefulWriter:
-    """Spark's ``DataStreamWriter`` for the output of a processor. Its methods change the writer and return it."""
-
-    def __init__(self, query: StatefulQuery, mode: str) -> None:
-        self._query = query
-        self._mode = mode
-
-    def foreachBatch(self, func: OutputFunction) -> StatefulWriter:
-        """Call ``func(df, sequence)`` for each batch. The sequence takes the place of Spark's batch ID: it goes on when
-        the checkpoint location is lost. A sequence may be given again, and then has the same rows."""
-        self._query = self._query.output(func)
-        return self
-
-    def outputMode(self, outputMode: str) -> StatefulWriter:
-        """The mode that was given to ``transformWithState``. Raises: InvalidError for another one."""
-        if outputMode.lower() != self._mode:
-            raise InvalidError(
-                f"the output mode is {outputMode!r} here and {self._mode!r} in transformWithState",
-                hint="give both the same",
-            )
-        return self
-
-    def queryName(self, queryName: str) -> StatefulWriter:
-        """The query's name in Spark."""
-        self._query = self._query.queryName(queryName)
-        return self
-
-    def trigger(self, **trigger: Any) -> StatefulWriter:
-        """As ``DataStreamWriter.trigger``; without continuous processing."""
-        self._query = self._query.trigger(**trigger)
-        return self
-
-    def option(self, key: str, value: Any) -> StatefulWriter:
-        """Set an option of Spark's writer; ``checkpointLocation`` is required."""
-        self._query = self._query.option(key, value)
-        return self
-
-    def options(self, **options: Any) -> StatefulWriter:
-        """Set several options."""
-        self._query = self._query.options(**options)
-        return self
-
-    def on_batch(self, report: Callable[[BatchReport], None]) -> StatefulWriter:
-        """As :meth:`StatefulQuery.on_batch`, which Spark does not have."""
-        self._query = self._query.on_batch(report)
-        return self
-
-    def start(self, path: str | None = None, **permissions: bool) -> RunningQuery:
-        """Start the query. Raises: as :meth:`StatefulQuery.start`, and what the processor's ``init`` raises."""
-        if path is not None:
-            _unsupported("start(path)", _SINKS)
-        return self._query.start(**permissions)
-
-    def foreach(self, f: Any) -> NoReturn:
-        """Raises: InvalidError, because it is not supported yet; likewise the methods below."""
-        _unsupported("foreach", _SINKS)
-
-    def format(self, source: str) -> NoReturn:
-        _unsupported(f"format({source!r})", _SINKS)
-
-    def partitionBy(self, *cols: Any) -> NoReturn:
-        _unsupported("partitionBy", _SINKS)
-
-    def toTable(self, tableName: str, *args: Any, **options: Any) -> NoReturn:
-        _unsupported("toTable", _SINKS)
-
-
-_SINKS = "write inside foreachBatch, which gets each sequence number with the same rows"
+        return StatefulFrame(self._query.run_program(program, schema), mode)
 
 
 def _unsupported(what: str, hint: str) -> NoReturn:

@@ -32,7 +32,7 @@ from statemgr.model.codecs import decode_checkpoint as checkpoint_from_bytes
 from statemgr.model.codecs import decode_prepared as prepared_from_bytes
 from statemgr.model.codecs import encode_checkpoint as checkpoint_to_bytes
 from statemgr.model.codecs import encode_prepared as prepared_to_bytes
-from statemgr.model.commit import PreparedCommit
+from statemgr.model.commit import PreparedCommit, ProducedRecord
 from statemgr.model.permissions import PERMISSIONS
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "Materialized",
     "MicroBatch",
     "PreparedCommit",
+    "ProducedRecord",
     "SharedCheckpoints",
     "checkpoint_from_bytes",
     "checkpoint_to_bytes",

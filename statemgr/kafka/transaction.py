@@ -36,6 +36,7 @@ class KafkaTransaction:
         self._deadline = deadline
         self._errors = errors
         self.written: set[tuple[str, int]] = set()
+        self._topics: set[str] = set()
         self._delivered: dict[tuple[str, int], Delivered] = {}
         #: Records that were sent without a callback.
         self._uncounted: Counter[tuple[str, int]] = Counter()
@@ -52,6 +53,7 @@ class KafkaTransaction:
         headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> None:
         self._check()
+        self._topics.add(topic)
         options: dict[str, Any] = {"on_delivery": self._on_delivery}
         if partition is not None:
             options["partition"] = partition
@@ -89,11 +91,12 @@ class KafkaTransaction:
             if not waiting:
                 break
             if self._left() <= 0:
-                last = self._errors.last()
+                last, silent = self._errors.last(), self._topics - {topic for topic, _ in self._delivered}
                 raise RetryableError(
                     "the broker has not accepted all records within the timeout of the commit"
                     + (f" ({last})" if last else ""),
-                    hint="check the brokers, or raise task.commit.timeout.ms",
+                    hint="check the brokers, or raise task.commit.timeout.ms"
+                    + (f"; check that these topics exist: {', '.join(sorted(silent))}" if silent else ""),
                 )
         return {
             place: found._replace(records=found.records + self._uncounted[place])

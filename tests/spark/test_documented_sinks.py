@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,32 @@ def test_a_sink_delivers_a_sequence_once(spark: SparkSession, tmp_path: Path, si
         write(spark.range(100), sequence)
 
     assert _delivered(spark, tmp_path) == {1: 1, 2: 2, 4: 4}
+
+
+def test_a_database_gets_a_sequence_once(spark: SparkSession, tmp_path: Path) -> None:
+    """docs/spark.md: a sequence that is given again, an older one, and one that fails half way."""
+    page = (ROOT / "docs" / "spark.md").read_text()
+    program = page[page.index("import sqlite3") :]
+    names: dict[str, Any] = {}
+    exec(program[: program.index("```")], names)
+    names["DATABASE"] = str(tmp_path / "totals.db")
+    (declared,) = re.findall("create table .*$", program, re.MULTILINE)[:1]
+    with closing(sqlite3.connect(names["DATABASE"])) as database, database:
+        database.execute(declared)
+    deliver_rows: Sink = names["deliver"]
+    rows = spark.range(10).selectExpr("cast(id as string) as key", "id / 2 as total")
+    failing = spark.range(10).selectExpr(
+        "cast(id as string) as key", "if(id = 9, raise_error('lost'), id / 2) as total"
+    )
+    for sequence in (1, 2, 2, 1):
+        deliver_rows(rows.limit(sequence), sequence)
+    with pytest.raises(Exception, match="lost"):
+        deliver_rows(failing, 3)
+    deliver_rows(rows, 4)
+
+    with closing(sqlite3.connect(names["DATABASE"])) as database:
+        found = database.execute("select sequence, count(*), sum(total) from totals group by sequence").fetchall()
+    assert found == [(1, 1, 0.0), (2, 2, 0.5), (4, 10, 22.5)]
 
 
 def _deliver(directory: Path, rows: DataFrame, sequence: int) -> None:

@@ -278,12 +278,10 @@ def test_what_is_not_there_yet_is_named(comparison: Comparison) -> None:
     ]
     frame = groups.transformWithState(Counting(), COUNTS, "Update", "None")
     calls += [
-        (lambda: frame.writeStream.foreach(print), "foreach"),
-        (lambda: frame.writeStream.format("kafka"), "kafka"),
-        (lambda: frame.writeStream.toTable("t"), "toTable"),
-        (lambda: frame.writeStream.partitionBy("id"), "partitionBy"),
         (lambda: frame.writeStream.outputMode("append"), "output mode"),
-        (lambda: frame.writeStream.foreachBatch(print).start("/tmp/x"), "start"),
+        (lambda: frame.writeStream.outputMode("complete"), "output mode"),
+        (lambda: frame.writeStream.format("parquet").start(), "directory"),
+        (lambda: frame.writeStream.format("memory").start(), "queryName|name for its view"),
     ]
     for call, name in calls:
         with pytest.raises(InvalidError, match=name):

@@ -1,0 +1,283 @@
+"""Where the rows of a published batch go. An output is called with the rows and their sequence number, on the driver.
+
+A sequence may be given again, with the same rows, for example after a driver has died. Each class says what it does
+then. ``KafkaOutput`` is different: its records are sent in the transaction that publishes the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from spark_integration.context import OutputFunction
+from spark_integration.location import Location
+from statemgr.engine import ProducedRecord
+from statemgr.errors import InvalidError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row
+    from pyspark.sql.types import StructType
+
+#: The formats that Spark's file sink writes.
+FILE_FORMATS = ("avro", "csv", "json", "orc", "parquet", "text")
+_FIRST = "_statemgr_first"
+#: Spark's types of the columns of a Kafka record, by name. The first ones are those that :class:`KafkaOutput` sends.
+_KAFKA_TYPES = {
+    "key": ("binary", "string"),
+    "value": ("binary", "string"),
+    "topic": ("string",),
+    "partition": ("int",),
+    "headers": ("array<struct<key:string,value:binary>>",),
+}
+
+
+@dataclass(frozen=True)
+class KafkaOutput:
+    """Records for Kafka, exactly once: they are sent in the transaction that publishes the state, to the job's brokers.
+
+    The rows have the columns of Spark's Kafka sink: ``value``, and perhaps ``key``, ``topic``, ``partition`` and
+    ``headers``. All rows of a batch pass through the driver's memory.
+
+    Args:
+        topic: the topic of all records; None for that of the column ``topic``.
+    """
+
+    topic: str | None = None
+
+    def check(self, schema: StructType) -> None:
+        """Raises: InvalidError if rows of this schema are no Kafka records."""
+        columns = {column.name: column.dataType.simpleString() for column in schema}
+        needed = {"value"} if self.topic else {"value", "topic"}
+        for name in sorted(needed - columns.keys()):
+            hint = "select(F.to_json(F.struct('*')).alias('value')), for example"
+            if name == "topic":
+                hint = ".option('topic', …) gives all rows one topic"
+            raise InvalidError(f"output to Kafka needs a column {name!r}", hint=hint, column=name)
+        for name, kind in columns.items():
+            if kind not in _KAFKA_TYPES.get(name, ()):
+                raise InvalidError(
+                    f"the column {name!r} of type {kind} cannot be sent to Kafka",
+                    hint=f"the columns are {', '.join(f'{one} ({kinds[-1]})' for one, kinds in _KAFKA_TYPES.items())}",
+                    column=name,
+                )
+
+    def records(self, rows: DataFrame) -> list[ProducedRecord]:
+        """The rows as records. Raises: InvalidError for a row without a topic."""
+        kinds = [(name, kinds[0]) for name, kinds in _KAFKA_TYPES.items() if name in rows.columns]
+        table = rows.selectExpr(*(f"cast({name} as {kind}) as {name}" for name, kind in kinds)).toArrow()
+        return [self._record(**row) for batch in table.to_batches() for row in batch.to_pylist()]
+
+    def _record(
+        self,
+        value: bytes | None,
+        key: bytes | None = None,
+        topic: str | None = None,
+        partition: int | None = None,
+        headers: Sequence[Mapping[str, Any]] | None = None,
+    ) -> ProducedRecord:
+        topic = self.topic or topic
+        if topic is None:
+            raise InvalidError(
+                "a row for Kafka has no topic", hint="fill the column topic, or set .option('topic', …) for all rows"
+            )
+        pairs = tuple((header["key"], header["value"]) for header in headers or ())
+        return ProducedRecord(topic, key, value, partition, pairs)
+
+
+#: What a query's output is.
+Output = OutputFunction | KafkaOutput
+
+
+@dataclass(frozen=True)
+class FileOutput:
+    """Files in a directory, exactly once: Spark's own file sink, which skips a batch that it has.
+
+    Its log in ``_spark_metadata`` names the files that are whole; Spark reads the directory by it. The log has a record
+    of each batch from 0 on, so the batches are counted from the first sequence, which ``_statemgr_first`` names.
+    """
+
+    path: str
+    format: str
+    partition_by: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, rows: DataFrame, sequence: int) -> None:
+        session: Any = rows.sparkSession
+        if getattr(session, "_jvm", None) is None:
+            raise InvalidError(
+                "files can only be written by a session with access to the JVM",
+                hint="write inside foreachBatch, with the sequence in the directory's name",
+            )
+        location = Location(session, self.path)
+        first = location.read(_FIRST)
+        if not first:
+            first = [str(sequence)]
+            location.write(_FIRST, first[0])
+        batch, sink = sequence - int(first[0]), self._sink(session)
+        for missing in range(self._known(session), batch):  # sequences that another output got
+            sink.addBatch(missing, rows.limit(0)._jdf)
+        if batch >= 0:
+            sink.addBatch(batch, rows._jdf)
+
+    def _known(self, session: Any) -> int:
+        """The number of batches in the sink's log."""
+        jvm = session._jvm
+        logs, none = jvm.org.apache.spark.sql.execution.streaming.sinks.FileStreamSinkLog, jvm.scala.Option.empty()
+        newest = logs(1, session._jsparkSession, f"{self.path}/_spark_metadata", none).getLatestBatchId()
+        return int(newest.get()) + 1 if newest.isDefined() else 0
+
+    def _sink(self, session: Any) -> Any:
+        jvm = session._jvm
+        utils, none = jvm.org.apache.spark.api.python.PythonUtils, jvm.scala.Option.empty()
+        source = jvm.org.apache.spark.sql.execution.datasources.DataSource.apply(
+            session._jsparkSession,
+            self.format,
+            utils.toSeq([]),
+            none,
+            utils.toSeq(list(self.partition_by)),
+            none,
+            utils.toScalaMap({**self.options, "path": self.path}),
+            none,
+            none,
+        )
+        return source.createSink(jvm.org.apache.spark.sql.streaming.OutputMode.Append())
+
+
+@dataclass(frozen=True)
+class TableOutput:
+    """A table, which is made if it does not exist.
+
+    Exactly once for tables of files in Spark's own catalog, as :class:`FileOutput`, and for Delta Lake, which knows
+    the options ``txnAppId`` and ``txnVersion``. Other tables get a sequence that is given again once more.
+    """
+
+    name: str
+    job: str
+    format: str | None = None
+    partition_by: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, rows: DataFrame, sequence: int) -> None:
+        from pyspark.sql import functions
+
+        session = rows.sparkSession
+        if not session.catalog.tableExists(self.name):
+            maker = rows.limit(0).writeTo(self.name).options(**self.options)
+            maker = maker.using(self.format) if self.format else maker
+            columns = [functions.col(name) for name in self.partition_by]
+            (maker.partitionedBy(*columns) if columns else maker).create()
+        described = session.sql(f"DESCRIBE TABLE EXTENDED {self.name}").collect()
+        facts = {row.col_name: row.data_type for row in described}
+        provider = facts.get("Provider", "").lower()
+        if facts.get("Catalog") == "spark_catalog" and provider in FILE_FORMATS:
+            FileOutput(facts["Location"], provider, self.partition_by, self.options)(rows, sequence)
+            session.catalog.refreshTable(self.name)
+            return
+        once = {"txnAppId": self.job, "txnVersion": str(sequence)}
+        rows.writeTo(self.name).options(**self.options, **once).append()
+
+
+@dataclass(frozen=True)
+class FormatOutput:
+    """Any other format of Spark's batch writer, in append mode.
+
+    Exactly once for Delta Lake, as :class:`TableOutput`. Others get a sequence that is given again once more.
+    """
+
+    format: str
+    job: str
+    path: str | None = None
+    partition_by: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, rows: DataFrame, sequence: int) -> None:
+        once = {"txnAppId": self.job, "txnVersion": str(sequence)}
+        writer = rows.write.format(self.format).mode("append").options(**self.options, **once)
+        (writer.partitionBy(*self.partition_by) if self.partition_by else writer).save(self.path)
+
+
+@dataclass(frozen=True)
+class ForeachOutput:
+    """A function of a row, or an object with ``open(partition_id, sequence)``, ``process(row)`` and ``close(error)``:
+    Spark's ``foreach``, on the executors.
+
+    A partition of a sequence has the same rows when it is given again, so ``open`` may refuse what it has seen.
+    """
+
+    function: Any
+    partitions: int
+
+    def __post_init__(self) -> None:
+        methods = [name for name in ("open", "process", "close") if callable(getattr(self.function, name, None))]
+        if not callable(self.function) and "process" not in methods:
+            raise InvalidError(
+                "foreach needs a function of a row, or an object with a method process",
+                hint="foreach(lambda row: …)",
+            )
+
+    def __call__(self, rows: DataFrame, sequence: int) -> None:
+        from pyspark.sql.types import MapType, VariantType
+
+        # by their content: whatever Spark's parallelism is, the same rows are in a partition
+        columns = [column.name for column in rows.schema if not isinstance(column.dataType, MapType | VariantType)]
+        spread = rows.repartition(self.partitions, *(f"`{name}`" for name in columns)) if columns else rows.coalesce(1)
+        spread.foreachPartition(partial(_each, self.function, sequence))
+
+
+def _each(function: Any, sequence: int, rows: Iterable[Row]) -> None:
+    """One partition of :class:`ForeachOutput`."""
+    from pyspark import TaskContext
+
+    process: Callable[[Row], Any] | None = getattr(function, "process", None)
+    if process is None:
+        for row in rows:
+            function(row)
+        return
+    context = TaskContext.get()
+    assert context is not None
+    wanted = not hasattr(function, "open") or function.open(context.partitionId(), sequence)
+    error: BaseException | None = None
+    try:
+        if wanted:
+            for row in rows:
+                process(row)
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        if hasattr(function, "close"):
+            function.close(error)
+
+
+@dataclass(frozen=True)
+class MemoryOutput:
+    """A temporary view of all rows since the start, in the driver's memory: for tests. A sequence is in it once.
+
+    A query runs in a copy of the session, so ``session`` is the one that the view is for.
+    """
+
+    view: str
+    session: Any
+    _tables: dict[int, pa.Table] = field(default_factory=dict)
+
+    def __call__(self, rows: DataFrame, sequence: int) -> None:
+        self._tables[sequence] = rows.toArrow()
+        tables = pa.concat_tables(self._tables.values())
+        self.session.createDataFrame(tables, rows.schema).createOrReplaceTempView(self.view)
+
+
+@dataclass(frozen=True)
+class ConsoleOutput:
+    """The first rows of each batch on standard output."""
+
+    rows: int
+    truncate: bool
+
+    def __call__(self, rows: DataFrame, sequence: int) -> None:
+        line = "-" * 43
+        print(f"{line}\nSequence: {sequence}\n{line}")  # noqa: T201 - this output is for a terminal
+        rows.show(self.rows, self.truncate)

@@ -1,0 +1,161 @@
+"""``writeStream``: Spark's ``DataStreamWriter`` for the output of a stateful query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from spark_integration.outputs import (
+    FILE_FORMATS,
+    ConsoleOutput,
+    FileOutput,
+    ForeachOutput,
+    FormatOutput,
+    KafkaOutput,
+    MemoryOutput,
+    TableOutput,
+)
+from statemgr.errors import InvalidError
+
+if TYPE_CHECKING:
+    from spark_integration.context import BatchReport, OutputFunction
+    from spark_integration.outputs import Output
+    from spark_integration.query import StatefulQuery
+    from spark_integration.running import RunningQuery
+
+LOCATION = "checkpointLocation"
+_BROKERS = "kafka.bootstrap.servers"
+
+
+class StatefulWriter:
+    """Its methods change the writer and return it, as those of Spark's ``DataStreamWriter``.
+
+    Args:
+        mode: the output mode that the query has, if it was chosen before.
+    """
+
+    def __init__(self, query: StatefulQuery, mode: str | None = None) -> None:
+        self._query = query
+        self._mode = mode
+        self._output: Output | None = None
+        self._format: str | None = None
+        self._partition_by: tuple[str, ...] = ()
+        self._name: str | None = None
+        self._options: dict[str, str] = {}
+
+    # --- where the rows go ----------------------------------------------------------------------------------------
+
+    def foreachBatch(self, func: OutputFunction) -> StatefulWriter:
+        """Call ``func(df, sequence)`` for each batch. The sequence takes the place of Spark's batch ID: it goes on when
+        the checkpoint location is lost. A sequence may be given again, and then has the same rows."""
+        self._output = func
+        return self
+
+    def foreach(self, f: Any) -> StatefulWriter:
+        """Call ``f(row)``, or ``open(partition_id, sequence)``, ``process(row)`` and ``close(error)`` of an object, on
+        the executors. Raises: InvalidError if ``f`` is neither."""
+        self._output = ForeachOutput(f, self._query.config.tasks)
+        return self
+
+    def format(self, source: str) -> StatefulWriter:
+        """``kafka``, a format of files, ``memory``, ``console``, or any format of Spark's batch writer."""
+        self._format = source.lower()
+        return self
+
+    def partitionBy(self, *cols: str) -> StatefulWriter:
+        """Columns whose values become directories."""
+        self._partition_by = cols
+        return self
+
+    # --- the query ------------------------------------------------------------------------------------------------
+
+    def outputMode(self, outputMode: str) -> StatefulWriter:
+        """Append or update, which differ only in ``transformWithState``. Raises: InvalidError for another one, or if it
+        differs there."""
+        mode = outputMode.lower()
+        if mode not in ("append", "update"):
+            raise InvalidError(f"the output mode {outputMode!r} cannot be used", hint="use append or update")
+        if self._mode not in (None, mode):
+            raise InvalidError(
+                f"the output mode is {outputMode!r} here and {self._mode!r} in transformWithState",
+                hint="give both the same",
+            )
+        return self
+
+    def queryName(self, queryName: str) -> StatefulWriter:
+        """The query's name in Spark, and that of the view for the format ``memory``."""
+        self._name = queryName
+        self._query = self._query.queryName(queryName)
+        return self
+
+    def trigger(self, **trigger: Any) -> StatefulWriter:
+        """As ``DataStreamWriter.trigger``; without continuous processing."""
+        self._query = self._query.trigger(**trigger)
+        return self
+
+    def option(self, key: str, value: Any) -> StatefulWriter:
+        """Set an option of the query or of the format; ``checkpointLocation`` is required."""
+        return self.options(**{key: value})
+
+    def options(self, **options: Any) -> StatefulWriter:
+        """Set several options."""
+        self._query = self._query.options(**options)
+        for key, value in options.items():
+            if key.lower() != LOCATION.lower():
+                self._options[key] = str(value).lower() if isinstance(value, bool) else str(value)
+        return self
+
+    def on_batch(self, report: Callable[[BatchReport], None]) -> StatefulWriter:
+        """As :meth:`StatefulQuery.on_batch`, which Spark does not have."""
+        self._query = self._query.on_batch(report)
+        return self
+
+    # --- start ----------------------------------------------------------------------------------------------------
+
+    def start(self, path: str | None = None, **permissions: bool) -> RunningQuery:
+        """Start the query.
+
+        Args:
+            path: the directory, for formats that have one; also the option ``path``.
+            permissions: as for :meth:`StatefulQuery.start`.
+
+        Raises: InvalidError if the format needs something else; as :meth:`StatefulQuery.start`, and what the
+        processor's ``init`` raises.
+        """
+        return self._start(self._of_format(path) if self._format else self._output, permissions)
+
+    def toTable(self, tableName: str, format: str | None = None, **permissions: bool) -> RunningQuery:  # noqa: A002
+        """Start the query with its output in a table, which is made if it does not exist. Raises: as :meth:`start`."""
+        kind = format or self._format
+        return self._start(
+            TableOutput(tableName, self._query.config.job_key, kind, self._partition_by, self._options), permissions
+        )
+
+    def _start(self, output: Output | None, permissions: dict[str, bool]) -> RunningQuery:
+        query = self._query if output is None else self._query.output(output)
+        return query.start(**permissions)
+
+    def _of_format(self, path: str | None) -> Output:
+        assert self._format is not None
+        options, job = dict(self._options), self._query.config.job_key
+        path = path or next((options.pop(name) for name in list(options) if name.lower() == "path"), None)
+        if self._format == "memory":
+            from pyspark.sql import SparkSession
+
+            if self._name is None:
+                raise InvalidError("the format memory needs a name for its view", hint=".queryName('totals')")
+            return MemoryOutput(self._name, SparkSession.active())
+        if self._format == "console":
+            truncate = options.get("truncate", "true") == "true"
+            return ConsoleOutput(int(options.get("numRows", 20)), truncate)
+        if self._format == "kafka" and options.get(_BROKERS, self._brokers) == self._brokers:
+            return KafkaOutput(options.get("topic"))
+        if self._format not in FILE_FORMATS:
+            return FormatOutput(self._format, job, path, self._partition_by, options)
+        if path is None:
+            raise InvalidError(f"the format {self._format} needs a directory", hint=".start('file:///data/totals')")
+        return FileOutput(path, self._format, self._partition_by, options)
+
+    @property
+    def _brokers(self) -> str:
+        return str(self._query.config.kafka_client("producer")["bootstrap.servers"])

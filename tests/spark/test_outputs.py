@@ -1,0 +1,232 @@
+"""Where output goes: Kafka in the publishing transaction, files, tables, a view, foreach; each sequence once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's name for it
+from pyspark.sql.streaming import StatefulProcessor
+
+from spark_integration import StatefulQuery, stateful
+from spark_integration.outputs import FileOutput, ForeachOutput, MemoryOutput, TableOutput
+from spark_integration.processors.frame import StatefulFrame
+from spark_integration.writer import StatefulWriter
+from statemgr.errors import InvalidError, StatemgrError
+from statemgr.phases import Phase, observed
+from tests.kafka_jobs import committed, make_topic
+from tests.spark.conftest import Pipeline
+
+MakePipeline = Callable[..., Pipeline]
+
+
+class Count(StatefulProcessor):
+    """Rows per key."""
+
+    def init(self, handle: Any) -> None:
+        self.total = handle.getValueState("total", "total bigint")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        change = sum(1 for _ in rows)
+        total = (self.total.get()[0] if self.total.exists() else 0) + change
+        self.total.update((total,))
+        yield Row(key=key[0] or "(null)", change=change, total=total)
+
+    def close(self) -> None:
+        pass
+
+
+def counts(job: Pipeline) -> StatefulFrame:
+    """Rows per key and batch, by a processor."""
+    rows = lambda offsets: job.rows(offsets, 40).selectExpr("cast(key as string) as key")  # noqa: E731
+    groups = stateful(rows, "key", config=job.config)
+    return groups.transformWithState(Count(), "key string, change bigint, total bigint", "Append", "None")
+
+
+def run(job: Pipeline, writer: StatefulWriter, table: str | None = None) -> None:
+    """To the end of the input."""
+    writer = writer.trigger(availableNow=True).option("checkpointLocation", job.location.as_uri())
+    (writer.toTable(table) if table else writer.start()).awaitTermination()
+
+
+def added(rows: list[tuple[str, int]]) -> dict[str, int]:
+    """Key → the sum of its changes."""
+    total: dict[str, int] = {}
+    for key, change in rows:
+        total[key] = total.get(key, 0) + change
+    return total
+
+
+@pytest.fixture
+def job(pipeline: MakePipeline) -> Pipeline:
+    """A job of two tasks with some input."""
+    made = pipeline(tasks=2, partitions=1)
+    made.produce(100)
+    return made
+
+
+@pytest.mark.parametrize("phase", [Phase.COMMIT_TRANSACTION, Phase.OUTPUT])
+def test_records_for_kafka_are_sent_with_the_state(job: Pipeline, phase: Phase) -> None:
+    """Killed before the commit of the transaction and after it: a consumer sees each change once."""
+    topic = job.kafka.fresh_name("out")
+    make_topic(job.config, topic, 1)
+    value = F.to_json(F.struct("key", "change")).alias("value")
+    frame = counts(job).where("change > 0").select(F.col("key"), value)
+
+    def writer() -> StatefulWriter:
+        return frame.writeStream.format("kafka").option("topic", topic)
+
+    class Killed(Exception):
+        pass
+
+    seen: list[str] = []
+
+    def kill(at: Phase, subject: str) -> None:
+        if at is phase:
+            seen.append(subject)
+            if len(seen) == 2:
+                raise Killed
+
+    with observed(kill), pytest.raises(Exception, match="Killed"):
+        run(job, writer())
+    job.produce(50)
+    run(job, writer())
+    shutil.rmtree(job.location)
+    run(job, writer())
+
+    sent = [(key, json.loads(value)) for key, value in committed(job.config, topic)]
+    assert all(key.decode() == told["key"] for key, told in sent)
+    assert added([(told["key"], told["change"]) for _, told in sent]) == job.produced
+
+
+def test_what_is_no_record_is_refused_at_the_start(job: Pipeline) -> None:
+    """Before the job is taken over, by the name of the column; a topic that does not exist publishes nothing."""
+    for frame, topic, name in (
+        (counts(job).drop("change", "total"), "t", "value"),
+        (counts(job).withColumn("value", F.col("key")), "t", "change"),
+        (counts(job).selectExpr("key as value"), None, "topic"),
+        (counts(job).selectExpr("total as value"), "t", "value"),
+    ):
+        writer = frame.writeStream.format("kafka")
+        with pytest.raises(InvalidError) as refused:
+            run(job, writer.option("topic", topic) if topic else writer)
+        assert refused.value.where["column"] == name
+    with pytest.raises(AnalysisException, match="no_such_column"):
+        run(job, counts(job).select("no_such_column").writeStream.format("kafka").option("topic", "t"))
+    missing = counts(job).selectExpr("key as value").writeStream.format("kafka").option("topic", "no-such-topic")
+    with pytest.raises(StatemgrError, match="no-such-topic"):
+        run(job, missing)
+    seen: list[Any] = []
+    run(job, counts(job).writeStream.foreachBatch(lambda rows, sequence: seen.append((sequence, rows.count()))))
+    assert seen[0][0] == 1, "nothing was published before"
+
+
+def test_files_and_tables_hold_each_sequence_once(job: Pipeline, tmp_path: Path, spark: SparkSession) -> None:
+    """A query writes files, and the next one, at a lost location, a table; each adds up to the input."""
+    path = str(tmp_path / "out put")
+    run(job, counts(job).writeStream.format("parquet").partitionBy("key").option("path", path))
+    shutil.rmtree(job.location)
+    job.produce(50)
+    run(job, counts(job).writeStream.format("parquet").partitionBy("key").option("path", path))
+    found = spark.read.parquet(path)
+    assert added([(row.key, row.change) for row in found.collect()]) == job.produced
+    assert (tmp_path / "out put" / "_spark_metadata").is_dir()
+
+    name = job.kafka.fresh_name("totals").replace("-", "_")
+    before = dict(job.produced)
+    job.produce(50)
+    run(job, counts(job).select("key", "change").writeStream.format("json"), name)
+    job.produce(50)
+    run(job, counts(job).select("key", "change").writeStream, name)
+    new = added([(row.key, row.change) for row in spark.table(name).collect()])
+    # the first start delivers the last sequence of the files once more
+    assert all(new[key] >= total - before.get(key, 0) for key, total in job.produced.items())
+
+
+def test_a_sequence_that_is_given_again(tmp_path: Path, spark: SparkSession) -> None:
+    """Files, a table and a view ignore it, and an older one."""
+    spark.sql("DROP TABLE IF EXISTS given_again")
+    outputs = {
+        "files": FileOutput(str(tmp_path / "files"), "json"),
+        "table": TableOutput("given_again", "job/1", "parquet"),
+        "view": MemoryOutput("given_view", spark),
+    }
+    for output in outputs.values():
+        for sequence in (3, 4, 6, 6, 4):
+            output(spark.range(sequence), sequence)
+    found = {"files": spark.read.json(str(tmp_path / "files")), "table": spark.table("given_again")}
+    found["view"] = spark.table("given_view")
+    assert {name: rows.count() for name, rows in found.items()} == dict.fromkeys(outputs, 13)
+    spark.sql("DROP TABLE given_again")
+
+
+class Noting:
+    """Notes the rows of each partition in a file of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.rows: list[int] = []
+
+    def open(self, partition: int, sequence: int) -> bool:
+        self.file = self.directory / f"{sequence}-{partition}.json"
+        self.again = self.file.exists()
+        return True
+
+    def process(self, row: Row) -> None:
+        self.rows.append(row.id)
+
+    def close(self, error: BaseException | None) -> None:
+        rows = sorted(self.rows)
+        if self.again:
+            assert json.loads(self.file.read_text()) == [rows, None]
+        self.file.write_text(json.dumps([rows, None if error is None else str(error)]))
+
+
+def test_foreach(tmp_path: Path, spark: SparkSession) -> None:
+    """An object's methods, and a function; the partitions of a sequence do not depend on Spark's parallelism."""
+    output = ForeachOutput(Noting(tmp_path), 3)
+    output(spark.range(0, 100, 1, 7), 5)
+    output(spark.range(0, 100, 1, 2), 5)
+    found = [json.loads(file.read_text()) for file in sorted(tmp_path.iterdir())]
+    assert len(found) == 3
+    assert sorted(number for rows, _ in found for number in rows) == list(range(100))
+
+    def fail(row: Row) -> None:
+        raise ValueError(f"row {row.id}")
+
+    with pytest.raises(Exception, match="row 7"):
+        ForeachOutput(fail, 2)(spark.range(7, 8), 6)
+    with pytest.raises(InvalidError, match="foreach"):
+        ForeachOutput(object(), 2)
+
+
+def test_a_view_and_foreach_of_a_query(job: Pipeline, spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
+    """``writeStream`` of a StatefulQuery and of a processor."""
+    query: StatefulQuery = job.query(40)
+    run(job, query.writeStream.format("memory").queryName("seen_counts"))
+    assert added([(row.key, row["count"]) for row in spark.table("seen_counts").collect()]) == job.produced
+    job.produce(10)
+    run(job, query.writeStream.format("console").options(numRows=3, truncate=False))
+    assert "Sequence: 4" in capfd.readouterr().out
+
+
+def test_a_second_operator_with_state_is_named(job: Pipeline, spark: SparkSession) -> None:
+    """Operators without state follow; those with state, and joins of two streams, are refused by name."""
+    frame = counts(job)
+    static = spark.createDataFrame([("key-1", "one")], "key string, name string")
+    shaped = frame.join(static, "key").withColumn("more", F.col("change") + 1).transform(lambda one: one.drop("total"))
+    assert shaped.columns == ["key", "change", "name", "more"]
+    for call in (lambda: frame.groupBy("key"), lambda: frame.dropDuplicates(), lambda: frame.limit(3)):
+        with pytest.raises(InvalidError, match="second operator with state"):
+            call()
+    for other in (frame, job.rows("earliest")):
+        with pytest.raises(InvalidError, match="two streams"):
+            frame.join(other, "key")
+    with pytest.raises(AttributeError):
+        frame.nothing  # noqa: B018
