@@ -9,11 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_integration.context import BatchReport, RestoreReport, StateContext
+    from spark_integration.context import StateContext
     from spark_integration.first_snapshots import materialize
     from spark_integration.processors.api import stateful
     from spark_integration.query import StatefulQuery
     from spark_integration.reading.sources import register
+    from spark_integration.reports import BatchReport, RestoreReport, StatefulQueryListener, TaskReport
     from spark_integration.running import RunningQuery
     from spark_integration.sources import StartingOffsets
 
@@ -24,18 +25,22 @@ __all__ = [
     "StartingOffsets",
     "StateContext",
     "StatefulQuery",
+    "StatefulQueryListener",
+    "TaskReport",
     "materialize",
     "register",
     "stateful",
 ]
 
 _HOME = {
-    "BatchReport": "spark_integration.context",
-    "RestoreReport": "spark_integration.context",
+    "BatchReport": "spark_integration.reports",
+    "RestoreReport": "spark_integration.reports",
     "RunningQuery": "spark_integration.running",
     "StartingOffsets": "spark_integration.sources",
     "StateContext": "spark_integration.context",
     "StatefulQuery": "spark_integration.query",
+    "StatefulQueryListener": "spark_integration.reports",
+    "TaskReport": "spark_integration.reports",
     "materialize": "spark_integration.first_snapshots",
     "register": "spark_integration.reading.sources",
     "stateful": "spark_integration.processors.api",

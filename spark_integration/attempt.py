@@ -14,22 +14,25 @@ Nothing stays open afterwards, and the worker writes nothing to Kafka.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import chain
+from itertools import chain, pairwise
 
 import pyarrow as pa
 
-from spark_integration.context import ProcessFunction, RestoreReport, StateContext
+from spark_integration.context import ProcessFunction, StateContext
 from spark_integration.failures import marked
 from spark_integration.partitioning import Partitioning
 from spark_integration.produced import checked, write
+from spark_integration.reports import RestoreReport, RowCount, TaskReport
 from statemgr import JobConfig
 from statemgr.engine import (
     Attachment,
     Attempt,
     Epoch,
+    PreparedCommit,
     SharedCheckpoints,
     open_attempt,
     prepared_to_bytes,
@@ -40,10 +43,8 @@ from statemgr.ids import task_name
 #: Name of the attachments with a task's output rows, each an Arrow IPC stream: ``output-0``, ``output-1``, …
 OUTPUT = "output-"
 #: The row that a worker returns: its task, and either a typed error or the prepared commit with a report.
-RESULT_DDL = "task int, error string, prepared binary, restored string"
-_RESULT = pa.schema(
-    [("task", pa.int32()), ("error", pa.string()), ("prepared", pa.binary()), ("restored", pa.string())]
-)
+RESULT_DDL = "task int, error string, prepared binary, report string"
+_RESULT = pa.schema([("task", pa.int32()), ("error", pa.string()), ("prepared", pa.binary()), ("report", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def worker(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
         assert context is not None, "runs on an executor only"
         task = context.partitionId()
         try:
-            prepared, restored = attempt(work, task, batches)
+            prepared, report = attempt(work, task, batches, retries=context.attemptNumber())
         except RetryableError as error:
             # Spark runs the task again, on another executor if it can
             raise RetryableError(marked(error)) from error
@@ -87,16 +88,18 @@ def worker(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
             # running the task again cannot help, so Spark gets the error as a result
             yield _row(task, error=error.with_where(task=task_name(task)).to_json())
         else:
-            yield _row(task, prepared=prepared, restored=json.dumps([asdict(report) for report in restored]))
+            yield _row(task, prepared=prepared, report=report.to_json())
 
     return run
 
 
-def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[bytes, list[RestoreReport]]:
-    """Run one attempt at one task. Returns: the bytes of its prepared commit, and how its stores were restored."""
+def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch], retries: int = 0) -> tuple[bytes, TaskReport]:
+    """Run one attempt at one task. Returns: the bytes of its prepared commit, and its report."""
+    times = [time.perf_counter()]
     # 1. the input first: no store has to be open during the shuffle
     first = next(batches, None)
     rows = () if first is None else chain((first,), batches)
+    times.append(time.perf_counter())
     # 2. open
     config = JobConfig.from_mapping(json.loads(work.config))
     checkpoint = work.checkpoints.of_task(config, task)
@@ -104,8 +107,10 @@ def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[b
         if task == 0:
             for name, data in work.attachments.items():
                 opened.attach(name, data)
+        times.append(time.perf_counter())
         # 3. process, 4. keep the output
-        own = (work.partitioning.check(batch, task, work.tasks) for batch in rows)
+        read, yielded = RowCount(), RowCount()
+        own = (work.partitioning.check(batch, task, work.tasks) for batch in read.of(rows))
         context = StateContext(
             task=task_name(task),
             sequence=work.sequence,
@@ -115,15 +120,18 @@ def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch]) -> tuple[b
             previous_watermark=None if work.previous_watermark_ms is None else _time(work.previous_watermark_ms),
         )
         schema = pa.ipc.read_schema(pa.py_buffer(work.schema))
-        produced = checked(work.process(own, opened.stores, context), schema)
+        produced = yielded.of(checked(work.process(own, opened.stores, context), schema))
         for number, part in enumerate(write(produced, opened.directory(), schema)):
             opened.attach(f"{OUTPUT}{number}", part)
             part.unlink()
         for _ in own:
             pass  # check also the rows that process did not read
+        times.append(time.perf_counter())
         # 5. prepare: everything is durable when this returns; the driver adds the input's offsets
         prepared = opened.prepare({})
-        return prepared_to_bytes(prepared), _reports(task, opened)
+        data = prepared_to_bytes(prepared)
+        times.append(time.perf_counter())
+        return data, _report(opened, prepared, len(data), context, retries, read.rows, yielded.rows, times)
 
 
 def is_output(attachment: Attachment) -> bool:
@@ -135,17 +143,54 @@ def _time(millis: int) -> datetime:
     return datetime.fromtimestamp(millis / 1000, UTC)
 
 
-def _reports(task: int, opened: Attempt) -> list[RestoreReport]:
-    return [
-        RestoreReport(
-            task_name(task), r.store, r.factory, r.bytes_fetched, r.bytes_reused, r.records, r.seconds, tuple(r.reasons)
-        )
-        for r in opened.restored
-    ]
+def _report(
+    opened: Attempt,
+    prepared: PreparedCommit,
+    size: int,
+    context: StateContext,
+    retries: int,
+    read: int,
+    yielded: int,
+    times: Sequence[float],
+) -> TaskReport:
+    """``size``: bytes of the prepared commit. ``times``: when the attempt began, and when each of its four parts had
+    ended."""
+    counted = [store.statistics() for store in opened.stores.values()]
+
+    def total(*names: str) -> int:
+        """The sum over the stores. Each kind of store has one of the names."""
+        return int(sum(one.get(name, 0) for one in counted for name in names))
+
+    attached = sum(part.blob.size for part in prepared.attachments if part.blob is not None)
+    seconds = [after - before for before, after in pairwise(times)]
+    return TaskReport(
+        task=opened.task,
+        retries=retries,
+        input_rows=read,
+        late_rows=context.late_rows,
+        output_rows=yielded,
+        keys_read=total("keys.read"),
+        keys_written=total("keys.written"),
+        keys_estimated=total("rocksdb.estimate-num-keys", "memory.keys"),
+        state_bytes=total("rocksdb.live-sst-files-size", "memory.bytes"),
+        commit_bytes=prepared.added_bytes + attached,
+        commit_requests=len(prepared.added_blobs),
+        inline_bytes=size,
+        input_seconds=seconds[0],
+        open_seconds=seconds[1],
+        process_seconds=seconds[2],
+        prepare_seconds=seconds[3],
+        restored=tuple(
+            RestoreReport(
+                opened.task, r.store, r.factory, r.bytes_fetched, r.bytes_reused, r.records, r.seconds, dict(r.reasons)
+            )
+            for r in opened.restored
+        ),
+    )
 
 
 def _row(
-    task: int, *, error: str | None = None, prepared: bytes | None = None, restored: str | None = None
+    task: int, *, error: str | None = None, prepared: bytes | None = None, report: str | None = None
 ) -> pa.RecordBatch:
-    row = {"task": task, "error": error, "prepared": prepared, "restored": restored}
+    row = {"task": task, "error": error, "prepared": prepared, "report": report}
     return pa.RecordBatch.from_pylist([row], schema=_RESULT)

@@ -1,4 +1,4 @@
-"""The batch as the process function sees it, and the report of a finished batch. Pure."""
+"""The batch as the process function sees it. Pure."""
 
 from __future__ import annotations
 
@@ -33,42 +33,16 @@ class StateContext:
     watermark: datetime | None
     attempt: str
     previous_watermark: datetime | None = None
+    _late: list[int] = field(default_factory=lambda: [0], compare=False, repr=False)
 
+    @property
+    def late_rows(self) -> int:
+        """The late rows that were counted so far."""
+        return self._late[0]
 
-@dataclass(frozen=True, slots=True)
-class RestoreReport:
-    """How one store of one task was restored before a batch: from a factory, ``local`` or ``empty``.
-
-    ``reasons``: the factories that could not be used.
-    """
-
-    task: str
-    store: str
-    factory: str
-    bytes_fetched: int
-    bytes_reused: int
-    records: int
-    seconds: float
-    reasons: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class BatchReport:
-    """Report of one micro-batch. The seconds of a skipped step are 0.
-
-    Attributes:
-        replayed: the batch was published before, and only its stored output was delivered again.
-        input_offsets: source partition → next offset to read, as of the published state.
-    """
-
-    batch_id: int
-    sequence: int
-    replayed: bool
-    restored: tuple[RestoreReport, ...]
-    stage_seconds: float
-    publish_seconds: float
-    output_seconds: float
-    input_offsets: Mapping[str, int]
+    def count_late(self, rows: int) -> None:
+        """Add to the late rows in the report of the batch."""
+        self._late[0] += rows
 
 
 #: ``process(batches, stores, context)`` yields the batch's output rows.

@@ -18,19 +18,20 @@ import contextlib
 import json
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spark_integration.attempt import RESULT_DDL, Work, worker
-from spark_integration.context import BatchReport, Bound, RestoreReport
+from spark_integration.context import Bound
 from spark_integration.failures import find
 from spark_integration.location import Location
+from spark_integration.observing import Observers
 from spark_integration.outbox import fetched_rows, stored_rows
 from spark_integration.output_schema import to_arrow
 from spark_integration.outputs import KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
+from spark_integration.reports import BatchReport, OnBatch, TaskReport
 from spark_integration.sources import BatchInput, OffsetLog, check_continues, to_json
 from spark_integration.stateful_input import check_no_state
 from statemgr import JobConfig, StateManager
@@ -63,7 +64,6 @@ log = logging.getLogger(__name__)
 
 #: Tries to settle a publish whose outcome is unknown; each has its own deadline.
 SETTLE_ATTEMPTS = 3
-_REPORTS_KEPT = 100
 _EXCLUDED = "spark.sql.adaptive.optimizer.excludedRules"
 _EMPTY = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 
@@ -78,7 +78,7 @@ class Plan:
     schema: StructType
     shaped: Callable[[DataFrame], DataFrame]
     output: Output
-    on_batch: Callable[[BatchReport], None] | None = None
+    on_batch: OnBatch | None = None
 
 
 class Driver:
@@ -89,7 +89,7 @@ class Driver:
 
     def __init__(self, plan: Plan, manager: StateManager, epoch: Epoch) -> None:
         self.failure: StatemgrError | None = None
-        self.reports: deque[BatchReport] = deque(maxlen=_REPORTS_KEPT)
+        self.observers = Observers(manager, plan.on_batch)
         #: Set when the query starts.
         self.offsets: OffsetLog | None = None
         self._plan = plan
@@ -147,12 +147,7 @@ class Driver:
         """Process one batch. Raises: statemgr's typed errors, and whatever user functions raise."""
         with self._typed():
             report = self._run(rows, batch_id)
-        self.reports.append(report)
-        if self._plan.on_batch is not None:
-            try:
-                self._plan.on_batch(report)
-            except Exception:  # the batch is complete without its report
-                log.exception("on_batch failed for the report of batch %s, sequence %s", batch_id, report.sequence)
+        self.observers.observe(report)
 
     def give_output_again(self, spark: SparkSession) -> None:
         """Deliver the published rows before the first batch. Raises: as :meth:`run`."""
@@ -209,10 +204,10 @@ class Driver:
         now = self._manager.clock.monotonic
         began = now()
         staged = done = began
-        restored: tuple[RestoreReport, ...] = ()
+        tasks: tuple[TaskReport, ...] = ()
         if not replayed:
             # 2. run the stage, 3. collect
-            prepared, restored = self._stage(rows, source)
+            prepared, tasks = self._stage(rows, source)
             staged = now()
             # 4. publish
             self._publish(self._with_records(spark, prepared), batch)
@@ -220,14 +215,17 @@ class Driver:
         # 5. output
         sequence = self._give_output(spark)
         return BatchReport(
+            job=self._plan.config.job_name,
             batch_id=batch_id,
             sequence=sequence,
             replayed=replayed,
-            restored=restored,
+            time_ms=source.time_ms,
+            watermark_ms=source.watermark_ms,
             stage_seconds=staged - began,
             publish_seconds=done - staged,
             output_seconds=now() - done,
             input_offsets=dict(source.end),
+            tasks=tasks,
         )
 
     def _id(self, location: Location) -> str:
@@ -264,7 +262,7 @@ class Driver:
         check_continues(source, self.input_offsets())
         return False
 
-    def _stage(self, rows: DataFrame, source: BatchInput) -> tuple[list[PreparedCommit], tuple[RestoreReport, ...]]:
+    def _stage(self, rows: DataFrame, source: BatchInput) -> tuple[list[PreparedCommit], tuple[TaskReport, ...]]:
         plan, order = self._plan, self._plan.bound.order
         if self._first is not None:
             rows, order = self._first.added_to(rows), (*order, *self._first.order)
@@ -292,15 +290,11 @@ class Driver:
             )
             for row in results
         ]
-        restored = [
-            RestoreReport(**{**report, "reasons": tuple(report["reasons"])})
-            for row in results
-            for report in json.loads(row.restored)
-        ]
-        for report in restored:
+        tasks = [TaskReport.from_json(row.report) for row in sorted(results, key=lambda row: row.task)]
+        for report in (restored for task in tasks for restored in task.restored):
             if report.factory not in ("local", "empty"):
                 log.info("restored %s of %s from %s: %s", report.store, report.task, report.factory, report)
-        return prepared, tuple(restored)
+        return prepared, tuple(tasks)
 
     def _work(self, source: BatchInput, checkpoints: SharedCheckpoints) -> Work:
         plan, published, before = self._plan, self.published(), self.published_batch()

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from spark_integration.context import BatchReport, Bound, ProcessFunction, Program
+from spark_integration.context import Bound, ProcessFunction, Program
 from spark_integration.driver import Driver, Plan
 from spark_integration.location import Location
 from spark_integration.output_schema import can_be_local, to_arrow
 from spark_integration.outputs import KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
+from spark_integration.reports import OnBatch
 from spark_integration.running import RunningQuery
 from spark_integration.sources import OffsetLog, StartingOffsets
 from spark_integration.stateful_input import check_stateless
@@ -47,7 +48,7 @@ class StatefulQuery:
     _schema: Any = None
     _steps: tuple[Step, ...] = ()
     _output: Output | None = None
-    _on_batch: Callable[[BatchReport], None] | None = None
+    _on_batch: OnBatch | None = None
     _name: str | None = None
     _trigger: Mapping[str, Any] = field(default_factory=dict)
     _options: Mapping[str, Any] = field(default_factory=dict)
@@ -96,7 +97,7 @@ class StatefulQuery:
         """Where the output goes, in place of :meth:`output`: Kafka, files, a table, ``foreach`` or ``foreachBatch``."""
         return StatefulWriter(self)
 
-    def on_batch(self, report: Callable[[BatchReport], None]) -> StatefulQuery:
+    def on_batch(self, report: OnBatch) -> StatefulQuery:
         """Call ``report`` on the driver after every batch. An exception in it is logged and does not end the query."""
         return replace(self, _on_batch=report)
 

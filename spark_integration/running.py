@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from spark_integration.context import BatchReport
 from spark_integration.driver import Driver
 from spark_integration.failures import find
+from spark_integration.reports import BatchReport, StatefulQueryListener
 from statemgr import StateManager
 from statemgr.errors import InvalidError, StatemgrError
 
@@ -32,8 +32,21 @@ class RunningQuery:
 
     @property
     def recentBatches(self) -> tuple[BatchReport, ...]:  # noqa: N802 - Spark's style, like Spark's names
-        """Reports of the last batches, oldest first: what was restored, and how long each step took."""
-        return tuple(self._driver.reports)
+        """Reports of up to 100 batches, oldest first."""
+        return tuple(self._driver.observers.recent)
+
+    @property
+    def lastBatch(self) -> BatchReport | None:  # noqa: N802
+        """The report of the last batch; None before the first one has ended."""
+        return next(reversed(self.recentBatches), None)
+
+    def addListener(self, listener: StatefulQueryListener) -> None:  # noqa: N802
+        """Pass the report of every later batch of this query to ``listener``."""
+        self._driver.observers.add(listener)
+
+    def removeListener(self, listener: StatefulQueryListener) -> None:  # noqa: N802
+        """Undo :meth:`addListener`."""
+        self._driver.observers.remove(listener)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802
         """As Spark's. Raises: statemgr's typed error if one ended the query, else Spark's exception."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from spark_integration.outputs import (
@@ -18,9 +17,10 @@ from spark_integration.outputs import (
 from statemgr.errors import InvalidError
 
 if TYPE_CHECKING:
-    from spark_integration.context import BatchReport, OutputFunction
+    from spark_integration.context import OutputFunction
     from spark_integration.outputs import Output
     from spark_integration.query import StatefulQuery
+    from spark_integration.reports import OnBatch
     from spark_integration.running import RunningQuery
 
 LOCATION = "checkpointLocation"
@@ -105,7 +105,7 @@ class StatefulWriter:
                 self._options[key] = str(value).lower() if isinstance(value, bool) else str(value)
         return self
 
-    def on_batch(self, report: Callable[[BatchReport], None]) -> StatefulWriter:
+    def on_batch(self, report: OnBatch) -> StatefulWriter:
         """As :meth:`StatefulQuery.on_batch`, which Spark does not have."""
         self._query = self._query.on_batch(report)
         return self

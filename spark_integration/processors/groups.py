@@ -7,7 +7,7 @@ never held in memory as a whole. Conversions are Spark's own, so a processor see
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -51,14 +51,18 @@ class EventTime:
     window: bool
 
 
-def in_time(batches: Iterable[pa.RecordBatch], event_time: EventTime, late_ms: int) -> Iterator[pa.RecordBatch]:
+def in_time(
+    batches: Iterable[pa.RecordBatch], event_time: EventTime, late_ms: int, count_late: Callable[[int], None]
+) -> Iterator[pa.RecordBatch]:
     """The batches without late rows: those whose time is at or before ``late_ms`` (epoch milliseconds). A row without
-    a time is never late."""
+    a time is never late. ``count_late`` is called with the number of late rows of each batch."""
     for batch in batches:
         in_time = pc.fill_null(pc.greater(_micros(batch, event_time), late_ms * 1000), True)
         if IS_INPUT in batch.schema.names:
             in_time = pc.or_(in_time, pc.invert(batch.column(IS_INPUT)))  # initial state has no time
-        yield batch.filter(in_time)
+        kept = batch.filter(in_time)
+        count_late(batch.num_rows - kept.num_rows)
+        yield kept
 
 
 def newer(batches: Iterable[pa.RecordBatch], event_time: EventTime, limit_ms: int) -> Iterator[pa.RecordBatch]:

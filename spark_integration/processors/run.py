@@ -57,7 +57,7 @@ class ProcessorRun:
     ) -> Iterator[pa.RecordBatch]:
         batch = Batch(stores[self.store], _millis(context.batch_time))
         if self.event_time is not None:
-            batches = in_time(batches, self.event_time, _millis(context.previous_watermark))
+            batches = in_time(batches, self.event_time, _millis(context.previous_watermark), context.count_late)
         produced = self._produced(batches, batch, self._times(batch, context))
         output = converted(produced, self.output, self.form)
         if self.output_time is not None:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from statemgr.errors import UnavailableError
-from statemgr.flows.restore import StoreRestore
 from statemgr.phases import Phase, add_observer, remove_observer, tasks_of
 from statemgr.ports import Clock
 
 _PUBLISH_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Restored(Protocol):
+    """How a store was restored."""
+
+    @property
+    def factory(self) -> str: ...
+
+    @property
+    def bytes_fetched(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
 
 
 class Metrics:
@@ -45,6 +58,17 @@ class Metrics:
         self.segments = self._gauge("segments", "Segments after the last snapshot", "store")
         self.segments_bytes = self._gauge("segments_bytes", "Bytes of the segments after the last snapshot", "store")
         self.materialization = self._gauge("materialization_seconds", "Seconds that the last snapshot took", "store")
+        self.requests = self._gauge("commit_requests", "Blobs that the last commit uploaded, one PUT each")
+        self.keys = self._gauge("state_keys", "Keys in the stores, as the local stores estimate them")
+        self.bytes = self._gauge("state_bytes", "Bytes of the stores on disk")
+        self._batches = self._counter("batches", "Micro-batches that ended", "kind")
+        self._batch_seconds = self._counter("batch_seconds", "Seconds that a phase of the micro-batches took", "phase")
+        self._rows = self._counter("batch_rows", "Rows of the micro-batches", "kind")
+        self._keys = self._counter("batch_keys", "Keys that the micro-batches looked up or changed", "kind")
+        self._retries = self._counter("batch_retries", "Attempts at tasks that failed and ran again").labels(job)
+        self._watermark = Gauge(
+            "statemgr_watermark_seconds", "Watermark in seconds since the epoch", ["job"], registry=self.registry
+        )
         self._server = self._serve(port)
         add_observer(self._observe, job_key)
 
@@ -52,12 +76,31 @@ class Metrics:
         """The metrics of one task; close them with the task."""
         return TaskMetrics(self, task)
 
-    def restored(self, restore: StoreRestore) -> None:
+    def restored(self, restore: Restored) -> None:
         """Count one store's restore."""
         labels = (self.job, restore.factory)
         self._restores.labels(*labels).inc()
         self._restore_bytes.labels(*labels).inc(restore.bytes_fetched)
         self._restore_seconds.labels(*labels).inc(restore.seconds)
+
+    def batch(
+        self,
+        *,
+        replayed: bool,
+        seconds: Mapping[str, float],
+        rows: Mapping[str, int],
+        keys: Mapping[str, int],
+        retries: int,
+        watermark_ms: int | None,
+    ) -> None:
+        """Count one micro-batch of an engine: seconds by phase, rows and keys by kind."""
+        self._batches.labels(self.job, "replayed" if replayed else "published").inc()
+        for counter, counted in ((self._batch_seconds, seconds), (self._rows, rows), (self._keys, keys)):
+            for label, number in counted.items():
+                counter.labels(self.job, label).inc(number)
+        self._retries.inc(retries)
+        if watermark_ms is not None:
+            self._watermark.labels(self.job).set(watermark_ms / 1000)
 
     @property
     def port(self) -> int | None:
@@ -118,7 +161,11 @@ class TaskMetrics:
         try:
             yield
         finally:
-            self._gauge(self._metrics.seconds, self._metrics.clock.monotonic() - begun, name)
+            self.took(name, self._metrics.clock.monotonic() - begun)
+
+    def took(self, name: str, seconds: float) -> None:
+        """Set the seconds of a phase of a commit."""
+        self._gauge(self._metrics.seconds, seconds, name)
 
     @contextmanager
     def commit(self) -> Iterator[None]:
@@ -137,6 +184,15 @@ class TaskMetrics:
     def uploaded(self, size: int) -> None:
         """Set the bytes that the commit uploaded."""
         self._gauge(self._metrics.uploaded, size)
+
+    def requested(self, requests: int) -> None:
+        """Set the number of blobs that the commit uploaded."""
+        self._gauge(self._metrics.requests, requests)
+
+    def holds(self, keys: int, size: int) -> None:
+        """Set the estimated number of keys and the bytes of the task's stores."""
+        self._gauge(self._metrics.keys, keys)
+        self._gauge(self._metrics.bytes, size)
 
     def backlog(self, store: str, segments: int, size: int) -> None:
         """Set the number and the bytes of the segments in a store's published chain."""

@@ -123,7 +123,8 @@ class Store:
         return self._items(prefix, after_prefix(prefix))
 
     def statistics(self) -> Mapping[str, float]:
-        """Numbers about the store: ``pending.changes``, and its kind's own (``rocksdb.…`` by RocksDB's names,
+        """Numbers about the store: ``pending.changes``, ``keys.read`` and ``keys.written`` since it was opened (without
+        scans; a key counts once per batch that is written), and its kind's own (``rocksdb.…`` by RocksDB's names,
         counters and latencies only with ``stores.<name>.rocksdb.statistics``; ``memory.keys``, ``memory.bytes``).
         """
         return self._content.statistics()

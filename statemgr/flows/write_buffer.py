@@ -50,6 +50,9 @@ class WriteBuffer:
         #: Upper bound of the pending bytes: a change that replaces another one counts in addition.
         self._pending_bytes = 0
         self._closed = False
+        #: Keys that were looked up, and keys in the batches that were written.
+        self._keys_read = 0
+        self._keys_written = 0
         self._much = 0
         self._on_much: Callable[[], None] | None = None
 
@@ -70,6 +73,7 @@ class WriteBuffer:
         """The newest value of a key, or None. Raises: InvalidError (not bytes)."""
         if not isinstance(key, bytes):
             raise self._not_bytes()
+        self._keys_read += 1
         if self._pending:
             found = self._pending.get(key, _ABSENT)
             if found is not _ABSENT:
@@ -83,6 +87,7 @@ class WriteBuffer:
         """The newest values, in the order of the keys."""
         if not _are_all(bytes, keys):
             raise self._not_bytes()
+        self._keys_read += len(keys)
         pending = self._pending
         missing = [key for key in keys if key not in pending] if pending else keys
         try:
@@ -158,8 +163,13 @@ class WriteBuffer:
         self._pending = {}
 
     def statistics(self) -> Mapping[str, float]:
-        """The local store's statistics, and the number of gathered changes."""
-        return {**self._local.statistics(), "pending.changes": len(self._pending)}
+        """The local store's statistics, the number of gathered changes, and how many keys were read and written."""
+        return {
+            **self._local.statistics(),
+            "pending.changes": len(self._pending),
+            "keys.read": self._keys_read,
+            "keys.written": self._keys_written + len(self._pending),
+        }
 
     def _gather(self, changes: dict[bytes, bytes | None], size: int) -> None:
         if self._closed:
@@ -178,6 +188,7 @@ class WriteBuffer:
         """Write one batch. Nothing else may be pending before it."""
         try:
             self._local.write(changes.items())
+            self._keys_written += len(changes)
             self._pending = {}
             self._pending_bytes = 0
             if self._changes is not None:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from spark_integration.context import BatchReport, StateContext
+from spark_integration.context import StateContext
 from spark_integration.query import StatefulQuery
+from spark_integration.reports import BatchReport
 from statemgr import JobConfig
 from statemgr.errors import StatemgrError
 from statemgr_tools.demo.bait import Bait, install
@@ -123,7 +124,7 @@ def run(spec: Spec) -> None:
         if bait is not None:
             bait.current += 1
         with Path(spec.events).open("a") as events:
-            events.write(json.dumps(asdict(batch)) + "\n")
+            events.write(json.dumps(batch.to_dict()) + "\n")
 
     def source(starting_offsets: str) -> DataFrame:
         return (

@@ -26,7 +26,8 @@ class Start:
 
     def restored(self) -> list[dict[str, Any]]:
         """Reports of stores that came from a backend."""
-        stores = [store for report in self.reports for store in report["restored"]]
+        tasks = [task for report in self.reports for task in report["tasks"]]
+        stores = [store for task in tasks for store in task["restored"]]
         return [store for store in stores if store["factory"] not in ("local", "empty")]
 
     def restores(self) -> list[dict[str, Any]]:

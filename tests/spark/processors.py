@@ -116,6 +116,7 @@ class Comparison:
         pandas: bool = False,
         write: Callable[[DataFrame, int], None] = lambda df, sequence: None,
         config: Any = None,
+        started: Callable[[RunningQuery], None] = lambda running: None,
     ) -> RunningQuery:
         """Run everything that is there, with state in statemgr."""
         groups = stateful(self.rows, *self.keys, config=config or self.job.config)
@@ -128,6 +129,7 @@ class Comparison:
             .trigger(availableNow=True)
             .start()
         )
+        started(running)
         running.awaitTermination()
         return running
 

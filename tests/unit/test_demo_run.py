@@ -110,8 +110,10 @@ def test_the_summary_as_json() -> None:
     tallies = {b"k": (2, 0, (1,), (great,), (Decimal("1E+3"),))}
     restored = {"store": "totals", "factory": "blob-store", "seconds": 0.5, "bytes_fetched": 7, "records": 0}
     starts = [
-        Start(None, Outcome("upload.put", "x", 3, 1.0), [{"restored": [], "replayed": False}], "upload.put"),
-        Start("blob-store", Outcome(None, "", 0, 2.0), [{"restored": [restored] * 2, "replayed": True}]),
+        Start(
+            None, Outcome("upload.put", "x", 3, 1.0), [{"tasks": [{"restored": []}], "replayed": False}], "upload.put"
+        ),
+        Start("blob-store", Outcome(None, "", 0, 2.0), [{"tasks": [{"restored": [restored]}] * 2, "replayed": True}]),
     ]
     sides = [Side("recount", tallies), Side("output", tallies), Side("blob state", {})]
 

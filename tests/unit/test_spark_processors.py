@@ -362,7 +362,9 @@ def test_late_rows(unit: str) -> None:
     windows = pa.StructArray.from_arrays([pa.nulls(4, times.type), times], ["start", "end"])
     batch = pa.RecordBatch.from_arrays([pa.array([1, 2, 3, 4]), times, windows], ["n", "t", "w"])
     for event_time in (EventTime("t", False), EventTime("w", True)):
-        assert [b.column("n").to_pylist() for b in in_time([batch], event_time, 1_000)] == [[1, 3]]
+        late: list[int] = []
+        assert [b.column("n").to_pylist() for b in in_time([batch], event_time, 1_000, late.append)] == [[1, 3]]
+        assert late == [2]
 
 
 def test_output_that_is_not_newer_than_the_watermark_is_refused() -> None:

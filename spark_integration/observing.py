@@ -1,0 +1,74 @@
+"""Where the report of a finished batch goes: the list of recent ones, listeners, Prometheus, and one line in the log.
+
+Runs on the driver, after the batch's output was written. Nothing here can fail the batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from spark_integration.reports import BatchReport, OnBatch, StatefulQueryListener
+
+if TYPE_CHECKING:
+    from statemgr import StateManager
+
+log = logging.getLogger(__name__)
+_REPORTS_KEPT = 100
+
+
+class Observers:
+    """All observers of one query. ``on_batch``: a function that was given before the query started."""
+
+    def __init__(self, manager: StateManager, on_batch: OnBatch | None) -> None:
+        self.recent: deque[BatchReport] = deque(maxlen=_REPORTS_KEPT)
+        self._metrics = manager.metrics
+        self._on_batch = on_batch
+        self._listeners: tuple[StatefulQueryListener, ...] = ()
+
+    def add(self, listener: StatefulQueryListener) -> None:
+        """Any thread may call this."""
+        self._listeners = (*self._listeners, listener)
+
+    def remove(self, listener: StatefulQueryListener) -> None:
+        """As Spark's, ignores a listener that was not added."""
+        self._listeners = tuple(one for one in self._listeners if one is not listener)
+
+    def observe(self, report: BatchReport) -> None:
+        """Pass the report of a finished batch on."""
+        self.recent.append(report)
+        log.info("%s", report)
+        functions = [] if self._on_batch is None else [("on_batch", self._on_batch)]
+        functions += [(type(listener).__name__, listener.onBatch) for listener in self._listeners]
+        functions.append(("metrics", self._measure))
+        for name, function in functions:
+            try:
+                function(report)
+            except Exception:  # the batch is complete without its report
+                log.exception(
+                    "%s failed for the report of batch %s, sequence %s", name, report.batch_id, report.sequence
+                )
+
+    def _measure(self, report: BatchReport) -> None:
+        metrics = self._metrics
+        phases = {"stage": report.stage_seconds, "publish": report.publish_seconds, "output": report.output_seconds}
+        metrics.batch(
+            replayed=report.replayed,
+            seconds=phases,
+            rows={"input": report.input_rows, "late": report.late_rows, "output": report.output_rows},
+            keys={"read": report.keys_read, "written": report.keys_written},
+            retries=report.retries,
+            watermark_ms=report.watermark_ms,
+        )
+        for one in report.restored:
+            metrics.restored(one)
+        for task in report.tasks:
+            of = metrics.of(task.task)
+            of.carried(task.keys_written)
+            of.uploaded(task.commit_bytes)
+            of.requested(task.commit_requests)
+            of.took("open", task.open_seconds)
+            of.took("process", task.process_seconds)
+            of.took("prepare", task.prepare_seconds)
+            of.holds(task.keys_estimated, task.state_bytes)
