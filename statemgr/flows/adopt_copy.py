@@ -69,6 +69,20 @@ class Counts:
             self.size += len(key) + len(value or b"")
             yield record.offset + 1, (key, value)
 
+    def take_all(self, batch: Sequence[OldRecord], decoder: Decoder) -> int:
+        """Count a batch. Returns: the offset after it."""
+        for _ in self.take(batch, decoder):
+            pass
+        return batch[-1].offset + 1
+
+    def take_plain(self, keys: Sequence[bytes], values: Sequence[bytes | None], end: int) -> int:
+        """Count a batch of plain changes up to ``end``. Returns: that offset."""
+        found = [value for value in values if value is not None]
+        self.records += len(keys)
+        self.deletes += len(values) - len(found)
+        self.size += sum(map(len, keys)) + sum(map(len, found))
+        return end
+
 
 @dataclass(frozen=True)
 class Copied:
@@ -89,12 +103,14 @@ def count(
 ) -> Counts:
     """Read a partition whole. Raises: InvalidError, CorruptRecord, UnavailableError."""
     counts, end = Counts(), bounds.start
-    for batch in old.records(topic.name, partition, bounds.start, bounds.end):
-        with _place(store, topic, partition):
-            for _ in counts.take(batch, decoder):
-                pass
-        end = batch[-1].offset + 1
-        progress(f"count {store} {partition}", end - bounds.start, bounds.end - bounds.start)
+    place = topic.name, partition, bounds.start, bounds.end
+    if decoder is None:
+        batches = (counts.take_plain(*batch) for batch in old.changes(*place))
+    else:
+        batches = (counts.take_all(batch, decoder) for batch in old.records(*place))
+    with _place(store, topic, partition):
+        for end in batches:
+            progress(f"count {store} {partition}", end - bounds.start, bounds.end - bounds.start)
     counts.transactional = end < bounds.end
     return counts
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Message
 
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord
@@ -107,14 +107,32 @@ class OldTopics:
         Raises: CorruptRecord (a record has no key), UnavailableError, MissingState, AccessDenied.
         """
         for batch in self._reader.read(topic, partition, start, end):
-            records = [OldRecord(m.key(), m.value(), m.headers() or (), offset_of(m)) for m in batch]  # type: ignore[arg-type]
-            for record in records:
-                if record.key is None:
-                    raise CorruptRecord(
-                        "a changelog record has no key",
-                        hint="this is no changelog: name the changelogs with `statemgr adopt --changelog STORE=TOPIC`",
-                        topic=topic,
-                        partition=partition,
-                        offset=record.offset,
-                    )
-            yield records
+            keys = _keys(batch, topic, partition)
+            yield [
+                OldRecord(key, m.value(), m.headers() or (), offset_of(m))  # type: ignore[arg-type]
+                for key, m in zip(keys, batch, strict=True)
+            ]
+
+    def changes(
+        self, topic: str, partition: int, start: int, end: int
+    ) -> Iterator[tuple[Sequence[bytes], Sequence[bytes | None], int]]:
+        """Like :meth:`records`, without what a changelog of plain keys and values does not need, and faster.
+
+        Yields: keys, values, and the offset after the last of them.
+        """
+        for batch in self._reader.read(topic, partition, start, end):
+            yield _keys(batch, topic, partition), [m.value() for m in batch], offset_of(batch[-1]) + 1
+
+
+def _keys(batch: Sequence[Message], topic: str, partition: int) -> list[bytes]:
+    """Raises: CorruptRecord if a record has no key."""
+    keys = [message.key() for message in batch]
+    if None in keys:
+        raise CorruptRecord(
+            "a changelog record has no key",
+            hint="this is no changelog: name the changelogs with `statemgr adopt --changelog STORE=TOPIC`",
+            topic=topic,
+            partition=partition,
+            offset=offset_of(batch[keys.index(None)]),
+        )
+    return keys  # type: ignore[return-value]
