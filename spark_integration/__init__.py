@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from spark_integration.reports import BatchReport, RestoreReport, StatefulQueryListener, TaskReport
     from spark_integration.running import RunningQuery
     from spark_integration.sources import StartingOffsets
+    from spark_integration.tables import StateTable
 
 __all__ = [
     "BatchReport",
@@ -24,6 +25,7 @@ __all__ = [
     "RunningQuery",
     "StartingOffsets",
     "StateContext",
+    "StateTable",
     "StatefulQuery",
     "StatefulQueryListener",
     "TaskReport",
@@ -38,6 +40,7 @@ _HOME = {
     "RunningQuery": "spark_integration.running",
     "StartingOffsets": "spark_integration.sources",
     "StateContext": "spark_integration.context",
+    "StateTable": "spark_integration.tables",
     "StatefulQuery": "spark_integration.query",
     "StatefulQueryListener": "spark_integration.reports",
     "TaskReport": "spark_integration.reports",

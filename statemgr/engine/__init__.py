@@ -13,6 +13,8 @@ An attempt that is never published leaves only blobs that expire.
 
 ``materialize_task`` builds the first snapshots of a task next to the running job, and ``wanted_stores`` says which are
 needed. An engine can spread them over its machines, which need Kafka for this.
+
+``FollowedStore`` reads a store of another job at its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from statemgr.engine.attempts import (
     read_attachment,
     read_attachments,
 )
+from statemgr.engine.followed_store import FollowedStore
 from statemgr.engine.materializer import materialize_task, wanted_stores
 from statemgr.engine.shared_checkpoints import SharedCheckpoints, share_checkpoints
 from statemgr.flows.materialize import Materialized
@@ -40,6 +43,7 @@ __all__ = [
     "Attachment",
     "Attempt",
     "Epoch",
+    "FollowedStore",
     "Materialized",
     "MicroBatch",
     "PreparedCommit",

@@ -16,7 +16,7 @@ An owner that later opens the task on this machine finds the directory, and fetc
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from statemgr.backends.services import Services
@@ -54,11 +54,29 @@ class Followed:
 
 
 class Follower:
-    """Follows the checkpoints of ``tasks``, or of all tasks with a checkpoint if it is empty. One thread at a time."""
+    """Follows the checkpoints of ``tasks``, or of all tasks with a checkpoint if it is empty. One thread at a time.
+
+    Args:
+        stores: the stores to bring; all if none is named.
+        only_settled: read the topic only up to the first open transaction, and do not wait for its end.
+
+    Attributes:
+        there: the tasks with a checkpoint, as of the last turn.
+    """
 
     def __init__(
-        self, services: Services, checkpoint_log: CheckpointLog, tasks: Collection[str], progress: Progress
+        self,
+        services: Services,
+        checkpoint_log: CheckpointLog,
+        tasks: Collection[str],
+        progress: Progress,
+        *,
+        stores: Collection[str] = (),
+        only_settled: bool = False,
     ) -> None:
+        self.there: Collection[str] = ()
+        self._stores = stores or services.config.stores.keys()
+        self._only_settled = only_settled
         self._services = services
         self._log = checkpoint_log
         self._tasks = tuple(tasks)
@@ -73,12 +91,17 @@ class Follower:
         Raises: ConfigError; the errors of reading the checkpoint topic.
         """
         as_of = moment(self._services.clock)
-        records = self._read()  # 1
+        records = self._log.read(self._tasks or None, only_settled=self._only_settled)  # 1
+        self.there = tuple(records)
         due = sorted((task for task, record in records.items() if self._due(task, record)), key=task_index)
         missing = [Followed(task, None, error=self._unknown(task)) for task in self._tasks if task not in records]
         with self._services.executors.pool("standby", _TASKS_AT_ONCE) as pool:
             followed = pool.map(lambda task: self._follow(task, records[task], as_of), due)
             return [*missing, *(found for found in followed if found is not None)]
+
+    def forget(self, task: str) -> None:
+        """Bring the task again in the next turn."""
+        self._here.pop(task, None)
 
     def _due(self, task: str, record: CheckpointRecord) -> bool:
         checkpoint_id, looked = self._here.get(task, (None, 0.0))
@@ -117,7 +140,7 @@ class Follower:
         checkpoint = record.current
         plans = plan_stores(
             checkpoint,
-            {name: store.restore_factories for name, store in self._services.config.stores.items()},
+            {name: self._services.config.stores[name].restore_factories for name in self._stores},
             durable=self._services.durable,
             permissions=Permissions(allow_new_stores=True, allow_removed_stores=True),
             older=record.checkpoints[1:],
@@ -157,13 +180,10 @@ class Follower:
     def _newest(self, task: str) -> CheckpointRecord | None:
         """The task's record as the topic has it now; None if it cannot be read."""
         try:
-            return self._log.read([task]).get(task)
+            return self._log.read([task], only_settled=self._only_settled).get(task)
         except StatemgrError as error:
             log.warning("task %s: the checkpoint topic cannot be read: %s", task, error)
             return None
-
-    def _read(self) -> Mapping[str, CheckpointRecord]:
-        return self._log.read(self._tasks or None)
 
     def _unknown(self, task: str) -> MissingState:
         return MissingState(
