@@ -21,7 +21,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench test test-long journeys test-all test-containers lint format dev-up dev-down clean
+.PHONY: help install demo bench test test-long journeys soak-spark test-all test-containers lint format dev-up dev-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' Makefile
@@ -45,6 +45,11 @@ test-long: $(STAMP) ## Run the long tests: full crash matrices, several brokers,
 
 journeys: $(STAMP) ## Adopt, move, rescale and roll back other software's jobs of a million keys (KEYS=n)
 	@STATEMGR_TEST_JOURNEY_KEYS=$(or $(KEYS),1000000) $(BIN)/python -m pytest -s tests/integration/test_journeys.py $(PYTEST_ARGS)
+
+soak-spark: $(STAMP) ## Kill drivers, executors and workers at random (MINUTES=30, SEED=n, INPUT=file.csv.gz KEY=column)
+	@STATEMGR_TEST_SOAK_MINUTES=$(or $(MINUTES),30) STATEMGR_TEST_SOAK_INPUT=$(call quoted,$(INPUT)) \
+		STATEMGR_TEST_SOAK_KEY=$(call quoted,$(KEY)) STATEMGR_TEST_SOAK_SEED=$(SEED) \
+		$(BIN)/python -m pytest -s tests/spark/test_soak.py $(PYTEST_ARGS)
 
 test-all: $(STAMP) ## Run every test
 	@STATEMGR_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
