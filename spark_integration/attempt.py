@@ -16,13 +16,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain, pairwise
 
 import pyarrow as pa
 
-from spark_integration.context import ProcessFunction, StateContext
+from spark_integration.context import NextDue, ProcessFunction, StateContext
 from spark_integration.failures import marked
 from spark_integration.partitioning import Partitioning
 from spark_integration.produced import checked, write
@@ -62,6 +62,7 @@ class Work:
     tasks: int
     partitioning: Partitioning
     process: ProcessFunction
+    next_due: NextDue | None
     attachments: Mapping[str, bytes]
     schema: bytes
     sequence: int
@@ -126,12 +127,14 @@ def attempt(work: Work, task: int, batches: Iterator[pa.RecordBatch], retries: i
             part.unlink()
         for _ in own:
             pass  # check also the rows that process did not read
+        due_ms = None if work.next_due is None else work.next_due(opened.stores)
         times.append(time.perf_counter())
         # 5. prepare: everything is durable when this returns; the driver adds the input's offsets
         prepared = opened.prepare({})
         data = prepared_to_bytes(prepared)
         times.append(time.perf_counter())
-        return data, _report(opened, prepared, len(data), context, retries, read.rows, yielded.rows, times)
+        report = _report(opened, prepared, len(data), context, retries, read.rows, yielded.rows, times)
+        return data, replace(report, due_ms=due_ms)
 
 
 def is_output(attachment: Attachment) -> bool:

@@ -49,6 +49,9 @@ class StateContext:
 ProcessFunction = Callable[
     ["Iterator[pa.RecordBatch]", "Mapping[str, Store]", StateContext], "Iterator[pa.RecordBatch]"
 ]
+#: The time from which on a program has something to do without input, in epoch milliseconds, by its stores after a
+#: batch; None if there is none.
+NextDue = Callable[["Mapping[str, Store]"], int | None]
 #: ``write(df, sequence)``; ``df`` is a Spark DataFrame.
 OutputFunction = Callable[[Any, int], None]
 
@@ -74,12 +77,15 @@ class Bound:
         attachments: what the first task attaches to every checkpoint, by name.
         order: the columns by which the rows of a task are sorted; none for no order.
         first: rows for the next batch that is published, and for no other.
+        next_due: makes Spark go on with batches while the input is idle. A task's answer covers the clock; a watermark
+            that has moved is always something to do. None if the program needs no batches without input.
     """
 
     process: ProcessFunction
     attachments: Mapping[str, bytes] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     first: FirstRows | None = None
+    next_due: NextDue | None = None
 
 
 class Prepared(Protocol):

@@ -2,7 +2,8 @@
 
 Steps of :meth:`Driver.run`:
 
-1. compare the batch with the published one; a batch that is already published continues with step 5
+1. compare the batch with the published one; a batch that is already published continues with step 5, and one that has
+   nothing to do ends here
 2. run the stage: one attempt per task, on the executors
 3. collect exactly one prepared commit per task
 4. publish all of them in one Kafka transaction, with the output rows if they go to Kafka
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING
 from spark_integration.attempt import RESULT_DDL, Work, worker
 from spark_integration.context import Bound
 from spark_integration.failures import find
+from spark_integration.heartbeat import IdleWatch
 from spark_integration.location import Location
 from spark_integration.observing import Observers
 from spark_integration.outbox import fetched_rows, stored_rows
@@ -64,6 +67,8 @@ log = logging.getLogger(__name__)
 
 #: Tries to settle a publish whose outcome is unknown; each has its own deadline.
 SETTLE_ATTEMPTS = 3
+#: Seconds until a batch ends that has nothing to do, so that Spark does not make such batches without a break.
+_IDLE_SECONDS = 0.2
 _EXCLUDED = "spark.sql.adaptive.optimizer.excludedRules"
 _EMPTY = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 
@@ -98,11 +103,19 @@ class Driver:
         self._checkpoints: dict[str, Checkpoint | None] = dict(epoch.checkpoints)
         self._first = plan.bound.first
         self._query_id: str | None = None
+        self.idle = IdleWatch()
+        #: When the published state has something to do without input, in epoch milliseconds; 0 if it is not known.
+        self._due_ms: float = 0
         #: Held while a batch or a repair runs.
         self._turn = threading.Lock()
         self._inputs = manager.job_inputs(epoch)
         #: Topics that were deleted and created again with permission: the published offsets mean nothing in them.
         self._recreated = self._inputs.recreated
+
+    @property
+    def has_heartbeat(self) -> bool:
+        """Whether the program needs batches while the input is idle."""
+        return self._plan.bound.next_due is not None
 
     # --- what is published --------------------------------------------------------------------------------
 
@@ -145,9 +158,17 @@ class Driver:
 
     def run(self, rows: DataFrame, batch_id: int) -> None:
         """Process one batch. Raises: statemgr's typed errors, and whatever user functions raise."""
+        assert self.offsets is not None
+        self.idle.begin()
         with self._typed():
-            report = self._run(rows, batch_id)
-        self.observers.observe(report)
+            source = self._never_back(self.offsets.read(batch_id))
+            report = self._run(rows, source)
+        if source.start == source.end:
+            self.idle.end_without_input()
+        if report is not None:
+            self.observers.observe(report)
+        else:
+            self._manager.clock.sleep(_IDLE_SECONDS)
 
     def give_output_again(self, spark: SparkSession) -> None:
         """Deliver the published rows before the first batch. Raises: as :meth:`run`."""
@@ -193,14 +214,16 @@ class Driver:
                 raise self.failure from error
             raise
 
-    def _run(self, rows: DataFrame, batch_id: int) -> BatchReport:
+    def _run(self, rows: DataFrame, source: BatchInput) -> BatchReport | None:
+        """The report; None if the batch had nothing to do."""
         assert self.offsets is not None
-        spark = rows.sparkSession
+        spark, batch_id = rows.sparkSession, source.batch_id
         # 1. recognise
-        source = self._never_back(self.offsets.read(batch_id))
         start, end = to_json(source.start), to_json(source.end)
         batch = MicroBatch(self._id(self.offsets.location), batch_id, start, end, source.watermark_ms)
         replayed = self._recognise(batch, source)
+        if not replayed and self._has_nothing_to_do(source):
+            return None
         now = self._manager.clock.monotonic
         began = now()
         staged = done = began
@@ -211,6 +234,7 @@ class Driver:
             staged = now()
             # 4. publish
             self._publish(self._with_records(spark, prepared), batch)
+            self._due_ms = min((task.due_ms for task in tasks if task.due_ms is not None), default=math.inf)
             done = now()
         # 5. output
         sequence = self._give_output(spark)
@@ -262,6 +286,20 @@ class Driver:
         check_continues(source, self.input_offsets())
         return False
 
+    def _has_nothing_to_do(self, source: BatchInput) -> bool:
+        """Whether a batch would leave the state as it is: no input, the same watermark, and nothing due by its time.
+
+        A job's first batch always runs, because the batches of a location go on from a published one.
+        """
+        published = self.published_batch()
+        return (
+            self.has_heartbeat
+            and published is not None
+            and source.start == source.end
+            and source.watermark_ms == published.watermark_ms
+            and source.time_ms < self._due_ms
+        )
+
     def _stage(self, rows: DataFrame, source: BatchInput) -> tuple[list[PreparedCommit], tuple[TaskReport, ...]]:
         plan, order = self._plan, self._plan.bound.order
         if self._first is not None:
@@ -305,6 +343,7 @@ class Driver:
             tasks=plan.config.tasks,
             partitioning=plan.partitioning,
             process=plan.bound.process,
+            next_due=plan.bound.next_due,
             attachments=plan.bound.attachments,
             schema=to_arrow(plan.schema).serialize().to_pybytes(),
             sequence=1 + max((checkpoint.sequence for checkpoint in published.values()), default=0),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_integration.context import Bound, ProcessFunction, Program
 from spark_integration.driver import Driver, Plan
+from spark_integration.heartbeat import with_heartbeat
 from spark_integration.location import Location
 from spark_integration.output_schema import can_be_local, to_arrow
 from spark_integration.outputs import KafkaOutput, Output
@@ -178,7 +179,7 @@ class StatefulQuery:
                 now=self._partitioning.name(rows),
             )
         location = Location(rows.sparkSession, uri)
-        driver.offsets = OffsetLog(location)
+        driver.offsets = OffsetLog(location, heartbeat=driver.has_heartbeat)
         query_id = location.query_id()
         if query_id is None and offsets is not None and not callable(self._input):
             raise BatchMismatch(
@@ -192,7 +193,8 @@ class StatefulQuery:
         if published is not None and published.query_id != query_id:
             # a new location: Spark does not replay a batch whose output a crash cut off, so deliver it here
             driver.give_output_again(rows.sparkSession)
-        writer = rows.writeStream.foreachBatch(driver.run).options(**self._options)
+        source = with_heartbeat(rows) if driver.has_heartbeat else rows
+        writer = source.writeStream.foreachBatch(driver.run).options(**self._options)
         if self._name is not None:
             writer = writer.queryName(self._name)
         if self._trigger:

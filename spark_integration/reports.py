@@ -54,6 +54,7 @@ class TaskReport:
         open_seconds: to restore and open the stores.
         process_seconds: to read the other rows, run your function and store the output rows.
         prepare_seconds: to make the commit durable.
+        due_ms: when a timer or a TTL of the task next expires by the clock (epoch milliseconds); None if none does.
     """
 
     task: str
@@ -73,6 +74,7 @@ class TaskReport:
     process_seconds: float
     prepare_seconds: float
     restored: tuple[RestoreReport, ...]
+    due_ms: int | None = None
 
     @property
     def seconds(self) -> float:

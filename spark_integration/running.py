@@ -60,7 +60,13 @@ class RunningQuery:
     def processAllAvailable(self) -> None:  # noqa: N802
         """As Spark's, with the errors of :meth:`awaitTermination`."""
         with self._typed_errors():
-            self._query.processAllAvailable()
+            if not self._driver.has_heartbeat:
+                self._query.processAllAvailable()
+                return
+            self._driver.idle.wait(lambda: bool(self._query.isActive))  # a heartbeat is always available
+            error = self._query.exception()
+            if error is not None:
+                raise error
 
     def exception(self) -> StatemgrError | StreamingQueryException | None:
         """The error that ended the query: statemgr's typed error if there is one, else Spark's exception."""

@@ -61,10 +61,14 @@ class BatchInput:
 
 
 class OffsetLog:
-    """Reads Spark's log of batches. Remembers the ends of the last batch, because the next one starts there."""
+    """Reads Spark's log of batches. Remembers the ends of the last batch, because the next one starts there.
 
-    def __init__(self, location: Location) -> None:
+    ``heartbeat``: the last source of the query is the heartbeat (``heartbeat.py``), which has no offsets of its own.
+    """
+
+    def __init__(self, location: Location, *, heartbeat: bool = False) -> None:
         self.location = location
+        self._sources = slice(2, -1 if heartbeat else None)
         self._last: tuple[int, list[str]] | None = None
 
     def read(self, batch_id: int) -> BatchInput:
@@ -75,7 +79,7 @@ class OffsetLog:
         except ValueError as error:
             uri = self.location.uri
             raise CorruptRecord("the offset log cannot be read", location=uri, batch=batch_id) from error
-        ends = lines[2:]
+        ends = lines[self._sources]
         before = self._ends(batch_id - 1) if batch_id else []
         starts = [before[i] if i < len(before) else _VOID for i in range(len(ends))]
         for i, start in enumerate(starts):
@@ -93,7 +97,7 @@ class OffsetLog:
     def _ends(self, batch_id: int) -> list[str]:
         if self._last is not None and self._last[0] == batch_id:
             return self._last[1]
-        return _offset_lines(self.location, batch_id)[2:]
+        return _offset_lines(self.location, batch_id)[self._sources]
 
 
 def flatten(sources: Iterable[str]) -> dict[str, int]:

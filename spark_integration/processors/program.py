@@ -124,7 +124,8 @@ class PreparedProcessor:
             output_time=program.output_time,
         )
         first = self.initial if published is None else None
-        return Bound(run, {RECORD: record.to_bytes()}, tuple(self.key.names), first)
+        next_due = None if program.time_mode == "none" else run.next_due
+        return Bound(run, {RECORD: record.to_bytes()}, tuple(self.key.names), first, next_due)
 
     def _published(self, checkpoints: Mapping[str, Checkpoint | None]) -> Record | None:
         """The published record; None before the first batch."""

@@ -28,7 +28,7 @@ from spark_integration.processors import timers
 from spark_integration.processors.groups import EventTime, Form, converted, grouped, in_time, newer
 from spark_integration.processors.handle import CLOSED, DATA_PROCESSED, INITIALIZED, TIMER_PROCESSED, StoredHandle
 from spark_integration.processors.keys import decode_key
-from spark_integration.processors.states import Batch, delete_expired, list_prefixes
+from spark_integration.processors.states import Batch, delete_expired, first_expiry, list_prefixes
 from spark_integration.processors.variables import Variable
 from statemgr import Store
 
@@ -63,6 +63,14 @@ class ProcessorRun:
         if self.output_time is not None:
             output = newer(output, self.output_time, _millis(context.previous_watermark))
         yield from output
+
+    def next_due(self, stores: Mapping[str, Store]) -> int | None:
+        """When the first timer or the first TTL expires by the clock, in epoch milliseconds."""
+        if self.time_mode != "processingtime":
+            return None
+        store = stores[self.store]
+        found = (timers.first(store), first_expiry(store))
+        return min((time_ms for time_ms in found if time_ms is not None), default=None)
 
     def _produced(self, batches: Iterator[pa.RecordBatch], batch: Batch, times: TimerValues) -> Iterator[Any]:
         # 1. init

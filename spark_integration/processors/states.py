@@ -271,6 +271,12 @@ def delete_expired(batch: Batch, lists: frozenset[bytes]) -> int:
     return deleted
 
 
+def first_expiry(store: Store) -> int | None:
+    """The earliest time at which :func:`delete_expired` has something to delete, in epoch milliseconds."""
+    with store.prefix(_EXPIRY) as items:
+        return next((_number(entry, 1) for entry, _ in items), None)
+
+
 def bounds(data: bytes | None) -> tuple[int, int]:
     """The index of a list's first element, and after its last one."""
     return (0, 0) if data is None else (_number(data), _number(data, _INT))

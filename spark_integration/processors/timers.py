@@ -53,6 +53,12 @@ def expired(store: Store, until_ms: int) -> Iterator[tuple[bytes, int]]:
     return read()
 
 
+def first(store: Store) -> int | None:
+    """The earliest timer's time, in epoch milliseconds."""
+    with store.prefix(BY_TIME) as items:
+        return next((time_and_key(place)[0] for place, _ in items), None)
+
+
 def time_and_key(place: bytes) -> tuple[int, bytes]:
     """The time and the grouping key of an entry in the order of time."""
     return int.from_bytes(place[1:9], "big") - _SIGN, place[9:]

@@ -21,6 +21,7 @@ from tests.kafka_jobs import wait_until
 from tests.spark.conftest import Pipeline
 
 INPUT = "id string, n bigint, t timestamp"
+SEEN = "id string, seen string, exists boolean"
 #: Settings with which Spark runs processors.
 ENGINE = {
     "spark.sql.streaming.stateStore.providerClass": (

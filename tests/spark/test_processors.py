@@ -21,6 +21,7 @@ from tests.integration.test_cli import write_toml
 from tests.jobs import DUAL
 from tests.spark.conftest import ROOT, Pipeline
 from tests.spark.processors import (
+    SEEN,
     Comparison,
     Counting,
     CountingInPandas,
@@ -35,7 +36,6 @@ from tests.spark.processors import (
 
 MakePipeline = Callable[..., Pipeline]
 COUNTS = "id string, count bigint, total bigint"
-SEEN = "id string, seen string, exists boolean"
 long = pytest.mark.long
 
 

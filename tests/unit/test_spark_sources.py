@@ -51,6 +51,19 @@ def test_the_first_batch_starts_at_the_initial_offsets(write: Write) -> None:
     assert location.query_id() == "8f3c"
 
 
+def test_a_heartbeat_has_no_offsets(write: Write) -> None:
+    """It is the last source, and is not taken for a source that is not Kafka."""
+    beats = [{"offset": 1, "timestamp": 1000}, {"offset": 2, "timestamp": 2000}]
+    location = write({0: [{"a": {"0": 5}}, beats[0]], 1: [{"a": {"0": 5}}, beats[1]]}, [{"a": {"0": 1}}])
+    log = OffsetLog(location, heartbeat=True)
+    assert [(batch.start, batch.end) for batch in map(log.read, (0, 1))] == [
+        ({"a-0": 1}, {"a-0": 5}),
+        ({"a-0": 5}, {"a-0": 5}),
+    ]
+    with pytest.raises(InvalidError, match="not Kafka"):
+        OffsetLog(location).read(0)
+
+
 def test_a_later_batch_starts_where_the_one_before_ended(write: Write) -> None:
     """Also for a source that had nothing in the batch before: it is at its initial offsets."""
     location = write(
