@@ -35,7 +35,7 @@ from spark_integration.output_schema import to_arrow
 from spark_integration.outputs import KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
 from spark_integration.reports import BatchReport, OnBatch, TaskReport
-from spark_integration.sources import BatchInput, OffsetLog, check_continues, to_json
+from spark_integration.sources import BatchInput, OffsetLog, check_continues, others_of, to_json
 from spark_integration.stateful_input import check_no_state
 from statemgr import JobConfig, StateManager
 from statemgr.engine import (
@@ -163,7 +163,7 @@ class Driver:
         with self._typed():
             source = self._never_back(self.offsets.read(batch_id))
             report = self._run(rows, source)
-        if source.start == source.end:
+        if source.is_empty:
             self.idle.end_without_input()
         if report is not None:
             self.observers.observe(report)
@@ -219,7 +219,7 @@ class Driver:
         assert self.offsets is not None
         spark, batch_id = rows.sparkSession, source.batch_id
         # 1. recognise
-        start, end = to_json(source.start), to_json(source.end)
+        start, end = to_json(source.start, source.others_start), to_json(source.end, source.others_end)
         batch = MicroBatch(self._id(self.offsets.location), batch_id, start, end, source.watermark_ms)
         replayed = self._recognise(batch, source)
         if not replayed and self._has_nothing_to_do(source):
@@ -283,7 +283,7 @@ class Driver:
                 now=f"{batch.start_offsets} to {batch.end_offsets}",
             )
         self._plan.partitioning.offsets_of_tasks(self._plan.config.tasks, source.end)  # refuses foreign partitions
-        check_continues(source, self.input_offsets())
+        check_continues(source, self.input_offsets(), others_of(published.end_offsets) if published else {})
         return False
 
     def _has_nothing_to_do(self, source: BatchInput) -> bool:
@@ -295,7 +295,7 @@ class Driver:
         return (
             self.has_heartbeat
             and published is not None
-            and source.start == source.end
+            and source.is_empty
             and source.watermark_ms == published.watermark_ms
             and source.time_ms < self._due_ms
         )

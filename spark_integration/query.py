@@ -15,7 +15,7 @@ from spark_integration.outputs import KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
 from spark_integration.reports import OnBatch
 from spark_integration.running import RunningQuery
-from spark_integration.sources import OffsetLog, StartingOffsets
+from spark_integration.sources import OffsetLog, StartingOffsets, others_of
 from spark_integration.stateful_input import check_stateless
 from spark_integration.writer import LOCATION, StatefulWriter
 from statemgr import JobConfig, StateManager
@@ -191,6 +191,16 @@ class StatefulQuery:
             )
         published = driver.published_batch()
         if published is not None and published.query_id != query_id:
+            others = others_of(published.end_offsets)
+            if others:
+                raise BatchMismatch(
+                    f"the checkpoint location is another than that of the job's last batch, and only that one can "
+                    f"position {' and '.join(others)} of the input, which is not Kafka",
+                    hint="use that location; if it is lost, read those sources from their beginning, in a job with "
+                    "another job.id",
+                    location=uri,
+                    job=self.config.job_name,
+                )
             # a new location: Spark does not replay a batch whose output a crash cut off, so deliver it here
             driver.give_output_again(rows.sparkSession)
         source = with_heartbeat(rows) if driver.has_heartbeat else rows

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from spark_integration.location import Location
 from statemgr.errors import BatchMismatch, CorruptRecord, InvalidError
@@ -18,8 +19,12 @@ from statemgr.ids import source_topic
 
 #: Source partition (``orders-0``) → offset.
 Offsets = Mapping[str, int]
+#: ``source 1`` → offset as Spark writes it, for the sources of a query that are not Kafka.
+Others = Mapping[str, str]
 
 _VOID = "-"
+#: Begins the name of a source that is not Kafka. No topic's name has a space.
+_SOURCE = "source "
 _EARLIEST = -2
 
 
@@ -51,13 +56,23 @@ class StartingOffsets(str):
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """A batch as Spark planned it: the offsets of every source partition, and times in epoch milliseconds."""
+    """A batch as Spark planned it: the offsets of every source partition, and times in epoch milliseconds.
+
+    A source that is not Kafka is in ``others_start`` only if an earlier batch has read it.
+    """
 
     batch_id: int
     start: Offsets
     end: Offsets
     time_ms: int
     watermark_ms: int | None
+    others_start: Others = field(default_factory=dict)
+    others_end: Others = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no source has anything new."""
+        return self.start == self.end and self.others_start == self.others_end
 
 
 class OffsetLog:
@@ -72,7 +87,7 @@ class OffsetLog:
         self._last: tuple[int, list[str]] | None = None
 
     def read(self, batch_id: int) -> BatchInput:
-        """Raises: InvalidError if the location is not one of Spark 4 with Kafka sources; CorruptRecord."""
+        """Raises: InvalidError if the location is not one of Spark 4; CorruptRecord."""
         lines = _offset_lines(self.location, batch_id)
         try:
             metadata = json.loads(lines[1])
@@ -82,16 +97,19 @@ class OffsetLog:
         ends = lines[self._sources]
         before = self._ends(batch_id - 1) if batch_id else []
         starts = [before[i] if i < len(before) else _VOID for i in range(len(ends))]
+        others = [end != _VOID and _topics(end) is None for end in ends]
         for i, start in enumerate(starts):
-            if start == _VOID:
+            if start == _VOID and not others[i]:
                 starts[i] = _initial(self.location, i)
         self._last = batch_id, ends
         return BatchInput(
             batch_id=batch_id,
-            start=flatten(starts),
-            end=flatten(ends),
+            start=flatten(start for start, other in zip(starts, others, strict=True) if not other),
+            end=flatten(end for end, other in zip(ends, others, strict=True) if not other),
             time_ms=int(metadata["batchTimestampMs"]),
             watermark_ms=int(metadata["batchWatermarkMs"]) or None,
+            others_start={f"{_SOURCE}{i}": starts[i] for i, other in enumerate(others) if other and starts[i] != _VOID},
+            others_end={f"{_SOURCE}{i}": ends[i] for i, other in enumerate(others) if other},
         )
 
     def _ends(self, batch_id: int) -> list[str]:
@@ -101,21 +119,18 @@ class OffsetLog:
 
 
 def flatten(sources: Iterable[str]) -> dict[str, int]:
-    """Turn ``{"orders": {"0": 5}}`` of every source into ``{"orders-0": 5}``.
+    """Turn ``{"orders": {"0": 5}}`` of every source of Kafka into ``{"orders-0": 5}``.
 
-    Raises: InvalidError for a source other than Kafka, and for a topic that two sources read.
+    Raises: InvalidError for offsets that are not Kafka's, and for a topic that two sources read.
     """
     offsets: dict[str, int] = {}
     seen: set[str] = set()
     for text in sources:
         if text == _VOID:
             continue
-        topics = json.loads(text)
-        if not _is_kafka(topics):
-            raise InvalidError(
-                f"the input has a source whose offsets are not Kafka's: {text[:100]}",
-                hint="a stateful query reads from Kafka only; join other data inside process",
-            )
+        topics = _topics(text)
+        if topics is None:
+            raise InvalidError(f"these are not Kafka's offsets: {text[:100]}")
         twice = seen.intersection(topics)
         if twice:
             raise InvalidError(
@@ -129,19 +144,25 @@ def flatten(sources: Iterable[str]) -> dict[str, int]:
     return offsets
 
 
-def to_json(offsets: Offsets) -> str:
-    """Spark's JSON of Kafka offsets, normalised so that equal offsets give equal text."""
-    topics: dict[str, dict[str, int]] = {}
+def to_json(offsets: Offsets, others: Others | None = None) -> str:
+    """Spark's JSON of Kafka offsets, normalised so that equal offsets give equal text; with the other sources'."""
+    topics: dict[str, Any] = dict(others or {})
     for name, offset in offsets.items():
         topic, _, partition = name.rpartition("-")
         topics.setdefault(topic, {})[partition] = offset
     return json.dumps(topics, sort_keys=True, separators=(",", ":"))
 
 
-def check_continues(batch: BatchInput, checkpoint: Offsets | None) -> None:
+def others_of(batch_offsets: str) -> Others:
+    """The offsets of sources that are not Kafka, from what :func:`to_json` made."""
+    return {name: offset for name, offset in json.loads(batch_offsets).items() if name.startswith(_SOURCE)}
+
+
+def check_continues(batch: BatchInput, checkpoint: Offsets | None, others: Others) -> None:
     """Raises: BatchMismatch unless the batch starts exactly where the checkpoint ended (None: no checkpoint).
 
-    The first batch of a location may have partitions that the checkpoint does not know: they are new.
+    The first batch of a location may have partitions that the checkpoint does not know: they are new. ``others``: where
+    the sources ended that are not Kafka.
     """
     if checkpoint is None:
         if batch.batch_id:
@@ -151,6 +172,14 @@ def check_continues(batch: BatchInput, checkpoint: Offsets | None) -> None:
                 batch=batch.batch_id,
             )
         return
+    for name in sorted({*others, *batch.others_start}):
+        if others.get(name) != batch.others_start.get(name):
+            raise BatchMismatch(
+                f"batch {batch.batch_id} starts at {batch.others_start.get(name, 'nothing')} of {name}, the checkpoint "
+                f"is at {others.get(name, 'nothing')}",
+                hint="use the checkpoint location of the job's last batch",
+                batch=batch.batch_id,
+            )
     for name in sorted({*checkpoint, *batch.start}):
         has, starts = checkpoint.get(name), batch.start.get(name)
         if has == starts or (has is None and batch.batch_id == 0):
@@ -190,13 +219,19 @@ def _offset_lines(location: Location, batch_id: int) -> list[str]:
 def _initial(location: Location, source: int) -> str:
     lines = location.read(f"sources/{source}/0")
     if lines is None:
-        return _VOID  # not a Kafka source, or one that is not planned yet: the end offsets show which
+        return _VOID  # it is not planned yet
     return lines[-1]
 
 
-def _is_kafka(topics: object) -> bool:
-    return isinstance(topics, dict) and all(
+def _topics(text: str) -> dict[str, dict[str, int]] | None:
+    """The offsets of a source of Kafka; None if they are another source's."""
+    try:
+        topics = json.loads(text)
+    except ValueError:
+        return None
+    is_kafka = isinstance(topics, dict) and all(
         isinstance(partitions, dict)
         and all(partition.isdigit() and isinstance(offset, int) for partition, offset in partitions.items())
         for partitions in topics.values()
     )
+    return topics if is_kafka else None

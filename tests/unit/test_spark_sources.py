@@ -15,6 +15,7 @@ from spark_integration.sources import (
     StartingOffsets,
     check_continues,
     flatten,
+    others_of,
     to_json,
 )
 from statemgr.errors import BatchMismatch, CorruptRecord, InvalidError
@@ -60,8 +61,28 @@ def test_a_heartbeat_has_no_offsets(write: Write) -> None:
         ({"a-0": 1}, {"a-0": 5}),
         ({"a-0": 5}, {"a-0": 5}),
     ]
-    with pytest.raises(InvalidError, match="not Kafka"):
-        OffsetLog(location).read(0)
+    assert OffsetLog(location).read(1).others_end == {"source 1": json.dumps(beats[1])}
+
+
+def test_sources_that_are_not_kafka(write: Write) -> None:
+    """They have their own offsets, which only the batches of the location know; one begins with nothing."""
+    files = [json.dumps({"logOffset": n}) for n in range(2)]
+    location = write(
+        {0: ["-", files[0]], 1: [{"a": {"0": 5}}, files[0]], 2: [{"a": {"0": 5}}, files[1]]}, [{"a": {"0": 1}}]
+    )
+    batches = [OffsetLog(location).read(batch) for batch in range(3)]
+    assert [batch.others_start for batch in batches] == [{}, *[{"source 1": files[0]}] * 2]
+    assert [batch.others_end["source 1"] for batch in batches] == [files[0], *files]
+    assert [(batch.start, batch.end) for batch in batches] == [
+        ({"a-0": 1}, {}),
+        ({"a-0": 1}, {"a-0": 5}),
+        ({"a-0": 5},) * 2,
+    ]
+    assert others_of(to_json(batches[2].end, batches[2].others_end)) == batches[2].others_end
+    check_continues(batches[2], {"a-0": 5}, batches[1].others_end)
+    for other in ({}, batches[2].others_end, {"source 0": files[0]}):
+        with pytest.raises(BatchMismatch, match="of source"):
+            check_continues(batches[2], {"a-0": 5}, other)
 
 
 def test_a_later_batch_starts_where_the_one_before_ended(write: Write) -> None:
@@ -89,8 +110,6 @@ def test_the_last_batch_is_remembered(write: Write, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ends", "version", "message"),
     [
-        ({0: [{"logOffset": 3}]}, "v1", "not Kafka's"),
-        ({0: ["17"]}, "v1", "not Kafka's"),
         ({0: [{"a": {"0": 1}}, {"a": {"1": 1}}]}, "v1", "same topic"),
         ({0: [{"a": {"0": 1}}]}, "v2", "format 'v2'"),
         ({1: [{"a": {"0": 1}}]}, "v1", "no record"),
@@ -99,7 +118,7 @@ def test_the_last_batch_is_remembered(write: Write, tmp_path: Path) -> None:
 def test_locations_that_cannot_be_understood(
     write: Write, ends: Mapping[int, Sequence[object]], version: str, message: str
 ) -> None:
-    """Other sources, a topic read twice, an unknown format, a batch that is not logged: typed, with a hint."""
+    """A topic read twice, an unknown format, a batch that is not logged: typed, with a hint."""
     with pytest.raises(InvalidError, match=message) as caught:
         OffsetLog(write(ends, version=version)).read(0)
     assert caught.value.hint
@@ -150,7 +169,7 @@ def test_starting_offsets_for_several_sources_and_new_partitions() -> None:
 )
 def test_batches_that_continue(batch_id: int, start: dict[str, int], checkpoint: dict[str, int] | None) -> None:
     """The job's first; one that starts where the checkpoint ended; new partitions at a location's first batch."""
-    check_continues(BatchInput(batch_id, start, {}, 0, None), checkpoint)
+    check_continues(BatchInput(batch_id, start, {}, 0, None), checkpoint, {})
 
 
 @pytest.mark.parametrize(
@@ -168,4 +187,4 @@ def test_batches_that_do_not_continue(
 ) -> None:
     """A gap, an overlap, a partition that vanished or came from nowhere."""
     with pytest.raises(BatchMismatch, match=message):
-        check_continues(BatchInput(batch_id, start, {}, 0, None), checkpoint)
+        check_continues(BatchInput(batch_id, start, {}, 0, None), checkpoint, {})
