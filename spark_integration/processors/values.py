@@ -65,7 +65,7 @@ def value_serde(versions: Sequence[StructType]) -> Serde:
     from statemgr import Serde
 
     schema = versions[-1]
-    avro = avro_serde([json.dumps(_avro(version, "state")) for version in versions])
+    avro = avro_serde([json.dumps(avro_schema(version)) for version in versions])
     pack, unpack = _converters(schema)
 
     def serialize(value: Any) -> bytes:
@@ -78,6 +78,11 @@ def value_serde(versions: Sequence[StructType]) -> Serde:
         return avro.serialize(packed)
 
     return Serde(serialize, lambda data: unpack(avro.deserialize(data)), "spark-state")
+
+
+def avro_schema(version: StructType) -> Any:
+    """The Avro schema of values that were written with this version of a variable's schema."""
+    return _avro(version, "state")
 
 
 def unreadable(written: DataType, read: DataType, path: str = "") -> str | None:

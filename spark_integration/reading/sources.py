@@ -63,8 +63,7 @@ class ItemColumns:
 
     def arrays(self, pairs: Pairs) -> list[pa.Array]:
         """The columns of some items. Raises: CorruptError."""
-        keys, values = zip(*pairs, strict=True)
-        return [self._key.decode(keys), self._value.decode(values)]
+        return [self._key.decode([key for key, _ in pairs]), self._value.decode([value for _, value in pairs])]
 
 
 @dataclass

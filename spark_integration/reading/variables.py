@@ -7,8 +7,9 @@ Where they are in the store: ``processors/states.py`` and ``processors/timers.py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import compress
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import Filter
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
@@ -16,11 +17,13 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from spark_integration.processors.keys import decode_key, encode_key
 from spark_integration.processors.states import variable_prefix
 from spark_integration.processors.timers import BY_TIME, time_and_key
-from spark_integration.processors.values import value_serde
+from spark_integration.processors.values import avro_schema, value_serde
 from spark_integration.processors.variables import LIST, MAP, Record, Variable
-from spark_integration.reading.columns import arrow_type
+from spark_integration.reading import bulk
+from spark_integration.reading.columns import arrow_type, avro_values
 from spark_integration.reading.filters import Range, after, equal_to
 from statemgr.errors import InvalidError
+from statemgr.serdes.avro import header_of
 
 _INT = 8
 Pairs = Sequence[tuple[bytes, bytes]]
@@ -42,6 +45,9 @@ class VariableColumns:
         if variable.ttl_ms is not None:
             fields.append(StructField("expires", TimestampType()))
         self.fields = fields
+        self._arrow = arrow_type(variable.schema)
+        self._avro = avro_schema(variable.schema)
+        self._header = header_of(self._avro)
 
     def range(self, filters: Sequence[Filter]) -> Range:
         """The keys of the store that the query needs."""
@@ -50,27 +56,58 @@ class VariableColumns:
 
     def arrays(self, pairs: Pairs) -> list[pa.Array]:
         """The columns of some items of the store. Raises: CorruptError."""
-        serde, ttl = value_serde(self._variable.versions), self._variable.ttl_ms is not None
-        keys: list[Any] = []
-        parts: list[Any] = []
-        values: list[Any] = []
-        expiries: list[int] = []
-        for place, data in pairs:
-            key, at = decode_key(self._key, place, len(self._prefix))
-            if self._variable.kind == LIST:
-                if at == len(place):
-                    continue  # the list's bounds
-                parts.append(int.from_bytes(place[at:], "big"))
-            elif self._variable.key is not None:
-                parts.append(decode_key(self._variable.key, place, at)[0])
-            keys.append(key)
-            values.append(serde.deserialize(data[_INT:] if ttl else data))
-            if ttl:
-                expiries.append(int.from_bytes(data[:_INT], "big") * 1000)
-        columns = [keys, *([parts] if len(self.fields) - ttl == 3 else []), values, *([expiries] if ttl else [])]
-        return [
-            pa.array(column, arrow_type(field.dataType)) for column, field in zip(columns, self.fields, strict=True)
-        ]
+        places, data = [place for place, _ in pairs], [value for _, value in pairs]
+        try:
+            keys, at = self._keys(places)
+        except bulk.Unsupported:
+            keys, at = self._keys_by_row(places)
+        if self._variable.kind == LIST:
+            elements = at != np.fromiter(map(len, places), np.int64, len(places))  # not the list's bounds
+            places, data = list(compress(places, elements)), list(compress(data, elements))
+            keys, at = keys.filter(pa.array(elements)), at[elements]
+        columns = [keys]
+        if self._variable.kind == LIST:
+            positions = [int.from_bytes(place[after_key:], "big") for place, after_key in zip(places, at, strict=True)]
+            columns.append(pa.array(positions, pa.int64()))
+        elif self._variable.key is not None:
+            columns.append(self._map_keys(self._variable.key, places, at))
+        expires = []
+        if self._variable.ttl_ms is not None:
+            cursor = bulk.Cursor.of(data)
+            millis = cursor.big_endian(_INT, cursor.all()).view(np.int64)
+            expires = [bulk.numbers(millis * 1000, arrow_type(TimestampType()), cursor.all())]
+        return [*columns, self._values(data), *expires]
+
+    def _keys(self, places: Sequence[bytes]) -> tuple[pa.Array, bulk.Ints]:
+        """The grouping keys, and where each ends in its place."""
+        cursor = bulk.Cursor.of(places, len(self._prefix))
+        begins = cursor.at - len(self._prefix)
+        keys = bulk.key_columns(self._key, arrow_type(self._key), cursor)
+        return keys, cursor.at - begins
+
+    def _keys_by_row(self, places: Sequence[bytes]) -> tuple[pa.Array, bulk.Ints]:
+        found = [decode_key(self._key, place, len(self._prefix)) for place in places]
+        keys = pa.array([key for key, _ in found], arrow_type(self._key))
+        return keys, np.array([at for _, at in found], np.int64)
+
+    def _map_keys(self, schema: StructType, places: Sequence[bytes], at: bulk.Ints) -> pa.Array:
+        cursor = bulk.Cursor.of(places)
+        cursor.at = cursor.at + at
+        try:
+            found = bulk.key_columns(schema, arrow_type(schema), cursor)
+            cursor.at_end()
+        except bulk.Unsupported:
+            keys = [decode_key(schema, place, start)[0] for place, start in zip(places, at, strict=True)]
+            return pa.array(keys, arrow_type(schema))
+        return found
+
+    def _values(self, data: Sequence[bytes]) -> pa.Array:
+        skip = _INT if self._variable.ttl_ms is not None else 0
+        found = avro_values(self._avro, self._header, self._arrow, data, skip)
+        if found is None:
+            deserialize = value_serde(self._variable.versions).deserialize
+            return pa.array([deserialize(one[skip:]) for one in data], self._arrow)
+        return found
 
 
 class TimerColumns:
@@ -86,12 +123,13 @@ class TimerColumns:
 
     def arrays(self, pairs: Pairs) -> list[pa.Array]:
         """The columns of some items of the store. Raises: CorruptError."""
-        found = [time_and_key(place) for place, _ in pairs]
-        keys = [decode_key(self._key, key)[0] for _, key in found]
-        return [
-            pa.array(keys, arrow_type(self._key)),
-            pa.array([time_ms * 1000 for time_ms, _ in found], arrow_type(TimestampType())),
-        ]
+        cursor = bulk.Cursor.of([place for place, _ in pairs], len(BY_TIME))
+        millis = cursor.big_endian(_INT, cursor.all()).view(np.int64) ^ np.int64(-(1 << 63))
+        try:
+            keys = bulk.key_columns(self._key, arrow_type(self._key), cursor)
+        except bulk.Unsupported:
+            keys = pa.array([decode_key(self._key, time_and_key(at)[1])[0] for at, _ in pairs], arrow_type(self._key))
+        return [keys, bulk.numbers(millis * 1000, arrow_type(TimestampType()), cursor.all())]
 
 
 def _leading(key: StructType, filters: Sequence[Filter]) -> bytes:

@@ -38,6 +38,7 @@ TABLE = {
     "store-calls": ("store", False),
     "open-job": ("open", False),
     "rollback": ("rollback", False),
+    "spark-read": ("spark_read", False),
 }
 _measures: dict[str, Measure] = {}
 
