@@ -21,7 +21,7 @@ from statemgr.backends.blobs.names import segments_blob
 from statemgr.backends.blobs.next_chain import Draft, NextChains
 from statemgr.backends.blobs.segment_batch import SegmentBatches, Stored
 from statemgr.backends.blobs.segment_cache import SegmentCache
-from statemgr.backends.blobs.tables import table_of
+from statemgr.backends.blobs.tables import put_segment
 from statemgr.backends.services import Services
 from statemgr.errors import InvalidError
 from statemgr.model.chain import ChainSegment, SegmentChain
@@ -29,7 +29,7 @@ from statemgr.model.checkpoint import BlobMarker, Marker
 from statemgr.model.codecs import encode_chain
 from statemgr.model.commit import PreparedChanges, StoreSession
 from statemgr.model.record_size import inline_chain_limit
-from statemgr.model.segment import encode_segment, write_segment, write_table_segment
+from statemgr.model.segment import encode_segment
 from statemgr.phases import Phase, announce
 from statemgr.ports import Backlog, PreparedBackup, StagedChanges, StoreIdentity, StoreSnapshot
 from statemgr.transfer.packs import PackedBlob
@@ -119,14 +119,7 @@ class BlobBackup:
         chain, changes, first = draft.chain, draft.changes, draft.first
         segments = tuple(_moved(segment, blob) for segment in chain.segments)
         if changes.count:
-            with table_of(self._services, draft.snapshot.identity, changes) as made:
-                if made is None:
-                    ref = blob.section(lambda section: write_segment(changes, section, first))
-                else:
-                    table, deleted = made
-                    ref = blob.section(
-                        lambda section: write_table_segment(table, changes.count, section, first, deleted)
-                    )
+            ref = put_segment(self._services, draft.snapshot.identity, changes, first, blob)
             segments = (*segments, ChainSegment(first, draft.end, ref))
         chain = replace(chain, segments=segments)
         _check_restorable(draft, chain)

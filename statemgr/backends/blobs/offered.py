@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import astuple, dataclass, replace
-from functools import partial
 from typing import Any
 
 from statemgr.backends.blobs.catalogue import Catalogue, validate_for
 from statemgr.backends.blobs.early_upload import EarlyUpload
 from statemgr.backends.blobs.names import segments_blob
 from statemgr.backends.blobs.snapshots import Snapshots, UploadNotes
-from statemgr.backends.blobs.tables import table_of
+from statemgr.backends.blobs.tables import put_segment
 from statemgr.backends.services import Services
 from statemgr.errors import MissingError
 from statemgr.local.build_place import UPLOADED, BuildPlace
@@ -27,7 +26,6 @@ from statemgr.model.checkpoint import BlobMarker, BlobRef
 from statemgr.model.codecs import encode_chain
 from statemgr.model.commit import Change, StoreSession, size_of
 from statemgr.model.record_size import inline_chain_limit
-from statemgr.model.segment import write_segment, write_table_segment
 from statemgr.model.snapshot import DirIndex, FileIndex
 from statemgr.ports import ChangelogBatch, Moment, PreparedBackup, Progress, StoreIdentity, StoreSnapshot
 from statemgr.transfer.packs import PackedBlob
@@ -174,14 +172,7 @@ class OfferedSnapshots:
 
     def _segment(self, identity: StoreIdentity, name: str, tail: _Tail, first: int) -> ChainSegment:
         with closing(PackedBlob(self._services.scratch_file("segments"))) as packed:
-            with table_of(self._services, identity, tail) as made:
-                if made is None:
-                    ref = packed.section(partial(write_segment, tail, first=first))
-                else:
-                    table, deleted = made
-                    ref = packed.section(
-                        lambda section: write_table_segment(table, tail.count, section, first, deleted)
-                    )
+            ref = put_segment(self._services, identity, tail, first, packed)
             blob_id = segments_blob(identity, name)
             self._services.transfer().put(blob_id, packed.body())
         return ChainSegment(first, first + tail.count, replace(ref, blob_id=blob_id))

@@ -12,8 +12,7 @@ Touches the scratch directory, and the store that segments are applied to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
@@ -24,9 +23,11 @@ from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptError, DiskFull
 from statemgr.local import durable, is_readable, puts_of, write_table
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.chain import ChainSegment
+from statemgr.model.checkpoint import BlobRef
 from statemgr.model.commit import Change, ChangeSet
-from statemgr.model.segment import read_range
+from statemgr.model.segment import read_range, write_segment, write_table_segment
 from statemgr.ports import LocalStore, StoreIdentity
+from statemgr.transfer.packs import PackedBlob
 
 #: From this many changes, a segment is a table.
 _FEWEST = 2_000
@@ -38,30 +39,31 @@ _GROUP, _FILES = 16, 64
 _BATCH = 10_000
 
 
-@contextmanager
-def table_of(
-    services: Services, identity: StoreIdentity, changes: ChangeSet
-) -> Iterator[tuple[BinaryIO, Sequence[bytes]] | None]:
-    """The changes of a commit as a table file and the keys that it deletes; None if the segment should have records.
+def put_segment(
+    services: Services, identity: StoreIdentity, changes: ChangeSet, first: int, blob: PackedBlob
+) -> BlobRef:
+    """Append the changes of a commit, the first of which has the number ``first``, to a blob: as a table or as records.
 
-    A segment has records if there are few changes or very many, if the store is not RocksDB, or if the disk has no room
-    for the file, because records can be written from memory. Raises: InvalidError, RetryableError.
+    They are records if there are few changes or very many, if the store is not RocksDB, or if the disk has no room
+    for the table's file, because records can be written from memory. Raises: InvalidError, RetryableError.
     """
+
+    def records(section: BinaryIO) -> None:
+        write_segment(changes, section, first)
+
     config = services.config.stores[identity.store]
     if config.type != "rocksdb" or not _FEWEST <= changes.count <= _MOST or changes.size > _MOST_BYTES:
-        yield None
-        return
+        return blob.section(records)
     path = services.scratch() / f"table-{services.ids.token()}.sst"
     try:
         try:
             deleted = write_table(path, changes, config.rocksdb)
         except DiskFull:
-            yield None
-            return
+            return blob.section(records)
         with disk_errors(path):
-            file = durable.open_file(path)
-        with file:
-            yield file, deleted
+            table = durable.open_file(path)
+        with table:
+            return blob.section(lambda section: write_table_segment(table, changes.count, section, first, deleted))
     finally:
         path.unlink(missing_ok=True)
 
