@@ -24,7 +24,7 @@ from statemgr.errors import InvalidError, MissingState, OutcomeUnknownError
 from statemgr.flows.clean_up import CleanUp
 from statemgr.flows.commit import CommitBase, Refill
 from statemgr.flows.open_job import JobTopics, fence_ids, read_published, take_over
-from statemgr.flows.ownership import Published, explained, settle_now
+from statemgr.flows.ownership import Published, common_serdes, explained, settle_now
 from statemgr.flows.publish import publish
 from statemgr.flows.repair import find_damage, repeated_attachments
 from statemgr.flows.rollback import Rollback, check_alone, find_targets, plan_rollback, prepare_rollback
@@ -135,7 +135,7 @@ def roll_back(
         with explained(services, log, published):
             records = {task: of_task for task, of_task in published.records.items() if of_task is not None}
             rollbacks = _plans(services, records, goal, found.refill)
-            published.serdes = _serdes(rollbacks)
+            published.serdes = common_serdes(rollback.target for rollback in rollbacks)
             published.kept = {one.record.task: goal.kept(one.record) for one in rollbacks}
             attachments, batch = _output(rollbacks, alone=goal.task is not None)
             prepared = partial(_prepared, services, published, goal, attachments, progress)
@@ -229,16 +229,6 @@ def _output(
     batches = {checkpoint.batch for checkpoint in chosen.values()}
     batch = batches.pop() if len(batches) == 1 else None
     return {task: repeated_attachments(checkpoint) for task, checkpoint in chosen.items()}, batch
-
-
-def _serdes(rollbacks: Sequence[Rollback]) -> dict[str, tuple[str, str]]:
-    """Store → the serdes of the state that the tasks go back to. Raises: InvalidError if they differ."""
-    found = {tuple(sorted(rollback.target.serdes.items())) for rollback in rollbacks}
-    if len(found) > 1:
-        raise InvalidError(
-            "the checkpoints were written with different serdes", hint="choose checkpoints from after the change"
-        )
-    return dict(found.pop()) if found else {}
 
 
 def _remove_ttls(services: Services, commits: Sequence[PreparedCommit]) -> None:

@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from statemgr.backends.blobs.branches import Part, store_copy
 from statemgr.backends.services import Services
 from statemgr.config.factories import BLOB_STORE
-from statemgr.errors import InvalidError, OutcomeUnknownError
+from statemgr.errors import OutcomeUnknownError
 from statemgr.flows.commit import CommitBase, freeze, prepare
 from statemgr.flows.copy_blobs import BlobCopies, Moved
 from statemgr.flows.copy_look import TaskCopy, check_new
 from statemgr.flows.open_job import JobTopics, fence_ids, read_published, take_over
-from statemgr.flows.ownership import Published, settle_now
+from statemgr.flows.ownership import Published, common_serdes, settle_now
 from statemgr.flows.publish import publish
 from statemgr.flows.repair import repeated_attachments
 from statemgr.flows.restore import open_restored, restore_store
@@ -71,7 +71,7 @@ def copy(
         permissions = Permissions(allow_empty_start=True)
         published = read_published(target, log, layout, names, permissions, others=others).published
         published.permits = ()  # they are for the first opening
-        published.serdes = _serdes(tasks)
+        published.serdes = common_serdes(one.checkpoint for one in tasks)
         attempt = target.ids.attempt_id()  # its age limits the time of the copy
         copying = _Copying(source, target, published, attempt, progress)
         moved, tasks = copying.move(tasks)  # 2
@@ -86,18 +86,6 @@ def copy(
         target.transfer().remove_ttl_all(added)  # 5: the first opening tries again what fails
     checkpoints = {task: published.checkpoint(task) for task in names}
     return Copied({task: made for task, made in checkpoints.items() if made is not None}, moved, tasks)
-
-
-def _serdes(tasks: Sequence[TaskCopy]) -> dict[str, tuple[str, str]]:
-    found: dict[str, tuple[str, str]] = {}
-    for one in tasks:
-        for store, serdes in one.checkpoint.serdes.items():
-            if found.setdefault(store, serdes) != serdes:
-                raise InvalidError(
-                    "the checkpoints were written with different serdes",
-                    hint="choose checkpoints from after the change",
-                )
-    return found
 
 
 def _batch(tasks: Sequence[TaskCopy]) -> MicroBatch | None:

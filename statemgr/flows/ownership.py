@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from statemgr.backends.services import Services
 from statemgr.errors import (
     FencedError,
+    InvalidError,
     MissingError,
     OutcomeUnknownError,
     PermissionNeeded,
@@ -101,6 +102,23 @@ class Published:
         """The retained checkpoints except the current one, newest first."""
         record = self.records[task]
         return record.checkpoints[1:] if record else ()
+
+
+def common_serdes(checkpoints: Iterable[Checkpoint]) -> dict[str, tuple[str, str]]:
+    """Store → the serdes of its keys and values in these checkpoints of several tasks.
+
+    Raises: InvalidError if they differ.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for checkpoint in checkpoints:
+        for store, serdes in checkpoint.serdes.items():
+            if found.setdefault(store, serdes) != serdes:
+                raise InvalidError(
+                    "the tasks' checkpoints were written with different serdes",
+                    hint="commit with every task, or choose checkpoints from after the change",
+                    store=store,
+                )
+    return found
 
 
 def check_ownership(services: Services, publisher: Publisher, log: CheckpointLog, published: Published) -> None:

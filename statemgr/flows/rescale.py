@@ -34,14 +34,13 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.flows.open_job import JobTopics
-from statemgr.flows.ownership import Published
+from statemgr.flows.ownership import Published, common_serdes
 from statemgr.flows.rescale_build import Build
 from statemgr.flows.rescale_built import Built, Workshop
 from statemgr.flows.rescale_catch_up import CatchUp
 from statemgr.flows.rescale_plan import RescalePlan, plan_rescale
 from statemgr.flows.rescale_publish import (
     OfLayout,
-    common_serdes,
     current_checkpoints,
     fenced,
     keep_blobs,
@@ -56,9 +55,7 @@ from statemgr.local import durable, levels, remove
 from statemgr.local.clock import moment
 from statemgr.local.owners import exclusive_if_free
 from statemgr.local.transfer_files import disk_errors
-from statemgr.model.checkpoint import (
-    Checkpoint,
-)
+from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.partitioners import BY_INPUT_PARTITION, QUIX, candidates
 from statemgr.ports import CheckpointLog, Moment, Progress, TopicInfo
 
@@ -131,7 +128,7 @@ def rescale(
             published = Published(dict.fromkeys(names), epoch, plan.after, fence_others)
             published.sequence = newest_sequence(plan.records)
             published.along = (retiring(new, plan.before),)
-            published.serdes = common_serdes(plan.targets)
+            published.serdes = common_serdes(plan.targets.values())
             of_layout = OfLayout(log, plan.after, {}, plan.records)
             keep_blobs(services, log, plan.records)
             commits = [replace(commit, epoch=epoch) for commit in built.commits()]

@@ -32,14 +32,7 @@ from statemgr.errors import CorruptFile, InvalidError
 from statemgr.flows.rescale_built import STORED_AT_ONCE, Built, BuiltUnit, NewStore, Unit, Workshop
 from statemgr.flows.rescale_plan import RescalePlan
 from statemgr.flows.rescale_store import StoredStore
-from statemgr.flows.rescale_work import (
-    Split,
-    Spread,
-    check_range,
-    fitting,
-    make_store,
-    split_range,
-)
+from statemgr.flows.rescale_work import Split, Spread, check_range, fitting, make_store, split_range
 from statemgr.ids import task_name
 from statemgr.local import durable, remove
 from statemgr.model.content import Content

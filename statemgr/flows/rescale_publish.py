@@ -8,23 +8,14 @@ from contextlib import closing, contextmanager
 from functools import partial
 
 from statemgr.backends.services import Services
-from statemgr.errors import (
-    FencedError,
-    InvalidError,
-    OutcomeUnknownError,
-)
+from statemgr.errors import FencedError, OutcomeUnknownError
 from statemgr.flows.clean_up import CleanUp
 from statemgr.flows.open_job import fence_ids, take_over
 from statemgr.flows.ownership import Published, settle_now
 from statemgr.flows.publish import publish
 from statemgr.ids import task_name
 from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
-from statemgr.model.checkpoint import (
-    Checkpoint,
-    CheckpointRecord,
-    Layout,
-    MicroBatch,
-)
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout, MicroBatch
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.layouts import RetiredLayout
 from statemgr.model.offers import Offer, OfferKey
@@ -80,14 +71,6 @@ def newest_sequence(records: Mapping[str, CheckpointRecord]) -> int:
 def current_checkpoints(published: Published) -> Mapping[str, Checkpoint]:
     """Task → its checkpoint, of the tasks that have one."""
     return {task: record.current for task, record in published.records.items() if record is not None}
-
-
-def common_serdes(targets: Mapping[str, Checkpoint]) -> dict[str, tuple[str, str]]:
-    """Store → the serdes of its keys and values. Raises: InvalidError if the tasks differ."""
-    found = {tuple(sorted(target.serdes.items())) for target in targets.values()}
-    if len(found) > 1:
-        raise InvalidError("the tasks' checkpoints were written with different serdes", hint="commit with every task")
-    return dict(found.pop()) if found else {}
 
 
 def keep_blobs(services: Services, log: CheckpointLog, records: Mapping[str, CheckpointRecord]) -> None:

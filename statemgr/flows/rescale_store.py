@@ -16,7 +16,7 @@ from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import MissingBlob
 from statemgr.flows.grace_period import shortest_grace_ms
 from statemgr.flows.rescale_tail import extend_changelog
-from statemgr.flows.rescale_work import Spread, fill_changelog
+from statemgr.flows.rescale_work import Spread, directory_size, fill_changelog
 from statemgr.flows.verify import Submit
 from statemgr.ids import attempt_millis, task_name
 from statemgr.local import scan_in_batches
@@ -188,7 +188,7 @@ class _Whole:
     @property
     def size(self) -> int:
         """Bytes on disk: an estimate of the bytes of keys and values."""
-        return sum(file.stat().st_size for file in self._directory.iterdir())
+        return directory_size(self._directory)
 
     def __iter__(self) -> Iterator[Change]:
         for batch in scan_in_batches(self._directory, self._config.rocksdb, None, None, 1000):

@@ -20,14 +20,14 @@ from pathlib import Path
 
 from statemgr.backends.services import Services
 from statemgr.errors import CorruptError, CorruptFile, MissingError
-from statemgr.flows.rescale_work import Spread, batches, check_place, fill_changelog, send_batches
+from statemgr.flows.rescale_work import Spread, batches, check_place, directory_size, fill_changelog, send_batches
 from statemgr.ids import task_name
 from statemgr.local import cloned, durable, open_store
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint
 from statemgr.model.commit import Change
 from statemgr.model.content import Content, columns, of_batch
-from statemgr.model.partitioners import Hashes, candidates
+from statemgr.model.partitioners import Hashes
 from statemgr.model.segment import read_segment, write_segment
 from statemgr.ports import ChangeReader, CommittedDirectory, LocalStore, Moment, TopicInfo
 
@@ -97,7 +97,7 @@ def find_changes(
 
 
 def _written(services: Services, spread: Spread, task: int, found: Iterable[Sequence[Change]], into: Path) -> Found:
-    hashes = candidates(spread.recorded, services.config.stores[spread.store].key_serde)[spread.partitioner]
+    hashes = spread.hashes(services)
     count = 0
 
     def changes() -> Iterator[Change]:
@@ -150,7 +150,7 @@ def apply_changes(
     there = {path.name: (path.stat().st_size, b"") for path in before.iterdir()}
     if not cloned(CommittedDirectory("", before, there), after):
         raise CorruptFile("a new store has vanished", hint="run it again", path=before)
-    hashes = candidates(spread.recorded, config.key_serde)[spread.partitioner]
+    hashes = spread.hashes(services)
     store = open_store(config.type, after, config.rocksdb, briefly=True)
     count, content = 0, Content()
     try:
@@ -165,7 +165,7 @@ def apply_changes(
         store.flush()
     finally:
         store.close()
-    return Applied(count, content, sum(path.stat().st_size for path in after.iterdir()))
+    return Applied(count, content, directory_size(after))
 
 
 def _content_of(store: LocalStore, keys: Sequence[bytes]) -> Content:
@@ -191,7 +191,7 @@ def extend_changelog(
     _, end = services.changelog().bounds(info.name, task)
     if marker.topic_id != info.topic_id or any(services.changelog().read(info.name, task, marker.offset, end)):
         return fill_changelog(services, spread.store, info, task, directory)
-    hashes = candidates(spread.recorded, services.config.stores[spread.store].key_serde)[spread.partitioner]
+    hashes = spread.hashes(services)
     sent = send_batches(services, spread.store, info, task, [_of_task(spread, task, files, hashes)])
     return marker if sent is None else ChangelogMarker(info.name, info.topic_id, task, sent)
 

@@ -17,18 +17,14 @@ from dataclasses import dataclass, replace
 from statemgr.backends.services import Services
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
-from statemgr.errors import (
-    MissingBlob,
-    MissingState,
-)
+from statemgr.errors import MissingBlob, MissingState
 from statemgr.flows.commit import CommitBase
 from statemgr.flows.open_job import JobTopics, guard_targets
-from statemgr.flows.ownership import Published, explained
+from statemgr.flows.ownership import Published, common_serdes, explained
 from statemgr.flows.repair import repeated_attachments
 from statemgr.flows.rescale_plan import changelog_key, topic_of_generation
 from statemgr.flows.rescale_publish import (
     OfLayout,
-    common_serdes,
     current_checkpoints,
     fenced,
     keep_blobs,
@@ -37,13 +33,7 @@ from statemgr.flows.rescale_publish import (
     retiring,
 )
 from statemgr.flows.rollback import plan_rollback, prepare_rollback
-from statemgr.model.checkpoint import (
-    Attachment,
-    ChangelogMarker,
-    Checkpoint,
-    CheckpointRecord,
-    Layout,
-)
+from statemgr.model.checkpoint import Attachment, ChangelogMarker, Checkpoint, CheckpointRecord, Layout
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.layouts import RetiredLayout
 from statemgr.model.permissions import NO_PERMISSIONS
@@ -130,7 +120,7 @@ def undo(
             old_keys = log.record_keys(plan.retired.layout.generation)
             deletes = ((key, None) for key in (*old_keys, plan.retired.key))
             published.along = (retiring(new, plan.before), *deletes)
-            published.serdes = common_serdes(plan.targets)
+            published.serdes = common_serdes(plan.targets.values())
             of_layout = OfLayout(log, plan.after, records, plan.current)
             keep_blobs(new, log, plan.current)
             tails = guard_targets(new, dict(plan.records), dict.fromkeys(plan.records, NO_PERMISSIONS))

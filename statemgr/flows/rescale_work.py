@@ -40,7 +40,7 @@ from statemgr.local.directories import StoreDirectories
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord
 from statemgr.model.commit import Change
 from statemgr.model.content import Content, columns, of_batch
-from statemgr.model.partitioners import candidates
+from statemgr.model.partitioners import Hashes, candidates
 from statemgr.model.permissions import Permissions
 from statemgr.model.plan import plan_stores
 from statemgr.ports import CommittedDirectory, TopicInfo, no_progress
@@ -69,6 +69,10 @@ class Spread:
     partitioner: str
     before: int
     after: int
+
+    def hashes(self, services: Services) -> Hashes:
+        """The partitioner: keys → their hashes, whose remainder by a number of tasks is the key's task."""
+        return candidates(self.recorded, services.config.stores[self.store].key_serde)[self.partitioner]
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,11 @@ def restore_source(
         return committed.path, sum(size for size, _ in committed.files.values())
     finally:
         directories.close()
+
+
+def directory_size(directory: Path) -> int:
+    """Bytes on disk of a finished store. Raises: OSError."""
+    return sum(file.stat().st_size for file in directory.iterdir())
 
 
 def batches(
@@ -175,7 +184,7 @@ def split_range(
     Raises: InvalidError for a key that another task should have; CorruptError, DiskFull.
     """
     config = services.config.stores[spread.store]
-    hashes = candidates(spread.recorded, config.key_serde)[spread.partitioner]
+    hashes = spread.hashes(services)
     empty_directory(into)
     content = Content()
     tables: dict[int, Sequence[str]] = {}
@@ -233,14 +242,14 @@ def make_store(services: Services, store: str, tables: Sequence[str], directory:
             for batch in scan_in_batches(copy, {}, None, None, _BATCH):
                 writer.write(batch)
         remove(copy)
-    return sum(file.stat().st_size for file in directory.iterdir())
+    return directory_size(directory)
 
 
 def check_range(
     services: Services, spread: Spread, task: int, directory: Path, start: bytes | None, end: bytes | None
 ) -> Content:
     """The content of a range of keys of a new store. Raises: CorruptFile for a key of another task."""
-    hashes = candidates(spread.recorded, services.config.stores[spread.store].key_serde)[spread.partitioner]
+    hashes = spread.hashes(services)
     content = Content()
     with _copy(services, directory) as copy:
         for batch in batches(services, spread.store, copy, start, end):
