@@ -1,17 +1,18 @@
 """``stateful(df, keys…)``: Spark's ``groupBy(keys…)`` for processors whose state statemgr keeps.
 
-Takes ``StatefulProcessor`` classes as they are. What is not here yet is refused with an InvalidError that names it.
+Takes ``StatefulProcessor`` classes, and functions with a ``GroupState``, as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from spark_integration.processors.frame import StatefulFrame
+from spark_integration.processors.group_state import TIMEOUTS, GroupedFunction, GroupFunction
 from spark_integration.processors.handle import TIME_MODES
 from spark_integration.processors.program import ProcessorProgram, output_time
 from spark_integration.query import StatefulQuery, parsed_schema
@@ -96,9 +97,22 @@ class StatefulGroups:
             statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, pandas=True
         )
 
-    def applyInPandasWithState(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises: InvalidError, because it is not supported yet."""
-        _unsupported("applyInPandasWithState", "write a StatefulProcessor and call transformWithStateInPandas")
+    def applyInPandasWithState(
+        self,
+        func: GroupedFunction,
+        outputStructType: StructType | str,
+        stateStructType: StructType | str,
+        outputMode: str,
+        timeoutConf: str,
+    ) -> StatefulFrame:
+        """As Spark's: ``func(key, frames, state)`` yields data frames, and ``state`` is a ``GroupState``.
+
+        Raises: InvalidError for an unknown mode or timeout.
+        """
+        if timeoutConf not in TIMEOUTS:
+            raise InvalidError(f"there is no timeout {timeoutConf!r}", hint=f"there are {', '.join(TIMEOUTS)}")
+        processor = GroupFunction(func, parsed_schema(stateStructType), timeoutConf)
+        return self._transformed(processor, outputStructType, outputMode, TIMEOUTS[timeoutConf], None, "", pandas=True)
 
     def _transformed(
         self,
@@ -122,7 +136,3 @@ class StatefulGroups:
         time_column = output_time(schema, event_time_column) if event_time_column else None
         program = ProcessorProgram(processor, self._keys, schema, time, pandas, self._store, initial_state, time_column)
         return StatefulFrame(self._query.run_program(program, schema), mode)
-
-
-def _unsupported(what: str, hint: str) -> NoReturn:
-    raise InvalidError(f"{what} is not supported by stateful() yet", hint=hint)

@@ -34,13 +34,16 @@ _Keyed = tuple[bytes, tuple[Any, ...], Any]
 class Form:
     """How rows are passed to a processor: as ``Row`` objects or as pandas data frames.
 
-    ``timezone``, ``safe`` and ``rows_per_frame`` are the session's settings when the query started.
+    ``sliced``: frames are parts of record batches, with their types, as ``applyInPandasWithState`` has them. Otherwise
+    they are made of rows, as ``transformWithStateInPandas`` has them. ``timezone``, ``safe`` and ``rows_per_frame``
+    are the session's settings when the query started.
     """
 
     pandas: bool
     timezone: str
     safe: bool
     rows_per_frame: int
+    sliced: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ def grouped(batches: Iterable[pa.RecordBatch], key: StructType, form: Form) -> I
     for (encoded, is_input), run in groupby(rows, key=itemgetter(0, 1)):
         first = next(run)
         values = (row for _, _, _, row in _after(first, run))
-        yield encoded, first[2], _frames(values, form.rows_per_frame) if form.pandas else values, is_input
+        framed = form.pandas and not form.sliced
+        yield encoded, first[2], _frames(values, form.rows_per_frame) if framed else values, is_input
 
 
 def converted(produced: Iterable[Any], schema: StructType, form: Form) -> Iterator[pa.RecordBatch]:
@@ -128,7 +132,7 @@ def _after(first: Any, others: Iterator[Any]) -> Iterator[Any]:
 
 def _marked(batch: pa.RecordBatch, key: StructType, form: Form) -> Iterator[tuple[bytes, bool, tuple[Any, ...], Any]]:
     """Each row with its key, and whether it is input."""
-    read = _pandas_rows if form.pandas else _rows
+    read = _slices if form.sliced else _pandas_rows if form.pandas else _rows
     parts = parted(batch)
     if parts is None:
         yield from ((encoded, True, own, row) for encoded, own, row in read(batch, key, form))
@@ -159,6 +163,20 @@ def _pandas_rows(batch: pa.RecordBatch, key: StructType, form: Form) -> Iterator
     # the state's key comes from Arrow: pandas turns whole numbers into floating ones where a batch has a null
     for encoded, row in zip(_encoded(keys, key), rows, strict=True):
         yield encoded, tuple(row[i] for i in at), row
+
+
+def _slices(batch: pa.RecordBatch, key: StructType, form: Form) -> Iterator[_Keyed]:
+    """The rows of each key as one frame."""
+    import pandas as pd
+
+    at = _offsets(batch, key)
+    keys = list(zip(*(batch.column(i).to_pylist() for i in at), strict=True))
+    start = 0
+    for encoded, run in groupby(_encoded(keys, key)):
+        rows = sum(1 for _ in run)
+        series = ArrowBatchTransformer.to_pandas(batch.slice(start, rows), timezone=form.timezone)
+        yield encoded, tuple(series[i].iloc[0] for i in at), pd.concat(series, axis=1)
+        start += rows
 
 
 def _frames(rows: Iterator[Any], most: int) -> Iterator[Any]:

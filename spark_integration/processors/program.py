@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark import cloudpickle
@@ -11,6 +11,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructField, StructType
 
 from spark_integration.context import Bound
+from spark_integration.processors.group_state import GroupFunction
 from spark_integration.processors.groups import EventTime, Form
 from spark_integration.processors.handle import Discovery
 from spark_integration.processors.initial import InitialState, initial_state
@@ -66,7 +67,12 @@ class ProcessorProgram:
         # without metadata, which a watermark adds
         key = StructType([StructField(column.name, column.dataType, True) for column in key.fields])
         settings = rows.sparkSession.conf
+        watermarks = [field for field in rows.schema.fields if _WATERMARK in field.metadata]
+        processor = self.processor
+        if isinstance(processor, GroupFunction):
+            processor = processor.of(rows, has_watermark=bool(watermarks))
         form = Form(
+            sliced=isinstance(processor, GroupFunction),
             pandas=self.pandas,
             timezone=str(settings.get("spark.sql.session.timeZone")),
             safe=settings.get("spark.sql.execution.pandas.convertToArrowArraySafely") == "true",
@@ -79,7 +85,8 @@ class ProcessorProgram:
             event_time = _event_time(rows)
         store = _store(config, self.store)
         initial = None if self.initial_state is None else initial_state(self.initial_state, key)
-        return PreparedProcessor(self, config, store, key, form, event_time, self._declared(), initial)
+        program = replace(self, processor=processor)
+        return PreparedProcessor(program, config, store, key, form, event_time, self._declared(), initial)
 
     def _declared(self) -> Declared:
         """Run ``init`` on a copy, as Spark does: the processor itself is shipped as the user made it."""

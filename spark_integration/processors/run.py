@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from spark_integration.context import StateContext
 from spark_integration.processors import timers
+from spark_integration.processors.group_state import GroupFunction
 from spark_integration.processors.groups import EventTime, Form, converted, grouped, in_time, newer
 from spark_integration.processors.handle import CLOSED, DATA_PROCESSED, INITIALIZED, TIMER_PROCESSED, StoredHandle
 from spark_integration.processors.keys import decode_key
@@ -97,7 +98,7 @@ class ProcessorRun:
         delete_expired(batch, list_prefixes(handle.declared.values()))
 
     def _times(self, batch: Batch, context: StateContext) -> TimerValues:
-        if self.time_mode == "none":
+        if self.time_mode == "none" and not isinstance(self.processor, GroupFunction):
             return TimerValues()
         return TimerValues(batch.time_ms, _millis(context.watermark))
 

@@ -30,6 +30,14 @@ ENGINE = {
     "spark.sql.shuffle.partitions": "2",
 }
 Batches = list[list[tuple[Any, ...]]]
+Function = Callable[[Any, Any, Any], Iterator[Any]]
+#: The state of a function for ``applyInPandasWithState``, and its timeouts.
+GROUP_STATE = "n bigint, text string"
+TIMEOUTS = {
+    "none": "NoTimeout",
+    "ProcessingTime": "ProcessingTimeTimeout",
+    "EventTime": "EventTimeTimeout",
+}
 COUNT = StructType([StructField("count", LongType())])
 
 
@@ -61,17 +69,15 @@ class Comparison:
         return rows if self.watermark is None else rows.withWatermark("t", self.watermark)
 
     def on_spark(
-        self, processor: StatefulProcessor, output: Any, mode: str = "none", *, pandas: bool = False
+        self, processor: StatefulProcessor | Function, output: Any, mode: str = "none", *, pandas: bool = False
     ) -> Batches:
         """The batches' rows on Spark's own engine, sorted, without empty batches."""
-        groups = self.rows("earliest").groupBy(*self.keys)
-        transform = groups.transformWithStateInPandas if pandas else groups.transformWithState
         batches: Batches = []
         before = {name: self.job.spark.conf.get(name, None) for name in ENGINE}
         for name, value in ENGINE.items():
             self.job.spark.conf.set(name, value)
         try:
-            frame = transform(processor, output, "Update", mode, self.initial_state(), self.output_time)
+            frame = self.applied(self.rows("earliest").groupBy(*self.keys), processor, output, mode, pandas=pandas)
             writer = (
                 frame.writeStream.outputMode("update")
                 .foreachBatch(lambda df, _: batches.append(_sorted(df)))
@@ -89,6 +95,15 @@ class Comparison:
                     self.job.spark.conf.set(name, old)
         return [batch for batch in batches if batch]
 
+    def applied(
+        self, groups: Any, processor: StatefulProcessor | Function, output: Any, mode: str, *, pandas: bool
+    ) -> Any:
+        """The operator on the groups of either engine. A function has the timeout of the mode's clock."""
+        if not isinstance(processor, StatefulProcessor):
+            return groups.applyInPandasWithState(processor, output, GROUP_STATE, "Update", TIMEOUTS[mode])
+        transform = groups.transformWithStateInPandas if pandas else groups.transformWithState
+        return transform(processor, output, "Update", mode, self.initial_state(), self.output_time)
+
     def initial_state(self) -> GroupedData | None:
         """The initial state as both engines take it."""
         return None if self.initial is None else self.initial.groupBy(*self.keys)
@@ -101,7 +116,7 @@ class Comparison:
             running.stop()
 
     def on_statemgr(
-        self, processor: StatefulProcessor, output: Any, mode: str = "none", *, pandas: bool = False
+        self, processor: StatefulProcessor | Function, output: Any, mode: str = "none", *, pandas: bool = False
     ) -> Batches:
         """The batches' rows with state in statemgr, sorted, without empty batches."""
         batches: Batches = []
@@ -110,7 +125,7 @@ class Comparison:
 
     def run(
         self,
-        processor: StatefulProcessor,
+        processor: StatefulProcessor | Function,
         output: Any,
         mode: str = "none",
         *,
@@ -121,9 +136,8 @@ class Comparison:
     ) -> RunningQuery:
         """Run everything that is there, with state in statemgr."""
         groups = stateful(self.rows, *self.keys, config=config or self.job.config)
-        transform = groups.transformWithStateInPandas if pandas else groups.transformWithState
         running = (
-            transform(processor, output, "Update", mode, self.initial_state(), self.output_time)
+            self.applied(groups, processor, output, mode, pandas=pandas)
             .writeStream.outputMode("update")
             .foreachBatch(write)
             .option("checkpointLocation", self.job.location.as_uri())

@@ -273,7 +273,8 @@ def test_what_is_not_there_yet_is_named(comparison: Comparison) -> None:
         (lambda: groups.transformWithState(Counting(), COUNTS, "Update", "None", None, "ID"), "'ID' is of type string"),
         (lambda: groups.transformWithState(Counting(), COUNTS, "Complete", "None"), "Complete"),
         (lambda: groups.transformWithState(Counting(), COUNTS, "Update", "Sometimes"), "Sometimes"),
-        (lambda: groups.applyInPandasWithState(print, COUNTS, "a int", "update", "NoTimeout"), "applyInPandas"),
+        (lambda: groups.applyInPandasWithState(print, COUNTS, "a int", "update", "Sometimes"), "timeout 'Sometimes'"),
+        (lambda: groups.applyInPandasWithState(print, COUNTS, "a int", "complete", "NoTimeout"), "complete"),
         (lambda: stateful(comparison.rows, config=comparison.job.config), "column to group by"),
     ]
     frame = groups.transformWithState(Counting(), COUNTS, "Update", "None")
