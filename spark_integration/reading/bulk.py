@@ -61,10 +61,11 @@ class Cursor:
         """Some of the rows."""
         return Cursor(self.data, self.at[kept], self.ends[kept])
 
-    def begins_with(self, prefix: bytes) -> bool:
-        """Whether every row has these bytes here."""
-        there = self.data[self.at[:, None] + np.arange(len(prefix))] if len(prefix) <= _PAD else None
-        return there is not None and bool((there == np.frombuffer(prefix, np.uint8)).all())
+    def begin_with(self, prefix: bytes) -> Mask:
+        """The rows that have these bytes here, at most 16."""
+        there = self.data[self.at[:, None] + np.arange(len(prefix))] == np.frombuffer(prefix, np.uint8)
+        found: Mask = there.all(axis=1) & (self.ends - self.at >= len(prefix))
+        return found
 
     def skip(self, count: int) -> None:
         self.at = self.at + count

@@ -39,11 +39,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_integration.reading import bulk
+from spark_integration.reading.avro_columns import AvroColumn, Version
 from statemgr.config import StoreConfig
 from statemgr.errors import CorruptError
 from statemgr.serdes import key_serde, value_serde
-from statemgr.serdes.avro import header_of
 
 #: Bytes, or None where a key is absent → an Arrow array.
 Decode = Callable[[Sequence[bytes | None]], pa.Array]
@@ -93,43 +92,17 @@ def value_column(store: StoreConfig) -> Column:
     if kind is None:
         return Column(StringType(), _texts(serde.deserialize), serde.serialize, ordered=False)
     arrow, schema = arrow_type(kind), json.loads(store.avro_schemas()[-1])
-    by_row = _converted(serde.deserialize, arrow)
+    column = AvroColumn([Version(schema, arrow)], arrow, _converted(serde.deserialize, arrow))
 
     def decode(data: Sequence[bytes | None]) -> pa.Array:
         there = [one for one in data if one is not None]
-        found = avro_values(schema, header_of(schema), arrow, there)
-        if found is None:
-            return by_row(data)
+        found = column.decode(there)
         if len(there) == len(data):
             return found
         numbers = iter(range(len(there)))
         return found.take(pa.array([None if one is None else next(numbers) for one in data], pa.int64()))
 
     return Column(kind, decode, serde.serialize, ordered=False)
-
-
-def avro_values(
-    schema: Any, header: bytes, arrow: pa.DataType, data: Sequence[bytes], skip: int = 0
-) -> pa.Array | None:
-    """Avro single objects as a column. None if they have to be decoded row by row: one has an older schema, or the
-    schema has an array, a map, an enum or a fixed type.
-
-    Args:
-        header: of single objects of the schema.
-        skip: bytes before each object.
-
-    Raises: CorruptError.
-    """
-    if not data:
-        return pa.array([], arrow)
-    cursor = bulk.Cursor.of(data, skip)
-    if int((cursor.ends - cursor.at).min()) < len(header) or not cursor.begins_with(header):
-        return None
-    cursor.skip(len(header))
-    try:
-        return bulk.avro_values(schema, arrow, cursor)
-    except bulk.Unsupported:
-        return None
 
 
 def arrow_type(kind: DataType) -> pa.DataType:

@@ -20,10 +20,10 @@ from spark_integration.processors.timers import BY_TIME, time_and_key
 from spark_integration.processors.values import avro_schema, value_serde
 from spark_integration.processors.variables import LIST, MAP, Record, Variable
 from spark_integration.reading import bulk
-from spark_integration.reading.columns import arrow_type, avro_values
+from spark_integration.reading.avro_columns import AvroColumn, Version, resolution
+from spark_integration.reading.columns import arrow_type
 from spark_integration.reading.filters import Range, after, equal_to
 from statemgr.errors import InvalidError
-from statemgr.serdes.avro import header_of
 
 _INT = 8
 Pairs = Sequence[tuple[bytes, bytes]]
@@ -45,9 +45,7 @@ class VariableColumns:
         if variable.ttl_ms is not None:
             fields.append(StructField("expires", TimestampType()))
         self.fields = fields
-        self._arrow = arrow_type(variable.schema)
-        self._avro = avro_schema(variable.schema)
-        self._header = header_of(self._avro)
+        self._values = _values_of(variable)
 
     def range(self, filters: Sequence[Filter]) -> Range:
         """The keys of the store that the query needs."""
@@ -76,7 +74,8 @@ class VariableColumns:
             cursor = bulk.Cursor.of(data)
             millis = cursor.big_endian(_INT, cursor.all()).view(np.int64)
             expires = [bulk.numbers(millis * 1000, arrow_type(TimestampType()), cursor.all())]
-        return [*columns, self._values(data), *expires]
+        skip = 0 if self._variable.ttl_ms is None else _INT
+        return [*columns, self._values.decode(data, skip), *expires]
 
     def _keys(self, places: Sequence[bytes]) -> tuple[pa.Array, bulk.Ints]:
         """The grouping keys, and where each ends in its place."""
@@ -101,14 +100,6 @@ class VariableColumns:
             return pa.array(keys, arrow_type(schema))
         return found
 
-    def _values(self, data: Sequence[bytes]) -> pa.Array:
-        skip = _INT if self._variable.ttl_ms is not None else 0
-        found = avro_values(self._avro, self._header, self._arrow, data, skip)
-        if found is None:
-            deserialize = value_serde(self._variable.versions).deserialize
-            return pa.array([deserialize(one[skip:]) for one in data], self._arrow)
-        return found
-
 
 class TimerColumns:
     """The timers: the grouping key, and when each expires."""
@@ -130,6 +121,16 @@ class TimerColumns:
         except bulk.Unsupported:
             keys = pa.array([decode_key(self._key, time_and_key(at)[1])[0] for at, _ in pairs], arrow_type(self._key))
         return [keys, bulk.numbers(millis * 1000, arrow_type(TimestampType()), cursor.all())]
+
+
+def _values_of(variable: Variable) -> AvroColumn:
+    arrow = arrow_type(variable.schema)
+    deserialize = value_serde(variable.versions).deserialize
+    versions = []
+    for written in variable.versions:
+        resolve = resolution(written, variable.schema, arrow)
+        versions.append(Version(avro_schema(written), arrow_type(written), resolve))
+    return AvroColumn(versions, arrow, lambda data: pa.array([deserialize(one) for one in data], arrow))
 
 
 def _leading(key: StructType, filters: Sequence[Filter]) -> bytes:

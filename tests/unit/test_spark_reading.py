@@ -140,6 +140,33 @@ def test_lists_maps_and_timers() -> None:
     assert [len(one) for one in variable(LIST, (schema,)).arrays([(place("a"), bytes(16))])] == [0, 0, 0]
 
 
+def test_values_of_older_schemas() -> None:
+    """Fields that came, went and became wider, also in a struct: the same columns as row by row, in the rows' order."""
+
+    def version(inner: Sequence[str], *types: str) -> StructType:
+        plain = struct_of(*types)
+        return StructType([*plain.fields, type(plain.fields[0])("inner", struct_of(*inner), True)])
+
+    versions = (
+        version(["byte"], "integer", "string", "float"),
+        version(["long", "date"], "long", "binary", "double", "string"),
+        version(["double", "date"], "double", "binary", "double"),
+    )
+    written: list[bytes] = []
+    for i in range(60):
+        inner = [(i,), (2**60 + i, i), (i / 3, None)][i % 3]
+        row = [(i, f"t{i}", i / 4), (2**61 + i, b"b%d" % i, None, "gone"), (None, None, i / 7)][i % 3]
+        until = i % 3 + 1
+        row = (*row, None if i % 5 == 0 else inner)
+        written.append(value_serde(versions[:until]).serialize(row))
+
+    found = variable(VALUE, versions).arrays([(place("a"), one) for one in written])[1]
+
+    serde = value_serde(versions)
+    found.validate(full=True)
+    assert found.equals(pa.array([serde.deserialize(one) for one in written], arrow_type(versions[-1])))
+
+
 def test_what_is_decoded_row_by_row() -> None:
     """Texts with a zero byte, arrays in keys and values, and values of an older schema: the columns are right, too."""
     old, new = struct_of("integer"), struct_of("long", "string")
