@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @contextmanager
 def example(kafka: KafkaServer, name: str, *arguments: str) -> Iterator[str]:
     """Run an example. Yields what it printed; its directory stays until the block ends."""
-    if name != "from-quix" and shutil.which("mvn") is None:
+    if name in ("from-kafka-streams", "from-samza") and shutil.which("mvn") is None:
         pytest.skip("needs Maven")
     with kept(f"example-{name}") as directory:
         common = ["--broker", kafka.bootstrap_servers, "--directory", str(directory)]
@@ -39,3 +39,9 @@ def test_an_example_ends_with_known_totals(kafka: KafkaServer, name: str) -> Non
     """The old job counts the first half of the rows, the new one the second: no row is lost, and none counts twice."""
     with example(kafka, name) as printed:
         assert "50 keys, and each has counted 20 rows" in printed
+
+
+def test_a_query_of_spark_moves_here_and_back(kafka: KafkaServer) -> None:
+    """One class on Spark's engine, here, and on Spark's engine again: no row is lost, and none counts twice."""
+    with example(kafka, "from-transform-with-state") as printed:
+        assert "50 keys, and each has counted 30 rows" in printed
