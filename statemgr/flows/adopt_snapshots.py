@@ -166,9 +166,8 @@ class OldSnapshots:
 
     def _opened(self, store: str, snapshot: OldSnapshot, directory: Path, copy: Path | None) -> SnapshotCounts:
         """Step 2; ``copy``: where to make the checkpoint. Raises: CorruptError, InvalidError."""
-        names = sorted(file.name for file in snapshot.files if file.name.startswith("OPTIONS-"))
-        if names:
-            check_options((directory / names[-1]).read_text(errors="replace"), store)
+        for name in snapshot.options:
+            check_options((directory / name).read_text(errors="replace"), store)
         config, keys, size = self.services.config.stores[store], 0, 0
         opened = open_store("rocksdb", directory, config.rocksdb, briefly=True)
         try:

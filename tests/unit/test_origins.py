@@ -211,7 +211,8 @@ def test_names_of_samza() -> None:
 
 
 def index_of(**changes: object) -> bytes:
-    """An index blob with one file of two blobs."""
+    """An index blob with one file of two blobs, and an OPTIONS file unless ``options`` names it otherwise."""
+    options = {"file-name": changes.pop("options", "OPTIONS-000007"), "blobs": [], "file-metadata": {"size": 0}}
     file: dict[str, object] = {
         "file-name": "CURRENT",
         "blobs": [{"blob-id": "b", "offset": 4}, {"blob-id": "a", "offset": 0}],
@@ -220,13 +221,16 @@ def index_of(**changes: object) -> bytes:
     } | changes
     owner = {"task-name": "Partition 0", "store-name": "counts"}
     return json.dumps(
-        {"snapshot-metadata": owner, "dir-index": {"files-present": [file], "sub-dirs-present": []}}
+        {
+            "snapshot-metadata": owner,
+            "dir-index": {"files-present": [file, {**options, "checksum": 0}], "sub-dirs-present": []},
+        }
     ).encode()
 
 
 def test_an_index_of_samza() -> None:
     """The parts of a file in their order; a file without bytes has none."""
-    (file,) = decode_snapshot(index_of(), "index", task=0, store="counts").files
+    file, _ = decode_snapshot(index_of(), "index", task=0, store="counts").files
     assert (file.size, file.crc, file.parts()) == (10, 7, [("a", 0, 4), ("b", 4, 6)])
     empty = index_of(**{"blobs": [], "file-metadata": {"size": 0}})
     assert decode_snapshot(empty, "index", task=0, store="counts").files[0].parts() == []
@@ -245,6 +249,7 @@ def test_an_index_of_samza() -> None:
         ({"blobs": [{"blob-id": "a", "offset": 0}, {"blob-id": "b", "offset": 0}]}, "do not make up"),
         ({"file-metadata": None}, "another format"),
         ({"file-name": "000008.sst"}, "has no file CURRENT"),
+        ({"options": "000007.log"}, "has no OPTIONS file"),
     ],
 )
 def test_a_hostile_index_of_samza_is_refused(changes: dict[str, object], said: str) -> None:

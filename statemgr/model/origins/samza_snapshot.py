@@ -17,8 +17,8 @@ from statemgr.model.snapshot import MAX_FILE_SIZE, MAX_FILES, name_problem
 
 #: Bytes of an index blob that is read.
 MAX_OLD_INDEX = 64 * 1024 * 1024
-#: RocksDB's file that names its manifest.
-_CURRENT = "CURRENT"
+#: RocksDB's file that names its manifest, and the beginning of the name of its file of options.
+_CURRENT, _OPTIONS = "CURRENT", "OPTIONS-"
 #: In RocksDB's OPTIONS file of a store with a time to live: each of its values ends with a time.
 _TIME_TO_LIVE = "TtlCompactionFilter"
 _FAMILY = "[CFOptions "
@@ -53,6 +53,11 @@ class OldSnapshot:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
 
+    @property
+    def options(self) -> list[str]:
+        """The names of RocksDB's OPTIONS files."""
+        return [file.name for file in self.files if file.name.startswith(_OPTIONS)]
+
 
 def decode_snapshot(data: bytes, blob_id: str, *, task: int, store: str) -> OldSnapshot:
     """Decode an index blob, which must be of this task and store. Raises: CorruptBlob."""
@@ -79,9 +84,12 @@ def decode_snapshot(data: bytes, blob_id: str, *, task: int, store: str) -> OldS
         problem = name_problem(file.name) or ("appears twice" if names.count(file.name) > 1 else _problem(file))
         if problem:
             raise refuse(f"file {file.name!r} {problem}")
+    snapshot = OldSnapshot(files)
     if _CURRENT not in names:  # RocksDB would make an empty store of it
         raise refuse("it has no file CURRENT, so it is not a whole store of RocksDB")
-    return OldSnapshot(files)
+    if not snapshot.options:  # RocksDB needs none, but only they show a time to live
+        raise refuse("it has no OPTIONS file, which says what kind of store it is")
+    return snapshot
 
 
 def check_options(text: str, store: str) -> None:
