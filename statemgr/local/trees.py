@@ -25,6 +25,8 @@ _NO_STATE = re.compile(r"(LOCK|LOG(\.old\.\d+)?|OFFSET.*|.*\.(log|tmp|dbtmp))\Z"
 SMALL = 64 * 1024
 #: Files that are never written again once they are complete, so hard links can share them.
 _IMMUTABLE = (".sst", ".blob", ".segment")
+#: Those of a database, which also never uses their names again. A store in memory writes its one file again and again.
+_TABLES = (".sst", ".blob")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +158,12 @@ def cloned(directory: CommittedDirectory, target: Path) -> bool:
 
 
 def still_there(tree: Tree, tables: Mapping[str, tuple[int, bytes]]) -> dict[str, tuple[int, bytes | None]]:
-    """The immutable files of a tree whose hashes ``tables`` has. They are unchanged, because a database never reuses
-    the name of a table."""
+    """The tables of a tree whose hashes ``tables`` has. They are unchanged, because a database never reuses the name of
+    a table."""
     return {
         path: known
         for path, known in tables.items()
-        if path.endswith(_IMMUTABLE) and path in tree.files and tree.files[path].st_size == known[0]
+        if path.endswith(_TABLES) and path in tree.files and tree.files[path].st_size == known[0]
     }
 
 

@@ -61,7 +61,10 @@ class BlobRestore:
                     raise  # damage of a local copy, not of a backup
                 broken.first = broken.first or error
                 log.warning(
-                    "%s/%s: a part is damaged; the restore tries another way: %s", identity.task, identity.store, error
+                    "%s/%s: a part is missing or damaged; the restore tries another way: %s",
+                    identity.task,
+                    identity.store,
+                    error,
                 )
             else:
                 return replace(restored, damage=str(broken.first) if broken.first else None)
