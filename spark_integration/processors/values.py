@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import TYPE_CHECKING, Any
 
 from statemgr.errors import InvalidError
@@ -40,6 +40,8 @@ _PLAIN = {
     "TimestampNTZType": "long",
     "DayTimeIntervalType": "long",
 }
+#: Spark's decimals have up to 38 digits, Python's default is 28.
+_DIGITS = Context(prec=38)
 _SMALL = {"ByteType": 8, "ShortType": 16}
 #: Avro's promotions between Spark's types, from the written type to the types that can be read instead.
 _ORDER = ("ByteType", "ShortType", "IntegerType", "LongType", "FloatType", "DoubleType")
@@ -167,7 +169,7 @@ def _converters(kind: DataType) -> tuple[_Convert, _Convert]:
         )
     if name == "DecimalType":
         quantum = Decimal(1).scaleb(-kind.scale)  # type: ignore[attr-defined]
-        return lambda value: Decimal(value).quantize(quantum, ROUND_HALF_UP), _same
+        return lambda value: Decimal(value).quantize(quantum, ROUND_HALF_UP, _DIGITS), _same
     if name == "BinaryType":
         return bytes, bytearray
     if name in _SMALL:

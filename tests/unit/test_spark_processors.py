@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.types import IntegerType, LongType, Row, StringType, StructField, StructType
+from pyspark.sql.types import DecimalType, IntegerType, LongType, Row, StringType, StructField, StructType
 
 from spark_integration.context import StateContext
 from spark_integration.processors.groups import EventTime, Form, in_time, newer
 from spark_integration.processors.handle import Discovery
 from spark_integration.processors.run import ProcessorRun
+from spark_integration.processors.values import value_serde
 from spark_integration.processors.variables import Record
 from statemgr.errors import CorruptRecord, InvalidError
 from tests.open_stores import TASK, CommittedStore
@@ -374,3 +376,13 @@ def test_output_that_is_not_newer_than_the_watermark_is_refused() -> None:
     assert list(newer([batch], EventTime("at", False), 999)) == [batch]
     with pytest.raises(InvalidError, match=r"time 1000, which is not newer than the watermark 1000.*column=at"):
         list(newer([batch], EventTime("at", False), 1_000))
+
+
+def test_decimals_with_all_of_sparks_digits() -> None:
+    """38 digits, rounded as Spark rounds; one more is refused."""
+    serde = value_serde([StructType([StructField("price", DecimalType(38, 10))])])
+    most = Decimal("9" * 28 + "." + "9" * 10)
+    for given, stored in ((most, most), (most.copy_negate(),) * 2, (Decimal("0.00000000005"), Decimal("0.0000000001"))):
+        assert serde.deserialize(serde.serialize((given,))) == (stored,)
+    with pytest.raises(InvalidError):
+        serde.serialize((Decimal("1e28"),))
