@@ -39,6 +39,10 @@ TABLE = {
     "open-job": ("open", False),
     "rollback": ("rollback", False),
     "spark-read": ("spark_read", False),
+    "spark-large": ("spark", False),
+    "spark-grow": ("spark", False),
+    "spark-processor": ("spark", False),
+    "spark-200": ("spark", False),
 }
 _measures: dict[str, Measure] = {}
 

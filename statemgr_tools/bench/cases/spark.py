@@ -1,0 +1,94 @@
+"""``spark-…``: batches of a stateful query next to Spark's own state engine, on the same input in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from statemgr_tools.bench.fresh import in_fresh_process
+from statemgr_tools.bench.measure import percentile
+from statemgr_tools.bench.registry import case
+from statemgr_tools.bench.result import Line, Target, compared
+from statemgr_tools.bench.session import Session
+
+_TASKS = 2
+_ROWS = 20_000
+_KEYS = 2_000_000
+#: Spark's Python processors would need half an hour to fill two million keys.
+_PROCESSOR_KEYS = 100_000
+_BATCHES = 30
+_LONG = 200
+_ENDS = 20
+_ENGINES = ("statemgr", "spark")
+
+Times = dict[str, list[float]]
+
+
+@case("spark-large")
+def spark_large(session: Session) -> Iterator[Line]:
+    """Running totals with Spark's aggregation as the reference, on 2 million keys."""
+    times = _large(session)
+    yield from _against_spark(
+        "spark-large", times, "Spark's groupBy().agg", Target("at most", 0.9), Target("at most", 1.0)
+    )
+
+
+@case("spark-grow")
+def spark_grow(session: Session) -> Iterator[Line]:
+    """A batch of statemgr on 2 million keys, and on 20,000."""
+    few = _times(session, "aggregate", keys=session.count(_ROWS), batches=_batches(session), engines=_ENGINES[:1])
+    large, small = median(_large(session)["statemgr"]), median(few["statemgr"])
+    yield compared("spark-grow", large * 1000, "ms a batch", "on 20,000 keys", small * 1000, Target("at most", 1.2))
+
+
+@case("spark-processor")
+def spark_processor(session: Session) -> Iterator[Line]:
+    """One StatefulProcessor on both engines, with rows and with data frames."""
+    for api, bound in (("row", 0.25), ("pandas", 0.125)):
+        keys = session.count(_PROCESSOR_KEYS)
+        times = _times(session, api, keys=keys, batches=_batches(session), engines=_ENGINES)
+        yield from _against_spark("spark-processor", times, f"transformWithState, {api}", Target("at most", bound))
+
+
+@case("spark-200")
+def spark_200(session: Session) -> Iterator[Line]:
+    """The last 20 of 200 batches of statemgr, and the first 20."""
+    count, ends = session.count(_LONG, least=4), session.count(_ENDS, least=2)
+    keys = session.count(_KEYS)
+    found = _times(session, "aggregate", keys=keys, batches=count, engines=_ENGINES[:1])["statemgr"]
+    first, last = median(found[:ends]) * 1000, median(found[-ends:]) * 1000
+    yield compared("spark-200", last, f"ms a batch, last {ends}", f"first {ends}", first, Target("at most", 1.1))
+
+
+def _large(session: Session) -> Times:
+    found: Times = session.shared(
+        "spark-large",
+        lambda: _times(session, "aggregate", keys=session.count(_KEYS), batches=_batches(session), engines=_ENGINES),
+    )
+    return found
+
+
+def _batches(session: Session) -> int:
+    return max(_BATCHES, session.rounds) if session.full else session.count(_BATCHES, least=2)
+
+
+def _times(session: Session, api: str, *, keys: int, batches: int, engines: Sequence[str]) -> Times:
+    """Engine → seconds of its warm batches."""
+    session.report(f"{api}, {keys:,} keys, {batches} batches of {' and '.join(engines)}")
+    config = session.job("spark", job__tasks=_TASKS, task__backup__factories="blob-store")
+    found: dict[str, Any] = in_fresh_process(
+        "statemgr_tools.bench.spark_operations:measure",
+        config=config.to_mapping(), api=api, engines=list(engines), keys=keys, rows=min(keys, session.count(_ROWS)),
+        batches=batches, directory=str(session.fresh("spark")),
+    )  # fmt: skip
+    return {engine: found[engine] for engine in engines}
+
+
+def _against_spark(
+    name: str, times: Times, reference: str, middle: Target, tail: Target | None = None
+) -> Iterator[Line]:
+    ours, theirs = ([second * 1000 for second in times[engine]] for engine in _ENGINES)
+    yield compared(name, median(ours), "ms a batch, median", reference, median(theirs), middle)
+    p95 = percentile(ours, 0.95)
+    yield compared(name, p95, "ms a batch, p95", reference, percentile(theirs, 0.95), tail)

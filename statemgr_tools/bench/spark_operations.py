@@ -1,0 +1,272 @@
+"""What the cases of Spark measure, in a process of their own: both engines, batch by batch, on the same input.
+
+Each engine reads a topic of its own with the same records. An engine has its batch while the other one waits for input,
+and who begins changes from batch to batch. A batch's time is what Spark reports as ``triggerExecution``: planning, the
+state, the output and Spark's own commits.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from pyspark.sql import DataFrame, Row, SparkSession, functions
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from spark_integration import RunningQuery, StateContext, StatefulQuery, stateful
+from statemgr import JobConfig
+from statemgr_tools.bench.fresh import MeasurementFailed
+from statemgr_tools.demo.pipeline import java_options
+from statemgr_tools.dev import connector_jars, find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle, TimerValues
+
+    Query = RunningQuery | StreamingQuery
+
+STATEMGR, SPARK = "statemgr", "spark"
+OUTPUT = "key string, total bigint, rows bigint"
+_PARTITIONS = 4
+_DEADLINE_S = 1800
+_WARM_UP = 3
+_EMPTY = bytes(16)
+_SCHEMA = pa.schema([("key", pa.string()), ("total", pa.int64()), ("rows", pa.int64())])
+
+
+def measure(
+    *, config: Mapping[str, object], api: str, engines: list[str], keys: int, rows: int, batches: int, directory: str
+) -> dict[str, Any]:
+    """Fill the state with ``keys`` keys, then run ``batches`` warm batches of ``rows`` rows with random keys.
+
+    Args:
+        api: ``aggregate``, or ``row`` or ``pandas`` for a processor.
+        engines: ``statemgr``, ``spark``, or both.
+        directory: where Spark keeps its state and its checkpoint locations.
+
+    Returns: engine → the seconds of each batch.
+    Raises: MeasurementFailed, if the engines' last batches have different rows.
+    """
+    job = JobConfig.from_mapping(config)
+    spark = _session(Path(directory), job.tasks)
+    try:
+        sides = [_Side(engine, job, spark, api, rows, Path(directory)) for engine in engines]
+        picks = random.Random(7)
+        for side in sides:
+            side.produce((key, key % 97) for key in range(keys))
+            side.start()
+            side.next_batch()
+        found: dict[str, list[float]] = {side.engine: [] for side in sides}
+        for number in range(-_WARM_UP, batches):
+            records = [(picks.randrange(keys), picks.randrange(1000)) for _ in range(rows)]
+            for side in sides if number % 2 else sides[::-1]:
+                side.produce(records)
+                seconds = side.next_batch()
+                if number >= 0:
+                    found[side.engine].append(seconds)
+        _check_same(sides, rows)
+        for side in sides:
+            side.stop()
+        return found
+    finally:
+        spark.stop()
+
+
+def _check_same(sides: list[_Side], rows: int) -> None:
+    """One more batch, whose output is compared."""
+    outputs = []
+    for side in sides:
+        side.keep = True
+        side.produce((number * 31 % rows, number) for number in range(rows))
+        side.next_batch()
+        outputs.append(sorted(side.kept))
+    if not outputs[0] or any(output != outputs[0] for output in outputs):
+        raise MeasurementFailed("the two engines have different rows for the same input")
+
+
+class _Side:
+    """One engine with its topic and its query."""
+
+    def __init__(self, engine: str, job: JobConfig, spark: SparkSession, api: str, rows: int, directory: Path) -> None:
+        self.engine = engine
+        self.keep = False
+        self.kept: list[tuple[Any, ...]] = []
+        self._job = job
+        self._spark = spark
+        self._api = api
+        self._rows = rows
+        self._location = (directory / f"location-{engine}").as_uri()
+        self._servers = str(job.to_mapping()["kafka.bootstrap.servers"])
+        self._topic = f"{job.job_name}-{engine}-input"
+        self._query: Query | None = None
+        self._seen = -1
+        admin = AdminClient({"bootstrap.servers": self._servers})
+        admin.create_topics([NewTopic(self._topic, _PARTITIONS, 1)])[self._topic].result(30)
+
+    def produce(self, records: Any) -> None:
+        """Put records on the topic, equally many on each partition."""
+        producer = Producer({"bootstrap.servers": self._servers, "linger.ms": 20})
+        for number, (key, value) in enumerate(records):
+            while True:
+                try:
+                    producer.produce(self._topic, key=f"{key:012}", value=str(value), partition=number % _PARTITIONS)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        if producer.flush(60):
+            raise MeasurementFailed("the broker did not take the input")
+
+    def start(self) -> None:
+        """Start the query on what is on the topic."""
+        self._query = self._ours() if self.engine == STATEMGR else self._theirs()
+
+    def stop(self) -> None:
+        """Stop the query."""
+        if self._query is not None:
+            self._query.stop()
+
+    def next_batch(self) -> float:
+        """Wait for the next batch with input. Returns: the seconds that it took as a whole."""
+        assert self._query is not None
+        deadline = time.monotonic() + _DEADLINE_S
+        while time.monotonic() < deadline:
+            for progress in self._query.recentProgress:
+                if progress["batchId"] > self._seen and progress["numInputRows"] > 0:
+                    self._seen = progress["batchId"]
+                    return float(progress["durationMs"]["triggerExecution"]) / 1000
+            error = self._query.exception()
+            if error is not None:
+                raise MeasurementFailed(f"{self.engine}: the query ended: {error}")
+            time.sleep(0.02)
+        raise MeasurementFailed(f"{self.engine}: a batch has not ended within {_DEADLINE_S} s")
+
+    def _input(self, starting_offsets: str) -> DataFrame:
+        # as many rows as a batch is to have: not the first part of what is being produced
+        return (
+            self._spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", self._servers)
+            .option("subscribe", self._topic)
+            .option("startingOffsets", starting_offsets)
+            .option("minOffsetsPerTrigger", self._rows)
+            .option("maxTriggerDelay", "1d")
+            .load()
+            .selectExpr("CAST(key AS STRING) AS key", "CAST(CAST(value AS STRING) AS BIGINT) AS value")
+        )
+
+    def _write(self, rows: DataFrame, _sequence: int) -> None:
+        if self.keep:
+            self.kept = [tuple(row) for row in rows.collect()]
+        else:
+            rows.write.format("noop").mode("overwrite").save()
+
+    def _ours(self) -> RunningQuery:
+        if self._api == "aggregate":
+            query = StatefulQuery(self._job).input(self._input).key_by("key").process(totals, OUTPUT)
+            return query.output(self._write).option("checkpointLocation", self._location).start()
+        groups = stateful(self._input, "key", config=self._job)
+        transform = groups.transformWithState if self._api == "row" else groups.transformWithStateInPandas
+        frame = transform(_PROCESSORS[self._api](), OUTPUT, "Update", "None")
+        return frame.writeStream.foreachBatch(self._write).option("checkpointLocation", self._location).start()
+
+    def _theirs(self) -> StreamingQuery:
+        rows = self._input("earliest")
+        if self._api == "aggregate":
+            sums = functions.sum("value").alias("total"), functions.count("value").alias("rows")
+            frame = rows.groupBy("key").agg(*sums)
+        else:
+            grouped = rows.groupBy("key")
+            transform: Callable[..., DataFrame]
+            transform = grouped.transformWithState if self._api == "row" else grouped.transformWithStateInPandas
+            frame = transform(_PROCESSORS[self._api](), OUTPUT, "Update", "None")
+        writer = frame.writeStream.foreachBatch(self._write).outputMode("update")
+        return writer.option("checkpointLocation", self._location).start()
+
+
+def totals(batches: Iterator[pa.RecordBatch], stores: Any, context: StateContext) -> Iterator[pa.RecordBatch]:
+    """Running totals, a column at a time."""
+    arrived = [batch.select(["key", "value"]) for batch in batches]
+    if not arrived:
+        return
+    sums = pa.Table.from_batches(arrived).group_by("key").aggregate([("value", "sum"), ("value", "count")])
+    store = stores["s"]
+    names = sums["key"].combine_chunks()
+    keys = names.cast(pa.binary()).to_pylist()
+    before = b"".join([found or _EMPTY for found in store.get_many(keys)])
+    added = np.column_stack([sums["value_sum"].to_numpy(), sums["value_count"].to_numpy()])
+    now = np.frombuffer(before, "<i8").reshape(-1, 2) + added
+    data = now.astype("<i8").tobytes()
+    store.put_many([(key, data[place : place + 16]) for key, place in zip(keys, range(0, len(data), 16), strict=True)])
+    columns = [names, pa.array(now[:, 0].copy()), pa.array(now[:, 1].copy())]
+    yield pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+class RowTotals(StatefulProcessor):
+    """Running totals, with rows."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        self._state = handle.getValueState("totals", "total bigint, rows bigint")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: TimerValues) -> Iterator[Any]:  # noqa: N802, N803
+        """Add the rows of a key."""
+        total, count = self._state.get() or (0, 0)
+        for row in rows:
+            total, count = total + row.value, count + 1
+        self._state.update((total, count))
+        yield Row(key=key[0], total=total, rows=count)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class PandasTotals(RowTotals):
+    """Running totals, with data frames."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: TimerValues) -> Iterator[Any]:  # noqa: N802, N803
+        """Add the rows of a key."""
+        total, count = self._state.get() or (0, 0)
+        for frame in rows:
+            total, count = total + int(frame["value"].sum()), count + len(frame)
+        self._state.update((total, count))
+        yield pd.DataFrame({"key": [key[0]], "total": [total], "rows": [count]})
+
+
+_PROCESSORS: Mapping[str, Callable[[], StatefulProcessor]] = {"row": RowTotals, "pandas": PandasTotals}
+
+
+def _session(directory: Path, tasks: int) -> SparkSession:
+    find_java()
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    state = "spark.sql.streaming.stateStore"
+    settings = {
+        "spark.jars": ",".join(str(jar) for jar in connector_jars()),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": str(tasks),
+        "spark.local.dir": str(directory / "local"),
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.driver.memory": "3g",
+        "spark.driver.extraJavaOptions": java_options(str(directory)).replace(" -XX:TieredStopAtLevel=1", ""),
+        f"{state}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        f"{state}.rocksdb.changelogCheckpointing.enabled": "true",
+        # the engine that has no batch asks for offsets this often
+        "spark.sql.streaming.pollingDelay": "100ms",
+    }
+    builder = SparkSession.builder.master(f"local[{tasks}]").appName("statemgr bench")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
