@@ -20,8 +20,9 @@ class Case:
 
     act: Callable[..., Any]
     batches: Sequence[Rows]
-    #: What a processor declares for the case: name → state variable.
+    #: What a processor declares for the case, and what it does when a timer expires.
     declare: Callable[[Any], Any] = lambda handle: None
+    expire: Callable[..., Any] = lambda *_: None
 
 
 def put(comparison: Comparison, cases: Mapping[str, Case]) -> None:
