@@ -93,6 +93,10 @@ class StatefulQuery:
         """``write(df, sequence)`` may be called again for a sequence, and then has the same rows."""
         return replace(self, _output=write)
 
+    def session(self) -> SparkSession:
+        """The session of the input. Raises: as :meth:`start`, for an input that cannot be used."""
+        return self._rows(StartingOffsets.of({})).sparkSession
+
     @property
     def writeStream(self) -> StatefulWriter:
         """Where the output goes, in place of :meth:`output`: Kafka, files, a table, ``foreach`` or ``foreachBatch``."""

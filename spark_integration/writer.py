@@ -140,11 +140,9 @@ class StatefulWriter:
         options, job = dict(self._options), self._query.config.job_key
         path = path or next((options.pop(name) for name in list(options) if name.lower() == "path"), None)
         if self._format == "memory":
-            from pyspark.sql import SparkSession
-
             if self._name is None:
                 raise InvalidError("the format memory needs a name for its view", hint=".queryName('totals')")
-            return MemoryOutput(self._name, SparkSession.active())
+            return MemoryOutput(self._name, self._query.session())
         if self._format == "console":
             truncate = options.get("truncate", "true") == "true"
             return ConsoleOutput(int(options.get("numRows", 20)), truncate)

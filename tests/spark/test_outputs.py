@@ -105,8 +105,10 @@ def test_records_for_kafka_are_sent_with_the_state(job: Pipeline, phase: Phase) 
     assert added([(told["key"], told["change"]) for _, told in sent]) == job.produced
 
 
-def test_what_is_no_record_is_refused_at_the_start(job: Pipeline) -> None:
+def test_what_is_no_record_is_refused_at_the_start(pipeline: MakePipeline) -> None:
     """Before the job is taken over, by the name of the column; a topic that does not exist publishes nothing."""
+    job = pipeline(tasks=2, partitions=1, task__commit__timeout__ms=4000)
+    job.produce(100)
     for frame, topic, name in (
         (counts(job).drop("change", "total"), "t", "value"),
         (counts(job).withColumn("value", F.col("key")), "t", "change"),
