@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from spark_integration.query import StatefulQuery
     from spark_integration.reading.sources import register
     from spark_integration.reports import BatchReport, RestoreReport, StatefulQueryListener, TaskReport
+    from spark_integration.rescaling import rescale
     from spark_integration.running import RunningQuery
     from spark_integration.sources import StartingOffsets
     from spark_integration.tables import StateTable
@@ -31,6 +32,7 @@ __all__ = [
     "TaskReport",
     "materialize",
     "register",
+    "rescale",
     "stateful",
 ]
 
@@ -46,6 +48,7 @@ _HOME = {
     "TaskReport": "spark_integration.reports",
     "materialize": "spark_integration.first_snapshots",
     "register": "spark_integration.reading.sources",
+    "rescale": "spark_integration.rescaling",
     "stateful": "spark_integration.processors.api",
 }
 #: Packages that the extra `spark` installs.

@@ -43,8 +43,7 @@ from statemgr.ids import task_name
 #: Name of the attachments with a task's output rows, each an Arrow IPC stream: ``output-0``, ``output-1``, …
 OUTPUT = "output-"
 #: The row that a worker returns: its task, and either a typed error or the prepared commit with a report.
-RESULT_DDL = "task int, error string, prepared binary, report string"
-_RESULT = pa.schema([("task", pa.int32()), ("error", pa.string()), ("prepared", pa.binary()), ("report", pa.string())])
+RESULT = pa.schema([("task", pa.int32()), ("error", pa.string()), ("prepared", pa.binary()), ("report", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -196,4 +195,4 @@ def _row(
     task: int, *, error: str | None = None, prepared: bytes | None = None, report: str | None = None
 ) -> pa.RecordBatch:
     row = {"task": task, "error": error, "prepared": prepared, "report": report}
-    return pa.RecordBatch.from_pylist([row], schema=_RESULT)
+    return pa.RecordBatch.from_pylist([row], schema=RESULT)

@@ -6,8 +6,9 @@ Steps of :meth:`Driver.run`:
    nothing to do ends here
 2. run the stage: one attempt per task, on the executors
 3. collect exactly one prepared commit per task
-4. publish all of them in one Kafka transaction, with the output rows if they go to Kafka
-5. fetch the stored output rows, confirm that no other owner has published since, and call the output
+4. publish all of them in one Kafka transaction, with the output rows if they go to Kafka; meanwhile, fetch the stored
+   output rows if they are few
+5. fetch the stored output rows if they are many, confirm that no other owner has published since, and call the output
 
 Only step 4 changes which state is current. The steps before it leave only blobs that expire. The step after it runs
 again when the batch is replayed.
@@ -24,13 +25,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from spark_integration.attempt import RESULT_DDL, Work, worker
+from spark_integration.attempt import RESULT, Work, worker
 from spark_integration.context import Bound
 from spark_integration.failures import find
 from spark_integration.heartbeat import IdleWatch
 from spark_integration.location import Location
 from spark_integration.observing import Observers
-from spark_integration.outbox import fetched_rows, stored_rows
+from spark_integration.outbox import fetched_rows, local_rows, stored_rows
 from spark_integration.output_schema import to_arrow
 from spark_integration.outputs import KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
@@ -69,8 +70,7 @@ log = logging.getLogger(__name__)
 SETTLE_ATTEMPTS = 3
 #: Seconds until a batch ends that has nothing to do, so that Spark does not make such batches without a break.
 _IDLE_SECONDS = 0.2
-_EXCLUDED = "spark.sql.adaptive.optimizer.excludedRules"
-_EMPTY = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
+_ADAPTIVE = "spark.sql.adaptive.enabled"
 
 
 @dataclass(frozen=True)
@@ -225,19 +225,19 @@ class Driver:
         if not replayed and self._has_nothing_to_do(source):
             return None
         now = self._manager.clock.monotonic
-        began = now()
-        staged = done = began
+        began = staged = now()
+        publish_seconds = 0.0
         tasks: tuple[TaskReport, ...] = ()
+        fetched = None
         if not replayed:
             # 2. run the stage, 3. collect
             prepared, tasks = self._stage(rows, source)
             staged = now()
             # 4. publish
-            self._publish(self._with_records(spark, prepared), batch)
+            fetched, publish_seconds = self._publish_and_fetch(spark, self._with_records(spark, prepared), batch)
             self._due_ms = min((task.due_ms for task in tasks if task.due_ms is not None), default=math.inf)
-            done = now()
         # 5. output
-        sequence = self._give_output(spark)
+        sequence = self._give_output(spark, fetched)
         return BatchReport(
             job=self._plan.config.job_name,
             batch_id=batch_id,
@@ -246,8 +246,8 @@ class Driver:
             time_ms=source.time_ms,
             watermark_ms=source.watermark_ms,
             stage_seconds=staged - began,
-            publish_seconds=done - staged,
-            output_seconds=now() - done,
+            publish_seconds=publish_seconds,
+            output_seconds=now() - staged - publish_seconds,
             input_offsets=dict(source.end),
             tasks=tasks,
         )
@@ -301,15 +301,16 @@ class Driver:
         )
 
     def _stage(self, rows: DataFrame, source: BatchInput) -> tuple[list[PreparedCommit], tuple[TaskReport, ...]]:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
         plan, order = self._plan, self._plan.bound.order
         if self._first is not None:
             rows, order = self._first.added_to(rows), (*order, *self._first.order)
         spread = plan.partitioning.spread(rows, plan.config.tasks)
         if order:
-            _keep_empty_partitions(rows.sparkSession)
             spread = spread.sortWithinPartitions(*plan.partitioning.quoted(rows, order))
-        with share_checkpoints(plan.config, self.published()) as checkpoints:
-            results = spread.mapInArrow(worker(self._work(source, checkpoints)), RESULT_DDL).collect()
+        with share_checkpoints(plan.config, self.published()) as checkpoints, _not_adaptive(rows.sparkSession):
+            results = spread.mapInArrow(worker(self._work(source, checkpoints)), from_arrow_schema(RESULT)).collect()
         failures = [from_json(row.error) for row in results if row.error is not None]
         if failures:
             # if another owner caused one of the errors, that explains the others
@@ -361,7 +362,24 @@ class Driver:
         rows = fetched_rows(spark, plan.config, attachments, plan.schema)
         return [replace(prepared[0], produced=tuple(plan.output.records(plan.shaped(rows)))), *prepared[1:]]
 
-    def _publish(self, prepared: list[PreparedCommit], batch: MicroBatch) -> None:
+    def _publish_and_fetch(
+        self, spark: SparkSession, prepared: list[PreparedCommit], batch: MicroBatch
+    ) -> tuple[DataFrame | None, float]:
+        """Publish on another thread, because only this one may call Spark. Returns: the output rows if they are few,
+        and the seconds that the publish took."""
+        stored = [one for commit in sorted(prepared, key=lambda one: one.task) for one in commit.attachments]
+        to_kafka = isinstance(self._plan.output, KafkaOutput)
+        with self._manager.executors.pool("publish", 1) as pool:
+            publishing = pool.submit(self._publish, prepared, batch)
+            try:
+                rows = None if to_kafka else local_rows(spark, self._plan.config, stored)
+            finally:
+                seconds = publishing.result()  # its error explains the other one
+        return rows, seconds
+
+    def _publish(self, prepared: list[PreparedCommit], batch: MicroBatch) -> float:
+        """Returns: the seconds that it took."""
+        began = self._manager.clock.monotonic()
         for left in reversed(range(SETTLE_ATTEMPTS)):
             try:
                 checkpoints: Mapping[str, Checkpoint] = self._manager.publish(prepared, batch, wait=False)
@@ -375,10 +393,12 @@ class Driver:
         self._recreated = frozenset()
         # permissions and fills were for this one publish
         self._epoch = self._epoch.after_publish()
+        return self._manager.clock.monotonic() - began
 
-    def _give_output(self, spark: SparkSession) -> int:
-        """Call the output with the stored rows of the published batch. Returns: their sequence number.
+    def _give_output(self, spark: SparkSession, rows: DataFrame | None = None) -> int:
+        """Call the output with the stored rows of the published batch, ``rows`` if they were fetched already.
 
+        Returns: their sequence number.
         Raises: FencedError if another owner has published since; then the output is not called.
         """
         published = self.published()
@@ -388,7 +408,8 @@ class Driver:
             return sequence  # its records were sent with the state
         with contextlib.ExitStack() as kept:
             try:
-                rows = kept.enter_context(stored_rows(spark, self._plan.config, published, self._plan.schema))
+                if rows is None:
+                    rows = kept.enter_context(stored_rows(spark, self._plan.config, published, self._plan.schema))
             except Exception:
                 self._manager.confirm()  # another owner may be why the rows are gone
                 raise
@@ -397,11 +418,16 @@ class Driver:
         return sequence
 
 
-def _keep_empty_partitions(session: SparkSession) -> None:
-    """Let each task run in a batch without rows: Spark would replace a sorted shuffle of nothing by no partitions.
+@contextlib.contextmanager
+def _not_adaptive(session: SparkSession) -> Iterator[None]:
+    """Plan without adaptive execution, as Spark plans a stateful query of its own. It would take time to look for
+    better partitions, and there is one for each task; in a batch without rows it would remove them.
 
     Changes the query's own copy of the session.
     """
-    excluded = str(session.conf.get(_EXCLUDED, "") or "")
-    if _EMPTY not in excluded:
-        session.conf.set(_EXCLUDED, ",".join(filter(None, [excluded, _EMPTY])))
+    before = session.conf.get(_ADAPTIVE)
+    session.conf.set(_ADAPTIVE, "false")
+    try:
+        yield
+    finally:
+        session.conf.set(_ADAPTIVE, str(before))

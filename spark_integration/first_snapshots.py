@@ -12,22 +12,18 @@ Each offer counts by itself, so those of other tasks stay if one fails.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from spark_integration.failures import find, marked
+from spark_integration.executors import on_executors
 from statemgr import JobConfig
 from statemgr.engine import Materialized, materialize_task, wanted_stores
-from statemgr.errors import RetryableError, StatemgrError, from_json
+from statemgr.errors import StatemgrError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_RESULT_DDL = "error string, done string"
-_RESULT = pa.schema([("error", pa.string()), ("done", pa.string())])
 
 
 def materialize(
@@ -54,37 +50,16 @@ def materialize(
     wanted = [(task, store) for task, store, reason in found if reason is None or again]
     if not wanted:
         return []
-    numbers = spark.range(0, len(wanted), 1, len(wanted))
-    work = _worker(json.dumps(config.to_mapping()), wanted, again)
+    work = partial(_built, json.dumps(config.to_mapping()), again)
+    answers = on_executors(spark, work, [json.dumps(pair) for pair in wanted])  # 2, 3
+    return [Materialized(**json.loads(answer)) for answer in answers]
+
+
+def _built(config: str, again: bool, wanted: str) -> str:
+    """The work of one Spark task. ``wanted``: a task and a store, as JSON."""
+    task, store = json.loads(wanted)
     try:
-        rows = numbers.mapInArrow(work, _RESULT_DDL).collect()  # 2, 3
-    except Exception as error:  # of any of Spark's kinds
-        raise find(str(error)) or error from error
-    for row in rows:
-        if row.error is not None:
-            raise from_json(row.error)
-    return [Materialized(**json.loads(row.done)) for row in rows]
-
-
-def _worker(
-    config: str, wanted: Sequence[tuple[str, str]], again: bool
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for ``mapInArrow``. Each row has the position of a task and store in ``wanted``."""
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column("id").to_pylist():
-                task, store = wanted[number]
-                row: dict[str, str | None] = {"error": None, "done": None}
-                try:
-                    (done,) = materialize_task(JobConfig.from_mapping(json.loads(config)), task, [store], again=again)
-                    row["done"] = json.dumps(asdict(done))
-                except RetryableError as error:
-                    # Spark runs the task again, on another executor if it can
-                    raise RetryableError(marked(error.with_where(task=task, store=store))) from error
-                except StatemgrError as error:
-                    # running the task again cannot help, so Spark gets the error as a result
-                    row["error"] = error.with_where(task=task, store=store).to_json()
-                yield pa.RecordBatch.from_pylist([row], schema=_RESULT)
-
-    return run
+        (done,) = materialize_task(JobConfig.from_mapping(json.loads(config)), task, [store], again=again)
+    except StatemgrError as error:
+        raise error.with_where(task=task, store=store) from error.__cause__
+    return json.dumps(asdict(done))

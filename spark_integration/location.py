@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spark_integration.sessions import JvmRefused, jvm_of
 from statemgr.errors import CorruptRecord
 
 if TYPE_CHECKING:
@@ -39,29 +40,32 @@ class Location:
             except FileNotFoundError:
                 return None
             return _lines(text.splitlines())
-        if getattr(self._spark, "_jvm", None) is not None:
-            lines = self._read_hadoop(f"{self.uri}/{name}")
-            return None if lines is None else _lines(lines)
-        return self._read_by_job(name)
+        try:
+            with jvm_of(self._spark) as jvm:
+                lines = self._read_hadoop(jvm, f"{self.uri}/{name}")
+        except JvmRefused:
+            return self._read_by_job(name)
+        return None if lines is None else _lines(lines)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file below the location, or replace it. Needs a session with access to the JVM."""
-        system, file = self._hadoop(f"{self.uri}/{name}")
-        stream = system.create(file, True)
-        try:
-            stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
+        """Write a file below the location, or replace it. Raises: JvmRefused."""
+        with jvm_of(self._spark) as jvm:
+            system, file = self._hadoop(jvm, f"{self.uri}/{name}")
+            stream = system.create(file, True)
+            try:
+                stream.write(bytearray(text.encode()))
+            finally:
+                stream.close()
 
-    def _hadoop(self, path: str) -> tuple[Any, Any]:
+    def _hadoop(self, jvm: Any, path: str) -> tuple[Any, Any]:
         """The file system and the path as Hadoop's objects."""
-        file = self._spark._jvm.org.apache.hadoop.fs.Path(path)
+        file = jvm.org.apache.hadoop.fs.Path(path)
         return file.getFileSystem(self._spark._jsparkSession.sessionState().newHadoopConf()), file
 
-    def _read_hadoop(self, path: str) -> list[str] | None:
+    def _read_hadoop(self, jvm: Any, path: str) -> list[str] | None:
         from py4j.protocol import Py4JJavaError
 
-        system, file = self._hadoop(path)
+        system, file = self._hadoop(jvm, path)
         try:
             stream = system.open(file)
         except Py4JJavaError as error:
@@ -69,13 +73,13 @@ class Location:
                 return None
             raise
         try:
-            text: str = self._spark._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+            text: str = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
         finally:
             stream.close()
         return text.splitlines()
 
     def _read_by_job(self, name: str) -> list[str] | None:
-        """Read with a Spark job, for sessions whose JVM Python cannot reach."""
+        """Read with a Spark job, for sessions that do not let Python call Hadoop's classes."""
         from pyspark.errors import AnalysisException
 
         try:

@@ -5,9 +5,9 @@ The rows come from the attachments that the published checkpoints name, never fr
 recomputes, loses or runs twice, they are the rows of the attempts whose state was published. They have the columns that
 they were written with, even if the query has changed since.
 
-If there are few rows, the driver fetches them and makes a local relation, which needs no Python worker. Otherwise the
-executors fetch them and keep them in Spark's storage. Either way, a missing blob is an error here, before the output
-has replaced or deleted anything.
+If there are few rows, the driver fetches them and makes a local relation, which needs no Python worker; it can do so
+while their commits are published. Otherwise the executors fetch them and keep them in Spark's storage. Either way, a
+missing blob is an error here, before the output has replaced or deleted anything.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def stored_rows(
         yield spark.createDataFrame([], declared)
         return
     attachments = [attachment for _, attachment in parts]
-    table = _fetched(config, attachments, _DECODED_BYTES) if sum(map(_size, attachments)) <= DRIVER_BYTES else None
-    if table is not None and can_be_local(of_stream(table.schema)):
-        yield spark.createDataFrame(table, of_stream(table.schema))
+    few = local_rows(spark, config, attachments)
+    if few is not None:
+        yield few
         return
     with pa.ipc.open_stream(read_attachment(config, min(attachments, key=_size))) as stream:
         schema = stream.schema
@@ -77,6 +77,21 @@ def stored_rows(
         yield rows
     finally:
         rows.unpersist()
+
+
+def local_rows(spark: SparkSession, config: JobConfig, attachments: Sequence[Attachment]) -> DataFrame | None:
+    """The output rows among ``attachments``, as a local relation; None if there are none, or too many, or if a local
+    relation cannot have their types.
+
+    Raises: as :func:`stored_rows`.
+    """
+    stored = [one for one in attachments if is_output(one)]
+    if sum(map(_size, stored)) > DRIVER_BYTES:
+        return None
+    table = _fetched(config, stored, _DECODED_BYTES)
+    if table is None or not can_be_local(of_stream(table.schema)):
+        return None
+    return spark.createDataFrame(table, of_stream(table.schema))
 
 
 def fetched_rows(

@@ -6,7 +6,8 @@ then. ``KafkaOutput`` is different: its records are sent in the transaction that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import pyarrow as pa
 
 from spark_integration.context import OutputFunction
 from spark_integration.location import Location
+from spark_integration.sessions import JvmRefused, jvm_of
 from statemgr.engine import ProducedRecord
 from statemgr.errors import InvalidError
 
@@ -107,31 +109,42 @@ class FileOutput:
 
     def __call__(self, rows: DataFrame, sequence: int) -> None:
         session: Any = rows.sparkSession
-        if getattr(session, "_jvm", None) is None:
-            raise InvalidError(
-                "files can only be written by a session with access to the JVM",
-                hint="write inside foreachBatch, with the sequence in the directory's name",
-            )
-        location = Location(session, self.path)
-        first = location.read(_FIRST)
-        if not first:
-            first = [str(sequence)]
-            location.write(_FIRST, first[0])
-        batch, sink = sequence - int(first[0]), self._sink(session)
-        for missing in range(self._known(session), batch):  # sequences that another output got
-            sink.addBatch(missing, rows.limit(0)._jdf)
-        if batch >= 0:
-            sink.addBatch(batch, rows._jdf)
+        with self._jvm(session) as jvm:
+            location = Location(session, self.path)
+            first = location.read(_FIRST)
+            if not first:
+                first = [str(sequence)]
+                location.write(_FIRST, first[0])
+            batch, sink = sequence - int(first[0]), self._sink(session, jvm)
+            for missing in range(self._known(session, jvm), batch):  # sequences that another output got
+                sink.addBatch(missing, rows.limit(0)._jdf)
+            if batch >= 0:
+                sink.addBatch(batch, rows._jdf)
 
-    def _known(self, session: Any) -> int:
+    def check(self, session: Any) -> None:
+        """Raises: InvalidError if the session does not let Python call Spark's file sink."""
+        with self._jvm(session) as jvm:
+            jvm.org.apache.spark.api.python.PythonUtils.toSeq([])
+
+    @contextmanager
+    def _jvm(self, session: Any) -> Iterator[Any]:
+        try:
+            with jvm_of(session) as jvm:
+                yield jvm
+        except JvmRefused as error:
+            raise InvalidError(
+                "the session does not let Python call the classes of Spark's file sink",
+                hint="write inside foreachBatch, with the sequence in the directory's name",
+                path=self.path,
+            ) from error
+
+    def _known(self, session: Any, jvm: Any) -> int:
         """The number of batches in the sink's log."""
-        jvm = session._jvm
         logs, none = jvm.org.apache.spark.sql.execution.streaming.sinks.FileStreamSinkLog, jvm.scala.Option.empty()
         newest = logs(1, session._jsparkSession, f"{self.path}/_spark_metadata", none).getLatestBatchId()
         return int(newest.get()) + 1 if newest.isDefined() else 0
 
-    def _sink(self, session: Any) -> Any:
-        jvm = session._jvm
+    def _sink(self, session: Any, jvm: Any) -> Any:
         utils, none = jvm.org.apache.spark.api.python.PythonUtils, jvm.scala.Option.empty()
         source = jvm.org.apache.spark.sql.execution.datasources.DataSource.apply(
             session._jsparkSession,

@@ -48,15 +48,10 @@ class Partitioning:
 
         Raises: InvalidError if a column is missing or the reserved name is taken.
         """
-        from pyspark.sql import functions
-
         quoted = self.quoted(rows, self.columns)
-        if self.by_key:
-            number = functions.pmod(functions.hash(*quoted), functions.lit(tasks))
-        else:
-            number = functions.col(quoted[0])
+        number = f"pmod(hash({', '.join(quoted)}), {tasks})" if self.by_key else quoted[0]
         # the worker finds the column by its position: it is the last one
-        numbered = rows.withColumn(TASK_COLUMN, number.cast("int"))
+        numbered = rows.selectExpr("*", f"CAST({number} AS INT) AS {TASK_COLUMN}")
         return numbered.repartitionById(tasks, TASK_COLUMN)
 
     @staticmethod

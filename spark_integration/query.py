@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from spark_integration.context import Bound, ProcessFunction, Program
 from spark_integration.driver import Driver, Plan
 from spark_integration.heartbeat import with_heartbeat
 from spark_integration.location import Location
 from spark_integration.output_schema import can_be_local, to_arrow
-from spark_integration.outputs import KafkaOutput, Output
+from spark_integration.outputs import FileOutput, KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
 from spark_integration.reports import OnBatch
 from spark_integration.running import RunningQuery
+from spark_integration.sessions import refuse_connect
 from spark_integration.sources import OffsetLog, StartingOffsets, others_of
 from spark_integration.stateful_input import check_stateless
 from spark_integration.writer import LOCATION, StatefulWriter
 from statemgr import JobConfig, StateManager
-from statemgr.engine import PERMISSIONS
+from statemgr.engine import PERMISSIONS, PermissionFlags
 from statemgr.errors import BatchMismatch, ConfigError, InvalidError, LayoutMismatch, PrerequisiteMissing
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class StatefulQuery:
         """Set several options."""
         return replace(self, _options={**self._options, **options})
 
-    def start(self, **permissions: bool) -> RunningQuery:
+    def start(self, **permissions: Unpack[PermissionFlags]) -> RunningQuery:
         """Take the job over and start.
 
         Args:
@@ -158,6 +159,8 @@ class StatefulQuery:
                     "rows with a variant, or with a struct that has fields declared NOT NULL, cannot be sent to Kafka",
                     hint="declare another type in the output schema, or use foreachBatch",
                 )
+        if isinstance(self._output, FileOutput):
+            self._output.check(rows.sparkSession)
         partitioner = self._partitioning.name(rows)
         prepared = None if self._program is None else self._program.prepare(self.config, rows)
         manager = self.manager(self.config, partitioner)
@@ -217,6 +220,7 @@ class StatefulQuery:
 
     def _rows(self, offsets: StartingOffsets) -> DataFrame:
         rows: DataFrame = self._input(offsets) if callable(self._input) else self._input
+        refuse_connect(rows)  # before anything asks its server
         if not getattr(rows, "isStreaming", False):
             raise InvalidError("the input is no streaming DataFrame", hint="it is made by spark.readStream")
         check_stateless(rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spark_integration.location import Location
+from spark_integration.sessions import JvmRefused, jvm_of
 from statemgr.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -39,18 +40,15 @@ _METADATA = "state/0/_metadata/metadata"
 def check_stateless(rows: DataFrame) -> None:
     """Raises: InvalidError that names the first stateful operator of a streaming DataFrame.
 
-    In a session without access to the JVM, :func:`check_no_state` checks at the first batch instead.
+    If the session does not let Python look at the plan, :func:`check_no_state` checks at the first batch instead.
     """
-    plan = getattr(rows, "_jdf", None)
-    if plan is None:
+    try:
+        with jvm_of(rows.sparkSession):
+            found = _first_stateful(rows)
+    except JvmRefused:
         return
-    pending = [plan.queryExecution().analyzed()]  # without subqueries: Spark itself refuses streams there
-    while pending:
-        node = pending.pop()
-        found = _stateful(node)
-        if found is not None:
-            raise InvalidError(f"the input has an operator that keeps state in Spark: {found}", hint=_HINT)
-        pending.extend(_children(node))
+    if found is not None:
+        raise InvalidError(f"the input has an operator that keeps state in Spark: {found}", hint=_HINT)
 
 
 def check_no_state(location: Location) -> None:
@@ -61,6 +59,18 @@ def check_no_state(location: Location) -> None:
             hint=_HINT,
             location=location.uri,
         )
+
+
+def _first_stateful(rows: Any) -> str | None:
+    """The user's name of the first operator that keeps state, else None."""
+    pending = [rows._jdf.queryExecution().analyzed()]  # without subqueries: Spark itself refuses streams there
+    while pending:
+        node = pending.pop()
+        found = _stateful(node)
+        if found is not None:
+            return found
+        pending.extend(_children(node))
+    return None
 
 
 def _stateful(node: Any) -> str | None:

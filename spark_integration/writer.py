@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from spark_integration.outputs import (
     FILE_FORMATS,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from spark_integration.query import StatefulQuery
     from spark_integration.reports import OnBatch
     from spark_integration.running import RunningQuery
+    from statemgr.engine import PermissionFlags
 
 LOCATION = "checkpointLocation"
 _BROKERS = "kafka.bootstrap.servers"
@@ -112,7 +113,7 @@ class StatefulWriter:
 
     # --- start ----------------------------------------------------------------------------------------------------
 
-    def start(self, path: str | None = None, **permissions: bool) -> RunningQuery:
+    def start(self, path: str | None = None, **permissions: Unpack[PermissionFlags]) -> RunningQuery:
         """Start the query.
 
         Args:
@@ -124,14 +125,19 @@ class StatefulWriter:
         """
         return self._start(self._of_format(path) if self._format else self._output, permissions)
 
-    def toTable(self, tableName: str, format: str | None = None, **permissions: bool) -> RunningQuery:  # noqa: A002
+    def toTable(
+        self,
+        tableName: str,
+        format: str | None = None,  # noqa: A002
+        **permissions: Unpack[PermissionFlags],
+    ) -> RunningQuery:
         """Start the query with its output in a table, which is made if it does not exist. Raises: as :meth:`start`."""
         kind = format or self._format
         return self._start(
             TableOutput(tableName, self._query.config.job_key, kind, self._partition_by, self._options), permissions
         )
 
-    def _start(self, output: Output | None, permissions: dict[str, bool]) -> RunningQuery:
+    def _start(self, output: Output | None, permissions: PermissionFlags) -> RunningQuery:
         query = self._query if output is None else self._query.output(output)
         return query.start(**permissions)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from statemgr.config import JobConfig
+    from statemgr.consumer.messages import InputMessage
     from statemgr.engine.store import Store
     from statemgr.engine.task import Task
     from statemgr.errors import StatemgrError
@@ -19,11 +20,22 @@ if TYPE_CHECKING:
     from statemgr.reader import JobReader
     from statemgr.serdes import Serde
 
-__all__ = ["Checkpoint", "JobConfig", "JobReader", "Serde", "StateManager", "StatemgrError", "Store", "Task"]
+__all__ = [
+    "Checkpoint",
+    "InputMessage",
+    "JobConfig",
+    "JobReader",
+    "Serde",
+    "StateManager",
+    "StatemgrError",
+    "Store",
+    "Task",
+]
 __version__ = "0.1.0"
 
 _HOME = {
     "Checkpoint": "statemgr.model.checkpoint",
+    "InputMessage": "statemgr.consumer.messages",
     "JobConfig": "statemgr.config",
     "JobReader": "statemgr.reader",
     "Serde": "statemgr.serdes",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from statemgr.backends.services import Services
 from statemgr.config import JobConfig
+from statemgr.consumer.application import Application
 from statemgr.consumer.loop import ConsumerLoop
 from statemgr.engine import Epoch
 from statemgr.engine.job_coordinator import JobCoordinator
@@ -26,10 +27,15 @@ from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import PermissionFlags, Permissions
 from statemgr.ports import Progress, no_progress
+from statemgr.serdes import SerdeLike
 from statemgr.wiring import open_services
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
+
+    from statemgr.consumer.messages import InputMessage
+
+M = TypeVar("M", bound="Message | InputMessage[Any, Any]")
 
 
 class StateManager:
@@ -52,7 +58,7 @@ class StateManager:
         self.config = config
         self.layout = Layout(1, config.tasks, partitioner)
         self._services = made = services(config)
-        self.clock = made.clock
+        self.clock, self.executors = made.clock, made.executors
         self._log = CheckpointTopic(config, made.clock, owned=True)
         self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, made.clock)
         self._topics = JobTopics(made)
@@ -114,9 +120,13 @@ class StateManager:
     def run(
         self,
         consumer: Consumer,
-        process: Callable[[Task, Message], None],
+        process: Callable[[Task, M], None] | None = None,
         *,
+        process_batch: Callable[[Task, Sequence[M]], None] | None = None,
+        on_open: Callable[[Task], None] | None = None,
         topics: Sequence[str] | None = None,
+        key_serde: SerdeLike | None = None,
+        value_serde: SerdeLike | None = None,
         **permissions: Unpack[PermissionFlags],
     ) -> None:
         """Run the consumer loop: it handles rebalances, pauses partitions while their task restores, commits every
@@ -124,24 +134,49 @@ class StateManager:
 
         A partition that is in no checkpoint is read from its beginning. Take the consumer from
         :meth:`statemgr.JobConfig.consumer`. With any consumer, skipped input (truncated, expired, or a topic that was
-        deleted and created again) ends the loop before a commit. ``permissions`` are those of :meth:`open_task`, for
-        the first opening of each task.
+        deleted and created again) ends the loop before a commit.
 
         After SIGTERM or SIGINT this returns, or raises the error of a last commit, within five seconds and the time of
-        one message. If work had to be given up for that, the manager can only be closed.
+        one message or batch. If work had to be given up for that, the manager can only be closed.
 
-        Raises: the errors of ``process`` and of commits; MissingState if the input does not have the records after the
-        checkpoint; ConfigError if its partitions are not the job's tasks; AccessDenied.
+        Args:
+            process: called as ``process(task, message)`` for every message.
+            process_batch: in place of ``process``, called as ``process_batch(task, messages)`` with messages of one
+                task that were polled together, in the order of each partition: at most ``task.batch.messages``.
+            on_open: called with each task before its first message, also after a rebalance: the place for
+                :meth:`statemgr.Task.every`.
+            topics: the input; by default ``task.inputs``.
+            key_serde: how keys of messages are decoded; by default ``task.input.key.serde``. With ``bytes`` for both,
+                messages are those of confluent_kafka, otherwise :class:`statemgr.InputMessage`.
+            value_serde: the same for values; by default ``task.input.value.serde``.
+            permissions: those of :meth:`open_task`, for the first opening of each task.
+
+        Raises: the errors of the application and of commits; InvalidError unless it is given exactly one of ``process``
+        and ``process_batch``; MissingState if the input does not have the records after the checkpoint; ConfigError if
+        its partitions are not the job's tasks; AccessDenied.
         """
-        self.loop(consumer, process, topics=topics, **permissions).run()
+        self.loop(
+            consumer,
+            process,
+            process_batch=process_batch,
+            on_open=on_open,
+            topics=topics,
+            key_serde=key_serde,
+            value_serde=value_serde,
+            **permissions,
+        ).run()
 
     def loop(
         self,
         consumer: Consumer,
-        process: Callable[[Task, Message], None],
+        process: Callable[[Task, M], None] | None = None,
         *,
+        process_batch: Callable[[Task, Sequence[M]], None] | None = None,
+        on_open: Callable[[Task], None] | None = None,
         topics: Sequence[str] | None = None,
-        **permissions: bool,
+        key_serde: SerdeLike | None = None,
+        value_serde: SerdeLike | None = None,
+        **permissions: Unpack[PermissionFlags],
     ) -> ConsumerLoop:
         """The loop that :meth:`run` runs. Another thread can call its ``stop()``."""
         self._check_open()
@@ -150,9 +185,16 @@ class StateManager:
             self,
             self._inputs,
             consumer,
-            process,
+            Application.of(
+                self.config,
+                process=process,
+                process_batch=process_batch,
+                on_open=on_open,
+                key_serde=key_serde,
+                value_serde=value_serde,
+            ),
             topics or self.config.inputs,
-            permissions,
+            Permissions(**permissions),
             self._published_tasks,
         )
 

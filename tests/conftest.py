@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -46,7 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if layer in _LAYERS:
             item.add_marker(_LAYERS[layer])
             if "spark" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group("spark"))
+                # a session for each half of the modules: one worker with all of them would end last
+                item.add_marker(pytest.mark.xdist_group(f"spark-{crc32(item.path.name.encode()) % 2}"))
         if layer not in ("crash", "spark") and _SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(_LAYERS["integration"])
         if "secured_kafka" in getattr(item, "fixturenames", ()):

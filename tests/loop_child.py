@@ -3,8 +3,9 @@
 Input is a JSON object: ``config`` (a mapping), ``group``, ``topics``, ``log`` (a file that gets a line for each message
 that was processed, ``<topic> <partition> <offset>``, and ``phase <name>`` for each step that is announced), ``slow``
 (seconds that each message takes), ``slow_replay`` (seconds that each batch of a changelog takes to arrive),
-``permissions``. It counts messages by key in the store ``totals``. A typed error is the last line of the standard
-output, as JSON, and the exit status is 1.
+``in_batches`` (it takes batches, and the log has a line ``batch <size>`` after the messages of each), ``permissions``.
+It counts messages by key in the store ``totals``. A typed error is the last line of the standard output, as JSON, and
+the exit status is 1.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
-from typing import TextIO
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
 
 from confluent_kafka import Message
 
@@ -39,10 +40,18 @@ def main() -> int:
             totals.put(key, b"%d" % (int(totals.get(key) or 0) + 1))
             log.write(f"{message.topic()} {message.partition()} {message.offset()}\n")
 
+        def process_batch(task: Task, messages: Sequence[Message]) -> None:
+            for message in messages:
+                process(task, message)
+            log.write(f"batch {len(messages)}\n")
+
+        functions: dict[str, Any] = (
+            {"process_batch": process_batch} if order.get("in_batches") else {"process": process}
+        )
         consumer = config.consumer(order["group"])
         try:
             with StateManager(config) as manager:
-                manager.run(consumer, process, topics=order["topics"], **order.get("permissions", {}))
+                manager.run(consumer, topics=order["topics"], **functions, **order.get("permissions", {}))
         except StatemgrError as error:
             print(error.to_json(), flush=True)
             return 1

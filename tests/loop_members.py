@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Consumer, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -67,15 +68,18 @@ def member(
     config: JobConfig,
     group: str,
     topic: str | Sequence[str],
-    process: Callable[[Task, Message], None] = count,
+    process: Callable[[Task, Message], None] | None = count,
     consumer: Consumer | None = None,
-    **permissions: bool,
+    **options: Any,
 ) -> tuple[Callable[[], None], list[Exception]]:
-    """Start a member of the group in a thread. Returns how to stop it, and what it raised."""
+    """Start a member of the group in a thread. Returns how to stop it, and what it raised.
+
+    ``options`` are arguments of the loop.
+    """
     consumer = consumer or with_changes(config, **QUICK_GROUP).consumer(group)
     manager = StateManager(config)
     topics = [topic] if isinstance(topic, str) else topic
-    loop = manager.loop(consumer, process, topics=topics, **permissions)
+    loop = manager.loop(consumer, process, topics=topics, **options)
     errors: list[Exception] = []
 
     def run() -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
+from itertools import accumulate, chain, groupby
 from operator import itemgetter
 from typing import Any
 
@@ -26,7 +27,7 @@ from statemgr.errors import InvalidError
 #: The bytes of a key, the key as the processor sees it, its rows or data frames, and whether they are input. If not,
 #: they are initial state.
 Group = tuple[bytes, tuple[Any, ...], Iterator[Any], bool]
-#: The bytes of a row's key, the key as the processor sees it, and the row.
+#: The bytes of a row's key, the key as the processor sees it, and the row, or a frame of rows that follow each other.
 _Keyed = tuple[bytes, tuple[Any, ...], Any]
 
 
@@ -82,39 +83,104 @@ def newer(batches: Iterable[pa.RecordBatch], event_time: EventTime, limit_ms: in
         yield batch
 
 
-def grouped(batches: Iterable[pa.RecordBatch], key: StructType, form: Form) -> Iterator[Group]:
+def grouped(
+    batches: Iterable[pa.RecordBatch], key: StructType, form: Form, coming: Callable[[list[bytes]], None]
+) -> Iterator[Group]:
     """The groups, one after the other, a key's initial state before its input. Rows of a group that nobody reads are
-    skipped."""
-    rows = (row for batch in batches for row in _marked(batch, key, form))
+    skipped. ``coming`` is called with the bytes of the keys of a record batch, row by row, before its first group."""
+    rows = (row for batch in batches for row in _marked(batch, key, form, coming))
     for (encoded, is_input), run in groupby(rows, key=itemgetter(0, 1)):
         first = next(run)
-        values = (row for _, _, _, row in _after(first, run))
+        values = (row for _, _, _, row in chain((first,), run))
         framed = form.pandas and not form.sliced
         yield encoded, first[2], _frames(values, form.rows_per_frame) if framed else values, is_input
 
 
 def converted(produced: Iterable[Any], schema: StructType, form: Form) -> Iterator[pa.RecordBatch]:
-    """What a processor yields, as record batches of the output schema. Rows are gathered, frames are not."""
+    """What a processor yields, as record batches of the output schema."""
     if form.pandas:
-        for frame in produced:
-            yield PandasToArrowConversion.convert(
-                frame,
-                schema,
-                timezone=form.timezone,
-                safecheck=form.safe,
-                arrow_cast=True,
-                assign_cols_by_name=True,
-            )
+        for frame, sizes in _gathered(produced, form.rows_per_frame):
+            yield from _of_frames(frame, sizes, schema, form)
         return
     arrow = to_arrow(schema)
     rows: list[dict[str, Any]] = []
     for row in produced:
+        if not isinstance(row, Row):
+            raise _other(row, "a Row")
         rows.append(row.asDict(True))
         if len(rows) == form.rows_per_frame:
             yield pa.RecordBatch.from_pylist(rows, schema=arrow)
             rows = []
     if rows:
         yield pa.RecordBatch.from_pylist(rows, schema=arrow)
+
+
+def _gathered(produced: Iterable[Any], most: int) -> Iterator[tuple[Any, list[int]]]:
+    """What is yielded, with frames of the same columns and types in one frame, and the rows of each.
+
+    Copies the values: a processor may change a frame that it has yielded. Keeps no frame, because thousands of them
+    take Python's garbage collection longer than their conversion. Raises: InvalidError for anything but a frame.
+    """
+    import pandas as pd
+
+    columns: list[tuple[Any, Any]] = []
+    values: list[list[Any]] = []
+    sizes: list[int] = []
+    rows = 0
+
+    def joined() -> tuple[Any, list[int]]:
+        kinds = zip(columns, values, strict=True)
+        frame = pd.DataFrame({i: pd.Series(each, dtype=kind) for i, ((_, kind), each) in enumerate(kinds)})
+        frame.columns = pd.Index([name for name, _ in columns])
+        return frame, sizes
+
+    for one in produced:
+        if not isinstance(one, pd.DataFrame):
+            raise _other(one, "a pandas.DataFrame")
+        read = list(one.items())
+        found = [(name, column.dtype) for name, column in read]
+        if sizes and (found != columns or rows >= most):
+            yield joined()
+            values, sizes, rows = [], [], 0
+        if not found:
+            yield one, []  # no columns
+            continue
+        columns, values = found, values or [[] for _ in found]
+        for each, (_, column) in zip(values, read, strict=True):
+            each.extend(column.tolist())
+        sizes.append(len(one))
+        rows += len(one)
+    if sizes:
+        yield joined()
+
+
+def _other(yielded: object, wanted: str) -> InvalidError:
+    return InvalidError(
+        f"the processor yielded {type(yielded).__name__}, not {wanted}",
+        hint="transformWithState takes rows, and the forms in pandas take data frames, also from timers",
+    )
+
+
+def _of_frames(frame: Any, sizes: list[int], schema: StructType, form: Form) -> Iterator[pa.RecordBatch]:
+    """Frames that were joined to one, as record batches."""
+    convert = partial(
+        PandasToArrowConversion.convert,
+        schema=schema,
+        timezone=form.timezone,
+        safecheck=form.safe,
+        assign_cols_by_name=True,
+    )
+    parts = [frame]
+    if len(sizes) > 1:
+        try:
+            joined = convert(frame, arrow_cast=False)
+        except Exception:  # some frame needs a cast, which depends on all values that are cast together
+            parts = [frame.iloc[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        else:
+            yield joined
+            return
+    for part in parts:
+        yield convert(part, arrow_cast=True)
 
 
 def _micros(batch: pa.RecordBatch, event_time: EventTime) -> pa.Array:
@@ -125,76 +191,101 @@ def _micros(batch: pa.RecordBatch, event_time: EventTime) -> pa.Array:
     return times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64())
 
 
-def _after(first: Any, others: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from others
-
-
-def _marked(batch: pa.RecordBatch, key: StructType, form: Form) -> Iterator[tuple[bytes, bool, tuple[Any, ...], Any]]:
+def _marked(
+    batch: pa.RecordBatch, key: StructType, form: Form, coming: Callable[[list[bytes]], None]
+) -> Iterator[tuple[bytes, bool, tuple[Any, ...], Any]]:
     """Each row with its key, and whether it is input."""
-    read = _slices if form.sliced else _pandas_rows if form.pandas else _rows
+    read = _slices if form.sliced else _runs if form.pandas else _rows
     parts = parted(batch)
     if parts is None:
-        yield from ((encoded, True, own, row) for encoded, own, row in read(batch, key, form))
+        keys = _Keys.of(batch, key)
+        coming(keys.encoded)
+        yield from ((encoded, True, own, row) for encoded, own, row in read(batch, keys, form))
         return
     marks, rows, initial = parts
-    inputs, states = read(rows, key, form), read(initial, key, form)
-    for is_input in marks:
-        encoded, own, row = next(inputs if is_input else states)
-        yield encoded, is_input, own, row
+    keys = _Keys.of(rows, key)
+    coming(keys.encoded)
+    inputs, states = read(rows, keys, form), read(initial, _Keys.of(initial, key), form)
+    at = 0
+    while at < len(marks):
+        encoded, own, row = next(inputs if marks[at] else states)
+        yield encoded, marks[at], own, row
+        at += len(row) if form.pandas else 1
 
 
-def _rows(batch: pa.RecordBatch, key: StructType, form: Form) -> Iterator[_Keyed]:
+@dataclass(frozen=True)
+class _Keys:
+    """The keys of a batch's rows. ``at``: their columns; ``values`` are Arrow's, because pandas turns whole numbers
+    into floating ones where a batch has a null."""
+
+    at: list[int]
+    values: list[tuple[Any, ...]]
+    encoded: list[bytes]
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch, schema: StructType) -> _Keys:
+        names = [name.lower() for name in batch.schema.names]
+        at = [names.index(name.lower()) for name in schema.names]
+        values = list(zip(*(batch.column(i).to_pylist() for i in at), strict=True))
+        return cls(at, values, list(_encoded(values, schema)))
+
+    def runs(self) -> Iterator[tuple[bytes, int, int]]:
+        """The bytes of each key, and where its rows begin and end."""
+        end = 0
+        for encoded, run in groupby(self.encoded):
+            start, end = end, end + sum(1 for _ in run)
+            yield encoded, start, end
+
+
+def _rows(batch: pa.RecordBatch, keys: _Keys, form: Form) -> Iterator[_Keyed]:
     row_of = Row(*batch.schema.names)
-    at = _offsets(batch, key)
-    columns = [column.to_pylist() for column in batch.columns]
-    keys = list(zip(*(columns[i] for i in at), strict=True))
-    for encoded, own, values in zip(_encoded(keys, key), keys, zip(*columns, strict=True), strict=True):
+    rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    for encoded, own, values in zip(keys.encoded, keys.values, rows, strict=True):
         yield encoded, own, row_of(*values)
 
 
-def _pandas_rows(batch: pa.RecordBatch, key: StructType, form: Form) -> Iterator[_Keyed]:
+def _runs(batch: pa.RecordBatch, keys: _Keys, form: Form) -> Iterator[_Keyed]:
+    """The rows of each key as one frame, with the names and types that pandas gives to a list of rows."""
     import pandas as pd
 
-    at = _offsets(batch, key)
-    keys = list(zip(*(batch.column(i).to_pylist() for i in at), strict=True))
     series = ArrowBatchTransformer.to_pandas(batch, timezone=form.timezone)
-    rows = pd.concat(series, axis=1).itertuples(index=False)
-    # the state's key comes from Arrow: pandas turns whole numbers into floating ones where a batch has a null
-    for encoded, row in zip(_encoded(keys, key), rows, strict=True):
-        yield encoded, tuple(row[i] for i in at), row
+    frame = pd.DataFrame(list(pd.concat(series, axis=1).itertuples(index=False)))
+    # of the other types, the rows of one key have the type that all rows have
+    inferred = any(column.null_count and pa.types.is_boolean(column.type) for column in batch.columns)
+    shown = list(zip(*(frame.iloc[:, i] for i in keys.at), strict=True))
+    for encoded, start, end in keys.runs():
+        part = frame.iloc[start:end]
+        yield encoded, shown[start], part.infer_objects() if inferred else part
 
 
-def _slices(batch: pa.RecordBatch, key: StructType, form: Form) -> Iterator[_Keyed]:
+def _slices(batch: pa.RecordBatch, keys: _Keys, form: Form) -> Iterator[_Keyed]:
     """The rows of each key as one frame."""
     import pandas as pd
 
-    at = _offsets(batch, key)
-    keys = list(zip(*(batch.column(i).to_pylist() for i in at), strict=True))
-    start = 0
-    for encoded, run in groupby(_encoded(keys, key)):
-        rows = sum(1 for _ in run)
-        series = ArrowBatchTransformer.to_pandas(batch.slice(start, rows), timezone=form.timezone)
-        yield encoded, tuple(series[i].iloc[0] for i in at), pd.concat(series, axis=1)
-        start += rows
+    for encoded, start, end in keys.runs():
+        series = ArrowBatchTransformer.to_pandas(batch.slice(start, end - start), timezone=form.timezone)
+        yield encoded, tuple(series[i].iloc[0] for i in keys.at), pd.concat(series, axis=1)
 
 
-def _frames(rows: Iterator[Any], most: int) -> Iterator[Any]:
+def _frames(parts: Iterator[Any], most: int) -> Iterator[Any]:
+    """Frames of up to ``most`` rows, from a group's rows in one record batch or several."""
+    gathered: list[Any] = []
+    for part in parts:
+        gathered.append(part)
+        while (rows := sum(map(len, gathered))) >= most:
+            end = len(part) - (rows - most)
+            yield _joined([*gathered[:-1], part.iloc[:end]])
+            part = part.iloc[end:]
+            gathered = [part] if len(part) else []
+    if gathered:
+        yield _joined(gathered)
+
+
+def _joined(parts: list[Any]) -> Any:
+    """One frame with its own data, whose index begins at 0."""
     import pandas as pd
 
-    part: list[Any] = []
-    for row in rows:
-        part.append(row)
-        if len(part) == most:
-            yield pd.DataFrame(part)
-            part = []
-    if part:
-        yield pd.DataFrame(part)
-
-
-def _offsets(batch: pa.RecordBatch, key: StructType) -> list[int]:
-    names = [name.lower() for name in batch.schema.names]
-    return [names.index(name.lower()) for name in key.names]
+    return parts[0].reset_index(drop=True) if len(parts) == 1 else pd.concat(parts, ignore_index=True)
 
 
 def _encoded(keys: list[tuple[Any, ...]], schema: StructType) -> Iterator[bytes]:

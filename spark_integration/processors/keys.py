@@ -1,5 +1,7 @@
 """Bytes of grouping keys and of the keys of map state, which sort as the values do. Pure.
 
+A rescale reads the same bytes: :mod:`statemgr.model.processor_keys`.
+
 Equal keys have equal bytes for ever, and the bytes of a key never begin those of another key of the same types. Values
 are in Spark's internal form (``StructType.toInternal``: a date is a number of days, a timestamp one of microseconds).
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any
 
 from statemgr.errors import CorruptError, InvalidError
@@ -34,6 +36,8 @@ _WHOLE = {
 }
 _FLOATS = {"FloatType": (">f", 4), "DoubleType": (">d", 8)}
 _DECIMAL_BYTES = 16
+#: More digits than any decimal of Spark has: Python's default would round those of 29 digits and more.
+_DIGITS = Context(prec=100)
 _NULL, _VALUE, _END = b"\x00", b"\x01", b"\x00\x01"
 
 
@@ -111,7 +115,7 @@ def _encode(out: bytearray, kind: DataType, value: Any) -> None:
             raise TypeError(f"{value!r} is not a boolean")
         out.append(value)
     elif name == "DecimalType":
-        unscaled = Decimal(value).scaleb(kind.scale)  # type: ignore[attr-defined]
+        unscaled = Decimal(value).scaleb(kind.scale, _DIGITS)  # type: ignore[attr-defined]
         if unscaled != int(unscaled):
             raise ValueError(f"{value} has more digits than {kind.simpleString()}")
         out += (int(unscaled) + (1 << (8 * _DECIMAL_BYTES - 1))).to_bytes(_DECIMAL_BYTES, "big")
@@ -143,7 +147,7 @@ def _decode(kind: DataType, data: bytes, at: int) -> tuple[Any, int]:
         while data[end] or data[end + 1] != 1:
             end += 1 if data[end] else 2
         plain = data[at:end].replace(b"\x00\xff", b"\x00")
-        return plain.decode() if name == "StringType" else bytearray(plain), end + len(_END)
+        return plain.decode() if name == "StringType" else plain, end + len(_END)
     if name == "BooleanType":
         return bool(data[at]), at + 1
     if name == "DecimalType":

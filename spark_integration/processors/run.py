@@ -79,13 +79,14 @@ class ProcessorRun:
         self.processor.init(handle)
         handle.phase = INITIALIZED
         # 2. rows
-        for encoded, key, rows, is_input in grouped(batches, self.key, self.form):
+        for encoded, key, rows, is_input in grouped(batches, self.key, self.form, batch.coming):
             batch.set_key(encoded)
             if is_input:
                 yield from self.processor.handleInputRows(key, rows, times)
                 continue
             for state in rows:
                 self.processor.handleInitialState(key, state, times)
+        batch.coming(())
         # 3. timers
         handle.phase = DATA_PROCESSED
         yield from self._expired_timers(batch, times)

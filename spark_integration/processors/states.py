@@ -30,6 +30,8 @@ _STATE, _EXPIRY = b"s", b"x"
 #: The end of a name in a key.
 _END = b"\x00\x01"
 _INT = 8
+#: Grouping keys whose values are read together.
+_AHEAD = 256
 #: Elements that a long list reads at a time, and expired values that are deleted at a time.
 _CHUNK = 1000
 
@@ -41,6 +43,19 @@ class Batch:
         self.store = store
         self.time_ms = time_ms
         self._key: bytes | None = None
+        #: Grouping keys of the record batch that is being read, in their order, and where each one is.
+        self._coming: list[bytes] = []
+        self._position: dict[bytes, int] = {}
+
+    def coming(self, keys: Iterable[bytes]) -> None:
+        """Note the grouping keys of a record batch, which may repeat."""
+        self._coming = list(dict.fromkeys(keys))
+        self._position = {key: i for i, key in enumerate(self._coming)}
+
+    def next_keys(self) -> list[bytes]:
+        """The current grouping key and some of those that come."""
+        position = self._position.get(self._key or b"")
+        return [] if position is None else self._coming[position : position + _AHEAD]
 
     def set_key(self, key: bytes | None) -> None:
         self._key = key
@@ -63,14 +78,32 @@ class Cells:
         self._schema = variable.schema
         self._serde = value_serde(variable.versions)
         self._ttl_ms = variable.ttl_ms
+        #: What is stored at the places of some grouping keys: the current one and those that come.
+        self._ahead: dict[bytes, bytes | None] = {}
 
     def place(self, doing: str) -> bytes:
         """Where the variable's values of the current grouping key begin."""
         return self.prefix + self.batch.key(doing)
 
-    def get(self, place: bytes) -> Row | None:
-        """The value there, unless it has expired."""
-        return self.read(self.store.get(place))
+    def own(self, place: bytes) -> bytes | None:
+        """What is stored at the grouping key's own place. Reads the places of the next keys with it."""
+        if place not in self._ahead:
+            places = [self.prefix + key for key in self.batch.next_keys()] or [place]
+            self._ahead = dict(zip(places, self.store.get_many(places), strict=True))
+        return self._ahead[place]
+
+    def write(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+        """Write bytes to places."""
+        if len(items) == 1:
+            self.store.put(*items[0])
+        else:
+            self.store.put_many(items)
+        self._ahead.update((place, data) for place, data in items if place in self._ahead)
+
+    def remove(self, places: Sequence[bytes]) -> None:
+        """Delete places."""
+        self.store.delete_many(places)
+        self._ahead.update((place, None) for place in places if place in self._ahead)
 
     def read(self, data: bytes | None) -> Row | None:
         """The row in a value's bytes; None if they are absent or have expired."""
@@ -86,18 +119,18 @@ class Cells:
         """Write values, each with a new expiry. ``new``: nothing is at the places."""
         rows = [self._serde.serialize(self._schema.toInternal(plain(value))) for value in values]
         if self._ttl_ms is None:
-            self.store.put_many(list(zip(places, rows, strict=True)))
+            self.write(list(zip(places, rows, strict=True)))
             return
         if not new:
             self._forget(places)
         expiry = _bytes(self.batch.time_ms + self._ttl_ms)
-        self.store.put_many([(place, expiry + row) for place, row in zip(places, rows, strict=True)])
+        self.write([(place, expiry + row) for place, row in zip(places, rows, strict=True)])
         self.store.put_many([(_EXPIRY + expiry + place, b"") for place in places])
 
     def delete(self, places: Sequence[bytes]) -> None:
         if self._ttl_ms is not None:
             self._forget(places)
-        self.store.delete_many(places)
+        self.remove(places)
 
     def _forget(self, places: Sequence[bytes]) -> None:
         """Remove the places from the index of expiries."""
@@ -112,10 +145,10 @@ class StoredValue(ValueState):
         self._cells = cells
 
     def exists(self) -> bool:
-        return self._cells.get(self._cells.place("checking value state exists")) is not None
+        return self._get("checking value state exists") is not None
 
     def get(self) -> tuple[Any, ...] | None:
-        row = self._cells.get(self._cells.place("getting value state"))
+        row = self._get("getting value state")
         return None if row is None else tuple(row)
 
     def update(self, newValue: tuple[Any, ...]) -> None:
@@ -123,6 +156,9 @@ class StoredValue(ValueState):
 
     def clear(self) -> None:
         self._cells.delete([self._cells.place("clearing value state")])
+
+    def _get(self, doing: str) -> Row | None:
+        return self._cells.read(self._cells.own(self._cells.place(doing)))
 
 
 class StoredList(ListState):
@@ -159,18 +195,18 @@ class StoredList(ListState):
         return found
 
     def _append(self, place: bytes, values: list[Any]) -> None:
-        first, end = bounds(self._cells.store.get(place))
+        first, end = bounds(self._cells.own(place))
         self._cells.put([place + _bytes(end + i) for i in range(len(values))], values, new=True)
-        self._cells.store.put(place, _bytes(first) + _bytes(end + len(values)))
+        self._cells.write([(place, _bytes(first) + _bytes(end + len(values)))])
 
     def _clear(self, place: bytes) -> None:
-        first, end = bounds(self._cells.store.get(place))
+        first, end = bounds(self._cells.own(place))
         for start in range(first, end, _CHUNK):
             self._cells.delete([place + _bytes(i) for i in range(start, min(end, start + _CHUNK))])
-        self._cells.store.delete(place)
+        self._cells.remove([place])
 
     def _rows(self, place: bytes) -> Iterator[Row]:
-        first, end = bounds(self._cells.store.get(place))
+        first, end = bounds(self._cells.own(place))
         for start in range(first, end, _CHUNK):
             indexes = range(start, min(end, start + _CHUNK))
             for data in self._cells.store.get_many([place + _bytes(i) for i in indexes]):
@@ -190,10 +226,10 @@ class StoredMap(MapState):
         return next(self._items("checking map state exists"), None) is not None
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        return self._cells.get(self._at(key, "getting value"))
+        return self._get(key, "getting value")
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:
-        return self._cells.get(self._at(key, "checking if map state contains key")) is not None
+        return self._get(key, "checking if map state contains key") is not None
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
         self._cells.put([self._at(key, "updating map state value")], [value])
@@ -214,6 +250,9 @@ class StoredMap(MapState):
         with self._cells.store.prefix(self._cells.place("clearing map state")) as items:
             for places in chunks(place for place, _ in items):
                 self._cells.delete(places)
+
+    def _get(self, key: tuple[Any, ...], doing: str) -> Row | None:
+        return self._cells.read(self._cells.store.get(self._at(key, doing)))
 
     def _at(self, key: tuple[Any, ...], doing: str) -> bytes:
         return self._cells.place(doing) + encode_key(self._key, self._key.toInternal(plain(key)))

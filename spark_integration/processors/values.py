@@ -171,7 +171,7 @@ def _converters(kind: DataType) -> tuple[_Convert, _Convert]:
         quantum = Decimal(1).scaleb(-kind.scale)  # type: ignore[attr-defined]
         return lambda value: Decimal(value).quantize(quantum, ROUND_HALF_UP, _DIGITS), _same
     if name == "BinaryType":
-        return bytes, bytearray
+        return bytes, _same
     if name in _SMALL:
         return _within(_SMALL[name]), _same
     return _same, _same

@@ -12,6 +12,7 @@ import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 from typing import IO
@@ -58,16 +59,12 @@ class FileBlobStore:
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
         *parents, name = check_blob_id(blob_id)
         with open_body(body) as stream, translated(blob_id):
-            for attempts_left in (2, 1, 0):
-                try:
-                    with self._tree.directory(parents, create=True) as directory:
-                        stream.seek(0)
-                        self._write(directory, name, blob_id, stream, ttl_days)
-                        return
-                except FileNotFoundError:
-                    # a delete removed the directory when it became empty
-                    if not attempts_left:
-                        raise
+
+            def write(directory: int) -> None:
+                stream.seek(0)
+                self._write(directory, name, blob_id, stream, ttl_days)
+
+            self._tree.write(parents, write)
 
     def copy_from(self, source: BlobStore, wanted: BlobInfo, blob_id: str, *, ttl_days: int) -> bool:
         """By a hard link, which takes no time and no space; False where the system makes none."""
@@ -75,24 +72,28 @@ class FileBlobStore:
             return False
         (*source_parents, source_name), (*parents, name) = check_blob_id(wanted.blob_id), check_blob_id(blob_id)
         expires = self._clock.time_ns() // 1_000_000 + ttl_days * DAY_MS
-        with translated(wanted.blob_id), source._tree.directory(source_parents) as there:
-            os.close(file_tree.open_blob(there, source_name, wanted.blob_id))
-            with translated(blob_id), self._tree.directory(parents, create=True) as directory:
-                if file_tree.exists(directory, name):
-                    raise file_tree.exists_error(directory, blob_id)
-                file_tree.write_expiry(directory, name, expires)
-                try:
-                    os.link(source_name, name, src_dir_fd=there, dst_dir_fd=directory, follow_symlinks=False)
-                    os.utime(name, dir_fd=directory)  # both names get it: garbage collection goes by this time
-                except OSError as error:
-                    if error.errno not in CANNOT_LINK:
-                        raise
-                    with suppress(FileNotFoundError):
-                        os.unlink(name, dir_fd=directory)
-                    file_tree.write_expiry(directory, name, None)
-                    return False
-                os.fsync(directory)
-        return True
+
+        def link(there: int, directory: int) -> bool:
+            with translated(wanted.blob_id):
+                os.close(file_tree.open_blob(there, source_name, wanted.blob_id))
+            if file_tree.exists(directory, name):
+                raise file_tree.exists_error(directory, blob_id)
+            file_tree.write_expiry(directory, name, expires)
+            try:
+                os.link(source_name, name, src_dir_fd=there, dst_dir_fd=directory, follow_symlinks=False)
+                os.utime(name, dir_fd=directory)  # both names get it: garbage collection goes by this time
+            except OSError as error:
+                if error.errno not in CANNOT_LINK:
+                    raise
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=directory)
+                file_tree.write_expiry(directory, name, None)
+                return False
+            os.fsync(directory)
+            return True
+
+        with translated(wanted.blob_id), source._tree.directory(source_parents) as there, translated(blob_id):
+            return self._tree.write(parents, partial(link, there))
 
     def _write(self, directory: int, name: str, blob_id: str, body: IO[bytes], ttl_days: int | None) -> None:
         if file_tree.exists(directory, name):
@@ -181,13 +182,13 @@ class FileBlobStore:
 
     def time_ms(self) -> int:
         """The time that a new file gets. For a mounted directory this is the clock of another machine."""
-        root = str(self._tree.root)
-        with (
-            translated(root),
-            self._tree.directory([], create=True) as directory,
-            file_tree.temporary(directory, io.BytesIO(b"x")) as name,
-        ):
-            return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime_ns // 1_000_000
+
+        def now(directory: int) -> int:
+            with file_tree.temporary(directory, io.BytesIO(b"x")) as name:
+                return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime_ns // 1_000_000
+
+        with translated(str(self._tree.root)):
+            return self._tree.write([], now)
 
     def probe(self) -> Sequence[str]:
         """Try to write to the directory."""

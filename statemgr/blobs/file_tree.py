@@ -9,10 +9,10 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from statemgr import os_errors
 from statemgr.blobs.body import CHUNK
@@ -21,7 +21,11 @@ from statemgr.errors import CorruptBlob, MissingBlob, StatemgrError, Unavailable
 from statemgr.os_errors import Fault
 from statemgr.ports import BlobInfo
 
+T = TypeVar("T")
+
 TEMPORARY = ".tmp"
+#: How often a write creates a directory that deletes remove.
+_ATTEMPTS = 10
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # a planted FIFO must not make an open wait
@@ -57,7 +61,30 @@ class Tree:
         self.root = root
 
     @contextmanager
-    def directory(self, parts: Sequence[str], *, create: bool = False) -> Iterator[int]:
+    def directory(self, parts: Sequence[str]) -> Iterator[int]:
+        """A descriptor of a directory. Raises: FileNotFoundError."""
+        with self._directory(parts, create=False) as fd:
+            yield fd
+
+    def write(self, parts: Sequence[str], work: Callable[[int], T]) -> T:
+        """Call ``work`` with the descriptor of a directory, which is created if it is missing.
+
+        A delete removes directories that become empty, also one that this call has just made or opened. Then this call
+        begins again.
+
+        Raises: UnavailableError, if that happens again and again; what ``work`` raises, but for FileNotFoundError.
+        """
+        for _ in range(_ATTEMPTS):
+            with suppress(FileNotFoundError), self._directory(parts, create=True) as fd:
+                return work(fd)
+        raise UnavailableError(
+            "deletes removed the directory each time that it was created",
+            directory="/".join(parts),
+            hint="try again; if nothing else writes to blob.store.uri, check its disk or mount",
+        )
+
+    @contextmanager
+    def _directory(self, parts: Sequence[str], *, create: bool) -> Iterator[int]:
         if create and not self.root.is_dir():
             self.root.parent.mkdir(parents=True, exist_ok=True)
             self.root.mkdir(mode=0o700, exist_ok=True)

@@ -28,6 +28,12 @@ _spaces: dict[str, _Space] = {}
 _spaces_lock = threading.Lock()
 
 
+def forget(name: str) -> None:
+    """Drop the blobs that stores of this name share."""
+    with _spaces_lock:
+        _spaces.pop(name, None)
+
+
 class MemoryBlobStore:
     """A blob store in memory, and its administration.
 

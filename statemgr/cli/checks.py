@@ -14,13 +14,16 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from statemgr.cli.java import find_java
 from statemgr.cli.output import describe
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, StatemgrError
-from statemgr.model.checkpoint import CheckpointRecord
-from statemgr.ports import BlobStore, Clock
+
+if TYPE_CHECKING:
+    from statemgr.model.checkpoint import CheckpointRecord
+    from statemgr.ports import BlobStore, Clock
 
 #: Beyond this, times in checkpoint IDs and TTLs mislead people.
 CLOCK_TOLERANCE_MS = 5_000

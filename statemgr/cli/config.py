@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import click
@@ -15,6 +16,9 @@ from statemgr.config.keys import KEYS
 from statemgr.config.secrets import masked
 from statemgr.errors import InvalidError
 
+#: What ``init --example`` writes; the files are next to this module.
+EXAMPLE_FILES = ("service.py", "send.py", DEFAULT_FILE, "docker-compose.yml", "test_service.py")
+_EXAMPLE = Path(__file__).with_name("example")
 TEMPLATE = """\
 # Configuration of a statemgr job. `statemgr config show --all` lists every key; docs/configuration.md explains them.
 # Write keys in tables, as here, or with dots: "task.commit.ms" = 60000.
@@ -117,13 +121,24 @@ def check_command(call: Call) -> None:
         click.echo(f"note: {note}")
 
 
-@click.command("init")
+@click.command("init", short_help="Write a commented configuration file, or an example that runs.")
 @json_option
-@click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT_FILE)
-@click.option("--name", default="orders", show_default=True, help="Name of the job.")
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
-def init_command(as_json: bool, path: Path, name: str, force: bool) -> None:
-    """Write a commented configuration file (job.toml, if no PATH is given)."""
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.option("--name", default="orders", show_default=True, help="Name of the job, and of its input topic.")
+@click.option("--example", "example", is_flag=True, help="Write a service that runs into the directory PATH.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
+def init_command(as_json: bool, path: Path | None, name: str, example: bool, force: bool) -> None:
+    """Write a commented configuration file (job.toml, if no PATH is given).
+
+    With --example, write a small service into the directory PATH (the current one, if no PATH is given): its code, its
+    configuration, a test, and a docker-compose.yml. It needs a Kafka broker and no Spark.
+    """
+    if example:
+        _init_example(path or Path(), name, force=force, as_json=as_json)
+        return
+    path = path or Path(DEFAULT_FILE)
+    if path.is_dir():
+        raise InvalidError(f"{path} is a directory", hint="name a file, or use --example")
     write_file(path, filled_template(name), force=force)
     if as_json:
         print_json({"path": str(path)})
@@ -131,12 +146,53 @@ def init_command(as_json: bool, path: Path, name: str, force: bool) -> None:
         say(f"wrote {path}; next: statemgr config check, statemgr topics create, statemgr doctor")
 
 
-def write_file(path: Path, text: str, *, force: bool) -> None:
-    """Write a configuration file. Raises: InvalidError if it exists and ``force`` is not given."""
+def _init_example(directory: Path, name: str, *, force: bool, as_json: bool) -> None:
+    """Write the example, or nothing if one of its files is there. Raises: InvalidError, ConfigError."""
+    JobConfig.from_mapping({"job.name": name})
+    texts = {file: (_EXAMPLE / file).read_text(encoding="utf-8") for file in EXAMPLE_FILES}
+    blobs = (directory.resolve() / ".statemgr" / "blobs").as_uri()
+    texts[DEFAULT_FILE] = texts[DEFAULT_FILE].format(name=name, blob_uri=blobs)
+    existing = [file for file in EXAMPLE_FILES if (directory / file).exists()]
+    if existing and not force:
+        raise InvalidError(
+            f"{directory} already has {', '.join(existing)}", hint="name another directory, or use --force to overwrite"
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise InvalidError(f"{directory} is a file", hint="name a directory") from None
+    for file, text in texts.items():
+        write_file(directory / file, text, force=force, mode=0o600 if file == DEFAULT_FILE else 0o644)
+    if as_json:
+        print_json({"directory": str(directory), "files": list(texts)})
+        return
+    say(f"wrote {', '.join(texts)}\n\nnext:\n")
+    for line in _next_commands(directory):
+        # the commands are the result, and can be copied as they are
+        click.echo(line)
+
+
+def _next_commands(directory: Path) -> list[str]:
+    enter = [] if directory.resolve() == Path.cwd() else [f"cd {shlex.quote(str(directory))}"]
+    return [
+        *enter,
+        "statemgr dev up --no-s3    # or, with Docker: docker compose up --wait",
+        "statemgr topics create",
+        "python send.py 1000",
+        "python service.py          # stop it with Ctrl-C, or kill it and start it again",
+        "statemgr store scan totals",
+    ]
+
+
+def write_file(path: Path, text: str, *, force: bool, mode: int = 0o600) -> None:
+    """Write a configuration file, or one that belongs to it.
+
+    Only its owner may read it, unless ``mode`` says otherwise: people do put passwords here.
+    Raises: InvalidError if it exists and ``force`` is not given.
+    """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
     try:
-        # only its owner may read it: people do put passwords here
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = os.open(path, flags, mode)
     except FileExistsError:
         raise InvalidError(f"{path} exists", hint="use --force to overwrite it") from None
     except FileNotFoundError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import closing
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,16 +13,11 @@ from statemgr.cli.options import Call, job_options
 from statemgr.cli.output import moment, print_json, print_table, say, size
 from statemgr.config.units import DAY_MS, HOUR_MS
 from statemgr.errors import MissingError, RetryableError
-from statemgr.flows.gc import BlobStatus, GarbageReport, collect_garbage
+
+if TYPE_CHECKING:
+    from statemgr.flows.gc import GarbageReport
 
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": HOUR_MS, "d": DAY_MS}
-_MEANINGS = {
-    BlobStatus.KEPT: "needed by a retained checkpoint",
-    BlobStatus.YOUNG: "not needed, but younger than the grace period",
-    BlobStatus.ORPHAN: "not needed, and old: garbage",
-    BlobStatus.UNKNOWN: "of tasks without a known checkpoint: kept",
-    BlobStatus.FOREIGN: "with names that statemgr does not use: kept",
-}
 
 
 def _duration(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -58,6 +54,7 @@ def command(call: Call, dry_run: bool, grace_ms: int | None, fix: bool, allow_no
     Exit status: 1 needed blobs would expire (see --fix) · 3 something could not be deleted
                  4 a blob that a retained checkpoint needs is missing or corrupt: nothing is deleted
     """
+    from statemgr.flows.gc import collect_garbage
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.wiring import open_services
 
@@ -114,8 +111,17 @@ def _as_json(found: GarbageReport, *, dry_run: bool) -> dict[str, object]:
 
 
 def _print(found: GarbageReport, *, dry_run: bool) -> None:
+    from statemgr.flows.gc import BlobStatus
+
+    meanings = {
+        BlobStatus.KEPT: "needed by a retained checkpoint",
+        BlobStatus.YOUNG: "not needed, but younger than the grace period",
+        BlobStatus.ORPHAN: "not needed, and old: garbage",
+        BlobStatus.UNKNOWN: "of tasks without a known checkpoint: kept",
+        BlobStatus.FOREIGN: "with names that statemgr does not use: kept",
+    }
     rows: list[tuple[object, ...]] = [
-        (status.value, count.blobs, size(count.size), _MEANINGS[status])
+        (status.value, count.blobs, size(count.size), meanings[status])
         for status, count in found.counts.items()
         if count.blobs or status in (BlobStatus.KEPT, BlobStatus.ORPHAN)
     ]

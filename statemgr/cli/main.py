@@ -13,8 +13,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any
 
 import click
@@ -40,7 +40,7 @@ _BUILT_IN = {
     ),
     "doctor": ("statemgr.cli.doctor:command", "Check everything that the job needs, and say how to fix it."),
     "gc": ("statemgr.cli.gc:command", "Delete the blobs that no checkpoint needs."),
-    "init": ("statemgr.cli.config:init_command", "Write a commented configuration file."),
+    "init": ("statemgr.cli.config:init_command", "Write a commented configuration file, or an example that runs."),
     "materialize": (
         "statemgr.cli.materialize:command",
         "Build first snapshots from the changelogs of a running job, for it to adopt.",
@@ -55,7 +55,9 @@ _BUILT_IN = {
     "snapshots": ("statemgr.cli.snapshots:command", "List, show, verify and compare snapshots in the blob store."),
     "standby": ("statemgr.cli.standby:command", "Keep an up-to-date copy of the state of tasks on this machine."),
     "store": ("statemgr.cli.store:command", "Read keys from the committed state of a store."),
+    "top": ("statemgr.cli.top:command", "Show the tasks by lag and age, refreshed."),
     "topics": ("statemgr.cli.topics:command", "Create, check or repair the topics of the job."),
+    "ui": ("statemgr_tools.commands.ui:command", "Serve a read-only web page about jobs."),
 }
 #: The extra that a command needs, if it is not `spark`.
 _EXTRAS = {"demo": "demo"}
@@ -76,11 +78,11 @@ class CommandLine(click.Group):
     """The top group. It loads commands only when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_targets())
+        return sorted({*_BUILT_IN, *_others()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Load a command. If its extra is missing, the result is a command that says so."""
-        target = _targets().get(cmd_name)
+        target = _BUILT_IN[cmd_name][0] if cmd_name in _BUILT_IN else _others().get(cmd_name)
         if target is None:
             return None
         module, _, attribute = target.partition(":")
@@ -97,8 +99,8 @@ class CommandLine(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Also suggest the nearest command for an unknown one."""
-        if args and not args[0].startswith("-") and args[0] not in _targets():
-            near = get_close_matches(args[0], list(_targets()), n=1)
+        if args and not args[0].startswith("-") and args[0] not in _BUILT_IN and args[0] not in _others():
+            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
             ctx.fail(f"no command is called {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
@@ -156,7 +158,7 @@ def _without_values(message: str, arguments: Sequence[str]) -> str:
     for argument in sorted(set(arguments), key=len, reverse=True):
         value = argument.partition("=")[2]
         given = [value] if argument.startswith("-") else [argument, value]
-        if get_close_matches(argument, list(_targets()), n=1):
+        if get_close_matches(argument, [*_BUILT_IN, *_others()], n=1):
             continue
         for text in filter(None, given):
             message = re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", lambda _: MASK, message)
@@ -169,9 +171,12 @@ def _debug(arguments: Sequence[str]) -> None:
         traceback.print_exc()
 
 
-def _targets() -> dict[str, str]:
-    others = {entry.name: entry.value for entry in entry_points(group="statemgr.commands")}
-    return others | {name: target for name, (target, _) in _BUILT_IN.items()}
+@cache
+def _others() -> dict[str, str]:
+    """The commands of other packages: name → target. Reads the metadata of every installed package: not for nothing."""
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry.value for entry in entry_points(group="statemgr.commands")}
 
 
 def _not_installed(name: str, module: str) -> click.Command:

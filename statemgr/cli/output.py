@@ -9,15 +9,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.filesize import decimal
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from statemgr.errors import StatemgrError
 
-if TYPE_CHECKING:  # `statemgr --help` loads this module
+# `statemgr --help` loads this module, so the functions that print import what they need
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
     from statemgr import ports
 
 #: Columns of a table that does not go to a terminal, so that nothing is cut off there.
@@ -26,12 +25,16 @@ _WIDE = 400
 
 def console() -> Console:
     """Standard output, for results."""
+    from rich.console import Console
+
     found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=_WIDE)
 
 
 def messages() -> Console:
     """Standard error, for everything else: progress, notes, errors."""
+    from rich.console import Console
+
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -45,6 +48,9 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, emp
     if not rows:
         say(empty)
         return
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers:
         numeric = all(isinstance(row[len(table.columns)], int | float) for row in rows)
@@ -76,6 +82,8 @@ def describe(error: StatemgrError) -> str:
 
 def size(number: int) -> str:
     """A number of bytes with a unit, such as ``1.2 MB``."""
+    from rich.filesize import decimal
+
     return decimal(number)
 
 
@@ -90,6 +98,9 @@ def moment(millis: int) -> str:
 @contextmanager
 def progress_bars(*, quiet: bool) -> Iterator[ports.Progress]:
     """Show a bar for each thing that reports progress, on standard error; none if ``quiet`` or not on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     stderr = Console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),

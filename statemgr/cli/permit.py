@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
 
 from statemgr.cli.options import Call, job_options
 from statemgr.ids import task_name
-from statemgr.model.permissions import PERMISSIONS, Permissions, Permit
 
+if TYPE_CHECKING:
+    from statemgr.model.permissions import Permit
+
+#: One for each permission, in their order.
 _HELP = {
     "allow_empty_start": "Start empty, although there are signs of earlier state.",
     "allow_new_stores": "Start stores that the checkpoint does not list, empty.",
@@ -23,8 +27,8 @@ _HELP = {
 
 
 def _flags(function: Callable[..., None]) -> Callable[..., None]:
-    for name in reversed(PERMISSIONS):
-        function = click.option(f"--{name.replace('_', '-')}", name, is_flag=True, help=_HELP[name])(function)
+    for name, text in reversed(_HELP.items()):
+        function = click.option(f"--{name.replace('_', '-')}", name, is_flag=True, help=text)(function)
     return function
 
 
@@ -37,6 +41,7 @@ def command(call: Call, only_list: bool, revoke: bool, **flags: bool) -> None:
     """Give the next opening of tasks a permission that it uses up. A running owner is not disturbed."""
     from statemgr.kafka.permits import PermitTopic
     from statemgr.local.clock import SystemClock, system_ids
+    from statemgr.model.permissions import Permissions
 
     given = Permissions(**flags)
     if bool(given.names) + only_list + revoke != 1:

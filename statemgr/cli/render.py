@@ -22,7 +22,6 @@ from statemgr.model.checkpoint import (
     CheckpointRecord,
     OpaqueMarker,
 )
-from statemgr.model.codecs import decode_chain
 from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex
 
 Json = dict[str, Any]
@@ -54,6 +53,8 @@ def index_to_json_dict(index: SnapshotIndex) -> Json:
 
 def inline_chain(marker: BlobMarker) -> SegmentChain | None:
     """The chain inside a marker. None if it is in a blob, or damaged."""
+    from statemgr.model.codecs import decode_chain
+
     with suppress(CorruptBlob):
         return decode_chain(marker.inline) if marker.inline is not None else None
     return None

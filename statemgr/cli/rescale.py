@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,16 +13,16 @@ import click
 
 from statemgr.cli.options import Call, job_options
 from statemgr.cli.output import console, moment, print_json, print_table, say, size
-from statemgr.cli.toml_edit import TomlEdit, line_of
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, UnavailableError
-from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.partitioners import PRODUCERS
 
 if TYPE_CHECKING:
+    from statemgr.cli.toml_edit import TomlEdit
     from statemgr.flows.rescale import Rescaled
     from statemgr.flows.rescale_plan import RescalePlan
     from statemgr.flows.rescale_undo import UndoPlan
+    from statemgr.model.checkpoint import Checkpoint
 
 
 @click.command("rescale")
@@ -65,6 +64,8 @@ def command(
 
 
 def _rescale(call: Call, tasks: int, partitioner: str | None, parallel: int, *, write: bool) -> None:
+    from concurrent.futures.process import BrokenProcessPool
+
     from statemgr.flows.rescale import Workers, rescale
     from statemgr.flows.rescale_plan import plan_rescale
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
@@ -102,21 +103,9 @@ def _rescale(call: Call, tasks: int, partitioner: str | None, parallel: int, *, 
 
 def _already(call: Call, tasks: int, records: Mapping[str, Any], *, write: bool) -> None:
     """The layout is as wanted. A rescale may have died before it wrote the configuration."""
-    from statemgr.config.factories import KAFKA_CHANGELOG
-    from statemgr.flows.rescale_plan import changelog_key, topic_of_generation
-    from statemgr.model.checkpoint import ChangelogMarker
+    from statemgr.flows.rescale_plan import changes_in_force
 
-    changes: dict[str, int | str] = {"job.tasks": tasks}
-    layout = next(iter(records.values())).layout
-    for store, configured in call.config.stores.items():
-        markers = [record.current.marker(KAFKA_CHANGELOG, store) for record in records.values()]
-        used = next((marker.topic for marker in markers if isinstance(marker, ChangelogMarker)), None)
-        if used is None and layout.generation > 1 and configured.durable:
-            used = topic_of_generation(store, configured.changelog_topic, layout.generation)
-        if used is not None and used != configured.changelog_topic:
-            changes[changelog_key(store)] = used
-    if changes == {"job.tasks": call.config.tasks}:
-        changes = {}
+    changes = changes_in_force(call.config, records)
     edit = _edit(call.config, changes) if changes else None
     saved = _save(edit) if write else None
     if call.as_json:
@@ -160,6 +149,8 @@ def _undo(call: Call, *, write: bool) -> None:
 
 def _edit(config: JobConfig, changes: Mapping[str, int | str]) -> TomlEdit | None:
     """The change of the configuration file; None if only the user can make it."""
+    from statemgr.cli.toml_edit import TomlEdit
+
     path = Path(click.get_current_context().params["config_file"])
     try:
         return TomlEdit(path, changes)
@@ -179,6 +170,8 @@ def _save(edit: TomlEdit | None) -> str | None:
 def _print_configuration(changes: Mapping[str, int | str], edit: TomlEdit | None, saved: str | None) -> None:
     if not changes:
         return
+    from statemgr.cli.toml_edit import line_of
+
     out = console()
     out.print("\nconfiguration of the new layout:", markup=False)
     for key, value in changes.items():

@@ -10,10 +10,10 @@ import click
 
 from statemgr.cli.options import Call, checkpoint_id_of, job_options, task_option
 from statemgr.cli.output import console, moment, print_json, print_table, say
-from statemgr.model.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from statemgr.flows.rollback import Rollback
+    from statemgr.model.checkpoint import Checkpoint
 
 _MEANINGS = {"reference": "no data is copied", "keep": "unchanged since", "fill": "is written again"}
 

@@ -17,10 +17,10 @@ from statemgr.cli.render import index_to_json_dict
 from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import CorruptError, MissingError
 from statemgr.ids import task_index, task_name
-from statemgr.model.checkpoint import BlobRef, CheckpointRecord, Marker
 
 if TYPE_CHECKING:
     from statemgr.flows.verify_blobs import Verified
+    from statemgr.model.checkpoint import BlobRef, CheckpointRecord, Marker
     from statemgr.reader import JobReader
 
 

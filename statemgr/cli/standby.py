@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import click
 
 from statemgr.cli.options import Call, job_options
 from statemgr.cli.output import say, show_error, size
-from statemgr.flows.standby import Followed
+
+if TYPE_CHECKING:
+    from statemgr.flows.standby import Followed
 
 
 @click.command("standby")

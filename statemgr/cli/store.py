@@ -13,9 +13,9 @@ from statemgr.cli.options import Call, job_options
 from statemgr.cli.output import console, print_json, say, show_error
 from statemgr.config import JobConfig, StoreConfig
 from statemgr.errors import ConfigError, InvalidError, StatemgrError
-from statemgr.ports import LocalStore
 
 if TYPE_CHECKING:
+    from statemgr.ports import LocalStore
     from statemgr.serdes import Serde
 
 _SERDES = click.Choice(["bytes", "hex", "string", "integer", "json", "msgpack"])

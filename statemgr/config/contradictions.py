@@ -51,8 +51,9 @@ def _problems(config: JobConfig) -> Iterator[_Problem]:
     for store in config.stores.values():
         yield from _of_store(store)
         yield from _of_backends(store, config)
-        yield from _of_schemas(store)
+        yield from _of_schemas(f"stores.{store.name}", store.value_serde, store.value_schemas)
         yield from _of_memory(store, config.memory_bytes)
+    yield from _of_schemas("task.input", config.input_value_serde, config.get("task.input.value.avro.schemas"))
     yield from _of_topics(config)
 
 
@@ -105,13 +106,14 @@ def _of_backends(store: StoreConfig, config: JobConfig) -> Iterator[_Problem]:
         yield _Problem("task.checkpoint.write.versions", message, hint)
 
 
-def _of_schemas(store: StoreConfig) -> Iterator[_Problem]:
-    key, serde = f"stores.{store.name}.value.avro.schemas", f"stores.{store.name}.value.serde"
-    if store.value_serde == "avro" and store.value_schemas is None:
+def _of_schemas(prefix: str, named: str, schemas: object) -> Iterator[_Problem]:
+    """``named``: the serde of the values under this prefix of keys."""
+    key, serde = f"{prefix}.value.avro.schemas", f"{prefix}.value.serde"
+    if named == "avro" and schemas is None:
         hint = "list every version of the schema, the newest last"
         yield _Problem(key, f"{key} is not set, but {serde} is avro", hint)
-    if store.value_serde != "avro" and store.value_schemas is not None:
-        yield _Problem(key, f"{key} is set, but {serde} is {store.value_serde}", f'set {serde} = "avro"')
+    if named != "avro" and schemas is not None:
+        yield _Problem(key, f"{key} is set, but {serde} is {named}", f'set {serde} = "avro"')
 
 
 def _of_memory(store: StoreConfig, memory_bytes: int) -> Iterator[_Problem]:

@@ -9,14 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
-from importlib.metadata import EntryPoint, entry_points
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from statemgr.errors import ConfigError
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 KAFKA_CHANGELOG: Final = "kafka-changelog"
 BLOB_STORE: Final = "blob-store"
+#: No backend: the changelog as a plain consumer reads it, where it is compared with the backends.
+RAW_TOPIC: Final = "raw-topic"
 
 _DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*|\.[A-Za-z_]\w*)\Z")
 #: Factory → the class of its backend.
@@ -35,6 +39,8 @@ BLOB_STORES: Final = {
 
 def backend_classes() -> dict[str, str]:
     """Every factory that is installed, with the class of its backend. Reads the metadata of installed packages."""
+    from importlib.metadata import entry_points
+
     return {**{entry.name: entry.value for entry in entry_points(group="statemgr.state_backends")}, **BUILT_IN}
 
 
@@ -52,6 +58,8 @@ def check_factories(key: str, factories: Iterable[str]) -> None:
 
 def blob_store_of(uri: str) -> EntryPoint:
     """The function that opens the blob store of a URI, not yet loaded. Raises: ConfigError if no package has one."""
+    from importlib.metadata import EntryPoint, entry_points
+
     scheme = urlsplit(uri).scheme
     if scheme in BLOB_STORES:
         return EntryPoint(scheme, BLOB_STORES[scheme], _BLOB_STORES)

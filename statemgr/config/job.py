@@ -20,7 +20,7 @@ from statemgr.config.keys import lookup
 from statemgr.config.loading import load_values, our_key, parse_resolved, read_toml
 from statemgr.config.policies import RetryPolicy, SnapshotInterval
 from statemgr.config.secrets import has_reference, hidden_texts, masked, resolve, without
-from statemgr.config.store import StoreConfig, store_from_values
+from statemgr.config.store import StoreConfig, schemas_of, store_from_values
 from statemgr.config.values import Value
 from statemgr.errors import ConfigError
 from statemgr.ids import topic_name
@@ -129,6 +129,16 @@ class JobConfig:
     @property
     def inputs(self) -> list[str]:
         return list(self.get("task.inputs"))
+
+    input_key_serde = _setting("task.input.key.serde", str)
+    input_value_serde = _setting("task.input.value.serde", str)
+    batch_messages = _setting("task.batch.messages", int)
+
+    def input_schemas(self) -> list[str]:
+        """Versions of the Avro schema of the input's values, as JSON, oldest first. Raises: ConfigError if they cannot
+        be read."""
+        key = "task.input.value.avro.schemas"
+        return schemas_of(key, self.get(key))
 
     @property
     def state_dir(self) -> Path:

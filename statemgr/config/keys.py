@@ -70,6 +70,16 @@ KEYS: tuple[Key, ...] = (
         "Number of tasks (partitions of the state). `statemgr rescale` changes it for a job that has checkpoints."),
     Key("task.inputs", TOPICS, [],
         "Input topics of a consumer loop."),
+    Key("task.input.key.serde", choice(*KEY_SERDES), "bytes",
+        "Serde of the keys of a consumer loop's messages."),
+    Key("task.input.value.serde", choice(*VALUE_SERDES), "bytes",
+        "Serde of the values of a consumer loop's messages."),
+    Key("task.input.value.avro.schemas", AVRO_SCHEMAS, None,
+        "For the serde `avro`: every version of the schema of the values, oldest first. Values are read with the last "
+        "one. `${file:PATH}` reads the JSON array from a file.", "none"),
+    Key("task.batch.messages", integer(1, 1_000_000), 500,
+        "Largest number of messages, of all tasks together, that a consumer loop polls before it calls "
+        "`process_batch` for each task (it also stops after 16 MiB). It never waits for more messages."),
     Key("state.dir", TEXT, "./.statemgr/state",
         "Local directory of the stores. It is a cache: you may delete it while no task is open."),
     Key("state.memory.bytes", integer(8 * MEBIBYTE, 1024 * GIBIBYTE, _BYTES), 128 * MEBIBYTE,

@@ -40,10 +40,14 @@ class StoreConfig:
 
     def avro_schemas(self) -> list[str]:
         """Versions of the values' Avro schema as JSON, oldest first. Raises: ConfigError if they cannot be read."""
-        key, given = f"stores.{self.name}.value.avro.schemas", self.value_schemas or []
-        if has_reference(given):
-            given = cast("list[str]", parse_resolved(key, resolve(key, str(given))))
-        return list(given)
+        return schemas_of(f"stores.{self.name}.value.avro.schemas", self.value_schemas)
+
+
+def schemas_of(key: str, given: list[str] | str | None) -> list[str]:
+    """Avro schemas with references resolved. Raises: ConfigError if they cannot be read."""
+    if has_reference(given):
+        given = cast("list[str]", parse_resolved(key, resolve(key, str(given))))
+    return list(given or [])
 
 
 def store_from_values(name: str, values: Mapping[str, Value], job: tuple[str, str]) -> StoreConfig:

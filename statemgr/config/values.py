@@ -14,8 +14,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from fastavro.schema import parse_schema
-
 from statemgr.config.factories import blob_store_of
 from statemgr.config.policies import SnapshotInterval
 from statemgr.ids import NAME
@@ -188,6 +186,8 @@ def _schemas(value: object) -> list[str]:
     if not isinstance(schemas, list) or not schemas:
         raise ValueError
     result = []
+    from fastavro.schema import parse_schema  # few jobs need it, and it is slow to load
+
     for schema in schemas:
         try:
             parse_schema(schema, named_schemas={})

@@ -26,9 +26,10 @@ class AssignedTask:
         inputs: its source partitions. They are paused until the task is restored and they are at its input offsets.
         task: the open task; None while it is being opened.
         skip: continue where the input begins if the checkpoint's offset is gone.
-        dirty: whether a message was processed since the last commit began.
+        dirty: whether a message was processed, or a timer changed something, since the last commit began.
         held: whether its partitions are paused until the commit in progress ends.
         reopened: whether it was opened again since its last commit, because its local files were damaged or missing.
+        announced: whether the application was told that the task is open.
         lost: set when the task was taken away, which ends an opening in progress.
     """
 
@@ -43,6 +44,7 @@ class AssignedTask:
     dirty: bool = False
     held: bool = False
     reopened: bool = False
+    announced: bool = False
     lost: threading.Event = field(default_factory=threading.Event)
     _commit: Future[Checkpoint] | None = None
     _commit_started: float = 0.0
@@ -98,7 +100,7 @@ class AssignedTask:
         """Replace the task by a new opening of it, which continues from the checkpoint and processes uncommitted input
         again."""
         self.opening, self.inputs, self.task, self._commit = opening, inputs, None, None
-        self.dirty = self.held = False
+        self.dirty = self.held = self.announced = False
         self.reopened, self._failing_since = True, None
 
     def hold_back(self) -> bool:

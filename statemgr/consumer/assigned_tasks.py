@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -17,6 +17,7 @@ from statemgr.errors import OpeningCancelled
 from statemgr.ids import task_name
 from statemgr.kafka.group_consumer import GroupConsumer, GroupOffsets
 from statemgr.kafka.input_position import InputPosition
+from statemgr.model.permissions import NO_PERMISSIONS, Permissions
 
 if TYPE_CHECKING:
     from statemgr.manager import StateManager
@@ -42,13 +43,13 @@ class AssignedTasks:
         manager: StateManager,
         consumer: Consumer,
         topics: Sequence[str],
-        permissions: Mapping[str, Any],
+        permissions: Permissions,
     ) -> None:
         self._services = services
         self._manager = manager
         self._consumer = consumer
         self._topics = list(topics)
-        self._permissions = dict(permissions)
+        self._permissions = permissions
         self._group = GroupOffsets(consumer)
         self._opened: set[str] = set()
         self._owned: dict[int, AssignedTask] = {}
@@ -76,7 +77,7 @@ class AssignedTasks:
                 self._services.config.commit_max_delay_ms / 1000,
                 self._services.config.commit_timeout_ms / 1000,
                 lost=lost[index],
-                skip=self._permissions_of(index).get("allow_skipped_input", False),
+                skip=self._permissions_of(index).allow_skipped_input,
             )
         for partition in partitions:
             owned = self._owned[partition.partition]
@@ -159,18 +160,18 @@ class AssignedTasks:
         self._by_place[place.topic, place.partition] = owned, position
         return position
 
-    def _permissions_of(self, index: int) -> Mapping[str, Any]:
-        return {} if task_name(index) in self._opened else self._permissions
+    def _permissions_of(self, index: int) -> Permissions:
+        return NO_PERMISSIONS if task_name(index) in self._opened else self._permissions
 
     def _fence(self, lost: Mapping[str, threading.Event]) -> None:
         """Runs before any of these tasks reads the checkpoint topic."""
-        empty = self._permissions.get("allow_empty_start", False) and not self._opened & lost.keys()
+        empty = self._permissions.allow_empty_start and not self._opened & lost.keys()
         self._manager.fence_tasks(list(lost), still_owned=lambda task: not lost[task].is_set(), allow_empty_start=empty)
 
     def _open(self, index: int, fencing: Future[None], lost: threading.Event) -> Task:
         fencing.result()
         permissions = self._permissions_of(index)
-        task = self._manager.open_task(task_name(index), still_owned=lambda: not lost.is_set(), **permissions)
+        task = self._manager.open_task(task_name(index), still_owned=lambda: not lost.is_set(), **permissions.flags)
         try:
             task.expect_inputs(self._topics)
         except BaseException:

@@ -1,19 +1,24 @@
 """The consumer loop that :meth:`statemgr.StateManager.run` owns.
 
-Steps of a turn, which takes one message:
+Steps of a turn, which takes one message, or with ``process_batch`` the messages that have already arrived (at most
+``task.batch.messages``, and about 16 MiB):
 
 1. poll; rebalances arrive here (assign, revoke, lost)
-2. pass the message to ``process``, and remember the next offset of its source partition
-3. when the restore of a task has ended, seek to the checkpoint's input offsets and resume its partitions
-4. when a commit has ended, tell the consumer group; when ``task.commit.ms`` has passed, start a commit for each task
+2. pass the message to ``process``, or the messages of each task to ``process_batch``, and remember the next offset of
+   each source partition. With batches, steps 3 to 6 also follow each batch.
+3. when the restore of a task has ended, call ``on_open``, seek to the checkpoint's input offsets and resume its
+   partitions
+4. call the timers that are due
+5. when a commit has ended, tell the consumer group; when ``task.commit.ms`` has passed, start a commit for each task
    that has none in progress; if the local files of a task are damaged or missing, open the task again, once, and go
    back to its checkpoint
-5. back-pressure: pause the partitions of a task whose commit takes longer than ``task.commit.max.delay.ms``, and resume
+6. back-pressure: pause the partitions of a task whose commit takes longer than ``task.commit.max.delay.ms``, and resume
    them when it ends
 
 The loop polls for every message, so a member keeps its membership as long as one message takes less than
-``max.poll.interval.ms``. A stop, a commit or a rebalance waits for one message at most. Partitions are paused while
-their task restores or is held back, and polling continues.
+``max.poll.interval.ms``. A stop, a commit or a rebalance waits for one message at most. With batches, a stop and a
+commit wait for one batch; a rebalance, and the next poll, wait for the batches of all messages that were polled
+together. Partitions are paused while their task restores or is held back, and polling continues.
 
 After a stop, restores are cancelled, and tasks commit what they have. Work that has not ended after :data:`STOP_S`
 seconds is given up, and the next owner processes that input again.
@@ -24,15 +29,17 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from statemgr.backends.services import Services
+from statemgr.consumer.application import Application
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.consumer.assigned_tasks import AssignedTasks
-from statemgr.engine.task import Task
+from statemgr.consumer.delivery import Delivery
 from statemgr.errors import ConfigError, LocalStateLost, MissingState, StatemgrError, UnavailableError
 from statemgr.flows.worker import Worker
 from statemgr.ids import task_name
@@ -41,6 +48,7 @@ from statemgr.kafka.errors import DENIED, OUT_OF_RANGE, translate
 from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.kafka.input_position import GONE
 from statemgr.kafka.input_topics import InputTopics, topic_problem
+from statemgr.model.permissions import Permissions
 
 if TYPE_CHECKING:
     from statemgr.manager import StateManager
@@ -56,8 +64,8 @@ _LOOK_S = 0.05
 class ConsumerLoop:
     """Runs until SIGTERM or SIGINT (or :meth:`stop`), then commits and closes.
 
-    It calls ``process(task, message)`` for every message, on one thread. An exception in it stops the loop, and the
-    message is not committed.
+    It calls the application on one thread. An exception in it stops the loop, and the messages that it was called with
+    are not committed.
 
     All input topics have ``job.tasks`` partitions, and partition i of each goes to the member that has partition i of
     the others (the ``range`` strategy, which is the client's default).
@@ -73,9 +81,9 @@ class ConsumerLoop:
         manager: StateManager,
         inputs: InputTopics,
         consumer: Consumer,
-        process: Callable[[Task, Message], None],
+        application: Application,
         topics: Sequence[str],
-        permissions: Mapping[str, Any],
+        permissions: Permissions,
         published_tasks: Callable[[], int | None],
     ) -> None:
         if not topics:
@@ -87,10 +95,10 @@ class ConsumerLoop:
         self._clock = services.clock
         self._inputs = inputs
         self._consumer = consumer
-        self._process = process
         self._topics = list(topics)
         self._published_tasks = published_tasks
         self._tasks = AssignedTasks(services, manager, consumer, topics, permissions)
+        self._delivery = Delivery(self._tasks, application, self._config.batch_messages, self._open_again)
         self._errors = consumer.errors if isinstance(consumer, GroupConsumer) else None
         self._to_pause: list[TopicPartition] = []
         self._interval = services.config.commit_ms / 1000
@@ -100,13 +108,17 @@ class ConsumerLoop:
         self._deadline: Worker[None] = Worker(services, "stop", f"job {self._config.job_name}", background=True)
 
     def stop(self, *_: Any) -> None:
-        """Ask the loop to end after the current message."""
+        """Ask the loop to end after the current message or batch."""
         self._stop.set()
         if self._ending:
             self._stopping()
 
+    def commit_soon(self) -> None:
+        """Ask for a commit at the next turn, without waiting for ``task.commit.ms`` to pass."""
+        self._due = float("-inf")
+
     def run(self) -> None:
-        """Raises: what ``process`` or a commit raises; the consumer is left to the caller."""
+        """Raises: what the application or a commit raises; the consumer is left to the caller."""
         self._inputs.check(self._consumer, self._topics, self._published_tasks())
         previous = self._install_signals()
         try:
@@ -131,43 +143,43 @@ class ConsumerLoop:
                 signal.signal(number, handler)
 
     def _turn(self) -> None:
-        message = self._consumer.poll(_POLL_S)  # 1
+        message = self._poll(_POLL_S)  # 1
+        if message is None or (error := message.error()) is not None:
+            if message is not None and error is not None:
+                self._consumer_error(error, message)
+            self._between(message)
+        elif self._delivery.in_batches:
+            self._batches(message)
+        else:
+            self._delivery.one(message)  # 2
+            self._between(message)
+
+    def _batches(self, first: Message) -> None:
+        batches, event = self._delivery.gather(first, partial(self._poll, 0))
+        for batch in batches:
+            if self._stop.is_set():
+                return
+            self._delivery.batch(batch)  # 2
+            self._between(first)
+        if event is not None and (error := event.error()) is not None:
+            self._consumer_error(error, event)
+
+    def _poll(self, timeout_s: float) -> Message | None:
+        message = self._consumer.poll(timeout_s)
         if self._to_pause:
             self._pause_assigned()
-        if message is not None:
-            self._one(message)  # 2
+        return message
+
+    def _between(self, message: Message | None) -> None:
+        """Steps 3 to 6, at most every :data:`_LOOK_S` seconds while messages arrive."""
         now = self._clock.monotonic()
         if message is None or now >= self._look:
             self._look = now + _LOOK_S
             self._check_refused(message)
             self._start_restored()  # 3
-            self._commit(now)  # 4
-            self._hold_back()  # 5
-
-    def _one(self, message: Message) -> None:
-        error = message.error()
-        if error is not None:
-            self._consumer_error(error, message)
-            return
-        found = self._tasks.find(message.topic(), message.partition())
-        if found is None:
-            return
-        owned, position = found
-        offset = message.offset()
-        if position.next is None or owned.task is None or offset is None:
-            return  # read before the pause took effect; the seek reads it again
-        if offset != position.next and not position.follows(offset):
-            return
-        try:
-            self._process(owned.task, message)
-        except LocalStateLost as lost:
-            self._open_again(owned, lost)
-            return
-        except StatemgrError as failure:
-            failure.with_where(topic=message.topic(), partition=message.partition(), offset=offset)
-            raise
-        position.next = offset + 1
-        owned.dirty = True
+            self._delivery.run_timers()  # 4
+            self._commit(now)  # 5
+            self._hold_back()  # 6
 
     def _consumer_error(self, error: KafkaError, message: Message) -> None:
         """Log an error that the client recovers from. Raises: all other errors, which end the loop."""
@@ -218,7 +230,7 @@ class ConsumerLoop:
         self._to_pause += partitions
 
     def _pause_assigned(self) -> None:
-        """``_one`` drops messages that the poll has already returned; the seek reads them again."""
+        """The delivery drops messages that the poll has already returned; the seek reads them again."""
         self._consumer.pause(self._to_pause)
         self._to_pause = []
         for owned in self._tasks:
@@ -231,7 +243,9 @@ class ConsumerLoop:
 
     def _start_restored(self) -> None:
         for owned in self._tasks:
-            if not owned.held and any(position.next is None for position in owned.inputs) and owned.restored():
+            if owned.held or all(position.next is not None for position in owned.inputs) or not owned.restored():
+                continue
+            if self._delivery.announce(owned):
                 self._start(owned)
 
     def _start(self, owned: AssignedTask) -> None:

@@ -12,7 +12,8 @@ Steps of one atomic commit of a whole job::
 An attempt that is never published leaves only blobs that expire.
 
 ``materialize_task`` builds the first snapshots of a task next to the running job, and ``wanted_stores`` says which are
-needed. An engine can spread them over its machines, which need Kafka for this.
+needed. An engine can spread them over its machines, which need Kafka for this. In the same way, ``rescale_job`` gives
+its orders to ``rescale_unit`` on other machines.
 
 ``FollowedStore`` reads a store of another job at its newest checkpoint.
 """
@@ -28,6 +29,7 @@ from statemgr.engine.attempts import (
 )
 from statemgr.engine.followed_store import FollowedStore
 from statemgr.engine.materializer import materialize_task, wanted_stores
+from statemgr.engine.rescaler import RescaledJob, rescale_job, rescale_unit
 from statemgr.engine.shared_checkpoints import SharedCheckpoints, share_checkpoints
 from statemgr.flows.materialize import Materialized
 from statemgr.model.checkpoint import Attachment, MicroBatch
@@ -36,7 +38,7 @@ from statemgr.model.codecs import decode_prepared as prepared_from_bytes
 from statemgr.model.codecs import encode_checkpoint as checkpoint_to_bytes
 from statemgr.model.codecs import encode_prepared as prepared_to_bytes
 from statemgr.model.commit import PreparedCommit, ProducedRecord
-from statemgr.model.permissions import PERMISSIONS
+from statemgr.model.permissions import PERMISSIONS, PermissionFlags
 
 __all__ = [
     "PERMISSIONS",
@@ -46,8 +48,10 @@ __all__ = [
     "FollowedStore",
     "Materialized",
     "MicroBatch",
+    "PermissionFlags",
     "PreparedCommit",
     "ProducedRecord",
+    "RescaledJob",
     "SharedCheckpoints",
     "checkpoint_from_bytes",
     "checkpoint_to_bytes",
@@ -57,6 +61,8 @@ __all__ = [
     "prepared_to_bytes",
     "read_attachment",
     "read_attachments",
+    "rescale_job",
+    "rescale_unit",
     "share_checkpoints",
     "wanted_stores",
 ]

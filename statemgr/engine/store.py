@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Generic
 
 from statemgr import ports
 from statemgr.errors import CorruptError, CorruptFile, InvalidError, LocalStateLost, MissingFile, StatemgrError
 from statemgr.flows.open_store import OpenStore
 from statemgr.serdes import SERDES, Serde
+from statemgr.serdes.serde import K, T, V
 
 
-class Items(Iterator[tuple[Any, Any]]):
+class Items(Iterator[tuple[K, V]], Generic[K, V]):
     """Items of a store in the order of their keys' bytes, read one by one, as of the call that returned them.
 
     Leaving a ``with`` block, :meth:`close`, the end of the items, and the store's close release the view.
@@ -21,8 +22,8 @@ class Items(Iterator[tuple[Any, Any]]):
     def __init__(
         self,
         scan: ports.Items,
-        key_of: Callable[[bytes], Any],
-        value_of: Callable[[bytes], Any],
+        key_of: Callable[[bytes], K],
+        value_of: Callable[[bytes], V],
         give_up: Callable[[CorruptFile | MissingFile], LocalStateLost],
     ) -> None:
         self._scan = scan
@@ -30,7 +31,7 @@ class Items(Iterator[tuple[Any, Any]]):
         self._key_of = key_of
         self._value_of = value_of
 
-    def __next__(self) -> tuple[Any, Any]:
+    def __next__(self) -> tuple[K, V]:
         try:
             key, value = next(self._scan)
         except (CorruptFile, MissingFile) as error:
@@ -41,15 +42,18 @@ class Items(Iterator[tuple[Any, Any]]):
         """Release the view before the end. Idempotent."""
         self._scan.close()
 
-    def __enter__(self) -> Items:
+    def __enter__(self) -> Items[K, V]:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
 
-class Store:
+class Store(Generic[K, V]):
     """Keyed state of one task. Bytes in and out, unless serdes are configured.
+
+    ``K`` and ``V`` are the types of keys and values. A type checker knows those of a ``Serde`` or a pair of callables
+    that is given in code. For the serdes of the configuration, annotate the variable: ``totals: Store[str, int]``.
 
     Reads see the store's own writes at once, and the next commit includes them. The store gathers writes
     (``stores.<name>.write.batch.size``), so a later call than the one that wrote may raise DiskFull. No change is lost
@@ -57,7 +61,7 @@ class Store:
     uncommitted changes are lost: open the task again.
     """
 
-    def __init__(self, opened: OpenStore, key_serde: Serde, value_serde: Serde) -> None:
+    def __init__(self, opened: OpenStore, key_serde: Serde[K], value_serde: Serde[V]) -> None:
         self._open = opened
         self._content = opened.content
         self._key = _named(key_serde, "key", opened)
@@ -69,24 +73,24 @@ class Store:
     def name(self) -> str:
         return self._open.identity.store
 
-    def get(self, key: Any) -> Any | None:
+    def get(self, key: K) -> V | None:
         """The value of a key, or None. Raises: LocalStateLost, ClosedError."""
         found = self._content.get(self._key.serialize(key))
         return None if found is None else self._value.deserialize(found)
 
-    def get_many(self, keys: Sequence[Any]) -> list[Any | None]:
+    def get_many(self, keys: Sequence[K]) -> list[V | None]:
         """The values of many keys, in their order; None for an absent key."""
         serialize, deserialize = self._key.serialize, self._value.deserialize
         found = self._content.get_many([serialize(key) for key in keys])
         return [None if value is None else deserialize(value) for value in found]
 
-    def put(self, key: Any, value: Any) -> None:
+    def put(self, key: K, value: V) -> None:
         """Set a key's value. Refuses None: use :meth:`delete`. Raises: DiskFull, ClosedError."""
         if value is None:
             raise TypeError("None is not a value; use delete()")
         self._content.put(self._key.serialize(key), self._value.serialize(value))
 
-    def put_many(self, items: Iterable[tuple[Any, Any]] | Mapping[Any, Any]) -> None:
+    def put_many(self, items: Iterable[tuple[K, V]] | Mapping[K, V]) -> None:
         """Set many keys, all or none of them. Raises: as :meth:`put`."""
         pairs = list(items.items() if isinstance(items, Mapping) else items)
         for _, value in pairs:
@@ -97,16 +101,16 @@ class Store:
             pairs = [(serialize_key(key), serialize(value)) for key, value in pairs]
         self._content.write(pairs)
 
-    def delete(self, key: Any) -> None:
+    def delete(self, key: K) -> None:
         """Remove a key; an absent one is no error."""
         self._content.put(self._key.serialize(key), None)
 
-    def delete_many(self, keys: Iterable[Any]) -> None:
+    def delete_many(self, keys: Iterable[K]) -> None:
         """Remove many keys, all or none of them."""
         serialize = self._key.serialize
         self._content.write([(serialize(key), None) for key in keys])
 
-    def delete_range(self, start: Any | None = None, end: Any | None = None) -> None:
+    def delete_range(self, start: K | None = None, end: K | None = None) -> None:
         """Remove all keys with ``start`` ≤ key < ``end`` in the order of the keys' bytes; None is an open end.
 
         If no backend records changes, this writes one tombstone. Otherwise it deletes each key, in batches of bounded
@@ -114,11 +118,11 @@ class Store:
         """
         self._content.delete_range(*self._bounds(start, end))
 
-    def range(self, start: Any | None = None, end: Any | None = None) -> Items:
+    def range(self, start: K | None = None, end: K | None = None) -> Items[K, V]:
         """Items with ``start`` ≤ key < ``end`` in the order of the keys' bytes, as of now; None is an open end."""
         return self._items(*self._bounds(start, end))
 
-    def prefix(self, prefix: bytes) -> Items:
+    def prefix(self, prefix: bytes) -> Items[K, V]:
         """Items whose key's bytes start with ``prefix``, in order, as of now."""
         return self._items(prefix, after_prefix(prefix))
 
@@ -129,22 +133,22 @@ class Store:
         """
         return self._content.statistics()
 
-    def _bounds(self, start: Any | None, end: Any | None) -> tuple[bytes | None, bytes | None]:
+    def _bounds(self, start: K | None, end: K | None) -> tuple[bytes | None, bytes | None]:
         serialize = self._key.serialize
         return None if start is None else serialize(start), None if end is None else serialize(end)
 
-    def _items(self, start: bytes | None, end: bytes | None) -> Items:
+    def _items(self, start: bytes | None, end: bytes | None) -> Items[K, V]:
         found = self._content.scan(start, end)
         return Items(found, self._key.deserialize, self._value.deserialize, self._content.give_up)
 
 
-def _named(serde: Serde, what: str, opened: OpenStore) -> Serde:
+def _named(serde: Serde[T], what: str, opened: OpenStore) -> Serde[T]:
     """The serde, with errors that name the store: InvalidError for values, CorruptError for stored bytes."""
     if serde is SERDES["bytes"]:
         return serde  # the store below checks its arguments
     where = {"task": opened.identity.task, "store": opened.identity.store}
 
-    def serialize(value: Any) -> bytes:
+    def serialize(value: T) -> bytes:
         try:
             return serde.serialize(value)
         except StatemgrError as error:
@@ -157,7 +161,7 @@ def _named(serde: Serde, what: str, opened: OpenStore) -> Serde:
                 **where,
             ) from error
 
-    def deserialize(data: bytes) -> Any:
+    def deserialize(data: bytes) -> T:
         try:
             return serde.deserialize(data)
         except StatemgrError as error:

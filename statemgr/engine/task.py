@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, overload
 
 from statemgr import serdes
 from statemgr.backends.services import Services
@@ -14,6 +14,7 @@ from statemgr.engine.metrics import TaskMetrics
 from statemgr.engine.pending_commit import PendingCommit, Turn
 from statemgr.engine.store import Store
 from statemgr.engine.task_coordinator import InputIds, TaskCoordinator
+from statemgr.engine.timers import Timer, Timers
 from statemgr.errors import ClosedError, ConfigError, CorruptFile, MissingFile, StatemgrError
 from statemgr.flows.commit import CommitBase, FrozenCommit, discard, freeze, prepare
 from statemgr.flows.open_store import OpenStore
@@ -26,7 +27,8 @@ from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.commit import PreparedCommit, ProducedRecord
 from statemgr.model.permissions import Permissions
 from statemgr.model.plan import check_serdes
-from statemgr.serdes import SerdeLike
+from statemgr.serdes import SerdeLike, SerdeName, TypedSerde
+from statemgr.serdes.serde import K, V
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class Task:
         self._inputs = inputs
         self._permissions = permissions
         self._on_close = on_close
+        self._timers = Timers(services.clock, name)
         self._pending = PendingCommit(services, name, metrics)
         self._ahead = PersistAhead(services, name, portable=False)
         self._repairs: Worker[None] = Worker(services, f"repair-{name}", f"task {name}", background=True)
@@ -73,6 +76,20 @@ class Task:
         self.damage.note(restored)
 
     # --- state ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def store(self, name: str, key_serde: SerdeName | None = None, value_serde: SerdeName | None = None) -> Store: ...
+
+    @overload
+    def store(
+        self, name: str, key_serde: SerdeName | None = None, value_serde: TypedSerde[V] = ...
+    ) -> Store[Any, V]: ...
+
+    @overload
+    def store(self, name: str, key_serde: TypedSerde[K], value_serde: SerdeName | None = None) -> Store[K, Any]: ...
+
+    @overload
+    def store(self, name: str, key_serde: TypedSerde[K], value_serde: TypedSerde[V]) -> Store[K, V]: ...
 
     def store(self, name: str, key_serde: SerdeLike | None = None, value_serde: SerdeLike | None = None) -> Store:
         """A store of this task, with the configured serdes unless others are given.
@@ -122,6 +139,39 @@ class Task:
     ) -> None:
         """Send output in the transaction of the next commit. Raises: RetryableError if too much waits for it."""
         self._coordinator.output.add(ProducedRecord(topic, key, value, partition, tuple(headers)))
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether a commit has changes of backed-up stores, or output, to publish."""
+        changed = any(store.uncommitted for store in self._stores.values() if store.config.durable)
+        return changed or bool(self._coordinator.output.waiting())
+
+    # --- timers --------------------------------------------------------------------------------------------------
+
+    def every(self, seconds: float, callback: Callable[[Task], object]) -> Timer:
+        """Call ``callback(task)`` every ``seconds``, for the first time after ``seconds``, until the timer is cancelled
+        or the task closes.
+
+        A consumer loop calls it on its own thread between two messages (or batches), never in parallel with them. What
+        it writes and produces belongs to the next commit. The times do not drift: they are multiples of ``seconds``
+        after this call. If some have passed meanwhile, it is called once, and the next call is at the next multiple.
+
+        Timers are in the memory of this process, and no commit contains them. A task that is restored elsewhere has
+        none: add them in ``on_open`` of :meth:`statemgr.StateManager.run`. In a loop of your own, call
+        :meth:`run_timers`.
+
+        Raises: InvalidError if ``seconds`` is not a positive number.
+        """
+        return self._timers.add(seconds, lambda: callback(self))
+
+    def run_timers(self) -> bool:
+        """Call the timers that are due. A consumer loop does this by itself.
+
+        Returns: whether one was due. Raises: what a callback raises.
+        """
+        return self._timers.run()
+
+    # --- checkpoints ---------------------------------------------------------------------------------------------
 
     @property
     def last_checkpoint(self) -> Checkpoint | None:

@@ -57,6 +57,7 @@ class Published:
         kept: task → the checkpoints that it keeps from now on, if they are not those of its newest checkpoint.
         sequence: the highest sequence number that other layouts of the job have used.
         along: keys and values of further records that the first publish sends; None deletes a record.
+        end: the offset after the last record of the newest publish on the topic, if it was acknowledged.
     """
 
     records: dict[str, CheckpointRecord | None]
@@ -72,15 +73,16 @@ class Published:
     kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
     sequence: int = 0
     along: tuple[tuple[bytes, bytes | None], ...] = ()
+    end: int | None = None
 
     @property
     def newest_sequence(self) -> int:
         """The highest published sequence number of these tasks; 0 if there is none."""
         return max((self.sequence, *self.job_records, *(r.current.sequence for r in self.records.values() if r)))
 
-    def acknowledge(self, records: Mapping[str, CheckpointRecord]) -> None:
+    def acknowledge(self, records: Mapping[str, CheckpointRecord], end: int | None = None) -> None:
         """Make these records the published ones."""
-        self.pending, self.permits, self.offers, self.kept, self.along = {}, (), (), {}, ()
+        self.pending, self.permits, self.offers, self.kept, self.along, self.end = {}, (), (), {}, (), end
         self.records.update(records)
         if len(self.records) > 1:
             of_publish = {record.current.sequence for record in records.values()}
@@ -135,11 +137,12 @@ def check_ownership(services: Services, publisher: Publisher, log: CheckpointLog
 
 
 def confirm(services: Services, log: CheckpointLog, published: Published) -> None:
-    """Read the topic, and check that it has what this owner published last.
+    """Check that the topic has what this owner published last. It is read only if something was written since.
 
     Raises: FencedError if another owner has published; RetryableError if that cannot be found out yet.
     """
-    _outcome(services, published, log.read(tuple(published.records)), published.records)
+    if published.end is None or not log.ends_at(published.end):
+        _outcome(services, published, log.read(tuple(published.records)), published.records)
 
 
 @contextmanager

@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 #: Times that a publish is repeated because the brokers had forgotten the transactional ID.
 _REPEATS = 3
+#: Tasks whose changes are staged at the same time.
+_STAGED_AT_ONCE = 8
 #: (store, factory) → changes that are ready to be sent
 _Staged = dict[tuple[str, str], StagedChanges]
 
@@ -113,7 +115,7 @@ class _Publish:
             self._check_base(commit)
             check_young(config, services.ids, commit, partial(_age_in_store, services))
         with explained(services, self.log, published):
-            staged = {commit.task: self._stage(commit) for commit in self.commits}  # 2
+            staged = self._staged()  # 2
         publish_id = services.ids.checkpoint_id(), 1 + published.newest_sequence
         subject = ", ".join(commit.task for commit in self.commits)
         check_topic = self.log.begin_check()
@@ -134,7 +136,8 @@ class _Publish:
                     send(offer.encoded(), None)
                 for record in published.along:
                     send(*record)
-                check_topic(transaction.flush()[config.checkpoint_topic, 0].end)
+                end = transaction.flush()[config.checkpoint_topic, 0].end
+                check_topic(end)
                 published.pending = records  # from here on the outcome may become unknown
                 announce(Phase.COMMIT_TRANSACTION, subject, config.job_key)  # 6
         except (RetryableError, FencedError):
@@ -148,7 +151,7 @@ class _Publish:
                     job=config.job_name,
                 ) from None
             return
-        published.acknowledge(records)
+        published.acknowledge(records, end)
         announce(Phase.ACKNOWLEDGED, subject, config.job_key)
 
     # --- step 1 --------------------------------------------------------------------------------------------------
@@ -213,6 +216,13 @@ class _Publish:
             raise InvalidError(f"prepared commit refused: {problem}", job=config.job_name, task=commit.task)
 
     # --- steps 2 to 5 --------------------------------------------------------------------------------------------
+
+    def _staged(self) -> Mapping[str, _Staged]:
+        """The changes of every task. A worker's changes may be in a blob, so several tasks are staged at a time."""
+        if len(self.commits) == 1:
+            return {commit.task: self._stage(commit) for commit in self.commits}
+        with self.services.executors.pool("stage", _STAGED_AT_ONCE) as pool:
+            return dict(zip([commit.task for commit in self.commits], pool.map(self._stage, self.commits), strict=True))
 
     def _stage(self, commit: PreparedCommit) -> _Staged:
         base = self.published.checkpoint(commit.task)

@@ -7,7 +7,8 @@ Steps:
 3. build the new tasks' stores from the checkpoint (:mod:`statemgr.flows.rescale_build`), and bring what has been
    committed meanwhile into them (:mod:`statemgr.flows.rescale_catch_up`); the job still runs
 4. fence the job: all its tasks, of both layouts, and its whole-job owner
-5. read the topic again, and bring the last changes into the new stores
+5. read the topic again, and bring the last changes into the new stores; check that no machine that has built some of
+   them writes to their changelogs still
 6. check that no input row that is left was written for the old number of tasks
 7. publish the first checkpoint of all new tasks in one transaction, which also retires the old layout
 
@@ -38,6 +39,7 @@ from statemgr.flows.ownership import Published, common_serdes
 from statemgr.flows.rescale_build import Build
 from statemgr.flows.rescale_built import Built, Workshop
 from statemgr.flows.rescale_catch_up import CatchUp
+from statemgr.flows.rescale_orders import Elsewhere
 from statemgr.flows.rescale_plan import RescalePlan, plan_rescale
 from statemgr.flows.rescale_publish import (
     OfLayout,
@@ -57,6 +59,7 @@ from statemgr.local.owners import exclusive_if_free
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.partitioners import BY_INPUT_PARTITION, QUIX, candidates
+from statemgr.model.processor_keys import grouping_types
 from statemgr.ports import CheckpointLog, Moment, Progress, TopicInfo
 
 #: Times that a build begins again because the running job has dropped the checkpoint.
@@ -65,6 +68,8 @@ _BUILDS = 5
 _CATCH_UPS = 3
 _TOPICS, _BEGUN = "topics.note", "begun.note"
 _NOTE_SIZE = 1024 * 1024
+#: Most bytes of the record of a processor's state.
+_RECORD_SIZE = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -78,11 +83,13 @@ class Rescaled:
 @dataclass(frozen=True)
 class Workers:
     """How work is done in parallel: ``submit`` gives it to other ``processes``, ``open_new`` opens services of a
-    configuration."""
+    configuration, ``elsewhere`` gives orders (:mod:`statemgr.flows.rescale_orders`) to other machines, which build what
+    is not built yet."""
 
     submit: Submit
     processes: int
     open_new: Callable[[JobConfig], Services]
+    elsewhere: Elsewhere | None = None
 
 
 def rescale(
@@ -107,13 +114,14 @@ def rescale(
         not published; OutcomeUnknownError: the topic says what is in force.
     """
     plan = plan_rescale(services.config, log.read(), tasks, checkpoint_id)  # 1
+    grouping = _grouping(services, plan)  # a processor's query never groups by other columns
     with _alone(services) as root, closing(workers.open_new(plan.new_config)) as new:
         changelogs = _make_topics(new, plan, root)  # 2
-        workshop = Workshop(services, new, root, workers.submit, workers.processes, progress)
+        workshop = Workshop(services, new, root, workers.submit, workers.processes, progress, workers.elsewhere)
 
         def planned() -> tuple[RescalePlan, Moment]:
             as_of = moment(services.clock)
-            return plan_rescale(services.config, log.read(), tasks, checkpoint_id), as_of
+            return replace(plan_rescale(services.config, log.read(), tasks, checkpoint_id), grouping=grouping), as_of
 
         with disk_errors(root):
             begun = _Begun(root, tasks, checkpoint_id)
@@ -122,6 +130,7 @@ def rescale(
             plan, as_of = planned()  # 5
             with disk_errors(root):
                 built = CatchUp(workshop, plan, as_of).run(built, changelogs)
+            workshop.check_changelogs(built, changelogs)
             _check_input(services, plan, built.partitioner, progress)  # 6
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.records.values()))
             names = [task_name(number) for number in range(tasks)]
@@ -139,6 +148,16 @@ def rescale(
             if name != "lock":
                 remove(root / name)
     return Rescaled(built, current_checkpoints(published))
+
+
+def _grouping(services: Services, plan: RescalePlan) -> str | None:
+    """Raises: CorruptError, MissingBlob, RetryableError, AccessDenied."""
+    attachment = plan.processor
+    if attachment is None:
+        return None
+    if attachment.blob is None:
+        return grouping_types(attachment.inline or b"")
+    return grouping_types(services.transfer().get_bytes(attachment.blob, _RECORD_SIZE))
 
 
 def _built(

@@ -11,9 +11,10 @@ Steps, for each store and each group of tasks that exchange keys only with one a
 
 What the job commits later is brought into the new stores by :mod:`statemgr.flows.rescale_catch_up`.
 
-The parts run in processes (:mod:`statemgr.flows.rescale_work`), while other groups upload. The result of each step
-stays in the directory, with a note, so that a rescale that is run again continues. The directory of a group is named
-after the states that it is made from, so it is never used for another checkpoint.
+The parts run in processes (:mod:`statemgr.flows.rescale_work`), while other groups upload; or another machine takes
+all these steps for a group (:mod:`statemgr.flows.rescale_orders`). The result of each step stays in the directory, with
+a note, so that a rescale that is run again continues, whichever of the two ways it takes. The directory of a group is
+named after the states that it is made from, so it is never used for another checkpoint.
 
 Disk: the groups in progress need room for their old state and twice their new state.
 """
@@ -30,6 +31,7 @@ from typing import Any
 
 from statemgr.errors import CorruptFile, InvalidError
 from statemgr.flows.rescale_built import STORED_AT_ONCE, Built, BuiltUnit, NewStore, Unit, Workshop
+from statemgr.flows.rescale_orders import Order, answered
 from statemgr.flows.rescale_plan import RescalePlan
 from statemgr.flows.rescale_store import StoredStore
 from statemgr.flows.rescale_work import Split, Spread, check_range, fitting, make_store, split_range
@@ -37,12 +39,12 @@ from statemgr.ids import task_name
 from statemgr.local import durable, remove
 from statemgr.model.content import Content
 from statemgr.model.hashing import content_hash
-from statemgr.model.partitioners import QUIX, candidates
+from statemgr.model.partitioners import QUIX, Hashes, candidates
 from statemgr.phases import Phase, announce
 from statemgr.ports import Moment, TopicInfo
 
-#: Notes of a unit: its new stores, and that they were read again.
-_MADE, _CHECKED = "made.note", "checked.note"
+#: Notes of a unit: its new stores; that they were read again; and the answer of another machine that has built it.
+_MADE, _CHECKED, _ANSWER = "made.note", "checked.note", "answer.note"
 _NOTE_SIZE = 64 * 1024 * 1024
 
 
@@ -73,10 +75,18 @@ class Build:
             for part in range(divisor)
         ]
         self._tidy(units)
-        nothing = Built(plan, self._as_of, self._partitioner(units), ())  # 2
-        done = partial(self._unit, nothing, changelogs, len(units))
         with self._services.executors.pool("rescale", self._workshop.processes + 1) as pool:
-            return replace(nothing, units=list(pool.map(done, units)))
+            if self._workshop.elsewhere is not None:
+                list(pool.map(self._look, units))
+            nothing = Built(plan, self._as_of, self._partitioner(units), ())  # 2
+
+            def built(unit: Unit) -> BuiltUnit:
+                made = self._unit(unit, nothing.spread(unit.store), changelogs.get(unit.store))
+                self._done += 1
+                self._workshop.progress("rescale", self._done, len(units))
+                return made
+
+            return replace(nothing, units=list(pool.map(built, units)))
 
     # --- notes ----------------------------------------------------------------------------------------------------
 
@@ -118,17 +128,15 @@ class Build:
         plan = self._plan
         names: list[str] | None = None
         for unit in units:
-            known = candidates(
-                plan.before.partitioner, self._services.config.stores[unit.store].key_serde, self._chosen
-            )
+            known = self._candidates(unit)
             names = [name for name in known if names is None or name in names]
             directory = self._directory(unit)
             directory.mkdir(parents=True, exist_ok=True)
             for source in unit.sources:
                 if len(names) == 1:
                     break
-                look = partial(self._fitting, unit, source, tuple(names))
-                fit = self._once(directory / f"fitting-{source}.note", look)
+                look = partial(self.fitting, unit, source, tuple(names))
+                fit = self._once(directory / _fitting_note(source), look)
                 names = [name for name in names if name in fit]
             if not names:
                 raise InvalidError(
@@ -149,14 +157,57 @@ class Build:
             )
         return names[0]
 
-    def _fitting(self, unit: Unit, source: int, names: Sequence[str]) -> list[str]:
+    def _candidates(self, unit: Unit) -> Mapping[str, Hashes]:
+        config = self._services.config.stores[unit.store]
+        return candidates(self._plan.before.partitioner, config.key_serde, self._chosen, self._plan.grouping)
+
+    def _look(self, unit: Unit) -> None:
+        """For step 2: note which partitioners fit, as another machine sees it, if there are several."""
+        names, directory = tuple(self._candidates(unit)), self._directory(unit)
+        directory.mkdir(parents=True, exist_ok=True)
+        unknown = [source for source in unit.sources if not durable.exists(directory / _fitting_note(source))]
+        if len(names) > 1 and unknown:
+            for source, fit in self._ordered(replace(unit, sources=unknown), names).items():
+                durable.write_note(directory / _fitting_note(int(source)), fit)
+
+    def fitting(self, unit: Unit, source: int, names: Sequence[str]) -> list[str]:
+        """Which of several partitioners put the keys of an old task into it."""
         path, _ = self._workshop.restored(self._plan, unit.store, source, self._directory(unit))
         recorded, tasks = self._plan.before.partitioner, self._plan.before.tasks
         return self._submit(fitting, unit.store, path, recorded, names, source, tasks).result()
 
-    def _unit(self, built: Built, changelogs: Mapping[str, TopicInfo], units: int, unit: Unit) -> BuiltUnit:
-        """Steps 1 and 3 to 5."""
-        directory, spread = self._directory(unit), built.spread(unit.store)
+    def _unit(self, unit: Unit, spread: Spread, changelog: TopicInfo | None) -> BuiltUnit:
+        """Steps 1 and 3 to 5: done by an earlier run, by another machine, or here."""
+        directory, found = self._directory(unit), self._noted(unit, changelog)
+        if found is not None:
+            return found
+        if self._workshop.elsewhere is None or durable.exists(directory / _MADE):
+            return self.unit(unit, spread, changelog)
+        announce(Phase.SPLIT, unit.store, self._services.config.job_key)
+        told = self._ordered(unit, [spread.partitioner], changelog)
+        durable.write_note(directory / _ANSWER, told)
+        for task in unit.tasks:
+            announce(Phase.STORED, f"{task_name(task)}/{unit.store}", self._workshop.new.config.job_key)
+        return answered(unit, directory, told)
+
+    def _ordered(self, unit: Unit, partitioners: Sequence[str], changelog: TopicInfo | None = None) -> Any:
+        """The answer of another machine, from JSON."""
+        assert self._workshop.elsewhere is not None
+        order = Order(self._plan, self._workshop.new.config, unit, partitioners, changelog)
+        return json.loads(self._workshop.elsewhere(order.to_json()))
+
+    def _noted(self, unit: Unit, changelog: TopicInfo | None) -> BuiltUnit | None:
+        """A unit that another machine has built for an earlier run, if it is young enough to be published."""
+        directory, stores = self._directory(unit), self._workshop.new_stores
+        try:
+            found = answered(unit, directory, durable.read_note(directory / _ANSWER, _NOTE_SIZE))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found if all(stores.is_usable(one.stored, changelog) for one in found.stores.values()) else None
+
+    def unit(self, unit: Unit, spread: Spread, changelog: TopicInfo | None) -> BuiltUnit:
+        """Steps 1 and 3 to 5 on this machine. ``changelog``: the store's new one. Raises: as :meth:`run`."""
+        directory = self._directory(unit)
         directory.mkdir(parents=True, exist_ok=True)
         found = self._once(directory / _MADE, partial(self._made, unit, spread, directory))
         kept = {Path(store).name for store, _ in found["stores"].values()}
@@ -167,13 +218,11 @@ class Build:
 
         def stored(task: int) -> NewStore:
             path, size = found["stores"][str(task)]
-            return NewStore(Path(path), size, self._stored(unit, task, Path(path), changelogs.get(unit.store)))
+            return NewStore(Path(path), size, self._stored(unit, task, Path(path), changelog))
 
         with self._services.executors.pool("store", STORED_AT_ONCE) as pool:
             stores = dict(zip(unit.tasks, pool.map(stored, unit.tasks), strict=True))
         self._end_check(unit, directory, found, checking)
-        self._done += 1
-        self._workshop.progress("rescale", self._done, units)
         return BuiltUnit(unit, directory, Content(found["keys"], found["total"]), stores)
 
     def _made(self, unit: Unit, spread: Spread, directory: Path) -> dict[str, Any]:
@@ -258,6 +307,10 @@ class Build:
                 store=unit.store,
             )
         durable.write_note(directory / _CHECKED, after.hash)
+
+
+def _fitting_note(source: int) -> str:
+    return f"fitting-{source}.note"
 
 
 def _told(split: Split) -> dict[str, Any]:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from statemgr.backends.services import Services
+from statemgr.errors import RetryableError
 from statemgr.flows.rescale_plan import RescalePlan
 from statemgr.flows.rescale_store import NewStores, StoredStore
-from statemgr.flows.rescale_work import Spread, restore_source
+from statemgr.flows.rescale_work import Spread, restore_source, restore_stored
 from statemgr.flows.verify import Submit
 from statemgr.ids import attempt_millis, task_name
 from statemgr.local import key_ranges
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.content import Content
-from statemgr.ports import Moment, Progress
+from statemgr.ports import Moment, Progress, TopicInfo
 
 #: Smaller stores are not worth several processes.
 _WORTH_SPLITTING = 32 * 1024 * 1024
 #: New stores of a unit that are stored at a time.
 STORED_AT_ONCE = 4
+#: New changelogs that are checked at a time.
+_CHECKED_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -35,22 +38,24 @@ class Unit:
 
 @dataclass(frozen=True)
 class NewStore:
-    """The finished directory of a new task's store, its bytes, and where it is durable."""
+    """The finished directory of a new task's store (None: it is on another machine), its bytes, and where it is
+    durable."""
 
-    path: Path
+    path: Path | None
     size: int
     stored: StoredStore
 
 
 @dataclass(frozen=True)
 class BuiltUnit:
-    """The new stores of a unit by task, what they have together, and the directory of everything that they are made
-    of."""
+    """The new stores of a unit by task, what they have together, the directory of everything that they are made of,
+    and whether another machine has built them."""
 
     unit: Unit
     directory: Path
     content: Content
     stores: Mapping[int, NewStore]
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Built:
     def spread(self, store: str) -> Spread:
         """How the keys of a store are spread."""
         before = self.plan.before
-        return Spread(store, before.partitioner, self.partitioner, before.tasks, self.plan.tasks)
+        return Spread(store, before.partitioner, self.partitioner, before.tasks, self.plan.tasks, self.plan.grouping)
 
     def commits(self) -> list[PreparedCommit]:
         """The first commits of the new tasks with all their stores, without the parts of their publisher."""
@@ -121,6 +126,7 @@ class Workshop:
     Attributes:
         services: those of the old layout; ``new``: those of the new one.
         submit: gives work to ``processes`` other processes.
+        elsewhere: gives orders (:mod:`statemgr.flows.rescale_orders`) to other machines; None: all work is done here.
     """
 
     services: Services
@@ -129,6 +135,7 @@ class Workshop:
     submit: Submit
     processes: int
     progress: Progress
+    elsewhere: Callable[[str], str] | None = None
 
     @property
     def new_stores(self) -> NewStores:
@@ -142,6 +149,45 @@ class Workshop:
         target, within = plan.targets[task_name(source)], directory / f"restored-{source}"
         within.mkdir(parents=True, exist_ok=True)
         return self.submit(restore_source, plan.records[task_name(source)], target, store, within).result()
+
+    def brought_here(self, built: BuiltUnit) -> BuiltUnit:
+        """A unit with all its new stores on this machine: those of another machine are restored, and hashed again."""
+
+        def restored(task: int, made: NewStore) -> NewStore:
+            within = built.directory / f"here-{task}"
+            within.mkdir(exist_ok=True)
+            path = self.submit(restore_stored, built.unit.store, made.stored.commit, within).result()
+            return NewStore(path, made.size, replace(made.stored, tables={}))
+
+        with self.services.executors.pool("restore", max(len(built.stores), 1)) as pool:
+            running = {task: pool.submit(restored, task, one) for task, one in built.stores.items() if one.path is None}
+        return replace(built, stores={**built.stores, **{task: one.result() for task, one in running.items()}})
+
+    def check_changelogs(self, built: Built, changelogs: Mapping[str, TopicInfo]) -> None:
+        """Check that the new changelogs end with the stores that other machines have built. One of these may have been
+        given up while it still ran, and another one have built the same.
+
+        Raises: RetryableError.
+        """
+
+        def check(store: str, task: int, stored: StoredStore) -> None:
+            if not self.new_stores.is_at_end(stored, changelogs.get(store)):
+                raise RetryableError(
+                    "another try to build a new store has written to its changelog; nothing was published",
+                    hint="run it again: it builds this store again",
+                    task=task_name(task),
+                    store=store,
+                )
+
+        with self.services.executors.pool("check", _CHECKED_AT_ONCE) as pool:
+            checking = [
+                pool.submit(check, unit.unit.store, task, made.stored)
+                for unit in built.units
+                for task, made in unit.stores.items()
+                if unit.elsewhere
+            ]
+        for one in checking:
+            one.result()
 
     def ranges(self, store: str, path: Path, size: int) -> list[tuple[bytes | None, bytes | None]]:
         """Ranges of keys of a finished store, one for each process if it is large."""

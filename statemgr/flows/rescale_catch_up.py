@@ -1,6 +1,7 @@
 """Brings what a job has committed since a build into the new stores. Nothing here changes what is current.
 
-Steps, for each store and group of tasks whose state has changed:
+Steps, for each store and group of tasks whose state has changed. If another machine has built the new stores, this one
+restores them first.
 
 1. read the changes since the build from a backend: segments, or records of a changelog. If no backend has them, because
    a snapshot has taken their place, restore both states of the old stores and compare them
@@ -59,13 +60,14 @@ class CatchUp:
         if not changed:
             return before
         announce(Phase.CATCH_UP, store, work.services.config.job_key)
+        before = work.brought_here(before)
         found = self._changes(built, before, changed)  # 1
         files = [one.file for one in found]
         spread = built.spread(store)
         applying = {}
         for task in unit.tasks:  # 2
-            path = work.new_directory(before.directory / f"later-{task}.note")
-            applying[task] = path, work.submit(apply_changes, spread, task, files, before.stores[task].path, path)
+            path, old_path = work.new_directory(before.directory / f"later-{task}.note"), before.stores[task].path
+            applying[task] = path, work.submit(apply_changes, spread, task, files, old_path, path)
         content, stores, count = before.content, dict[int, NewStore](), 0
         for task, (path, one) in applying.items():
             applied, old = one.result(), before.stores[task]
@@ -80,10 +82,12 @@ class CatchUp:
             if made is before.stores[task]:
                 return made
             tail = Tail(spread, files, made.stored)
+            assert made.path is not None
             return replace(made, stored=work.new_stores.store(store, task, made.path, changelogs.get(store), tail))
 
         with work.services.executors.pool("store", STORED_AT_ONCE) as pool:
-            return BuiltUnit(unit, before.directory, content, dict(zip(stores, pool.map(stored, stores), strict=True)))
+            done = dict(zip(stores, pool.map(stored, stores), strict=True))
+        return replace(before, content=content, stores=done)
 
     def _changes(self, built: Built, before: BuiltUnit, changed: Sequence[int]) -> list[Found]:
         """Step 1, for those of the old tasks whose state has changed."""

@@ -23,10 +23,11 @@ from statemgr.model.checkpoint import (
 )
 from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.partitioners import BY_INPUT_PARTITION
+from statemgr.model.processor_keys import RECORD
 
 #: The end of the name of a changelog that a rescale has made.
 _GENERATION = re.compile(r"-g\d+\Z")
-#: Names of attachments with output rows. With any other, an engine keeps state in a form of its own.
+#: Names of attachments with output rows. With any other than these and a processor's, keys have an unknown form.
 _OUTPUT = re.compile(r"output-\d+\Z")
 #: Kafka's limit.
 _LONGEST_TOPIC = 249
@@ -49,17 +50,33 @@ def topic_of_generation(store: str, topic: str, generation: int) -> str:
     return name
 
 
+def changes_in_force(config: JobConfig, records: Mapping[str, CheckpointRecord]) -> Mapping[str, int | str]:
+    """Configuration key → its value in the layout in force, if a rescale has changed it; empty if nothing differs."""
+    layout = next(iter(records.values())).layout
+    changes: dict[str, int | str] = {"job.tasks": layout.tasks}
+    for store, configured in config.stores.items():
+        markers = [record.current.marker(KAFKA_CHANGELOG, store) for record in records.values()]
+        used = next((marker.topic for marker in markers if isinstance(marker, ChangelogMarker)), None)
+        if used is None and layout.generation > 1 and configured.durable:
+            used = topic_of_generation(store, configured.changelog_topic, layout.generation)
+        if used is not None and used != configured.changelog_topic:
+            changes[changelog_key(store)] = used
+    return {} if changes == {"job.tasks": config.tasks} else changes
+
+
 @dataclass(frozen=True)
 class RescalePlan:
     """A job's records, the checkpoint of each task to begin with, and the new number of tasks.
 
-    ``config`` has the old number of tasks.
+    ``config`` has the old number of tasks. ``grouping`` has the types of the columns that a Spark processor groups by;
+    None without a processor, and before its attachment is read. Nothing but the processor writes to a store of the job.
     """
 
     config: JobConfig
     records: Mapping[str, CheckpointRecord]
     targets: Mapping[str, Checkpoint]
     tasks: int
+    grouping: str | None = None
 
     @property
     def before(self) -> Layout:
@@ -75,6 +92,12 @@ class RescalePlan:
     def stores(self) -> Sequence[str]:
         """The stores that are backed up, in order."""
         return [name for name, store in self.config.stores.items() if store.durable]
+
+    @property
+    def processor(self) -> Attachment | None:
+        """The attachment of a Spark processor, which only the first task has."""
+        attachments = self.targets[task_name(0)].attachments
+        return next((one for one in attachments if one.name == RECORD), None)
 
     @cached_property
     def changes(self) -> Mapping[str, int | str]:
@@ -231,13 +254,14 @@ def plan_rescale(
                 hint="configure the stores of that checkpoint, and run this again",
                 task=name,
             )
-        foreign = [one.name for one in target.attachments if one.name != SEQUENCE and not _OUTPUT.match(one.name)]
+        foreign = [
+            one.name for one in target.attachments if one.name not in (SEQUENCE, RECORD) and not _OUTPUT.match(one.name)
+        ]
         if foreign:
             raise InvalidError(
                 f"checkpoint {target.checkpoint_id} has the attachment {foreign[0]!r}: the keys of its stores are an "
                 "engine's own, and the tasks that they belong to cannot be computed",
-                hint="the state of a Spark processor cannot be rescaled: start a job of another name with the new "
-                "job.tasks, and read the input again",
+                hint="start a job of another name with the new job.tasks, and read the input again",
                 task=name,
             )
     return plan

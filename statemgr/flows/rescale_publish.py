@@ -129,5 +129,8 @@ class OfLayout:
     def begin_check(self) -> Callable[[int], None]:
         return self._log.begin_check()
 
+    def ends_at(self, end: int) -> bool:
+        return self._log.ends_at(end)
+
     def was_truncated(self) -> bool:
         return self._log.was_truncated()

@@ -15,8 +15,9 @@ from statemgr.backends.services import Services
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import MissingBlob
 from statemgr.flows.grace_period import shortest_grace_ms
+from statemgr.flows.rescale_changelog import fill_changelog
 from statemgr.flows.rescale_tail import extend_changelog
-from statemgr.flows.rescale_work import Spread, directory_size, fill_changelog
+from statemgr.flows.rescale_work import Spread, directory_size
 from statemgr.flows.verify import Submit
 from statemgr.ids import attempt_millis, task_name
 from statemgr.local import scan_in_batches
@@ -156,15 +157,19 @@ class NewStores:
         age_ms = services.clock.time_ns() // 1_000_000 - began_ms
         if not 0 <= age_ms < shortest_grace_ms(services.config) // 4:
             return False
-        for store in commit.stores.values():
-            marker = store.markers.get(KAFKA_CHANGELOG)
-            if isinstance(marker, ChangelogMarker) and not (changelog and self._ends_at(marker, changelog)):
-                return False
+        if not self.is_at_end(stored, changelog):
+            return False
         for error in services.transfer().absent(commit.added_blobs).values() if commit.added_blobs else ():
             if not isinstance(error, MissingBlob):
                 raise error
             return False
         return True
+
+    def is_at_end(self, stored: StoredStore, changelog: TopicInfo | None) -> bool:
+        """Whether the store's new changelog, if it has one, ends with it. Raises: RetryableError, AccessDenied."""
+        markers = [store.markers.get(KAFKA_CHANGELOG) for store in stored.commit.stores.values()]
+        ours = [marker for marker in markers if isinstance(marker, ChangelogMarker)]
+        return all(changelog is not None and self._ends_at(marker, changelog) for marker in ours)
 
     def _ends_at(self, marker: ChangelogMarker, changelog: TopicInfo) -> bool:
         """Whether the changelog is the marker's, and nothing was sent after it."""

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from statemgr.backends.services import Services
 from statemgr.errors import CorruptError, CorruptFile, MissingError
-from statemgr.flows.rescale_work import Spread, batches, check_place, directory_size, fill_changelog, send_batches
+from statemgr.flows.rescale_changelog import fenced_partition
+from statemgr.flows.rescale_work import Spread, batches, check_place, directory_size
 from statemgr.ids import task_name
 from statemgr.local import cloned, durable, open_store
 from statemgr.local.transfer_files import disk_errors
@@ -186,14 +187,14 @@ def extend_changelog(
     """Send a new task's changes to its changelog, which has the state before them up to ``marker``.
 
     Where it has more than that, an earlier try has died: the whole store is written again. Raises: as
-    :func:`fill_changelog`.
+    :func:`statemgr.flows.rescale_changelog.fill_changelog`.
     """
-    _, end = services.changelog().bounds(info.name, task)
-    if marker.topic_id != info.topic_id or any(services.changelog().read(info.name, task, marker.offset, end)):
-        return fill_changelog(services, spread.store, info, task, directory)
-    hashes = spread.hashes(services)
-    sent = send_batches(services, spread.store, info, task, [_of_task(spread, task, files, hashes)])
-    return marker if sent is None else ChangelogMarker(info.name, info.topic_id, task, sent)
+    with fenced_partition(services, spread.store, info, task) as partition:
+        _, end = services.changelog().bounds(info.name, task)
+        if marker.topic_id != info.topic_id or any(services.changelog().read(info.name, task, marker.offset, end)):
+            return partition.fill(directory)
+        sent = partition.send(_of_task(spread, task, files, spread.hashes(services)))
+        return marker if sent is None else ChangelogMarker(info.name, info.topic_id, task, sent)
 
 
 def _of_task(spread: Spread, task: int, files: Sequence[str], hashes: Hashes) -> Iterator[list[Change]]:

@@ -1,20 +1,20 @@
 """The parts of a rescale that run in processes of their own. Each is one call, and can be repeated.
 
-1. :func:`restore_source` restores one old store into a directory
+1. :func:`restore_source` restores one old store into a directory; :func:`restore_stored` restores a new one that
+   another machine has made
 2. :func:`fitting` finds the partitioner that put the first keys where they are
 3. :func:`split_range` reads a range of keys of that store, checks that each key is in its task, adds up the content
    hash, and writes the items of each new task to sorted tables
 4. :func:`make_store` makes the new store of the tables of all old tasks
 5. :func:`check_range` reads a range of keys of the new store again, checks that each key is in its task, and adds up
    the content hash
-6. :func:`fill_changelog` writes the new store to its partition of the new changelog
 
-Memory is bounded by a batch of items, one open table for each new task, and a transaction.
+Memory is bounded by a batch of items, and one open table for each new task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import compress, islice
@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from statemgr.backends.services import Services
+from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import CorruptFile, InvalidError
 from statemgr.flows.restore import restore_store
-from statemgr.ids import task_name, transactional_id
-from statemgr.kafka.publisher import TransactionalPublisher
+from statemgr.ids import task_name
 from statemgr.local import (
     SortedTables,
     bulk_writer,
@@ -37,13 +37,13 @@ from statemgr.local import (
     store_of_tables,
 )
 from statemgr.local.directories import StoreDirectories
-from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord
-from statemgr.model.commit import Change
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
+from statemgr.model.commit import PreparedCommit
 from statemgr.model.content import Content, columns, of_batch
 from statemgr.model.partitioners import Hashes, candidates
 from statemgr.model.permissions import Permissions
-from statemgr.model.plan import plan_stores
-from statemgr.ports import CommittedDirectory, TopicInfo, no_progress
+from statemgr.model.plan import StorePlan, plan_stores
+from statemgr.ports import CommittedDirectory, no_progress
 
 T = TypeVar("T")
 #: Items that are read, hashed and routed together: few enough for the processor's caches.
@@ -54,25 +54,24 @@ _COPIES = 10
 _LOOKED_AT = 1000
 #: New tasks whose tables are open at a time. For more new tasks, the old store is read several times.
 _MOST_OPEN = 200
-#: Records and bytes of one transaction.
-_MOST_RECORDS, _MOST_BYTES = 100_000, 64 * 1024 * 1024
-#: Bytes of keys that are remembered while the leftovers of an earlier try are deleted.
-_KEYS_BUDGET = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How the keys of a store are spread over tasks. ``partitioner``: the name of one of the candidates."""
+    """How the keys of a store are spread over tasks. ``partitioner``: the name of one of the candidates. ``grouping``:
+    the types of the grouping columns, if a Spark processor wrote the stores."""
 
     store: str
     recorded: str
     partitioner: str
     before: int
     after: int
+    grouping: str | None = None
 
     def hashes(self, services: Services) -> Hashes:
         """The partitioner: keys → their hashes, whose remainder by a number of tasks is the key's task."""
-        return candidates(self.recorded, services.config.stores[self.store].key_serde)[self.partitioner]
+        serde = services.config.stores[self.store].key_serde
+        return candidates(self.recorded, serde, grouping=self.grouping)[self.partitioner]
 
 
 @dataclass(frozen=True)
@@ -102,6 +101,22 @@ def restore_source(
         job=config.job_name,
         task=task,
     )
+    return _restored(services, task, plan, directory)
+
+
+def restore_stored(services: Services, store: str, commit: PreparedCommit, directory: Path) -> Path:
+    """Restore one new store from the backends that have it. What an earlier try left in the directory is used.
+
+    Returns: the finished store's directory. Raises: as :func:`statemgr.flows.restore.restore_store`.
+    """
+    made = commit.stores[store]
+    # blobs first: a changelog is read record by record
+    candidates = tuple(sorted(made.markers.items(), key=lambda item: item[0] == KAFKA_CHANGELOG))
+    path, _ = _restored(services, commit.task, StorePlan(store, made.state_id, candidates, {}), directory)
+    return path
+
+
+def _restored(services: Services, task: str, plan: StorePlan, directory: Path) -> tuple[Path, int]:
     directories = StoreDirectories(directory, services.clock, services.ids)
     try:
         alone = replace(services, directories=lambda _task, _store: directories)
@@ -135,7 +150,7 @@ def batches(
 
 
 @contextmanager
-def _copy(services: Services, directory: Path) -> Iterator[Path]:
+def read_copy(services: Services, directory: Path) -> Iterator[Path]:
     """A copy of a finished store, by hard links, while the block runs.
 
     rocksdict writes a small file into the directory of a store that it opens, also for reading, and another thread may
@@ -251,72 +266,10 @@ def check_range(
     """The content of a range of keys of a new store. Raises: CorruptFile for a key of another task."""
     hashes = spread.hashes(services)
     content = Content()
-    with _copy(services, directory) as copy:
+    with read_copy(services, directory) as copy:
         for batch in batches(services, spread.store, copy, start, end):
             keys, values = columns(batch)
             if not {number % spread.after for number in hashes(keys)} <= {task}:
                 raise CorruptFile("a new store has a key of another task", hint="run it again", path=directory)
             content += of_batch(keys, values)
     return content
-
-
-def fill_changelog(services: Services, store: str, info: TopicInfo, task: int, directory: Path) -> ChangelogMarker:
-    """Write a new store to its partition of the new changelog, after a delete of each key that is there already.
-
-    Returns: the marker at its end. Raises: FencedError, RetryableError, OutcomeUnknownError; then it can be repeated.
-    """
-    start, end = services.changelog().bounds(info.name, task)
-    deletes: Iterator[Sequence[Change]] = _deletes(services, info.name, task, start, end) if end > start else iter(())
-    with _copy(services, directory) as copy:
-        sent = send_batches(services, store, info, task, [deletes, batches(services, store, copy, None, None)])
-    return ChangelogMarker(info.name, info.topic_id, task, end if sent is None else sent)
-
-
-def send_batches(
-    services: Services, store: str, info: TopicInfo, task: int, sources: Sequence[Iterable[Sequence[Change]]]
-) -> int | None:
-    """Send changes to a partition of a new changelog, in transactions, after every earlier try is fenced.
-
-    Returns: the offset after the last of them; None without any. Raises: as :func:`fill_changelog`.
-    """
-    config, end = services.config, None
-    name = transactional_id(config.job_name, config.job_id, "rescale", store, str(task))
-    publisher = TransactionalPublisher(config, name, services.clock)
-    try:
-        publisher.fence()
-        for source in sources:
-            for some in _transactions(source):
-                with publisher.transaction() as transaction:
-                    transaction.send_changes(info.name, task, some)
-                    end = transaction.flush()[info.name, task].end
-    finally:
-        publisher.close()
-    return end
-
-
-def _deletes(services: Services, topic: str, partition: int, start: int, end: int) -> Iterator[Sequence[Change]]:
-    """A delete for every key on the topic. If there are very many, keys may repeat."""
-    seen: set[bytes] = set()
-    size = 0
-    for batch in services.changelog().read(topic, partition, start, end):
-        new = {record.key for record in batch} - seen
-        yield [(key, None) for key in new]
-        seen |= new
-        size += sum(map(len, new)) + 100 * len(new)
-        if size > _KEYS_BUDGET:
-            seen.clear()
-            size = 0
-
-
-def _transactions(batches: Iterable[Sequence[Change]]) -> Iterator[list[Change]]:
-    """The changes of each transaction."""
-    some: list[Change] = []
-    size = 0
-    for batch in batches:
-        some += batch
-        size += sum(len(key) + len(value or b"") for key, value in batch)
-        if len(some) >= _MOST_RECORDS or size >= _MOST_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some

@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 from statemgr.backends.changelog.digest import hash_rows, read_rows
 from statemgr.backends.changelog.restore import ChangelogRestore
 from statemgr.backends.services import Services
-from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.config.factories import KAFKA_CHANGELOG, RAW_TOPIC
 from statemgr.errors import StatemgrError
 from statemgr.flows.restore import restore_store
 from statemgr.ids import task_index
@@ -36,8 +36,6 @@ from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.ports import Progress
 
 T = TypeVar("T")
-#: The changelog as a plain consumer reads it, where it is compared with the other backends.
-RAW_TOPIC = "raw-topic"
 #: Offsets of a changelog that one process reads at a time.
 _RANGE = 4_000_000
 #: Smaller changelogs and stores are not worth several processes.
@@ -48,6 +46,20 @@ class Submit(Protocol):
     """Runs ``work(services, *arguments)`` in another process, which has services of its own."""
 
     def __call__(self, work: Callable[..., T], *arguments: object) -> Future[T]: ...
+
+
+def submit_here(services: Services) -> Submit:
+    """Runs work on the calling thread, for a process that must not start others."""
+
+    def submit(work: Callable[..., T], *arguments: object) -> Future[T]:
+        done: Future[T] = Future()
+        try:
+            done.set_result(work(services, *arguments))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    return submit
 
 
 @dataclass(frozen=True, slots=True)

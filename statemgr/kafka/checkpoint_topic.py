@@ -140,6 +140,12 @@ class CheckpointTopic:
     def begin_check(self) -> Callable[[int], None]:
         return self._watch.begin_check() if self._watch is not None else lambda end: None
 
+    def ends_at(self, end: int) -> bool:
+        # the broker may write the transaction's marker after it has acknowledged the commit; no other owner of the job
+        # can write before the marker, because taking the ID over waits for it
+        bounds, seen = self._bounds(), self._seen
+        return seen is not None and seen.continues(bounds, end) and bounds.end <= end + 1
+
     def history(self) -> Iterator[CheckpointRecord]:
         """Every committed checkpoint of the job that is still there, one per record, oldest first.
 

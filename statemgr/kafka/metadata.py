@@ -109,6 +109,23 @@ class TopicMetadata:
         start = self._offset(topic, partition, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         return start, self._end(topic, partition, only_settled=only_settled)
 
+    def ends(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """The high watermarks of partitions, from one request. Leaves out partitions that the brokers do not know.
+
+        Raises: UnavailableError, AccessDenied.
+        """
+        asked = {TopicPartition(*partition): OffsetSpec.latest() for partition in partitions}  # type: ignore[no-untyped-call]
+        if not asked:
+            return {}
+        answers = self.ask(
+            "asking for the ends of topics",
+            lambda: self.client.list_offsets(
+                asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=REQUEST_S
+            ),
+            missing_is_none=True,
+        )
+        return {(partition.topic, partition.partition): int(answer.offset) for partition, answer in answers.items()}
+
     def await_stable(self, partitions: Iterable[tuple[str, int]], wait_s: float) -> None:
         """Wait until every transaction that is open in a partition now has ended there, or the partition is gone.
 

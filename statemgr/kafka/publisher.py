@@ -209,6 +209,7 @@ class TransactionalPublisher:
         self._written = set()
 
     def _commit(self, current: TransactionalProducer, deadline: float) -> None:
+        was_late = self._timed_out()
         self._state = _State.UNKNOWN
         try:
             current.commit(deadline)
@@ -221,7 +222,7 @@ class TransactionalPublisher:
                 raise RetryableError(
                     f"the transaction was aborted: {reason.str()}", transactional_id=self._id
                 ) from error
-            if self._state is _State.UNUSABLE and self._timed_out():
+            if was_late or (self._state is _State.UNUSABLE and self._timed_out()):
                 raise OutcomeUnknownError(self._late(), hint=_LATE, transactional_id=self._id) from error
             raise OutcomeUnknownError(
                 f"the broker has not answered the commit: {reason.str()}",
@@ -307,7 +308,7 @@ class TransactionalPublisher:
     def _late(self) -> str:
         return (
             f"the transaction was open for {self._age_s():.0f} s, and its timeout is "
-            f"{self._transaction_timeout_ms / 1000:g} s (task.commit.timeout.ms), so the brokers aborted it: "
+            f"{self._transaction_timeout_ms / 1000:g} s (task.commit.timeout.ms), after which the brokers abort it: "
             "this process was suspended, or much too slow"
         )
 

@@ -57,7 +57,8 @@ class PartitionReader:
             last_progress = self._clock.monotonic()
             while reading.position < end:
                 before = reading.position
-                batch = reading.take(client.consume(_BATCH, _WAIT_S))
+                # to the end there are at most this many messages, where one of them may be the news that it is the end
+                batch = reading.take(client.consume(min(_BATCH, end - reading.position), _WAIT_S))
                 if batch:
                     yield batch
                 if reading.position > before:

@@ -5,7 +5,8 @@
 ``crc32``                 librdkafka's ``consistent``: CRC-32 of the key, unsigned
 ``quix-murmur2``,         the same of the message's key alone, in a store that Quix Streams wrote: its keys are
 ``quix-crc32``            ``<message key>|<state key>`` (``quixstreams.state.base.transaction``)
-``spark-hash(<type>)``    Spark's ``hash`` of one column: Murmur3 with the seed 42 (``Murmur3_x86_32``), signed
+``spark-hash(<types>)``   Spark's ``hash`` of columns: Murmur3 (``Murmur3_x86_32``) with the seed 42, signed; the hash
+                          of a column is the seed for the next one
 ========================  ===========================================================================================
 
 A key belongs to the task whose number is the hash modulo the number of tasks. A hash is computed for all keys of one
@@ -22,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from statemgr.errors import ConfigError, InvalidError
+from statemgr.model.processor_keys import hashed_parts
 
 #: Keys → their hashes, in the same order.
 Hashes = Callable[[Sequence[bytes]], Sequence[int]]
@@ -39,16 +41,22 @@ _BITS_32 = 0xFFFFFFFF
 _SIGN = 1 << 63
 
 
-def candidates(recorded: str, key_serde: str, chosen: str | None = None) -> Mapping[str, Hashes]:
+def candidates(
+    recorded: str, key_serde: str, chosen: str | None = None, grouping: str | None = None
+) -> Mapping[str, Hashes]:
     """The hashes that may have spread a store's keys, by name.
 
     Args:
         recorded: the partitioner in the job's checkpoints.
         key_serde: the label of the serde of the store's keys.
         chosen: the only one of :data:`PRODUCERS` to consider, for a job that records the input's partitions.
+        grouping: the types of the grouping columns, if a Spark processor wrote the store
+            (:mod:`statemgr.model.processor_keys`).
 
     Raises: ConfigError if there is none.
     """
+    if grouping is not None:
+        return {recorded: _of_grouping_keys(grouping)}
     if recorded in (BY_INPUT_PARTITION, "kafka-murmur2"):
         names = [chosen] if chosen else list(PRODUCERS) if recorded == BY_INPUT_PARTITION else ["murmur2"]
         return {name: _PRODUCERS[name] for name in names}
@@ -61,7 +69,8 @@ def candidates(recorded: str, key_serde: str, chosen: str | None = None) -> Mapp
     raise ConfigError(
         f"the keys of the partitioner {recorded!r} cannot be found in keys of the serde {key_serde!r}",
         hint="a job can be rescaled if its state has the same keys as its input: spread by one column of text, bytes "
-        "or whole numbers on Spark, with the serde bytes, string or integer; otherwise start a new job (a new job.id)",
+        "or whole numbers on Spark, with the serde bytes, string or integer, or written by a Spark processor; "
+        "otherwise start a new job (a new job.id)",
     )
 
 
@@ -96,6 +105,33 @@ def _of_message(hashes: Hashes) -> Hashes:
         return hashes([key.partition(b"|")[0] for key in keys])
 
     return of_messages
+
+
+def _of_grouping_keys(types: str) -> Hashes:
+    """Spark's hash of the grouping columns in the keys of a processor's store."""
+    parts_of = hashed_parts(types)
+
+    def hashes(keys: Sequence[bytes]) -> list[int]:
+        parts, numbers = parts_of(keys)
+        return list(map(_chained(parts).__getitem__, numbers))
+
+    return hashes
+
+
+def _chained(rows: Sequence[Sequence[bytes]]) -> list[int]:
+    """Murmur3 of the parts of each row: the hash of a part is the seed for the next one."""
+    found = [_SPARK_SEED] * len(rows)
+    for column in range(max(map(len, rows), default=0)):
+        places: dict[int, list[int]] = {}
+        for place, row in enumerate(rows):
+            if column < len(row):
+                places.setdefault(len(row[column]), []).append(place)
+        for length, at in places.items():
+            seeds = struct.pack(f"<{len(at)}Q", *(found[place] & _BITS_32 for place in at))
+            data = b"".join(rows[place][column] for place in at)
+            for place, number in zip(at, _murmur3(data, length, len(at), int.from_bytes(seeds, "little")), strict=True):
+                found[place] = number
+    return found
 
 
 def _by_length(keys: Sequence[bytes], of_lanes: Callable[[bytes, int, int], Sequence[int]]) -> list[int]:
@@ -150,8 +186,11 @@ def _murmur2(data: bytes, length: int, count: int) -> Sequence[int]:
     return _numbers(found & _all(_BITS_31, count), count)
 
 
-def _murmur3(data: bytes, length: int, count: int) -> Sequence[int]:
-    """Spark's ``hashUnsafeBytes``, which mixes in each byte after the last whole word as a signed number."""
+def _murmur3(data: bytes, length: int, count: int, seeds: int | None = None) -> Sequence[int]:
+    """Spark's ``hashUnsafeBytes``, which mixes in each byte after the last whole word as a signed number.
+
+    ``seeds``: one in each lane; None for Spark's own.
+    """
     mask = _all(_BITS_32, count)
 
     def rotated(lanes: int, bits: int) -> int:
@@ -161,7 +200,7 @@ def _murmur3(data: bytes, length: int, count: int) -> Sequence[int]:
         word = rotated(word * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask
         return rotated(found ^ word, 13) * 5 + _all(0xE6546B64, count) & mask
 
-    found = _all(_SPARK_SEED, count)
+    found = _all(_SPARK_SEED, count) if seeds is None else seeds
     whole = length - length % 4
     for at in range(0, whole, 4):
         found = mixed(found, _word(data, length, count, at, 4))

@@ -7,7 +7,7 @@ also reserve a task for ``statemgr adopt``: then nobody else may open it.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from statemgr.errors import InvalidError
 from statemgr.ids import task_index
@@ -55,6 +55,11 @@ class Permissions:
     def names(self) -> tuple[str, ...]:
         """The names of those that are given."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name))
+
+    @property
+    def flags(self) -> PermissionFlags:
+        """Those that are given, as keyword arguments."""
+        return cast("PermissionFlags", dict.fromkeys(self.names, True))
 
     def __or__(self, other: Permissions) -> Permissions:
         """What either permits."""

@@ -52,6 +52,16 @@ class CheckpointLog(Protocol):
             topic. It raises MissingState if the topic was deleted, or deleted and created again.
         """
 
+    def ends_at(self, end: int) -> bool:
+        """Whether nothing was written after a committed transaction of the caller. It costs two requests, and reads no
+        record.
+
+        Args:
+            end: the offset after the transaction's last record on the topic.
+
+        Raises: UnavailableError, AccessDenied, MissingState (the topic was deleted, or deleted and created again).
+        """
+
     def was_truncated(self) -> bool:
         """Whether records at the beginning of the topic were removed."""
 

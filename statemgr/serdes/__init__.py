@@ -8,19 +8,34 @@ too. A serde raises InvalidError for a value that it cannot write, and CorruptEr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import index
-from typing import Any
+from typing import Any, Literal
 
-from statemgr.config import StoreConfig
+from statemgr.config import JobConfig, StoreConfig
 from statemgr.errors import ConfigError, CorruptError, InvalidError
 from statemgr.serdes.avro import avro_serde
-from statemgr.serdes.serde import Serde
+from statemgr.serdes.serde import Serde, T
 
-__all__ = ["SERDES", "Serde", "SerdeLike", "avro_serde", "key_serde", "serde", "value_serde"]
+__all__ = [
+    "SERDES",
+    "Serde",
+    "SerdeLike",
+    "SerdeName",
+    "TypedSerde",
+    "avro_serde",
+    "input_value_serde",
+    "key_serde",
+    "serde",
+    "value_serde",
+]
 
-#: A name, a Serde, or a pair of callables (value → bytes, bytes → value).
-SerdeLike = str | Serde | tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
+#: The serdes that need no schemas.
+SerdeName = Literal["bytes", "string", "integer", "json", "msgpack"]
+#: A Serde, or a pair of callables (value → bytes, bytes → value).
+TypedSerde = Serde[T] | tuple[Callable[[T], bytes], Callable[[bytes], T]]
+#: A name, a Serde, or a pair of callables.
+SerdeLike = SerdeName | TypedSerde[Any]
 
 _SIGN = 1 << 63
 _WRONG_SERDE = "use the serde that wrote it"
@@ -86,7 +101,7 @@ def _same(data: bytes) -> bytes:
     return data
 
 
-SERDES = {
+SERDES: Mapping[str, Serde[Any]] = {
     "bytes": Serde(_same, _same, "bytes"),
     "string": Serde(_string, _from_string, "string"),
     "integer": Serde(_integer, _from_integer, "integer"),
@@ -94,7 +109,7 @@ SERDES = {
 }
 
 
-def serde(which: SerdeLike) -> Serde:
+def serde(which: str | TypedSerde[Any]) -> Serde[Any]:
     """The serde for a name, a pair of callables, or a Serde. Raises: ConfigError for an unknown name, and for avro."""
     if isinstance(which, Serde):
         return which
@@ -123,3 +138,8 @@ def key_serde(store: StoreConfig) -> Serde:
 def value_serde(store: StoreConfig) -> Serde:
     """The configured serde of a store's values. Raises: ConfigError if its schemas cannot be read."""
     return avro_serde(store.avro_schemas()) if store.value_serde == "avro" else serde(store.value_serde)
+
+
+def input_value_serde(config: JobConfig) -> Serde:
+    """The configured serde of the values of a consumer loop's input. Raises: as :func:`value_serde`."""
+    return avro_serde(config.input_schemas()) if config.input_value_serde == "avro" else serde(config.input_value_serde)

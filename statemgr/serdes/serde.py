@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+    K = TypeVar("K", default=Any)
+    V = TypeVar("V", default=Any)
+else:
+    # defaults of type variables are for type checkers; Python itself has them since 3.13
+    from typing import TypeVar
+
+    T, K, V = TypeVar("T"), TypeVar("K"), TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
-class Serde:
+class Serde(Generic[T]):
     """A pair of callables: value → bytes and bytes → value.
 
     Every checkpoint records ``name`` and ``version``, and a store that is opened with others is refused. Raise the
     version when the bytes of equal values change.
     """
 
-    serialize: Callable[[Any], bytes]
-    deserialize: Callable[[bytes], Any]
+    serialize: Callable[[T], bytes]
+    deserialize: Callable[[bytes], T]
     name: str = "unnamed"
     version: int = 0
 

@@ -1,1 +1,5 @@
-"""What tests of other packages may import."""
+"""What tests of other packages may import: :class:`JobTester` and the suites in :mod:`statemgr.testing.conformance`."""
+
+from statemgr.testing.job_tester import JobTester, OutputRecord
+
+__all__ = ["JobTester", "OutputRecord"]

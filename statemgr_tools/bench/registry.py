@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statemgr_tools.bench.result import Line
-
 if TYPE_CHECKING:
+    from statemgr_tools.bench.result import Line
     from statemgr_tools.bench.session import Session
 
-Measure = Callable[["Session"], Iterator[Line]]
+Measure = Callable[["Session"], Iterator["Line"]]
 #: Case → (module that has it, whether it must be reached), in the order of the table.
 TABLE = {
     "restore-file": ("restore", False),
@@ -39,10 +38,14 @@ TABLE = {
     "open-job": ("open", False),
     "rollback": ("rollback", False),
     "spark-read": ("spark_read", False),
+    "spark-vectorised": ("spark", False),
     "spark-large": ("spark", False),
     "spark-grow": ("spark", False),
     "spark-processor": ("spark", False),
     "spark-200": ("spark", False),
+    "spark-restart": ("spark", False),
+    "spark-affinity": ("spark", False),
+    "spark-many": ("spark", False),
 }
 _measures: dict[str, Measure] = {}
 

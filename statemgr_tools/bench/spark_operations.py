@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +27,7 @@ from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import DataFrame, Row, SparkSession, functions
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from spark_integration import RunningQuery, StateContext, StatefulQuery, stateful
+from spark_integration import BatchReport, RunningQuery, StateContext, StatefulQuery, stateful
 from statemgr import JobConfig
 from statemgr_tools.bench.fresh import MeasurementFailed
 from statemgr_tools.demo.pipeline import java_options
@@ -41,7 +44,11 @@ OUTPUT = "key string, total bigint, rows bigint"
 _PARTITIONS = 4
 _DEADLINE_S = 1800
 _WARM_UP = 3
+#: Batches until every executor has had every task.
+_SETTLING = 15
 _EMPTY = bytes(16)
+#: A key and its two numbers.
+_ITEM_BYTES = 12 + 16
 _SCHEMA = pa.schema([("key", pa.string()), ("total", pa.int64()), ("rows", pa.int64())])
 
 
@@ -58,37 +65,150 @@ def measure(
     Returns: engine → the seconds of each batch.
     Raises: MeasurementFailed, if the engines' last batches have different rows.
     """
-    job = JobConfig.from_mapping(config)
-    spark = _session(Path(directory), job.tasks)
-    try:
-        sides = [_Side(engine, job, spark, api, rows, Path(directory)) for engine in engines]
-        picks = random.Random(7)
-        for side in sides:
-            side.produce((key, key % 97) for key in range(keys))
+    with _filled(config, api, engines, keys, rows, directory) as (sides, records):
+
+        def timed(side: _Side, batch: list[tuple[int, int]]) -> float:
+            side.produce(batch)
+            return side.next_batch()
+
+        found = _in_turn(sides, records, timed, _WARM_UP, batches)
+        _check_same(sides, keys, rows)
+        return found
+
+
+def measure_restart(
+    *, config: Mapping[str, object], engines: list[str], keys: int, rows: int, rounds: int, directory: str
+) -> dict[str, Any]:
+    """As :func:`measure`, but before each batch the query is stopped and the local state deleted.
+
+    Returns: engine → the seconds from the start of the query until the end of its first batch, which restores the
+        state, of each round.
+    """
+    with _filled(config, "aggregate", engines, keys, rows, directory) as (sides, records):
+
+        def timed(side: _Side, batch: list[tuple[int, int]]) -> float:
+            side.stop()
+            side.lose_local_state()
+            side.produce(batch)
+            began = time.perf_counter()
             side.start()
             side.next_batch()
-        found: dict[str, list[float]] = {side.engine: [] for side in sides}
-        for number in range(-_WARM_UP, batches):
-            records = [(picks.randrange(keys), picks.randrange(1000)) for _ in range(rows)]
-            for side in sides if number % 2 else sides[::-1]:
-                side.produce(records)
-                seconds = side.next_batch()
-                if number >= 0:
-                    found[side.engine].append(seconds)
-        _check_same(sides, rows)
-        for side in sides:
-            side.stop()
+            return time.perf_counter() - began
+
+        found = _in_turn(sides, records, timed, 1, rounds)
+        _check_same(sides, keys, rows)
+        return found
+
+
+def _in_turn(
+    sides: list[_Side],
+    records: Callable[[], list[tuple[int, int]]],
+    timed: Callable[[_Side, list[tuple[int, int]]], float],
+    warm_up: int,
+    rounds: int,
+) -> dict[str, list[float]]:
+    """Engine → what ``timed`` gives for each round after the first ones. Who begins changes from round to round."""
+    found: dict[str, list[float]] = {side.engine: [] for side in sides}
+    for number in range(-warm_up, rounds):
+        batch = records()
+        for side in sides if number % 2 else sides[::-1]:
+            seconds = timed(side, batch)
+            if number >= 0:
+                found[side.engine].append(seconds)
+    return found
+
+
+def measure_fetches(
+    *, config: Mapping[str, object], executors: int, keys: int, rows: int, batches: int, directory: str
+) -> dict[str, Any]:
+    """Run batches on executors of their own, each with one core and its own disk.
+
+    Returns: ``fetched``: the bytes that all tasks of each warm batch fetched to open their stores. ``changed``: the
+        bytes of the keys and values that it changed.
+    """
+    own = Path(directory) / "disks"
+    own.mkdir()
+    os.environ |= {"SPARK_EXECUTOR_DIRS": str(own), "SPARK_WORKER_DIR": str(Path(directory) / "work")}
+    job = JobConfig.from_mapping(config)
+    spark = _session(Path(directory), f"local-cluster[{executors},1,1024]", job.tasks)
+    found: dict[str, list[float]] = {"fetched": [], "changed": []}
+    try:
+        side = _Side(STATEMGR, job, spark, "aggregate", rows, Path(directory), _PARTITIONS)
+        picks = random.Random(7)
+        for number in range(-_SETTLING, batches):
+            filling = number == -_SETTLING
+            pick = iter(range(keys)).__next__ if filling else partial(picks.randrange, keys)
+            side.produce((pick(), picks.randrange(1000)) for _ in range(keys if filling else rows))
+            if filling:
+                side.start()
+            side.next_batch()
+            if number >= 0:
+                report = side.report()
+                found["fetched"].append(sum(one.bytes_fetched for one in report.restored))
+                found["changed"].append(report.keys_written * _ITEM_BYTES)
+        side.stop()
         return found
     finally:
         spark.stop()
 
 
-def _check_same(sides: list[_Side], rows: int) -> None:
+def measure_share(
+    *, config: Mapping[str, object], slots: int, partitions: int, rows: int, batches: int, directory: str
+) -> dict[str, Any]:
+    """Run warm batches of a job with many tasks.
+
+    Returns: ``batch``: the seconds of each batch. ``statemgr``: of these, the seconds in statemgr outside of the
+        process function: what all attempts took to open and to prepare, divided by the slots, and the publish.
+    """
+    job = JobConfig.from_mapping(config)
+    spark = _session(Path(directory), f"local[{slots}]", job.tasks)
+    found: dict[str, list[float]] = {"batch": [], "statemgr": []}
+    try:
+        side = _Side(STATEMGR, job, spark, "aggregate", rows, Path(directory), partitions)
+        picks = random.Random(7)
+        for number in range(-_WARM_UP, batches):
+            side.produce([(picks.randrange(rows), picks.randrange(1000)) for _ in range(rows)])
+            if number == -_WARM_UP:
+                side.start()
+            seconds = side.next_batch()
+            if number >= 0:
+                found["batch"].append(seconds)
+                report = side.report()
+                attempts = sum(task.open_seconds + task.prepare_seconds for task in report.tasks)
+                found["statemgr"].append(attempts / slots + report.publish_seconds)
+        side.stop()
+        return found
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _filled(
+    config: Mapping[str, object], api: str, engines: list[str], keys: int, rows: int, directory: str
+) -> Iterator[tuple[list[_Side], Callable[[], list[tuple[int, int]]]]]:
+    """The engines with running queries whose state has all keys, and a function that draws a batch."""
+    job = JobConfig.from_mapping(config)
+    spark = _session(Path(directory), f"local[{job.tasks}]", job.tasks)
+    try:
+        sides = [_Side(engine, job, spark, api, rows, Path(directory), _PARTITIONS) for engine in engines]
+        picks = random.Random(7)
+        for side in sides:
+            side.produce((number % keys, number % 97) for number in range(max(keys, rows)))
+            side.start()
+            side.next_batch()
+        yield sides, lambda: [(picks.randrange(keys), picks.randrange(1000)) for _ in range(rows)]
+        for side in sides:
+            side.stop()
+    finally:
+        spark.stop()
+
+
+def _check_same(sides: list[_Side], keys: int, rows: int) -> None:
     """One more batch, whose output is compared."""
     outputs = []
     for side in sides:
         side.keep = True
-        side.produce((number * 31 % rows, number) for number in range(rows))
+        side.produce((number * 31 % keys, number) for number in range(rows))
         side.next_batch()
         outputs.append(sorted(side.kept))
     if not outputs[0] or any(output != outputs[0] for output in outputs):
@@ -98,7 +218,16 @@ def _check_same(sides: list[_Side], rows: int) -> None:
 class _Side:
     """One engine with its topic and its query."""
 
-    def __init__(self, engine: str, job: JobConfig, spark: SparkSession, api: str, rows: int, directory: Path) -> None:
+    def __init__(
+        self,
+        engine: str,
+        job: JobConfig,
+        spark: SparkSession,
+        api: str,
+        rows: int,
+        directory: Path,
+        partitions: int,
+    ) -> None:
         self.engine = engine
         self.keep = False
         self.kept: list[tuple[Any, ...]] = []
@@ -106,13 +235,14 @@ class _Side:
         self._spark = spark
         self._api = api
         self._rows = rows
+        self._partitions = partitions
         self._location = (directory / f"location-{engine}").as_uri()
         self._servers = str(job.to_mapping()["kafka.bootstrap.servers"])
         self._topic = f"{job.job_name}-{engine}-input"
         self._query: Query | None = None
         self._seen = -1
         admin = AdminClient({"bootstrap.servers": self._servers})
-        admin.create_topics([NewTopic(self._topic, _PARTITIONS, 1)])[self._topic].result(30)
+        admin.create_topics([NewTopic(self._topic, partitions, 1)])[self._topic].result(30)
 
     def produce(self, records: Any) -> None:
         """Put records on the topic, equally many on each partition."""
@@ -120,7 +250,9 @@ class _Side:
         for number, (key, value) in enumerate(records):
             while True:
                 try:
-                    producer.produce(self._topic, key=f"{key:012}", value=str(value), partition=number % _PARTITIONS)
+                    producer.produce(
+                        self._topic, key=f"{key:012}", value=str(value), partition=number % self._partitions
+                    )
                     break
                 except BufferError:
                     producer.poll(0.1)
@@ -135,6 +267,21 @@ class _Side:
         """Stop the query."""
         if self._query is not None:
             self._query.stop()
+
+    def lose_local_state(self) -> None:
+        """Delete what the engine keeps on the local disk, as on a new machine."""
+        if self.engine == STATEMGR:
+            shutil.rmtree(self._job.state_dir)
+        else:
+            # the stores' directories go with them
+            self._spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()  # type: ignore[union-attr]
+
+    def report(self) -> BatchReport:
+        """What statemgr reports of the last batch."""
+        assert isinstance(self._query, RunningQuery)
+        report = self._query.lastBatch
+        assert report is not None
+        return report
 
     def next_batch(self) -> float:
         """Wait for the next batch with input. Returns: the seconds that it took as a whole."""
@@ -245,7 +392,7 @@ class PandasTotals(RowTotals):
 _PROCESSORS: Mapping[str, Callable[[], StatefulProcessor]] = {"row": RowTotals, "pandas": PandasTotals}
 
 
-def _session(directory: Path, tasks: int) -> SparkSession:
+def _session(directory: Path, master: str, tasks: int) -> SparkSession:
     find_java()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -264,7 +411,7 @@ def _session(directory: Path, tasks: int) -> SparkSession:
         # the engine that has no batch asks for offsets this often
         "spark.sql.streaming.pollingDelay": "100ms",
     }
-    builder = SparkSession.builder.master(f"local[{tasks}]").appName("statemgr bench")
+    builder = SparkSession.builder.master(master).appName("statemgr bench")
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()

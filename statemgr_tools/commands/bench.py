@@ -10,19 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
 from statemgr.cli.options import overrides
 from statemgr.cli.output import console, messages, print_json, show_error
 from statemgr.config import JobConfig
 from statemgr.errors import StatemgrError
-from statemgr_tools.bench import plots, registry, render
-from statemgr_tools.bench.result import Line
-from statemgr_tools.bench.session import GIBIBYTE, SMALL, Plan, Session
-from statemgr_tools.bench.sweeps import all_sweeps
+from statemgr_tools.bench import registry
 
 if TYPE_CHECKING:
     from statemgr_tools.bench.measure import Report
+    from statemgr_tools.bench.result import Line
 
 
 #: The most digits of a number of bytes.
@@ -31,6 +28,8 @@ _DIGITS = 18
 
 def _scale(ctx: click.Context, param: click.Parameter, value: str) -> float:
     """``full``, ``small``, or a number of bytes instead of 1 GiB, as a factor of the sizes in the table."""
+    from statemgr_tools.bench.session import GIBIBYTE, SMALL
+
     if value in ("full", "small"):
         return 1.0 if value == "full" else SMALL
     if not value.isdecimal() or len(value) > _DIGITS or int(value) == 0:
@@ -99,6 +98,10 @@ def command(
     The benchmark starts servers unless the configuration names some. Exit status 1 if a required target is missed at
     full size, or if a case could not be measured.
     """
+    from statemgr_tools.bench import plots, render
+    from statemgr_tools.bench.session import Plan, Session
+    from statemgr_tools.bench.sweeps import all_sweeps
+
     plan = Plan(scale=scale, rounds=rounds, work=work, peers=peers, given=_given(config_file, settings))
     if plot is not None:
         plots.check_available()
@@ -138,7 +141,7 @@ def _given(config_file: str | None, settings: tuple[str, ...]) -> Mapping[str, o
 @contextmanager
 def _progress() -> Iterator[Report]:
     """Show what is measured on standard error: with a spinner on a terminal, otherwise with a line for each."""
-    stderr = Console(stderr=True, highlight=False)
+    stderr = messages()
     if not stderr.is_terminal:
         yield lambda what: stderr.print(what, markup=False)
         return
@@ -147,6 +150,8 @@ def _progress() -> Iterator[Report]:
 
 
 def _show(lines: list[Line], *, as_json: bool) -> None:
+    from statemgr_tools.bench import render
+
     if as_json:
         print_json([result.to_dict() for result in render.results(lines)])
         return

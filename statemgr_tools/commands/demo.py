@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from statemgr.errors import InvalidError, PrerequisiteMissing
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from statemgr_tools.demo.settings import Settings
 
 
@@ -69,6 +70,8 @@ def demo(as_json: bool, migrate: bool, **options: Any) -> None:
     settings = _settings(**options)
     if migrate and settings.aims:
         raise InvalidError("--aim has no effect with --migrate", hint="--seed chooses the moments of its kills")
+    from rich.console import Console
+
     console = Console(stderr=as_json)
     equal = _migration(settings, console, as_json) if migrate else _restores(settings, console, as_json)
     sys.exit(0 if equal else 1)

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from statemgr_tools.dev import DevServers, servers
+if TYPE_CHECKING:
+    from statemgr_tools.dev import DevServers
+
+_PORT = click.IntRange(0, 65535)
+#: The usual ports: also those of the configuration and the docker-compose.yml that `statemgr init --example` writes.
+KAFKA_PORT = 9092
+S3_PORT = 7070
+#: Where ``dev up`` keeps its servers, relative to the working directory.
+DEFAULT_DIRECTORY = Path(".statemgr", "dev")
 
 _directory = click.option(
     "--directory",
     type=click.Path(path_type=Path, file_okay=False),
-    default=servers.DEFAULT_DIRECTORY,
+    default=DEFAULT_DIRECTORY,
     show_default=True,
     help="Directory for the servers' data, logs and PIDs.",
 )
@@ -32,12 +40,51 @@ def command() -> None:
 @_json
 @click.option("--kafka/--no-kafka", default=True, show_default=True, help="Start a Kafka broker.")
 @click.option("--s3/--no-s3", default=True, show_default=True, help="Start an S3 server.")
-def up_command(directory: Path, as_json: bool, kafka: bool, s3: bool) -> None:
-    """Start the servers. They keep running until `statemgr dev down`."""
-    console = Console(stderr=True)
-    with console.status("starting") as progress:
-        running = servers.up(directory, kafka=kafka, s3=s3, report=progress.update)
+@click.option(
+    "--kafka-port",
+    type=_PORT,
+    metavar="PORT",
+    help="Port of the broker, or 0 for any.  [default: the last one, or 9092]",
+)
+@click.option(
+    "--s3-port",
+    type=_PORT,
+    metavar="PORT",
+    help="Port of the S3 server, or 0 for any.  [default: the last one, or 7070]",
+)
+def up_command(
+    directory: Path, as_json: bool, kafka: bool, s3: bool, kafka_port: int | None, s3_port: int | None
+) -> None:
+    """Start the servers. They keep running until `statemgr dev down`.
+
+    The broker needs Java 17. The first start fetches its jars with Maven, or with the Ivy of PySpark; set KAFKA_HOME to
+    use an installed Kafka instead.
+    """
+    from statemgr_tools.dev import servers
+
+    broker, store = servers.read_state(directory.absolute())
+    if kafka_port is None:
+        kafka_port = broker.port if broker else KAFKA_PORT
+    if s3_port is None:
+        s3_port = store.port if store else S3_PORT
+    with _progress() as report:
+        running = servers.up(
+            directory, kafka=kafka, s3=s3, kafka_port=kafka_port or None, s3_port=s3_port or None, report=report
+        )
     _show(running, as_json)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Show the current step on standard error: with a spinner on a terminal, otherwise with a line for each."""
+    from statemgr.cli.output import messages
+
+    stderr = messages()
+    if not stderr.is_terminal:
+        yield lambda step: stderr.print(step, markup=False)
+        return
+    with stderr.status("") as status:
+        yield lambda step: status.update(step)
 
 
 @command.command("down")
@@ -45,6 +92,8 @@ def up_command(directory: Path, as_json: bool, kafka: bool, s3: bool) -> None:
 @_json
 def down_command(directory: Path, as_json: bool) -> None:
     """Stop the servers. Their data stays."""
+    from statemgr_tools.dev import servers
+
     stopped = servers.down(directory)
     if as_json:
         click.echo(json.dumps({"stopped": stopped}))
@@ -57,6 +106,8 @@ def down_command(directory: Path, as_json: bool) -> None:
 @_json
 def status_command(directory: Path, as_json: bool) -> None:
     """Show the servers that run; exit status 1 if none does."""
+    from statemgr_tools.dev import servers
+
     running = servers.status(directory)
     _show(running, as_json)
     if running.kafka_pid is None and running.s3_pid is None:
@@ -64,6 +115,9 @@ def status_command(directory: Path, as_json: bool) -> None:
 
 
 def _show(running: DevServers, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     fields: dict[str, Any] = running.to_dict()
     if as_json:
         click.echo(json.dumps(fields))

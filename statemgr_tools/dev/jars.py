@@ -1,7 +1,8 @@
-"""Fetches jars from Maven Central with the Apache Ivy that PySpark contains.
+"""Fetches jars from Maven Central with Maven, or with the Apache Ivy that PySpark contains.
 
-Writes only below the user's cache directory. Two processes may fetch the same jars at once: each downloads into its own
-directory, and the first rename wins. Jars in the cache are used without starting Java.
+Both take the repository, mirrors and proxies from their own settings. An installation of Kafka that ``KAFKA_HOME``
+names replaces the broker's jars. Writes only below the user's cache directory. Two processes may fetch the same jars at
+once: each downloads into its own directory, and the first rename wins. Jars in the cache need no Java.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -25,6 +27,19 @@ KAFKA_VERSION = "4.3.1"
 
 _RESOLVE_DEADLINE_S = 600
 _SPARK_HINT = "pip install 'statemgr[spark]'"
+_HOME = "KAFKA_HOME"
+#: Kafka 4 runs without ZooKeeper, and has every property that the broker is given.
+_OLDEST_MAJOR = 4
+_MAVEN_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
+_POM = """\
+<project>
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>statemgr</groupId><artifactId>jars</artifactId><version>1</version><packaging>pom</packaging>
+  <dependencies>
+    <dependency><groupId>{organisation}</groupId><artifactId>{name}</artifactId><version>{revision}</version></dependency>
+  </dependencies>
+</project>
+"""
 
 
 @dataclass(frozen=True)
@@ -54,14 +69,32 @@ def cache_directory() -> Path:
 
 
 def broker_jars(cache: Path | None = None) -> list[Path]:
-    """The broker's jars and their dependencies, fetched at the first call (46 files, 44 MB).
+    """The broker's jars and their dependencies: those of ``KAFKA_HOME``, or fetched at the first call (44 MB).
 
     Raises:
-        PrerequisiteMissing: no Java, or no PySpark (whose Ivy resolves).
+        PrerequisiteMissing: neither Maven nor PySpark (whose Ivy resolves) is there; ``KAFKA_HOME`` has no Kafka 4.
         UnavailableError: the repository could not be reached.
         MissingError: the repository does not have an artifact.
     """
+    if home := os.environ.get(_HOME):
+        return _installed(Path(home))
     return _jars(BROKER, transitive=True, cache=cache) + _jars(_LOGGER, transitive=False, cache=cache)
+
+
+def broker_jars_are_here() -> bool:
+    """Whether :func:`broker_jars` needs to fetch nothing."""
+    return bool(os.environ.get(_HOME) or (_cached(BROKER, None) and _cached(_LOGGER, None)))
+
+
+def _installed(home: Path) -> list[Path]:
+    """The jars of an installation of Kafka. Raises: PrerequisiteMissing."""
+    hint = f"name the directory of Kafka {_OLDEST_MAJOR} or newer, or unset {_HOME}: then the jars are fetched"
+    versions = [re.fullmatch(r"kafka_2\.13-(\d+)\..*\.jar", jar.name) for jar in home.glob("libs/kafka_2.13-*.jar")]
+    if not any(versions):
+        raise PrerequisiteMissing(f"{_HOME} has no libs/kafka_2.13-*.jar", hint=hint, kafka_home=str(home))
+    if max(int(version[1]) for version in versions if version) < _OLDEST_MAJOR:
+        raise PrerequisiteMissing(f"the Kafka of {_HOME} is too old", hint=hint, kafka_home=str(home))
+    return sorted(home.glob("libs/*.jar"))
 
 
 def connector_jars(cache: Path | None = None) -> list[Path]:
@@ -138,21 +171,28 @@ def _cached(artifact: Artifact, cache: Path | None) -> list[Path]:
     return sorted(_directory_of(artifact, cache).glob("*.jar"))
 
 
-def _ivy_jar() -> Path:
+def _ivy_jar() -> Path | None:
     spec = importlib.util.find_spec("pyspark")
     locations = (spec.submodule_search_locations if spec else None) or []
     for location in locations:
         for jar in sorted(Path(location, "jars").glob("ivy-*.jar")):
             return jar
-    raise PrerequisiteMissing("PySpark, whose Ivy fetches jars, is not installed", hint=_SPARK_HINT)
+    return None
 
 
 def _resolve(artifact: Artifact, *, transitive: bool, ivy_cache: Path, target: Path) -> None:
-    command = [str(find_java().program), "-jar", str(_ivy_jar()), "-cache", str(ivy_cache)]
-    command += ["-dependency", artifact.organisation, artifact.name, artifact.revision, "-confs", "default"]
-    command += ["-types", "jar", "bundle", "-retrieve", f"{target}/[artifact]-[revision].[ext]"]
-    if not transitive:
-        command.append("-notransitive")
+    ivy, maven = _ivy_jar(), shutil.which("mvn")
+    if ivy is not None:
+        command = _ivy_command(ivy, artifact, transitive=transitive, ivy_cache=ivy_cache, target=target)
+    elif maven is not None:
+        command = _maven_command(maven, artifact, transitive=transitive, target=target)
+    else:
+        raise PrerequisiteMissing(
+            "neither Maven nor PySpark, which fetch jars, is installed",
+            hint="install Maven (Debian: apt install maven; macOS: brew install maven), "
+            f"or {_SPARK_HINT}, or set {_HOME} to the directory of an installed Kafka; "
+            "with Docker, use the docker-compose.yml of `statemgr init --example`",
+        )
     try:
         run = subprocess.run(
             command,
@@ -170,6 +210,11 @@ def _resolve(artifact: Artifact, *, transitive: bool, ivy_cache: Path, target: P
         return
     network = (
         "UnknownHostException",
+        "Unknown host",
+        "Connection refused",
+        "timed out",
+        "Network is unreachable",
+        "No route to host",
         "ConnectException",
         "SocketTimeout",
         "Host ",
@@ -179,6 +224,28 @@ def _resolve(artifact: Artifact, *, transitive: bool, ivy_cache: Path, target: P
     if any(word in output for word in network):
         raise _unreachable(artifact)
     raise MissingError("the jar was not found in Maven Central or its mirror", artifact=str(artifact))
+
+
+def _ivy_command(ivy: Path, artifact: Artifact, *, transitive: bool, ivy_cache: Path, target: Path) -> list[str]:
+    command = [str(find_java().program), "-jar", str(ivy), "-cache", str(ivy_cache)]
+    command += ["-dependency", artifact.organisation, artifact.name, artifact.revision, "-confs", "default"]
+    command += ["-types", "jar", "bundle", "-retrieve", f"{target}/[artifact]-[revision].[ext]"]
+    return command if transitive else [*command, "-notransitive"]
+
+
+def _maven_command(maven: str, artifact: Artifact, *, transitive: bool, target: Path) -> list[str]:
+    pom = target.parent / "pom.xml"
+    pom.write_text(
+        _POM.format(organisation=artifact.organisation, name=artifact.name, revision=artifact.revision),
+        encoding="utf-8",
+    )
+    command = [maven, "--batch-mode", "--file", str(pom), f"{_MAVEN_PLUGIN}:copy-dependencies"]
+    return [
+        *command,
+        f"-DoutputDirectory={target}",
+        "-DincludeScope=runtime",
+        f"-DexcludeTransitive={str(not transitive).lower()}",
+    ]
 
 
 def _unreachable(artifact: Artifact) -> UnavailableError:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -169,6 +170,15 @@ def stays_taken(port: int, *, wait_s: float = 1.0) -> bool:
             return True
         time.sleep(_POLL_S)
     return False
+
+
+def listener(port: int) -> str | None:
+    """The program that listens on this TCP port, as ``java (process 123)``; None if this user may not see it."""
+    with suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,) and connection.pid:
+                return f"{psutil.Process(connection.pid).name()} (process {connection.pid})"
+    return None
 
 
 @dataclass(kw_only=True)

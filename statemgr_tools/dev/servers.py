@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from statemgr.errors import CorruptError, InvalidError
+from statemgr_tools.dev.jars import broker_jars, broker_jars_are_here
 from statemgr_tools.dev.kafka import KafkaBroker
-from statemgr_tools.dev.process import free_port, stays_taken
-from statemgr_tools.dev.s3 import S3Server
+from statemgr_tools.dev.process import Server, free_port, listener, stays_taken
+from statemgr_tools.dev.s3 import S3Server, find_versitygw
 
-#: Where ``dev up`` keeps its servers, relative to the working directory.
-DEFAULT_DIRECTORY = Path(".statemgr", "dev")
 #: Lists the servers of a directory. Only its owner can read it, because it has the keys of the local S3 server.
 _FILE = "servers.json"
 
@@ -43,51 +43,84 @@ class DevServers:
 
 
 def up(
-    directory: str | Path = DEFAULT_DIRECTORY,
+    directory: str | Path,
     *,
     kafka: bool = True,
     s3: bool = True,
+    kafka_port: int | None = None,
+    s3_port: int | None = None,
     kafka_settings: Mapping[str, str] | None = None,
     s3_kind: str | None = None,
     report: Callable[[str], None] = lambda step: None,
 ) -> DevServers:
     """Start the servers that do not run yet. They keep running when this process ends.
 
-    A second call finds them and changes nothing. After a ``down`` they get the same ports and data again.
+    A second call finds them and changes nothing. After a ``down`` they get the same data again, and also the same
+    ports, if these are free and no others are asked for.
 
     Args:
         directory: everything is written below it.
         kafka: start a Kafka broker.
         s3: start an S3 server.
+        kafka_port, s3_port: the ports to listen on. None takes any free port.
         kafka_settings: broker properties, for a new broker.
         s3_kind: ``versitygw`` or ``moto``, for a new server.
         report: called with each step before it begins, for a progress display.
 
     Raises:
         PrerequisiteMissing, UnavailableError: as the servers' ``start``.
+        InvalidError: a port that was asked for is in use, or a server already runs on another port.
     """
     root = Path(directory).absolute()
     broker, store = read_state(root)
     if kafka:
         broker = broker or KafkaBroker(directory=root / "kafka", settings=dict(kafka_settings or {}))
+        _settle_port(broker, kafka_port, "--kafka-port")
         if not broker.running:
-            report("starting the Kafka broker (its jars are fetched the first time)")
-            if stays_taken(broker.port):  # another program uses it now
-                broker.port = free_port()
             if stays_taken(broker.controller_port):
                 broker.controller_port = free_port()
+            if not broker_jars_are_here():
+                report("fetching the Kafka broker (44 MB, only the first time)")
+                broker_jars()
+            report(f"starting the Kafka broker on port {broker.port}")
         broker.start(spawned=lambda: _write_state(root, broker, store))
     if s3:
         store = store or S3Server(directory=root / "s3", kind=s3_kind)
+        _settle_port(store, s3_port, "--s3-port")
         if not store.running:
-            report("starting the S3 server (it is built the first time)")
-            if stays_taken(store.port):
-                store.port = free_port()
+            if store.kind != "moto" and find_versitygw(build=False) is None and shutil.which("go"):
+                report("building the S3 server with Go (only the first time)")
+                find_versitygw()
+            report(f"starting the S3 server on port {store.port}")
         store.start(spawned=lambda: _write_state(root, broker, store))
     return status(root)
 
 
-def down(directory: str | Path = DEFAULT_DIRECTORY) -> bool:
+def _settle_port(server: Server, wanted: int | None, option: str) -> None:
+    """Give a server that does not run the port that is wanted, or a free one. Raises: InvalidError."""
+    if server.running:
+        if wanted not in (None, server.port):
+            raise InvalidError(
+                f"{server.name} already runs on port {server.port}",
+                hint="stop it with `statemgr dev down` first",
+                port=wanted,
+            )
+        return
+    server.port = wanted or server.port
+    if not stays_taken(server.port):
+        return
+    if wanted is not None:
+        program = listener(wanted)
+        raise InvalidError(
+            f"port {wanted} is in use" + (f" by {program}" if program else ""),
+            hint=f"choose another port for {server.name} with {option}, or 0 for any free one, and write its address "
+            "into job.toml",
+            port=wanted,
+        )
+    server.port = free_port()
+
+
+def down(directory: str | Path) -> bool:
     """Stop the servers of this directory by PID. Their data stays. Returns: whether any ran."""
     root = Path(directory).absolute()
     broker, store = read_state(root)
@@ -99,7 +132,7 @@ def down(directory: str | Path = DEFAULT_DIRECTORY) -> bool:
     return stopped
 
 
-def status(directory: str | Path = DEFAULT_DIRECTORY) -> DevServers:
+def status(directory: str | Path) -> DevServers:
     """The running servers of this directory."""
     root = Path(directory).absolute()
     broker, store = read_state(root)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
 
+from statemgr.blobs.memory import forget
 from statemgr.testing.conformance import StateBackendSuite
+from statemgr.testing.memory_clients import served
+from statemgr.testing.memory_kafka import MemoryBroker
 from tests.jobs import job_mapping
 from tests.servers import KafkaServer
 
@@ -19,6 +23,23 @@ class TestKafkaChangelog(StateBackendSuite):
     def settings(self, kafka: KafkaServer, tmp_path: Path) -> Mapping[str, object]:
         """A job that only has changelogs."""
         return job_mapping(kafka, tmp_path, backup=("kafka-changelog",))
+
+
+class TestInMemory(StateBackendSuite):
+    """Both backends on the broker and the blob store that ``JobTester`` uses: the broker has what they rely on."""
+
+    @pytest.fixture(params=["kafka-changelog", "blob-store"])
+    def settings(self, request: pytest.FixtureRequest) -> Iterator[Mapping[str, object]]:
+        """A job that only has this backend."""
+        name = token_hex(8)
+        with served(MemoryBroker(), f"memory:{name}"):
+            yield {
+                "job.name": "orders",
+                "kafka.bootstrap.servers": f"memory:{name}",
+                "blob.store.uri": f"memory://{name}",
+                "task.backup.factories": [request.param],
+            }
+        forget(name)
 
 
 class TestBlobStore(StateBackendSuite):

@@ -19,7 +19,7 @@ from statemgr.phases import Phase
 from tests.crash.test_kill import ROOT
 from tests.integration.test_cli import write_toml
 from tests.integration.test_rescale import check, fill, job, some_state
-from tests.jobs import SEGMENTS
+from tests.jobs import DUAL, SEGMENTS
 from tests.servers import KafkaServer
 
 #: Steps of a rescale of two stores (counted from the first), and whether the new layout is in force from them on.
@@ -78,6 +78,54 @@ def test_killed_in_a_rescale(kafka: KafkaServer, tmp_path: Path, step: tuple[Pha
     check(new, {**state, **more}, tmp_path / "goes-on")
     command(file, "--undo", "--write")
     check(JobConfig.from_file(file), state, tmp_path / "back")
+
+
+#: Steps of a driver for which other processes build the new stores; whether the job has changelogs. A killed driver may
+#: leave such a process behind, which never harms blobs, and may make the next run of a job with changelogs fail.
+DRIVER_STEPS = [
+    (Phase.SPLIT, 2, False),
+    (Phase.STORED, 1, False),
+    (Phase.CATCH_UP, 1, False),
+    (Phase.FENCE, 1, True),
+    (Phase.UPLOAD, 1, True),
+    (Phase.SEND_CHECKPOINT, 1, True),
+    (Phase.ACKNOWLEDGED, 1, True),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("phase", "number", "dual"), DRIVER_STEPS)
+def test_a_driver_is_killed(kafka: KafkaServer, tmp_path: Path, phase: Phase, number: int, dual: bool) -> None:
+    """The next run continues, with the help of others or alone. The job commits between the two."""
+    config = job(kafka, tmp_path, 2, kind=SEGMENTS, backup=DUAL if dual else ("blob-store",))
+    state, file = some_state(300), tmp_path / "job.toml"
+    fill(config, state)
+    write_toml(config, file)
+    if phase in (Phase.CATCH_UP, Phase.UPLOAD):  # the first run builds everything, and the second one catches up
+        drive(file, kill=(Phase.FENCE, 1))
+        late = some_state(30, "late-")
+        fill(config, late, 12)
+        state = {**state, **late}
+    drive(file, kill=(phase, number))
+    if phase is not Phase.ACKNOWLEDGED:
+        check(config, state, tmp_path / "killed")
+        last = some_state(30, "last-")
+        fill(config, last, 20)
+        state = {**state, **last}
+    if dual:
+        drive(file)
+    command(file, "--tasks", "3", "--write", "--parallel", "2")
+    check(JobConfig.from_file(file), state, tmp_path / "again")
+    command(file, "--undo", "--write")
+    check(JobConfig.from_file(file), state, tmp_path / "back")
+
+
+def drive(file: Path, kill: tuple[Phase, int] | None = None) -> None:
+    """Rescale to three tasks, in a process of its own, with the help of others."""
+    order = {"config": str(file), "tasks": 3, **({"phase": kill[0], "number": kill[1]} if kill else {})}
+    run = [sys.executable, "-m", "tests.crash.rescale_child", json.dumps(order)]
+    ended = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == (0 if kill is None else -signal.SIGKILL), ended.stderr
 
 
 @pytest.mark.long

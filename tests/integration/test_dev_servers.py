@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from statemgr.errors import CorruptError, UnavailableError
+from statemgr.errors import CorruptError, InvalidError, UnavailableError
 from statemgr_tools.commands.dev import command
 from statemgr_tools.dev import down, jars, status, up
 from statemgr_tools.dev.process import ServerProcess, free_port, spawn, wait_until_ready
@@ -106,7 +107,8 @@ def test_dev_up_status_down_by_command_line(tmp_path: Path) -> None:
         return json.loads(result.stdout) | {"exit": result.exit_code}
 
     try:
-        first = call("up")
+        any_port = ("--kafka-port", "0", "--s3-port", "0")
+        first = call("up", *any_port)
         _create_topic(first["bootstrap_servers"], "kept")
         assert call("up") == first
         assert call("status") == first
@@ -187,6 +189,72 @@ def test_a_killed_server_is_seen_as_down_and_comes_back(tmp_path: Path) -> None:
         assert second.s3_pid != first.s3_pid
     finally:
         down(tmp_path)
+
+
+def test_a_port_that_is_in_use_is_an_error_that_names_it_and_the_option(tmp_path: Path) -> None:
+    """Each server's own option; with 0, or a free port, it starts. Nothing has started where the port was taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for parts, option in ({"s3": False}, "--kafka-port"), ({"kafka": False}, "--s3-port"):
+            with pytest.raises(InvalidError, match=f"port {port} is in use by .*{os.getpid()}") as error:
+                up(tmp_path, kafka_port=port, s3_port=port, **parts)
+            assert option in (error.value.hint or "")
+        assert read_state(tmp_path) == (None, None)
+    try:
+        assert up(tmp_path, kafka=False, s3_port=port).s3_endpoint == f"http://127.0.0.1:{port}"
+        assert up(tmp_path, kafka=False).s3_endpoint == f"http://127.0.0.1:{port}"
+        with pytest.raises(InvalidError, match=f"already runs on port {port}"):
+            up(tmp_path, kafka=False, s3_port=free_port())
+    finally:
+        down(tmp_path)
+
+
+def test_progress_is_shown_where_its_output_is_no_terminal(tmp_path: Path) -> None:
+    """One line for each step on standard error; the addresses are on standard output, as one JSON object."""
+    started = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "statemgr",
+            "dev",
+            "up",
+            "--json",
+            "--no-kafka",
+            "--s3-port",
+            "0",
+            "--directory",
+            tmp_path,
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    try:
+        port = json.loads(started.stdout)["s3_endpoint"].rpartition(":")[2]
+        assert started.stderr.splitlines()[-1] == f"starting the S3 server on port {port}"
+    finally:
+        down(tmp_path)
+
+
+def test_an_installed_kafka_is_used_where_a_variable_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KAFKA_HOME: the broker runs with its jars, and nothing is fetched."""
+    libraries = tmp_path / "kafka" / "libs"
+    libraries.mkdir(parents=True)
+    for jar in jars.broker_jars():
+        (libraries / jar.name).symlink_to(jar)
+    monkeypatch.setenv("KAFKA_HOME", str(tmp_path / "kafka"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    steps: list[str] = []
+    try:
+        running = up(tmp_path / "dev", s3=False, report=steps.append)
+        assert running.bootstrap_servers is not None
+        assert [step.partition(" on port")[0] for step in steps] == ["starting the Kafka broker"]
+        _create_topic(running.bootstrap_servers, "there")
+        assert str(libraries) in " ".join(psutil.Process(running.kafka_pid).cmdline())
+    finally:
+        down(tmp_path / "dev")
 
 
 def test_a_taken_port_is_given_up_for_another(tmp_path: Path) -> None:

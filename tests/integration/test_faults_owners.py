@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -185,15 +186,25 @@ def test_an_idle_owner_commits_as_if_nothing_had_happened(forgetful: KafkaServer
 
 
 @pytest.mark.parametrize(
-    "phase", [pytest.param(Phase.SEND_CHECKPOINT, marks=pytest.mark.long), Phase.COMMIT_TRANSACTION]
+    ("phase", "slow"),
+    [
+        pytest.param(Phase.SEND_CHECKPOINT, False, marks=pytest.mark.long),
+        (Phase.COMMIT_TRANSACTION, False),
+        (Phase.COMMIT_TRANSACTION, True),
+    ],
 )
 def test_a_process_that_was_suspended_learns_that_and_goes_on(
-    own_kafka: Callable[..., KafkaBroker], tmp_path: Path, phase: Phase
+    own_kafka: Callable[..., KafkaBroker], tmp_path: Path, phase: Phase, slow: bool
 ) -> None:
-    """FAULT 39: the brokers aborted its transaction, and nobody else came: it says so, and the next commit works."""
-    config = job(own_kafka(**STRICT), tmp_path, task__commit__timeout__ms=4000)
+    """FAULT 39: the brokers aborted its transaction, and nobody else came: it says so, and the next commit works. Also
+    if they are slow to answer when it wakes up."""
+    broker = own_kafka(**STRICT)
+    config = job(broker, tmp_path, task__commit__timeout__ms=4000)
     process = Suspended(config, phase)
     aborted(config)
+    if slow:
+        broker.process.suspend()
+        threading.Timer(1.0, broker.process.resume).start()
     found = process.go_on()
     failed = [one for one in found if "error" in one]
     assert all(one["error"] in ("RetryableError", "OutcomeUnknownError") for one in failed), found

@@ -12,9 +12,11 @@ from click.testing import CliRunner, Result
 
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
+from statemgr.engine import attempts, open_attempt, read_attachment
 from statemgr.errors import FencedError, LayoutMismatch
 from statemgr.flows.rescale_catch_up import CatchUp
 from statemgr.ids import task_name
+from statemgr.model.partitioners import candidates
 from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader
 from tests.commits import attempt, commit, referenced, totals, write
@@ -104,11 +106,18 @@ def check(config: JobConfig, state: Mapping[bytes, bytes], directory: Path) -> N
 @pytest.mark.parametrize(
     ("before", "after", "where"),
     [
-        (4, 6, "file"),
         (3, 1, "s3"),
         *(
             pytest.param(*one, marks=pytest.mark.long)
-            for one in [(4, 6, "s3"), (6, 4, "file"), (6, 4, "s3"), (1, 3, "file"), (1, 3, "s3"), (3, 1, "file")]
+            for one in [
+                (4, 6, "file"),
+                (4, 6, "s3"),
+                (6, 4, "file"),
+                (6, 4, "s3"),
+                (1, 3, "file"),
+                (1, 3, "s3"),
+                (3, 1, "file"),
+            ]
         ),
     ],
 )
@@ -449,3 +458,52 @@ def test_one_rescale_at_a_time(kafka: KafkaServer, tmp_path: Path, run: Run) -> 
         assert run(config, "--tasks", "3", "--write").exit_code == 0
     assert second[0].exit_code == 3, second[0].output + second[0].stderr  # it could be run later
     check(written(tmp_path), some_state(50), tmp_path / "other")
+
+
+@pytest.mark.parametrize("inline", [pytest.param(True, marks=pytest.mark.long), False])
+def test_the_state_of_a_processor_moves_by_its_grouping_key(
+    kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, inline: bool
+) -> None:
+    """All forms of keys, by Spark's hash; the attachment with the grouping columns stays, also if it is a blob."""
+    recorded, config = "spark-hash(string,int)", job(kafka, tmp_path, 2, kind=SEGMENTS)
+    columns = [{"name": "a", "type": "string"}, {"name": "b", "type": "integer"}]
+    record = json.dumps({"format": 1, "store": "totals", "key": {"type": "struct", "fields": columns}}).encode()
+    if not inline:
+        monkeypatch.setattr(attempts, "inline_attachments_limit", lambda tasks: 0)
+    state: State = {}
+    for n in range(200):
+        key = (b"\x01key-%d\x00\x01" % n if n % 7 else b"\x00") + b"\x01" + (n % 5).to_bytes(4, "big")
+        places = [b"svalue\x00\x01" + key, b"slist\x00\x01" + key + bytes(8)]
+        places += [b"x\x00\x00\x01\x00\x01\x00\x00s" + places[0], b"t" + bytes(7) + b"s" + key, b"k" + key + bytes(8)]
+        state.update((place, b"%d" % n) for place in places)
+    types = json.dumps([column["type"] for column in columns])
+    hashes = candidates(recorded, "bytes", None, types)[recorded]
+
+    def of_task(task: int, tasks: int) -> State:
+        places = list(state)
+        return {
+            place: state[place] for place, number in zip(places, hashes(places), strict=True) if number % tasks == task
+        }
+
+    with StateManager(config, recorded) as manager:
+        epoch = manager.acquire()
+        made = []
+        for task in range(2):
+            with open_attempt(config, task_name(task), None, epoch) as opened:
+                for place, value in of_task(task, 2).items():
+                    opened.store("totals").put(place, value)
+                for name, data in {"output-0": b"rows", **({} if task else {"processor-state": record})}.items():
+                    opened.attach(name, data)
+                made.append(opened.prepare({"orders-0": 7}))
+        manager.publish(made)
+    for tasks in (3, 1):
+        done = json.loads(run(config, "--tasks", str(tasks), "--write", "--parallel", "2").stdout)
+        assert (done["partitioner"], done["keys"]) == (recorded, len(state))
+        config = written(tmp_path)
+        for factory in DUAL:
+            assert totals(config, factory) == {task_name(task): of_task(task, tasks) for task in range(tasks)}
+        with JobReader(config) as reader:
+            attached = {one.name: one for one in reader.records()["Partition 0"].current.attachments}
+        assert (attached["processor-state"].blob is None) == inline
+        assert read_attachment(config, attached["processor-state"]) == record
+    assert json.loads(run(None, "--undo", "--write").stdout)["tasks"] == 3

@@ -34,6 +34,7 @@ _COLUMNS: list[tuple[DataType, st.SearchStrategy[Any]]] = [
     (StringType(), _TEXT),
     (BinaryType(), st.binary(max_size=4).map(bytearray)),
     (DecimalType(10, 2), st.integers(-(10**10) + 1, 10**10 - 1).map(lambda n: Decimal(n).scaleb(-2))),
+    (DecimalType(38, 10), st.integers(-(10**38) + 1, 10**38 - 1).map(lambda n: Decimal(f"{n}e-10"))),
     (ArrayType(StringType()), st.lists(st.none() | _TEXT, max_size=3)),
     (StructType([StructField("x", LongType()), StructField("y", StringType())]), st.tuples(st.integers(-2, 2), _TEXT)),
 ]

@@ -14,15 +14,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from statemgr_tools.demo.pipeline import deliver
-from tests.spark.conftest import ROOT
+from tests.spark.guide import programs
 
 Sink = Callable[[DataFrame, int], None]
 
 
 def documented(directory: Path) -> Sink:
     """The page's ``write``, with another directory."""
-    page = (ROOT / "docs" / "spark.md").read_text()
-    program = page[page.index("```python\n") + 10 : page.index("query = (")]
+    program = programs("### A function of your own")[0].partition("query = (")[0]
     imports = "\n".join(re.findall(r"^(?:import (?:os|tempfile)|from pathlib .*)$", program, re.MULTILINE))
     write = program[program.index("def write(") :]
     names: dict[str, Any] = {}
@@ -50,10 +49,9 @@ def test_a_sink_delivers_a_sequence_once(spark: SparkSession, tmp_path: Path, si
 
 def test_a_database_gets_a_sequence_once(spark: SparkSession, tmp_path: Path) -> None:
     """docs/spark.md: a sequence that is given again, an older one, and one that fails half way."""
-    page = (ROOT / "docs" / "spark.md").read_text()
-    program = page[page.index("import sqlite3") :]
+    (program,) = programs("### foreachBatch")
     names: dict[str, Any] = {}
-    exec(program[: program.index("```")], names)
+    exec(program, names)
     names["DATABASE"] = str(tmp_path / "totals.db")
     (declared,) = re.findall("create table .*$", program, re.MULTILINE)[:1]
     with closing(sqlite3.connect(names["DATABASE"])) as database, database:

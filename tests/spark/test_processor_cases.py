@@ -1,10 +1,11 @@
 """Cases shaped like Spark's own suites for Python's ``transformWithState``, on both engines: the same rows batch by
-batch. All cases share one query."""
+batch. All cases of a time mode share one query."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pandas as pd
@@ -12,7 +13,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from tests.spark.cases import INPUT, OUTPUT, Case, different, put
+from tests.spark.cases import INPUT, OUTPUT, Case, Rows, different, put
 from tests.spark.conftest import Pipeline
 from tests.spark.processors import Comparison
 
@@ -48,9 +49,29 @@ class Cases(StatefulProcessor):
         pass
 
 
+class CasesInPandas(Cases):
+    """The same with data frames."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
+        found = [row for frame in rows for row in frame.itertuples(index=False)]
+        yield from self.framed(self.called(key, timerValues, found))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: N802, N803
+        yield from self.framed(self.called(key, timerValues, None, expiredTimerInfo.getExpiryTimeInMs()))
+
+    def framed(self, rows: list[Row]) -> Iterator[Any]:
+        """Each row as a data frame."""
+        return (pd.DataFrame([row.asDict()]) for row in rows)
+
+
 def ns(rows: list[Any]) -> list[Any]:
     """The column ``n``, sorted."""
     return sorted((None if pd.isna(row.n) else int(row.n) for row in rows), key=repr)
+
+
+def value(name: str, schema: str = "n bigint", ttl_ms: int | None = None) -> Callable[[Any], Any]:
+    """Declares a value."""
+    return lambda handle: handle.getValueState(name, schema, ttl_ms)
 
 
 def list_of(name: str, schema: str = "n bigint", ttl_ms: int | None = None) -> Callable[[Any], Any]:
@@ -58,10 +79,233 @@ def list_of(name: str, schema: str = "n bigint", ttl_ms: int | None = None) -> C
     return lambda handle: handle.getListState(name, schema, ttl_ms)
 
 
+def map_of(
+    name: str, key: str = "k bigint", schema: str = "n bigint", ttl_ms: int | None = None
+) -> Callable[[Any], Any]:
+    """Declares a map."""
+    return lambda handle: handle.getMapState(name, key, schema, ttl_ms)
+
+
 def content(state: Any) -> list[Any]:
     """The elements of a list or the entries of a map, whose order is not compared."""
     items = state.iterator() if hasattr(state, "iterator") else state.get()
     return sorted((tuple(map(tuple, item)) if hasattr(state, "iterator") else tuple(item) for item in items), key=repr)
+
+
+# --- without a clock --------------------------------------------------------------------------------------------------
+
+
+def counts(p: Cases, rows: list[Any]) -> Any:
+    """Get, update, exists of a value."""
+    before = p.state.exists(), p.state.get()
+    p.state.update(((before[1][0] if before[1] else 0) + len(rows),))
+    return before, p.state.exists(), p.state.get()
+
+
+def clears(p: Cases, rows: list[Any]) -> Any:
+    """A value that is cleared, also where there is none."""
+    before = p.state.get()
+    if ns(rows)[0] % 2:
+        p.state.update((ns(rows)[0],))
+    else:
+        p.state.clear()
+    return before, p.state.exists(), p.state.get()
+
+
+TYPES = (
+    "b boolean, i int, d double, s string, x binary, c decimal(10,2), day date, a array<int>, m map<string,int>, "
+    "z struct<q:int>"
+)
+
+
+def types(p: Cases, rows: list[Any]) -> Any:
+    """Values of many types, and nulls."""
+    before = p.state.get()
+    if ns(rows)[0] == 0:
+        p.state.update((None,) * 10)
+    else:
+        x = (True, 7, 1.5, "ü\0", bytearray(b"\0\1"), Decimal("1.25"), date(2024, 2, 29), [1, None], {"k": 2}, Row(q=3))
+        p.state.update(x)
+    return before, p.state.get()
+
+
+def partial(p: Cases, rows: list[Any]) -> Any:
+    """A null in a value, which is there nevertheless."""
+    p.state.update((None, "x"))
+    return p.state.exists(), p.state.get()
+
+
+def appends(p: Cases, rows: list[Any]) -> Any:
+    """Append, in the order of the calls."""
+    for n in ns(rows):
+        p.state.appendValue((n,))
+    p.state.appendList([(100,), (101,)])
+    return p.state.exists(), [tuple(item) for item in p.state.get()]
+
+
+def replaces(p: Cases, rows: list[Any]) -> Any:
+    """Put in place of what was there."""
+    before = content(p.state)
+    p.state.put([(n,) for n in ns(rows)])
+    return before, content(p.state)
+
+
+def empties(p: Cases, rows: list[Any]) -> Any:
+    """Clear takes all."""
+    p.state.appendValue((1,))
+    if ns(rows)[0] % 2:
+        p.state.clear()
+    return p.state.exists(), content(p.state)
+
+
+def structs(p: Cases, rows: list[Any]) -> Any:
+    """A list of structs with nulls."""
+    p.state.appendList([(n, None if n == 1 else str(n)) for n in ns(rows)])
+    return content(p.state)
+
+
+def maps(p: Cases, rows: list[Any]) -> Any:
+    """Each method of a map."""
+    for n in ns(rows):
+        old = p.state.getValue((n,))
+        p.state.updateValue((n,), ((old[0] if old else 0) + 1,))
+    keys, values = sorted(map(tuple, p.state.keys())), sorted(map(tuple, p.state.values()))
+    return p.state.exists(), p.state.containsKey((1,)), p.state.containsKey((99,)), content(p.state), keys, values
+
+
+def removes(p: Cases, rows: list[Any]) -> Any:
+    """Remove a key of a map, also one that is not there."""
+    for n in ns(rows):
+        p.state.updateValue((n,), (n,))
+    p.state.removeKey((ns(rows)[0],))
+    p.state.removeKey((99,))
+    return p.state.exists(), content(p.state)
+
+
+def clears_map(p: Cases, rows: list[Any]) -> Any:
+    """Clear a map and go on."""
+    before = content(p.state)
+    p.state.clear()
+    cleared = p.state.exists(), p.state.getValue((1,))
+    for n in ns(rows):
+        p.state.updateValue((n,), (n,))
+    return before, cleared, content(p.state)
+
+
+def wide_keys(p: Cases, rows: list[Any]) -> Any:
+    """Keys of two columns, one of them null."""
+    for n in ns(rows):
+        p.state.updateValue((n, None if n % 2 else "even"), (str(n), None))
+    return content(p.state), p.state.getValue((2, "even")), p.state.getValue((2, None))
+
+
+def several(p: Cases, rows: list[Any]) -> Any:
+    """Three variables of one key."""
+    total, seen, by = p.state
+    old = total.get()
+    total.update(((old[0] if old else 0) + sum(ns(rows)),))
+    seen.appendList([(n,) for n in ns(rows)])
+    for n in ns(rows):
+        by.updateValue((n,), (total.get()[0],))
+    if total.get()[0] > 5:
+        seen.clear()
+    return total.get(), content(seen), content(by)
+
+
+def declare_several(handle: Any) -> Any:
+    """Declares them."""
+    return value("v_total")(handle), list_of("l_seen")(handle), map_of("m_by")(handle)
+
+
+def clock(p: Cases, rows: list[Any]) -> Any:
+    """The times without a clock."""
+    return p.times.getCurrentProcessingTimeInMs(), p.times.getCurrentWatermarkInMs()
+
+
+def silent(p: Cases, rows: list[Any]) -> Any:
+    """A batch without an output row."""
+    old = p.state.get()
+    p.state.update(((old[0] if old else 0) + len(rows),))
+    return None if p.state.get()[0] < 3 else p.state.get()
+
+
+def columns(p: Cases, rows: list[Any]) -> Any:
+    """All columns of a row, null among them."""
+    return [(row.case, row.id, ns([row])) for row in rows]
+
+
+AB: list[Rows] = [[("a", 1), ("b", 2)], [("a", 2)], [("a", 3), ("a", 1), ("b", 2)], [("b", 3), (None, 1)]]
+NO_CLOCK = {
+    "counts": Case(counts, AB, value("v_counts")),
+    "clears": Case(clears, AB, value("v_clears")),
+    "types": Case(types, [[("a", 1), ("b", 0)], [("a", 0), ("b", 1)], [("a", 1), ("b", 1)]], value("v_types", TYPES)),
+    "partial": Case(partial, AB, value("v_partial", "n bigint, s string")),
+    "appends": Case(appends, AB, list_of("l_appends")),
+    "replaces": Case(replaces, AB, list_of("l_replaces")),
+    "empties": Case(empties, AB, list_of("l_empties")),
+    "structs": Case(structs, AB, list_of("l_structs", "n bigint, s string")),
+    "maps": Case(maps, AB, map_of("m_maps")),
+    "removes": Case(removes, AB, map_of("m_removes")),
+    "clears_map": Case(clears_map, AB, map_of("m_clears")),
+    "wide_keys": Case(wide_keys, AB, map_of("m_wide", "k bigint, t string", "s string, n bigint")),
+    "several": Case(several, AB, declare_several),
+    "clock": Case(clock, AB),
+    "silent": Case(silent, AB, value("v_silent")),
+    "columns": Case(columns, [[("a", 1), ("a", None)], [(None, None)]]),
+}
+
+# --- processing time --------------------------------------------------------------------------------------------------
+
+
+def now(p: Cases) -> int:
+    """The time of the batch, epoch milliseconds."""
+    return int(p.times.getCurrentProcessingTimeInMs())
+
+
+def short_value(p: Cases, rows: list[Any]) -> Any:
+    """A TTL of a millisecond ends before the next batch."""
+    before = p.state.exists(), p.state.get()
+    p.state.update((ns(rows)[0],))
+    return before, p.state.exists(), p.state.get()
+
+
+def short_list(p: Cases, rows: list[Any]) -> Any:
+    """Elements of a list end, too."""
+    before = p.state.exists(), content(p.state)
+    p.state.appendList([(n,) for n in ns(rows)])
+    return before, content(p.state)
+
+
+def short_map(p: Cases, rows: list[Any]) -> Any:
+    """And entries of a map."""
+    before = p.state.exists(), content(p.state), p.state.containsKey((1,)), p.state.getValue((1,))
+    for n in ns(rows):
+        p.state.updateValue((n,), (n,))
+    return before, content(p.state)
+
+
+def once(p: Cases, rows: list[Any]) -> Any:
+    """Written in the first batch only."""
+    if ns(rows)[0] == 1:
+        p.state.update((1,))
+    return p.state.exists(), p.state.get()
+
+
+def mixed(p: Cases, rows: list[Any]) -> Any:
+    """With and without a TTL."""
+    kept, gone = p.state
+    before = kept.get(), gone.get()
+    for state in (kept, gone):
+        state.update((ns(rows)[0],))
+    return before, kept.get(), gone.get()
+
+
+def past(p: Cases, rows: list[Any]) -> Any:
+    """Timers that have expired already fire in this batch, in any order of keys."""
+    for n in ns(rows):
+        p.handle.registerTimer(n)
+        p.handle.registerTimer(n)  # twice is once
+    return sorted(p.handle.listTimers())
 
 
 def fired(p: Cases, expiry: int) -> Any:
@@ -76,6 +320,37 @@ def deletes(p: Cases, rows: list[Any]) -> Any:
     p.handle.deleteTimer(10)
     p.handle.deleteTimer(30)
     return sorted(p.handle.listTimers())
+
+
+def far(p: Cases, rows: list[Any]) -> Any:
+    """Timers of other batches and keys stay."""
+    p.handle.registerTimer(4_000_000_000_000 + ns(rows)[0])
+    return sorted(p.handle.listTimers())
+
+
+def watermark(p: Cases, rows: list[Any]) -> Any:
+    """The clock, and no watermark."""
+    return now(p) > 1_700_000_000_000, p.times.getCurrentWatermarkInMs()
+
+
+ALWAYS: list[Rows] = [[("a", 1), ("b", 1)], [("a", 2)], [("a", 3), ("b", 2)], [("a", 4), ("b", 3)]]
+HOUR = 3_600_000
+PROCESSING_TIME = {
+    "short_value": Case(short_value, ALWAYS, value("v_short", ttl_ms=1)),
+    "long_value": Case(short_value, ALWAYS, value("v_long", ttl_ms=HOUR)),
+    "short_list": Case(short_list, ALWAYS, list_of("l_short", ttl_ms=1)),
+    "long_list": Case(short_list, ALWAYS, list_of("l_long", ttl_ms=HOUR)),
+    "short_map": Case(short_map, ALWAYS, map_of("m_short", ttl_ms=1)),
+    "long_map": Case(short_map, ALWAYS, map_of("m_long", ttl_ms=HOUR)),
+    "once": Case(once, ALWAYS, value("v_once", ttl_ms=1)),
+    "mixed": Case(mixed, ALWAYS, lambda handle: (value("v_kept")(handle), value("v_gone", ttl_ms=1)(handle))),
+    "past": Case(past, ALWAYS, expire=fired),
+    "deletes": Case(deletes, ALWAYS, expire=fired),
+    "far": Case(far, ALWAYS, expire=fired),
+    "watermark": Case(watermark, ALWAYS),
+}
+
+# --- event time -------------------------------------------------------------------------------------------------------
 
 
 def millis(seconds: float) -> int:
@@ -122,7 +397,7 @@ def rows_of(p: Cases, rows: list[Any]) -> Any:
 
 
 # the watermark is 0, 18, 28 and 38 in the batches, and 38 in a last one without input
-TIME = [[("w", 0, 20)], [("w", 0, 30)], [("w", 0, 40)]]
+TIME: list[Rows] = [[("w", 0, 20)], [("w", 0, 30)], [("w", 0, 40)]]
 EVENT_TIME = {
     "watermark": Case(rows_of, TIME),
     "at_n": Case(at_n, [[("a", 17, 20), ("a", 18, 20), ("b", 19, 20)], [("a", 28, 30)], [("b", 100, 40)]], expire=sees),
@@ -143,12 +418,30 @@ EVENT_TIME = {
 
 @pytest.mark.long
 @pytest.mark.timeout(480)
-def test_cases_of_event_time_as_on_spark(pipeline: MakePipeline) -> None:
-    """Spark's last batch, which has no input, is the first one of the next start here."""
-    comparison = Comparison(pipeline(tasks=2, partitions=1), keys=("case", "id"), input=INPUT, watermark="2 seconds")
-    put(comparison, EVENT_TIME)
-    found = [batch for _ in range(2) for batch in comparison.on_statemgr(Cases(EVENT_TIME), OUTPUT, "EventTime")]
+@pytest.mark.parametrize("processor", [Cases, CasesInPandas])
+@pytest.mark.parametrize(
+    ("cases", "mode"),
+    [
+        pytest.param(NO_CLOCK, "none", id="none"),
+        pytest.param(PROCESSING_TIME, "ProcessingTime", id="processing-time"),
+        pytest.param(EVENT_TIME, "EventTime", id="event-time"),
+    ],
+)
+def test_cases_as_on_spark(
+    pipeline: MakePipeline, cases: Mapping[str, Case], mode: str, processor: type[Cases]
+) -> None:
+    """With rows and with data frames. In event time, Spark's last batch, which has no input, is the first one of the
+    next start here."""
+    watermark = "2 seconds" if mode == "EventTime" else None
+    job = pipeline(tasks=2, partitions=1)
+    comparison = Comparison(job, keys=("case", "id"), input=INPUT, watermark=watermark)
+    put(comparison, cases)
+    pandas = processor is CasesInPandas
+    starts = 2 if mode == "EventTime" else 1
+    found = [
+        batch for _ in range(starts) for batch in comparison.on_statemgr(processor(cases), OUTPUT, mode, pandas=pandas)
+    ]
 
-    expected = comparison.on_spark(Cases(EVENT_TIME), OUTPUT, "EventTime")
+    expected = comparison.on_spark(processor(cases), OUTPUT, mode, pandas=pandas)
 
-    assert not different(found, expected, EVENT_TIME)
+    assert not different(found, expected, cases)

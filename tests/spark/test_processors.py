@@ -19,7 +19,8 @@ from statemgr import JobConfig
 from statemgr.errors import InvalidError
 from tests.integration.test_cli import write_toml
 from tests.jobs import DUAL
-from tests.spark.conftest import ROOT, Pipeline
+from tests.spark.conftest import Pipeline
+from tests.spark.guide import programs
 from tests.spark.processors import (
     SEEN,
     Comparison,
@@ -54,7 +55,7 @@ def numbered(count: int) -> list[dict[str, Any]]:
     ("processor", "output", "pandas"),
     [
         pytest.param(Counting(), COUNTS, False, id="value", marks=long),
-        pytest.param(CountingInPandas(), COUNTS, True, id="pandas"),
+        pytest.param(CountingInPandas(), COUNTS, True, id="pandas", marks=long),
         pytest.param(Lists(), SEEN, False, id="list", marks=long),
         pytest.param(Maps(), SEEN, False, id="map"),
     ],
@@ -75,9 +76,10 @@ def test_the_same_batches_as_on_spark(
 INITIAL = "VALUES ('a', 100), ('a', 10), (null, 3), ('z', 50) AS initial(id, already)"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("processor", "pandas"),
-    [pytest.param(CountingOn(), False, id="rows", marks=long), pytest.param(CountingOnInPandas(), True, id="pandas")],
+    [pytest.param(CountingOn(), False, id="rows"), pytest.param(CountingOnInPandas(), True, id="pandas")],
 )
 def test_an_initial_state_as_on_spark(comparison: Comparison, processor: StatefulProcessor, pandas: bool) -> None:
     """It is in the state before the input of the first batch, once, also if the location is lost after that."""
@@ -303,9 +305,8 @@ def test_the_documented_initial_state(pipeline: MakePipeline, tmp_path: Path, mo
     job.spark.sql("FROM VALUES ('key-0', 100L) AS totals(user, visits)").write.parquet(table)
     write_toml(job.config, tmp_path / "job.toml")
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "spark.md").read_text()
-    visits = page.partition("## Spark's stateful processors")[2].partition("```python\n")[2].partition("query = ")[0]
-    continued = page.partition("### An initial state")[2].partition("```python\n")[2].partition("```")[0]
+    visits = programs("## Processors")[0].partition("query = ")[0]
+    (continued,) = programs("### An initial state")
     names: dict[str, Any] = {
         "__name__": "__main__",  # its classes are shipped by value
         "spark": job.spark,

@@ -42,6 +42,7 @@ def produce(job: Pipeline, rows: int) -> None:
     assert producer.flush(30) == 0
 
 
+@pytest.mark.long
 def test_a_spark_job_gets_more_tasks_and_fewer(
     pipeline: MakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

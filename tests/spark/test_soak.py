@@ -23,14 +23,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-import pyspark
 import pytest
 from confluent_kafka import Producer
 
 from tests.jobs import DUAL, with_changes
 from tests.kafka_jobs import committed, make_topic
 from tests.servers import KafkaServer
-from tests.spark.conftest import ROOT, Pipeline, make_pipeline
+from tests.spark.cluster import spark_environment
+from tests.spark.conftest import Pipeline, make_pipeline
 
 MINUTES = float(os.environ.get("STATEMGR_TEST_SOAK_MINUTES") or 0)
 #: Errors that may end a driver here: a new one has fenced it, or too many of its executors were killed.
@@ -63,7 +63,8 @@ class Soak:
             "output": self.output,
             "location": self.job.location.as_uri(),
             "scratch": str(scratch),
-            "per_batch": self.random.choice([100, 1000, 5000]),
+            # the last driver has to catch up, whatever those before it have left
+            "per_batch": 100_000 if trigger else self.random.choice([100, 1000, 5000]),
             "trigger": trigger or {"processingTime": "0 seconds"},
             "settings": {
                 "spark.speculation": flag(),
@@ -73,17 +74,10 @@ class Soak:
                 "spark.sql.adaptive.enabled": flag(),
             },
         }
-        environment = {
-            "PYTHONPATH": str(ROOT),
-            "PYSPARK_PYTHON": sys.executable,
-            "SPARK_HOME": str(Path(pyspark.__file__).parent),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_WORKER_DIR": str(scratch / "work"),
-        }
         with (scratch / "out").open("wb") as out, (scratch / "log").open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "tests.spark.soak_job", json.dumps(order)],
-                env=os.environ | environment,
+                env=spark_environment(SPARK_WORKER_DIR=scratch / "work"),
                 cwd=scratch,
                 stdout=out,
                 stderr=log,

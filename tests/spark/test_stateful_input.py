@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from spark_integration import StateContext, query
+from spark_integration import StateContext
 from statemgr import StateManager, Store
 from statemgr.errors import InvalidError
 from tests.spark.conftest import PARTITIONER, Pipeline
@@ -75,17 +75,6 @@ def test_stateless_operators_in_the_input(pipeline: MakePipeline) -> None:
     job.run(job.query().input(lambda offsets: rows(offsets).drop("parity", "count")))
 
     assert job.state("blob-store") == job.produced
-
-
-def test_state_that_the_plan_does_not_show(pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a look at the plan, the first batch finds Spark's state in the location, and publishes nothing."""
-    monkeypatch.setattr(query, "check_stateless", lambda rows: None)
-    job = pipeline(tasks=2, backup=["blob-store"])
-    job.produce(20)
-
-    with pytest.raises(InvalidError, match="in its checkpoint location"):
-        job.run(job.query().input(lambda offsets: job.rows(offsets).dropDuplicates(["key"])))
-    assert job.contents() == {"Partition 0": {}, "Partition 1": {}}
 
 
 def tell_watermark(

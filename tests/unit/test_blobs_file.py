@@ -1,4 +1,4 @@
-"""What of a directory of blobs is durable when a call returns or says that it is done already."""
+"""A directory of blobs: what is durable when a call returns, and writes that meet deletes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 
 from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.names import BlobExists
+from statemgr.errors import MissingBlob, UnavailableError
 from statemgr.local.clock import SystemClock
+from statemgr.ports import BlobInfo
 
 
 @pytest.fixture
@@ -52,3 +54,52 @@ def test_what_another_has_done_is_synced_too(tmp_path: Path, synced: list[Path])
     synced.clear()
     store.put("a/b/other", b"x", ttl_days=None)
     assert tmp_path / "a" in synced, "the directory may have been made by a writer that died"
+
+
+@pytest.fixture
+def removals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many of the next new directories a delete removes before the writer can open them."""
+    left = [0]
+    mkdir = os.mkdir
+
+    def lose(name: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        mkdir(name, mode, dir_fd=dir_fd)
+        if dir_fd is not None and left[0]:
+            left[0] -= 1
+            os.rmdir(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "mkdir", lose)
+    return left
+
+
+@pytest.mark.parametrize("call", ["put", "copy"])
+def test_a_write_whose_new_directory_is_removed_begins_again(tmp_path: Path, removals: list[int], call: str) -> None:
+    """Invariant 6: a delete removes a directory that is empty for a moment, and the write that made it succeeds."""
+    store, source = (FileBlobStore(tmp_path / name, SystemClock()) for name in ("target", "source"))
+    source.put("blob", b"x", ttl_days=1)
+
+    def write(name: str) -> None:
+        if call == "put":
+            store.put(name, b"x", ttl_days=1)
+        else:
+            assert store.copy_from(source, BlobInfo("blob", 1, 0, None), name, ttl_days=1)
+
+    removals[0] = 5
+    write("a/b/blob")
+    assert removals == [0]
+    assert store.stat("a/b/blob").size == 1
+
+    removals[0] = 1_000
+    with pytest.raises(UnavailableError, match="deletes removed the directory") as error:
+        write("c/blob")
+    assert "try again" in str(error.value)
+
+
+def test_a_copy_of_a_blob_that_is_gone_is_refused(tmp_path: Path) -> None:
+    """The error names the blob that is missing, and nothing is left in the target."""
+    store, source = (FileBlobStore(tmp_path / name, SystemClock()) for name in ("target", "source"))
+    source.put("blob", b"x", ttl_days=1)
+    with pytest.raises(MissingBlob) as error:
+        store.copy_from(source, BlobInfo("other", 1, 0, None), "copied", ttl_days=1)
+    assert "other" in str(error.value)
+    assert os.listdir(tmp_path / "target") == []

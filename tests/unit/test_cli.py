@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +17,13 @@ from click.testing import CliRunner, Result
 
 from statemgr import __version__, errors
 from statemgr.cli import main, output
-from statemgr.cli.config import filled_template
+from statemgr.cli.config import EXAMPLE_FILES, filled_template
 from statemgr.cli.main import cli
 from statemgr.cli.migrate.preconditions import newest_markers
 from statemgr.config import JobConfig
 from statemgr.config.keys import KEYS
 from statemgr.model.stages import Stage, position_of
+from statemgr_tools.commands import dev
 from tests import model_samples as sample
 
 JOB = """
@@ -79,16 +83,44 @@ def test_an_unknown_command_names_the_nearest(run: Run) -> None:
     assert "'checkpoints'" in result.output
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_completion_script(shell: str) -> None:
+    """The line of the README prints a script that the shell evaluates."""
+    script = _completion(f"{shell}_source")
+    assert f"_STATEMGR_COMPLETE={shell}_complete" in script
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("statemgr check", ["checkpoints"]),
+        ("statemgr snapshots ver", ["verify"]),
+        ("statemgr store get --ta", ["--task"]),
+    ],
+)
+def test_commands_and_options_are_completed(words: str, offered: list[str]) -> None:
+    """Also below a group, through `python -m statemgr`, which runs the same command line."""
+    found = _completion("bash_complete", COMP_WORDS=words, COMP_CWORD=str(words.count(" ")))
+    assert found.split() == [f"plain,{one}" for one in offered]
+
+
+def _completion(instruction: str, **words: str) -> str:
+    environment = os.environ | {"_STATEMGR_COMPLETE": instruction} | words
+    return subprocess.run(
+        [sys.executable, "-m", "statemgr"], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
 def test_without_metadata_the_built_in_commands_are_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source tree works without installation."""
-    monkeypatch.setattr(main, "entry_points", lambda **_: [])
+    monkeypatch.setattr(main, "_others", dict)
     assert run("config", "check").exit_code == 0
 
 
 def test_a_command_whose_extra_is_missing_says_how_to_install_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line and exit status 2, whatever options it was given."""
     monkeypatch.setitem(main._BUILT_IN, "demo", ("no_such_package.commands:demo", "demo"))
-    monkeypatch.setattr(main, "entry_points", lambda **_: [])
+    monkeypatch.setattr(main, "_others", dict)
     result = run("demo", "--input", "x.csv", "file")
     assert result.exit_code == 2
     assert "no_such_package" in result.output
@@ -169,6 +201,45 @@ def test_init_never_overwrites_unless_forced(run: Run) -> None:
     assert Path("job.toml").read_text() == JOB
     assert run("init", "--force").exit_code == 0
     assert Path("job.toml").read_text() != JOB
+
+
+def test_init_writes_an_example_whose_addresses_are_those_of_dev_up(run: Run) -> None:
+    """Five files, a configuration that loads, the commands to type next, and one port in all places."""
+    result = run("init", "my service", "--example", "--name", "clicks")
+    assert result.exit_code == 0
+    directory = Path("my service")
+    assert sorted(path.name for path in directory.iterdir()) == sorted(EXAMPLE_FILES)
+    assert result.stdout.splitlines()[0] == "cd 'my service'"
+    typed = {line.split("#")[0].strip() for line in result.stdout.splitlines()[1:]}
+    assert typed <= {
+        "statemgr dev up --no-s3", "statemgr topics create", "python send.py 1000", "python service.py",
+        "statemgr store scan totals",
+    }  # fmt: skip
+    config = JobConfig.from_file(directory / "job.toml")
+    assert (config.job_name, list(config.inputs)) == ("clicks", ["clicks"])
+    assert config.kafka_client("consumer")["bootstrap.servers"] == f"127.0.0.1:{dev.KAFKA_PORT}"
+    assert str(directory.resolve()) in str(config.blob_uri).replace("%20", " ")
+    assert (directory / "job.toml").stat().st_mode & 0o077 == 0
+    compose = (directory / "docker-compose.yml").read_text()
+    assert f"127.0.0.1:${{KAFKA_PORT:-{dev.KAFKA_PORT}}}" in compose
+    ours = (Path(__file__).parents[2] / "docker-compose.yml").read_text().splitlines()
+    assert [line for line in compose.splitlines() if not line.startswith("#") and line not in ours] == []
+    assert f'endpoint = "http://127.0.0.1:{dev.S3_PORT}"' in (directory / "job.toml").read_text()
+
+
+def test_init_never_overwrites_a_file_of_a_directory_unless_forced(run: Run) -> None:
+    """One file that exists is enough: nothing is written, and the error names it."""
+    result = run("init", "--example")
+    assert result.exit_code == 2
+    assert "job.toml" in result.stderr
+    assert "service.py" not in result.stderr
+    assert [path.name for path in Path().iterdir()] == ["job.toml"]
+    assert Path("job.toml").read_text() == JOB
+    forced = run("init", "--example", "--force", "--json")
+    assert json.loads(forced.stdout) == {"directory": ".", "files": list(EXAMPLE_FILES)}
+    assert Path("job.toml").read_text() != JOB
+    assert run("init", "job.toml/x", "--example").exit_code == 2
+    assert run("init", ".").exit_code == 2
 
 
 def test_init_refuses_a_name_that_cannot_be_one(run: Run) -> None:

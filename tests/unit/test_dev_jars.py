@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from statemgr.errors import MissingError, UnavailableError
+from statemgr.errors import MissingError, PrerequisiteMissing, UnavailableError
 from statemgr_tools.dev import jars
 from statemgr_tools.dev.jars import Artifact
 
@@ -92,3 +93,47 @@ def test_a_patch_release_without_a_connector_takes_the_minor_versions_first(
     monkeypatch.setattr(jars, "_resolve", resolve)
     monkeypatch.setattr(jars, "pyspark_version", lambda: "4.2.7")
     assert jars.connector_jars(tmp_path)[0].name == "spark-sql-kafka-0-10_2.13-4.2.0.jar"
+
+
+@pytest.mark.long
+def test_without_pyspark_maven_fetches_the_same_jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real Maven, with the settings of this user: an artifact alone, and one with what it needs at run time."""
+    if shutil.which("mvn") is None:
+        pytest.skip("Maven is not here")
+    monkeypatch.setattr(jars, "_ivy_jar", lambda: None)
+    logger = Artifact("org.slf4j", "slf4j-simple", "1.7.36")
+    assert [jar.name for jar in jars._jars(logger, transitive=False, cache=tmp_path / "alone")] == [
+        "slf4j-simple-1.7.36.jar"
+    ]
+    assert [jar.name for jar in jars._jars(logger, transitive=True, cache=tmp_path / "all")] == [
+        "slf4j-api-1.7.36.jar",
+        "slf4j-simple-1.7.36.jar",
+    ]
+    with pytest.raises(MissingError, match="not found"):
+        jars._jars(ARTIFACT, transitive=False, cache=tmp_path / "absent")
+
+
+def test_where_nothing_can_fetch_jars_the_error_names_every_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Maven, PySpark, an installed Kafka, Docker."""
+    monkeypatch.setattr(jars, "_ivy_jar", lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PrerequisiteMissing) as error:
+        jars._jars(ARTIFACT, transitive=True, cache=tmp_path)
+    for way in ("install Maven", "pip install 'statemgr[spark]'", "KAFKA_HOME", "docker-compose.yml"):
+        assert way in (error.value.hint or "")
+
+
+@pytest.mark.parametrize("jar", [None, "kafka_2.13-3.9.1.jar"])
+def test_a_home_without_a_recent_kafka_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jar: str | None
+) -> None:
+    """A variable that names something else is taken at its word, as JAVA_HOME is."""
+    (tmp_path / "libs").mkdir()
+    if jar:
+        (tmp_path / "libs" / jar).touch()
+    monkeypatch.setenv("KAFKA_HOME", str(tmp_path))
+    with pytest.raises(PrerequisiteMissing, match="KAFKA_HOME") as error:
+        jars.broker_jars()
+    assert "Kafka 4" in (error.value.hint or "")

@@ -78,6 +78,7 @@ def test_the_wheel_brings_three_packages_and_no_more(installed: Path) -> None:
     packages = {path.name for path in installed.iterdir() if path.is_dir() and not path.name.endswith(".dist-info")}
     assert packages - {"bin"} == {"statemgr", "statemgr_tools", "spark_integration"}
     assert (installed / "statemgr" / "py.typed").is_file()
+    assert (installed / "statemgr_tools" / "ui" / "style.css").is_file()
     assert (installed / "spark_integration" / "py.typed").is_file()
 
 
@@ -128,16 +129,30 @@ def test_statemgr_needs_no_spark_to_be_imported(tmp_path: Path) -> None:
     assert _run(sys.executable, "-c", code, cwd=tmp_path, pythonpath=ROOT).strip() == "[]"
 
 
-def test_help_loads_no_clients(tmp_path: Path) -> None:
-    """``statemgr --help`` answers at once: it loads neither the clients nor the configuration."""
+_SLOW_TO_LOAD = {
+    "boto3", "botocore", "concurrent.futures", "confluent_kafka", "fastavro", "http.client", "matplotlib", "numpy",
+    "pandas", "platformdirs", "prometheus_client", "psutil", "pyarrow", "pyspark", "rich", "rocksdict", "tenacity",
+    "tomlkit", "zstandard",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["", *sorted(main._BUILT_IN)])
+def test_help_loads_nothing_that_is_slow(name: str, tmp_path: Path) -> None:
+    """``statemgr --help``, and ``--help`` of each command, answer at once: they load neither clients nor displays."""
     code = (
         "import contextlib, sys, statemgr.cli.main\n"
         "with contextlib.suppress(SystemExit):\n"
-        "    statemgr.cli.main.cli.main(['--help'])\n"
-        "slow = 'confluent_kafka', 'rocksdict', 'fastavro', 'boto3', 'tomlkit', 'statemgr.config', 'statemgr.ports'\n"
-        "print([m for m in slow if m in sys.modules])"
+        "    statemgr.cli.main.cli.main([*sys.argv[1:], '--help'])\n"
+        "print('loaded:', *sorted(sys.modules))"
     )
-    assert _run(sys.executable, "-c", code, cwd=tmp_path, pythonpath=ROOT).splitlines()[-1] == "[]"
+    *shown, last = _run(sys.executable, "-c", code, *filter(None, [name]), cwd=tmp_path, pythonpath=ROOT).splitlines()
+    assert any(line.lstrip().startswith("Usage:") for line in shown)
+    loaded = set(last.split()[1:])
+    assert loaded & _SLOW_TO_LOAD == set()
+    # the names of other packages' commands are only needed for a list of all commands
+    assert ("importlib.metadata" in loaded) == (name == "")
+    if name == "":
+        assert not {"statemgr.config", "statemgr.ports"} & loaded
 
 
 def test_constraints_name_exact_versions_without_addresses() -> None:

@@ -13,15 +13,18 @@ from statemgr.backends.services import Services
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptError, InvalidError
 from statemgr.flows import rescale_work
+from statemgr.flows.rescale_built import Unit
+from statemgr.flows.rescale_orders import Order
 from statemgr.flows.rescale_plan import RescalePlan, plan_rescale
 from statemgr.flows.rescale_tail import apply_changes, find_changes
 from statemgr.flows.rescale_work import Spread, check_range, fitting, make_store, split_range
-from statemgr.ids import task_name
+from statemgr.ids import CheckpointId, task_name
 from statemgr.local import bulk_writer, open_snapshot, scan_in_batches
 from statemgr.local.rocksdb import split as splitting
 from statemgr.model.checkpoint import Attachment, ChangelogMarker, CheckpointRecord, Layout
 from statemgr.model.content import Content, of_pairs
 from statemgr.model.partitioners import murmur2
+from statemgr.ports import TopicInfo
 from statemgr.wiring import open_services
 from tests import model_samples as sample
 
@@ -211,9 +214,34 @@ def test_offsets_and_topics_of_the_new_layout() -> None:
         plan(4, 4)
 
 
+def test_an_order_for_another_machine() -> None:
+    """It has what the unit's old tasks need, from which the machine derives the same new layout, and no other task."""
+    found = plan(4, 6)
+    record = found.records["Partition 1"]
+    before = replace(record.current, sequence=3, checkpoint_id=CheckpointId(1, 2), published_ms=77)
+    record = replace(record, checkpoints=(record.current, before))
+    found = replace(
+        found,
+        records={**found.records, record.task: record},
+        targets={**found.targets, record.task: before},
+        grouping='["string"]',
+    )
+    changelog = TopicInfo("orders-1-totals-changelog-g5", "id", 6, {"cleanup.policy": "compact"})
+    order = Order(found, found.new_config, Unit("totals", [1, 3], [1, 3, 5]), ["murmur2"], changelog)
+    read = Order.from_json(order.to_json())
+    assert (read.unit, read.partitioners, read.changelog) == (order.unit, order.partitioners, changelog)
+    assert read.new_config == found.new_config
+    assert (read.plan.config, read.plan.before, read.plan.after) == (found.config, found.before, found.after)
+    assert read.plan.grouping == found.grouping
+    assert read.plan.records == {task: found.records[task] for task in ("Partition 1", "Partition 3")}
+    assert read.plan.targets == {task: found.targets[task] for task in ("Partition 1", "Partition 3")}
+    assert [one.published_ms for one in read.plan.records[record.task].checkpoints] == [None, 77]
+
+
 def test_keys_of_an_engine_stay_where_they_are() -> None:
     """With one task every partitioner explains every key, so the attachment alone shows whose keys they are."""
     rows = Attachment("output-0", inline=b"rows")
     assert plan(1, 2, "spark-hash(string)", (rows,)).tasks == 2
-    with pytest.raises(InvalidError, match="'processor-state'"):
-        plan(1, 2, "spark-hash(string)", (rows, Attachment("processor-state", inline=b"{}")))
+    assert plan(1, 2, "spark-hash(string)", (rows, Attachment("processor-state", inline=b"{}"))).processor is not None
+    with pytest.raises(InvalidError, match="'other-engine'"):
+        plan(1, 2, "spark-hash(string)", (rows, Attachment("other-engine", inline=b"{}")))

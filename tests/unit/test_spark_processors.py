@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -182,6 +183,59 @@ def test_entries_of_a_map_expire_one_by_one(task: Task) -> None:
     assert task.batch(processor, [("a", 0)], 1100) == [("a", "([((5,), (50,))], True)")]
     assert task.batch(processor, [("a", 0)], 1150) == [("a", "([], False)")]
     assert task.job.changelog == {}
+
+
+@pytest.mark.parametrize("ttl", [None, 1_000_000])
+def test_what_is_read_ahead_is_what_was_written(task: Task, ttl: int | None) -> None:
+    """For more keys than are read together, in any order of reads and writes, also in a timer."""
+    picks = random.Random(5)
+    model: dict[str, tuple[int | None, list[int]]] = {}
+
+    def declare(handle: Any) -> Any:
+        return handle.getValueState("value", NUMBER, ttl), handle.getListState("list", NUMBER, ttl)
+
+    def act(processor: Any, numbers: list[int]) -> Any:
+        number, listed = processor.states
+        key = f"{numbers[0] % 1000:03}"
+        seen: list[Any] = []
+        expected: list[Any] = []
+        for step in range(4):
+            value, items = model.get(key, (None, []))
+            match picks.choice(["get", "update", "clear", "append", "put", "empty"]):
+                case "get":
+                    found = number.get()
+                    seen.append((found and found[0], [n for (n,) in listed.get()]))
+                    expected.append((value, items))
+                case "update":
+                    value = step
+                    number.update((value,))
+                case "clear":
+                    value = None
+                    number.clear()
+                case "append":
+                    items = [*items, step]
+                    listed.appendValue((step,))
+                case "put":
+                    items = [step, step]
+                    listed.put([(step,), (step,)])
+                case "empty":
+                    items = []
+                    listed.clear()
+            model[key] = value, items
+        processor.handle.registerTimer(5000)
+        return seen == expected
+
+    class Timed(Scripted):
+        def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
+            number, listed = self.states
+            found = number.get()
+            same = (found and found[0], [n for (n,) in listed.get()]) == model[key[0]]
+            number.update((7,))
+            yield Row(id=key[0], seen=repr(same and number.get() == (7,)))
+
+    rows = [(f"{key:03}", key) for key in range(700)]
+    for time_ms in (1000, 2000, 5000):
+        assert {seen for _, seen in task.batch(Timed(declare, act), rows, time_ms)} == {"True"}
 
 
 def test_timers_fire_in_the_order_of_time_at_or_after_it(task: Task) -> None:

@@ -11,6 +11,7 @@ import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 
 from statemgr.backends.changelog.guard import FillGuard, OwnRecords, continues
 from statemgr.backends.services import Services
@@ -95,8 +96,8 @@ class ChangelogBackup:
             return _Staged(identity, self._own, target, (self._local(changes),))
         start, end = self._services.changelog().bounds(topic, partition)
         self._guard.check_fill(identity, info, partition, base, start, end)
-        deletes = self._tombstones(topic, partition, start, end)
-        tombstones = ScratchChanges.write(self._services.scratch_file("tombstones"), deletes)
+        deletes = deletes_of(self._services, topic, partition, start, end)
+        tombstones = ScratchChanges.write(self._services.scratch_file("tombstones"), chain.from_iterable(deletes))
         self._own.known_until(info, partition, end)
         target = ChangelogMarker(topic, info.topic_id, partition, end)
         return _Staged(identity, self._own, target, (tombstones, self._local(changes)))
@@ -182,20 +183,19 @@ class ChangelogBackup:
         finally:
             path.unlink(missing_ok=True)
 
-    def _tombstones(self, topic: str, partition: int, start: int, end: int) -> Iterator[Change]:
-        """A delete for every key on the topic. If there are very many, keys may repeat."""
-        seen: set[bytes] = set()
-        size = 0
-        for batch in self._services.changelog().read(topic, partition, start, end):
-            for record in batch:
-                if record.key in seen:
-                    continue
-                seen.add(record.key)
-                size += len(record.key) + 100
-                yield record.key, None
-            if size > _KEYS_BUDGET:
-                seen.clear()
-                size = 0
+
+def deletes_of(services: Services, topic: str, partition: int, start: int, end: int) -> Iterator[Sequence[Change]]:
+    """A delete for every key in a part of a changelog, in batches. If there are very many, keys may repeat."""
+    seen: set[bytes] = set()
+    size = 0
+    for batch in services.changelog().read(topic, partition, start, end):
+        new = dict.fromkeys(record.key for record in batch if record.key not in seen)
+        yield [(key, None) for key in new]
+        seen.update(new)
+        size += sum(map(len, new)) + 100 * len(new)
+        if size > _KEYS_BUDGET:
+            seen.clear()
+            size = 0
 
 
 @dataclass(frozen=True)

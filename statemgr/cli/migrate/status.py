@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,11 +13,12 @@ from statemgr.cli.options import Call, job_options
 from statemgr.cli.output import console, print_json, print_table, size
 from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE
-from statemgr.flows.migration import Held, StoreStatus, positions, survey
 from statemgr.ids import task_index
-from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
-from statemgr.model.checkpoint import CheckpointRecord
-from statemgr.model.stages import Stage, StorePosition, step_forward
+
+if TYPE_CHECKING:
+    from statemgr.flows.migration import Held, StoreStatus
+    from statemgr.model.checkpoint import CheckpointRecord
+    from statemgr.model.stages import Stage, StorePosition
 
 #: More rows than this are grouped, so that they fit on a screen.
 _MOST_ROWS = 16
@@ -27,6 +28,8 @@ _MOST_ROWS = 16
 @job_options("tasks")
 def status_command(call: Call) -> None:
     """Show the stage of every task and store, what is missing, and what each backend holds."""
+    from statemgr.flows.migration import positions, survey
+    from statemgr.model.stages import step_forward
     from statemgr.reader import JobReader
     from statemgr.wiring import open_services
 
@@ -139,6 +142,8 @@ def duration(millis: int) -> str:
 
 
 def _json(config: JobConfig, one: StoreStatus, together: bool, now_ms: int) -> dict[str, Any]:
+    from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
+
     position = one.position
     current = position.record.current
     task = position.record.task

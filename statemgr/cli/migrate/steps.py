@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from statemgr.cli.migrate.preconditions import FirstCommits, Precondition, check
-from statemgr.cli.migrate.rebuild import rebuild
 from statemgr.cli.migrate.status import published_together
 from statemgr.cli.options import Call, job_options
 from statemgr.cli.output import console, messages, print_json, size
-from statemgr.cli.toml_edit import TomlEdit
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, UnavailableError
-from statemgr.flows.migration import positions
-from statemgr.model.checkpoint import CheckpointRecord
-from statemgr.model.stages import Stage, Step, StorePosition, changed_keys, step_back, step_forward
+
+if TYPE_CHECKING:
+    from statemgr.cli.migrate.preconditions import FirstCommits, Precondition
+    from statemgr.cli.toml_edit import TomlEdit
+    from statemgr.model.checkpoint import CheckpointRecord
+    from statemgr.model.stages import Step, StorePosition
 
 _POLL_S = 1.0
 _stores_option = click.option(
@@ -124,6 +124,9 @@ def _take(
 
 def _plan(call: Call, stores: Sequence[str], trials: int, *, forward: bool) -> Plan | None:
     """The plan of a step; None if there is no further stage. Raises: MissingState without a checkpoint; ConfigError."""
+    from statemgr.cli.migrate.preconditions import check
+    from statemgr.flows.migration import positions
+    from statemgr.model.stages import step_back, step_forward
     from statemgr.reader import JobReader
     from statemgr.wiring import open_services
 
@@ -158,6 +161,8 @@ def _plan(call: Call, stores: Sequence[str], trials: int, *, forward: bool) -> P
 
 def _refuse_lower(known: Sequence[StorePosition]) -> None:
     """Raises: ConfigError if the configuration was changed to a stage before the last one."""
+    from statemgr.model.stages import Stage
+
     asked = min((one.configured for one in known if one.configured is not None), default=Stage.BLOBS)
     if asked is not Stage.BLOBS:
         raise ConfigError(
@@ -168,6 +173,10 @@ def _refuse_lower(known: Sequence[StorePosition]) -> None:
 
 def _edit(config: JobConfig, step: Step, stores: Sequence[str]) -> tuple[TomlEdit | None, Precondition | None]:
     """The change of the configuration file; or what the configuration lacks for it."""
+    from statemgr.cli.migrate.preconditions import Precondition
+    from statemgr.cli.toml_edit import TomlEdit
+    from statemgr.model.stages import changed_keys
+
     if step.written:
         return None, None
     own = {
@@ -184,6 +193,9 @@ def _edit(config: JobConfig, step: Step, stores: Sequence[str]) -> tuple[TomlEdi
 
 def _write(plan: Plan, call: Call) -> Path:
     """Rebuild the changelogs where they are needed, then change the file. Returns: where the old file is now."""
+    from statemgr.cli.migrate.rebuild import rebuild
+    from statemgr.model.stages import Stage
+
     assert plan.edit is not None
     if plan.step.stage is Stage.BLOBS:
         # the file is changed last: until then a repeated rollback begins here again
@@ -202,6 +214,7 @@ def _changes(edit: TomlEdit) -> dict[str, object]:
 
 def _wait(call: Call, config: JobConfig, stores: Sequence[str], timeout: int) -> list[StorePosition]:
     """Until every store has committed with the factories of the configuration. Raises: UnavailableError."""
+    from statemgr.flows.migration import positions
     from statemgr.reader import JobReader
     from statemgr.wiring import open_services
 

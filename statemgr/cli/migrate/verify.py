@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,12 @@ from statemgr.cli.options import Call, job_options
 from statemgr.cli.output import console, print_json, print_table
 from statemgr.cli.store import render, text
 from statemgr.config import JobConfig
-from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.config.factories import KAFKA_CHANGELOG, RAW_TOPIC
 from statemgr.errors import ConfigError, CorruptError, MissingError, MissingState, UnavailableError
-from statemgr.flows.verify import RAW_TOPIC, Difference, StoreToVerify, StoreVerified, Verifier
-from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 
 if TYPE_CHECKING:
+    from statemgr.flows.verify import Difference, StoreToVerify, StoreVerified, Verifier
+    from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
     from statemgr.reader import JobReader
 
 #: How many times a newer checkpoint is tried because a running job has dropped the one that was read.
@@ -39,6 +38,9 @@ _TRIES = 5
 @click.option("--differences", default=10, show_default=True, metavar="N", help="List up to N keys that differ.")
 def verify_command(call: Call, stores: tuple[str, ...], against: str | None, differences: int) -> None:
     """Prove that all backends hold the same state; exit status 1 if they do not. A running job is not disturbed."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    from statemgr.flows.verify import Verifier
     from statemgr.reader import JobReader
     from statemgr.wiring import WorkerProcesses, open_services
 
@@ -72,6 +74,8 @@ def _to_verify(
     against: str | None,
 ) -> Iterator[StoreToVerify]:
     """The stores of the records' current checkpoints, or of a retained one, that the configuration has."""
+    from statemgr.flows.verify import StoreToVerify
+
     for store in stores:
         if store not in config.stores:
             raise ConfigError(f"the job has no store {store!r}", hint=f"it has: {', '.join(config.stores)}")
@@ -94,6 +98,8 @@ def _find(record: CheckpointRecord, checkpoint_id: str | None) -> Checkpoint:
 
 def _verified(verifier: Verifier, reader: JobReader, wanted: StoreToVerify, newest: bool) -> StoreVerified:
     """Verify one store. Where a running job has dropped the checkpoint meanwhile, its newest one is taken instead."""
+    from statemgr.flows.verify import StoreVerified
+
     task, found_id = wanted.record.task, str(wanted.checkpoint.checkpoint_id)
     if len(wanted.factories) < 2:
         has = wanted.factories[0] if wanted.factories else "no backend"

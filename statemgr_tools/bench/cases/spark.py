@@ -20,9 +20,24 @@ _PROCESSOR_KEYS = 100_000
 _BATCHES = 30
 _LONG = 200
 _ENDS = 20
+#: As many customers as the online-retail data has, whose batches the case is shaped like.
+_FEW_KEYS = 4_070
+_MANY_ROWS = 50_000
+_MANY_TASKS, _MANY_PARTITIONS, _SLOTS = 200, 1_000, 4
+_EXECUTORS, _SPREAD_TASKS = 3, 6
 _ENGINES = ("statemgr", "spark")
 
 Times = dict[str, list[float]]
+
+
+@case("spark-vectorised")
+def spark_vectorised(session: Session) -> Iterator[Line]:
+    """Running totals of few keys with many rows a batch, with Spark's aggregation as the reference."""
+    rows, keys = session.count(_MANY_ROWS), session.count(_FEW_KEYS)
+    times = _times(session, "aggregate", keys=keys, rows=rows, batches=_batches(session), engines=_ENGINES)
+    yield from _against_spark(
+        "spark-vectorised", times, "Spark's groupBy().agg", Target("at most", 0.9), Target("at most", 1.0)
+    )
 
 
 @case("spark-large")
@@ -61,6 +76,56 @@ def spark_200(session: Session) -> Iterator[Line]:
     yield compared("spark-200", last, f"ms a batch, last {ends}", f"first {ends}", first, Target("at most", 1.1))
 
 
+@case("spark-restart")
+def spark_restart(session: Session) -> Iterator[Line]:
+    """From the start of a query with an empty disk to the end of its first batch."""
+    keys, rows = session.count(_KEYS), session.count(_ROWS)
+    session.report(f"restart, {keys:,} keys, {session.rounds} rounds of {' and '.join(_ENGINES)}")
+    config = session.job("spark", s3=True, job__tasks=_TASKS, task__backup__factories="blob-store")
+    found: dict[str, Any] = in_fresh_process(
+        "statemgr_tools.bench.spark_operations:measure_restart",
+        config=config.to_mapping(), engines=list(_ENGINES), keys=keys, rows=rows, rounds=session.rounds,
+        directory=str(session.fresh("spark")),
+    )  # fmt: skip
+    ours, theirs = (median(found[engine]) for engine in _ENGINES)
+    reference = "Spark's groupBy().agg, its state in a local directory"
+    yield compared("spark-restart", ours, "s, first batch, state on S3", reference, theirs, Target("at most", 0.334))
+
+
+@case("spark-affinity")
+def spark_affinity(session: Session) -> Iterator[Line]:
+    """What executors with disks of their own fetch in a batch."""
+    keys, rows = session.count(_KEYS), session.count(_ROWS)
+    session.report(f"{_EXECUTORS} executors, {keys:,} keys, {_batches(session)} batches")
+    disks = {"state.dir": "${env:SPARK_EXECUTOR_DIRS}/state"}
+    config = session.job("spark", job__tasks=_SPREAD_TASKS, task__backup__factories="blob-store", overrides=disks)
+    found: dict[str, Any] = in_fresh_process(
+        "statemgr_tools.bench.spark_operations:measure_fetches",
+        config=config.to_mapping(), executors=_EXECUTORS, keys=keys, rows=rows, batches=_batches(session),
+        directory=str(session.fresh("spark")),
+    )  # fmt: skip
+    fetched, changed = (sum(found[name]) / len(found[name]) / 1e6 for name in ("fetched", "changed"))
+    yield compared(
+        "spark-affinity", fetched, "MB fetched a batch", "changed keys and values", changed, Target("at most", 2)
+    )
+
+
+@case("spark-many")
+def spark_many(session: Session) -> Iterator[Line]:
+    """The share of a batch that is spent in statemgr outside of the process function."""
+    tasks, partitions = session.count(_MANY_TASKS, least=4), session.count(_MANY_PARTITIONS, least=8)
+    session.report(f"{tasks} tasks, {partitions} partitions")
+    config = session.job("spark", job__tasks=tasks, task__backup__factories="blob-store")
+    found: dict[str, Any] = in_fresh_process(
+        "statemgr_tools.bench.spark_operations:measure_share",
+        config=config.to_mapping(), slots=_SLOTS, partitions=partitions, rows=session.count(_ROWS),
+        batches=max(session.rounds, 2), directory=str(session.fresh("spark")),
+    )  # fmt: skip
+    ours, whole = median(found["statemgr"]), median(found["batch"])
+    reference = f"the whole batch of {tasks} tasks on {_SLOTS} slots, {partitions:,} input partitions"
+    yield compared("spark-many", ours, "s in statemgr", reference, whole, Target("at most", 0.25))
+
+
 def _large(session: Session) -> Times:
     found: Times = session.shared(
         "spark-large",
@@ -73,14 +138,16 @@ def _batches(session: Session) -> int:
     return max(_BATCHES, session.rounds) if session.full else session.count(_BATCHES, least=2)
 
 
-def _times(session: Session, api: str, *, keys: int, batches: int, engines: Sequence[str]) -> Times:
+def _times(
+    session: Session, api: str, *, keys: int, batches: int, engines: Sequence[str], rows: int | None = None
+) -> Times:
     """Engine → seconds of its warm batches."""
     session.report(f"{api}, {keys:,} keys, {batches} batches of {' and '.join(engines)}")
     config = session.job("spark", job__tasks=_TASKS, task__backup__factories="blob-store")
     found: dict[str, Any] = in_fresh_process(
         "statemgr_tools.bench.spark_operations:measure",
-        config=config.to_mapping(), api=api, engines=list(engines), keys=keys, rows=min(keys, session.count(_ROWS)),
-        batches=batches, directory=str(session.fresh("spark")),
+        config=config.to_mapping(), api=api, engines=list(engines), keys=keys,
+        rows=rows or min(keys, session.count(_ROWS)), batches=batches, directory=str(session.fresh("spark")),
     )  # fmt: skip
     return {engine: found[engine] for engine in engines}
 

@@ -1,0 +1,125 @@
+"""``statemgr top``: the tasks of a job by lag and age, refreshed in the terminal. Reads only; fences nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from statemgr.cli.options import Call, job_options
+from statemgr.cli.output import console, describe, moment, print_json
+from statemgr.errors import StatemgrError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from statemgr.cli.overview import JobMonitor, JobOverview, TaskOverview
+
+#: Lines of the screen that are not rows of the table.
+_FRAME = 7
+#: As ``statemgr.cli.overview.ORDERS``, which this module loads only when it runs.
+_ORDERS = ("lag", "age", "task")
+
+
+@click.command("top", short_help="Show the tasks by lag and age, refreshed.")
+@job_options("tasks")
+@click.option(
+    "--once", is_flag=True, help="Print all tasks once, and end. So do --json, and an output that is no terminal."
+)
+@click.option("--sort", "order", type=click.Choice(_ORDERS), default="lag", show_default=True, help="What comes first.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds between two readings."
+)
+def command(call: Call, once: bool, order: str, interval: float) -> None:
+    """Show the tasks of the job by lag and age, refreshed. The job may be running.
+
+    The lag is the number of messages in the input after the checkpoint, and the age is the time since the checkpoint
+    was published. Tasks with a problem come first.
+    """
+    from statemgr.cli.overview import JobMonitor
+
+    with JobMonitor(call.config) as monitor:
+        if call.as_json or once or not console().is_terminal:
+            found = monitor.overview(call.tasks)
+            if call.as_json:
+                print_json(_as_json(found, order))
+            else:
+                console().print(_shown(found, found.ordered(order)))
+            return
+        _refresh(monitor, call.tasks, order, interval)
+
+
+def _refresh(monitor: JobMonitor, tasks: Sequence[str], order: str, interval: float) -> None:
+    """Show readings until Ctrl-C. If one fails, the reading before it stays, with the error."""
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    out = Console(highlight=False)
+    shown: RenderableType = Text("reading the checkpoint topic …")
+    with Live(shown, console=out, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                try:
+                    found = monitor.overview(tasks)
+                    shown = _shown(found, found.ordered(order), out.size.height - _FRAME)
+                    live.update(shown, refresh=True)
+                except StatemgrError as error:
+                    live.update(Group(Text(f"error: {describe(error)}", style="bold red"), shown), refresh=True)
+                monitor.services.clock.sleep(interval)
+        except KeyboardInterrupt:
+            return
+
+
+def _shown(found: JobOverview, ordered: Sequence[TaskOverview], most: int | None = None) -> RenderableType:
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = ordered if most is None else ordered[: max(most, 1)]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for header in ("task", "lag", "age", "stage", "owner (epoch)", "checkpoint", "problem"):
+        table.add_column(header, justify="right" if header in ("lag", "age") else "left", overflow="fold")
+    for task in rows:
+        stages = dict.fromkeys(task.stages.values())
+        cells = (
+            task.task,
+            "?" if task.lag is None else f"{task.lag:,}",
+            seconds(task.age_s),
+            "; ".join(stages),
+            f"{task.owner} ({task.epoch})",
+            task.checkpoint_id,
+            "; ".join(task.problems),
+        )
+        table.add_row(*map(escape, cells), style="red" if task.problems else None)
+    lines: list[RenderableType] = [Text(headline(found), style="bold")]
+    lines += [Text(f"note: {note}", style="yellow") for note in found.notes]
+    lines += [Text(), table]
+    if len(rows) < len(ordered):
+        lines.append(Text(f"… and {len(ordered) - len(rows)} more tasks (--once prints all)"))
+    return Group(*lines)
+
+
+def headline(found: JobOverview) -> str:
+    """One line about the whole job."""
+    lag = "?" if found.lag is None else f"{found.lag:,}"
+    oldest = "no checkpoint" if found.oldest_s is None else f"oldest checkpoint {seconds(found.oldest_s)}"
+    waiting = [
+        f"{count} {name} waiting" for name, count in (("permits", found.permits), ("offers", found.offers)) if count
+    ]
+    parts = (f"{len(found.tasks)} of {found.expected} tasks", f"lag {lag}", oldest, *waiting, moment(found.taken_ms))
+    return f"{found.job}: " + " · ".join(parts)
+
+
+def seconds(age_s: float) -> str:
+    """An age, such as ``0.4 s`` or ``3 min``."""
+    from statemgr.cli.migrate.status import duration
+
+    return f"{age_s:.1f} s" if age_s < 10 else duration(round(age_s * 1000))
+
+
+def _as_json(found: JobOverview, order: str) -> dict[str, Any]:
+    return {**asdict(found), "oldest_s": found.oldest_s, "tasks": [asdict(task) for task in found.ordered(order)]}

@@ -1,0 +1,461 @@
+"""Runs a consumer-loop job in memory, for the tests of an application.
+
+Only the servers are replaced: Kafka by :mod:`statemgr.testing.memory_kafka`, the blob store by ``memory://``. The loop,
+the commits, the restores and RocksDB are those of production. Each member of the consumer group is a thread with its
+own state manager and state directory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from shutil import rmtree
+from typing import Any, NamedTuple, Self
+from uuid import uuid4
+
+from statemgr.backends.services import Services
+from statemgr.blobs.memory import forget
+from statemgr.config import JobConfig
+from statemgr.engine.store import Store
+from statemgr.engine.task import Task
+from statemgr.errors import InvalidError, UnavailableError
+from statemgr.ids import IdSource, task_name
+from statemgr.manager import StateManager
+from statemgr.model.checkpoint import Checkpoint
+from statemgr.testing.clock import ControlledClock
+from statemgr.testing.memory_clients import MemoryGroupConsumer, served
+from statemgr.testing.memory_kafka import MemoryBroker
+from statemgr.wiring import open_services
+
+Process = Callable[[Task, Any], None]
+ProcessBatch = Callable[[Task, Sequence[Any]], None]
+#: 1 January 2024, 00:00 UTC.
+START_MS = 1_704_067_200_000
+#: Real seconds that a call of the tester may take.
+_PATIENCE_S = 60.0
+#: Real seconds between two looks at whether the job rests.
+_LOOK_S = 0.002
+_RESTORE_HINT = "call restore() first"
+
+
+class OutputRecord(NamedTuple):
+    """A committed record of an output topic. ``timestamp_ms`` is in epoch milliseconds."""
+
+    key: bytes | None
+    value: bytes | None
+    partition: int
+    offset: int
+    timestamp_ms: int
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+class JobTester:
+    """A job that runs in memory until the ``with`` block ends. Each call returns when the job has nothing left to do.
+
+    An exception of ``process`` or of a commit ends the job, as in production. The call that caused it raises it, and
+    :meth:`restore` starts the job again. Use a tester from one thread only.
+
+    Args:
+        config: the job's configuration, or its mapping. It needs ``task.inputs``. The tester replaces the settings of
+            Kafka, of the blob store's place, of ``state.dir`` and of the metrics' port.
+        process: called as ``process(task, message)``. This, ``process_batch`` and ``on_open`` are those of
+            :meth:`statemgr.StateManager.run`.
+        members: how many members of the consumer group share the tasks.
+        start_ms: the time at which the clock begins, in epoch milliseconds.
+
+    Attributes:
+        config: the configuration in force.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig | Mapping[str, object],
+        process: Process | None = None,
+        *,
+        process_batch: ProcessBatch | None = None,
+        on_open: Callable[[Task], None] | None = None,
+        members: int = 1,
+        start_ms: int = START_MS,
+    ) -> None:
+        self._name = f"memory:{uuid4().hex}"
+        given = _in_memory(config, self._name)
+        if not given.inputs:
+            raise InvalidError("the job has no input topics to send to", hint="set task.inputs in its configuration")
+        self._application = _Application(process, process_batch, on_open)
+        self._clock = ControlledClock(start_ms)
+        self._broker = MemoryBroker(lambda: self._clock.time_ns() // 1_000_000, given.tasks)
+        self.config = self._given = given
+        self._members: list[_Member] = []
+        self._count = _checked_members(members)
+        self._closing = ExitStack()
+        self._directory: Path | None = None
+        self._ended = False
+        for topic in given.inputs:
+            self._broker.create(topic, given.tasks)
+
+    def __enter__(self) -> Self:
+        self._closing.enter_context(served(self._broker, self._name))
+        directory = self._closing.enter_context(tempfile.TemporaryDirectory(prefix="statemgr-test-"))
+        self._directory = Path(directory)
+        self._closing.callback(forget, self._name.partition(":")[2])
+        self._closing.callback(self._kill)
+        try:
+            self._start(self._count)
+        except BaseException:
+            self._closing.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended = True
+        self._closing.close()
+
+    # --- input, output and state ---------------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        key: str | bytes | None = None,
+        value: str | bytes | None = None,
+        *,
+        partition: int | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        timestamp_ms: int | None = None,
+    ) -> int:
+        """Write a record to an input topic and wait until the job has processed it. Text is sent as UTF-8.
+
+        While the job does not run, the record waits on its topic.
+
+        Args:
+            partition: the task that gets it; without one, the key chooses as librdkafka's default partitioner does.
+            timestamp_ms: epoch milliseconds; without one, the time of the tester's clock.
+
+        Returns: its offset. Raises: InvalidError for another topic or partition; what the job raises.
+        """
+        self._check_open()
+        if topic not in self.config.inputs:
+            raise InvalidError(
+                f"{topic} is not an input topic of the job",
+                hint=f"send to {', '.join(self.config.inputs)}, or add it to task.inputs",
+                topic=topic,
+            )
+        if partition is not None and not 0 <= partition < self.config.tasks:
+            raise InvalidError(
+                f"the input has no partition {partition}",
+                hint=f"choose one from 0 to {self.config.tasks - 1}, or raise job.tasks",
+                topic=topic,
+            )
+        _, offset, _ = self._broker.append(
+            topic, partition, _bytes(key), _bytes(value), headers, timestamp_ms=timestamp_ms
+        )
+        if self._members:
+            self._settle()
+        return offset
+
+    def store(self, name: str, *, task: str | None = None) -> Store:
+        """A store of a running task, with changes that are not committed yet.
+
+        Args:
+            task: ``Partition <i>``; needed if the job has several tasks.
+
+        Raises: InvalidError, ConfigError for an unknown store.
+        """
+        return self._task(task).store(name)
+
+    def checkpoint(self, task: str | None = None) -> Checkpoint | None:
+        """The last checkpoint of a running task; None before its first commit. Raises: InvalidError."""
+        return self._task(task).last_checkpoint
+
+    def output(self, topic: str) -> list[OutputRecord]:
+        """The committed records of a topic so far, by partition and offset."""
+        return [
+            OutputRecord(entry.key, entry.value, partition, offset, entry.timestamp[1], tuple(entry.headers))
+            for partition, offset, entry in self._broker.committed(topic)
+        ]
+
+    # --- time ----------------------------------------------------------------------------------------------------
+
+    @property
+    def now_ms(self) -> int:
+        """The time of the clock, in epoch milliseconds."""
+        return self._clock.time_ns() // 1_000_000
+
+    def advance(self, *, seconds: float) -> None:
+        """Move the clock ahead, and wait until the job has done what is due: a commit, once ``task.commit.ms`` is over.
+
+        Raises: InvalidError if ``seconds`` is negative; what the job raises.
+        """
+        self._check_open()
+        if seconds < 0:
+            raise InvalidError(f"the clock cannot go back by {-seconds} s", hint="give a positive number of seconds")
+        self._clock.advance(seconds)
+        if self._members:
+            self._settle()
+
+    def commit(self) -> None:
+        """Commit every task that has something to commit, without moving the clock. Raises: what the job raises."""
+        self._check_running("commit")
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            for member in self._members:
+                member.loop.commit_soon()
+            self._settle()
+            if not any(member.lags() for member in self._members):
+                return
+            self._in_time(deadline)
+
+    # --- the life of the job -------------------------------------------------------------------------------------
+
+    def crash(self, *, lose_disk: bool = False) -> None:
+        """End all members at once, without a commit. What they have not published is lost.
+
+        Args:
+            lose_disk: their state directories are lost too, as on new machines. Otherwise the next start may use them.
+
+        Raises: InvalidError if the job does not run.
+        """
+        self._check_running("crash")
+        self._kill()
+        if lose_disk:
+            self._lose_disk()
+
+    def stop(self) -> None:
+        """End all members as SIGTERM does: each commits what it has processed. Raises: what the job raises."""
+        self._check_running("stop")
+        members, self._members = self._members, []
+        for member in members:
+            member.loop.stop()
+        for member in members:
+            member.end()
+        for member in members:
+            member.raise_error()
+
+    def restore(
+        self,
+        backend: str | None = None,
+        *,
+        process: Process | None = None,
+        process_batch: ProcessBatch | None = None,
+    ) -> None:
+        """Start the job again after :meth:`crash`, :meth:`stop` or an error. It continues after its checkpoint.
+
+        Args:
+            backend: the factory that restores all stores, for example ``blob-store``. The local disk is lost first, so
+                that the state comes from there. Without one, the job restores as it is configured.
+            process: a new version of the application; ``process_batch``: the same for one that takes batches.
+
+        Raises: InvalidError if the job runs, or if it has no backup in ``backend``; what a restore raises.
+        """
+        self._check_open()
+        if self._members:
+            raise InvalidError("the job is running", hint="call crash() or stop() before restore()")
+        config = self._given
+        if backend is not None:
+            for store in config.stores.values():
+                if backend not in store.backup_factories:
+                    raise InvalidError(
+                        f"the store {store.name} has no backup in {backend}",
+                        hint=f"choose one of {', '.join(store.backup_factories)}, or change task.backup.factories",
+                        store=store.name,
+                    )
+            config = _restored_from(config, backend)
+            self._lose_disk()
+        if process is not None or process_batch is not None:
+            self._application = _Application(process, process_batch, self._application.on_open)
+        self.config = config
+        self._start(self._count)
+
+    def rebalance(self, *, members: int) -> None:
+        """Let members join or leave the group, until it has this many, and wait until all tasks are open again.
+
+        Each new member has an empty disk. Members that leave, and those that give tasks away, commit first.
+
+        Raises: InvalidError if the job does not run; what the job raises.
+        """
+        self._check_running("rebalance")
+        self._count = _checked_members(members)
+        leaving = self._members[members:]
+        del self._members[members:]
+        for member in leaving:
+            member.loop.stop()
+        for member in leaving:
+            member.end()
+        for member in leaving:
+            member.raise_error()
+        self._start(members)
+
+    def owner(self, task: str | None = None) -> int:
+        """The number of the member that runs a task, from 0. Raises: InvalidError."""
+        wanted = self._task(task)
+        return next(number for number, member in enumerate(self._members) if wanted in member.manager.open.values())
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _start(self, members: int) -> None:
+        """Start the members that are missing, and wait until the job rests."""
+        assert self._directory is not None
+        while len(self._members) < members:
+            directory = self._directory / f"member-{len(self._members)}"
+            config = JobConfig.from_mapping(self.config.to_mapping(), {"state.dir": str(directory)})
+            self._members.append(_Member(config, self._application, self._clock))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait until every member has taken a whole turn and has nothing left to do. Raises: the error of a member."""
+        for member in self._members:
+            member.consumer.nudge()
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            for member in self._members:
+                if not member.thread.is_alive():
+                    self._kill()
+                    member.raise_error()
+                    return
+            if all(member.rests() for member in self._members):
+                return
+            self._in_time(deadline)
+            time.sleep(_LOOK_S)
+
+    def _in_time(self, deadline: float) -> None:
+        if time.monotonic() > deadline:
+            self._clock.give_up()
+            raise UnavailableError(
+                f"the job was still busy after {_PATIENCE_S:.0f} s",
+                hint="look for a call in process() that waits, or for an error in the log",
+            )
+
+    def _kill(self) -> None:
+        members, self._members = self._members, []
+        for member in members:
+            member.consumer.kill(_Crashed())
+        for member in members:
+            member.end()
+
+    def _lose_disk(self) -> None:
+        assert self._directory is not None
+        for directory in self._directory.iterdir():
+            rmtree(directory)
+
+    def _task(self, name: str | None) -> Task:
+        self._check_running("look at a task")
+        if name is None and self.config.tasks > 1:
+            raise InvalidError("the job has several tasks", hint=f'name one, for example task="{task_name(0)}"')
+        name = name or task_name(0)
+        for member in self._members:
+            found = member.manager.open.get(name)
+            if found is not None and not found.closed:
+                return found
+        raise InvalidError(
+            f"the job has no task {name!r}", hint=f"it has {task_name(0)} to {task_name(self.config.tasks - 1)}"
+        )
+
+    def _check_running(self, what: str) -> None:
+        self._check_open()
+        if not self._members:
+            raise InvalidError(f"cannot {what}: the job does not run", hint=_RESTORE_HINT)
+
+    def _check_open(self) -> None:
+        if self._directory is None or self._ended:
+            raise InvalidError("the tester is not open", hint="use it in a block: `with JobTester(…) as tester:`")
+
+
+class _Application(NamedTuple):
+    """What the loop calls."""
+
+    process: Process | None
+    process_batch: ProcessBatch | None
+    on_open: Callable[[Task], None] | None
+
+
+class _Crashed(BaseException):
+    """Ends the thread of a member. No handler of errors catches it."""
+
+
+class _Manager(StateManager):
+    """Knows the tasks that the loop has opened: ``open``, by name."""
+
+    def __init__(self, config: JobConfig, services: Callable[[JobConfig], Services]) -> None:
+        super().__init__(config, services=services)
+        self.open: dict[str, Task] = {}
+
+    def open_task(self, task: str, **options: Any) -> Task:
+        self.open[task] = opened = super().open_task(task, **options)
+        return opened
+
+
+class _Member:
+    """A process of the job: a thread that runs the loop."""
+
+    def __init__(self, config: JobConfig, application: _Application, clock: ControlledClock) -> None:
+        numbers = count()
+        # checkpoint IDs differ by nanoseconds while the clock stands still
+        ids = IdSource(time_ns=lambda: clock.time_ns() + next(numbers), token=lambda: uuid4().hex)
+        self.manager = _Manager(config, lambda config: open_services(config, clock, ids))
+        consumer = config.consumer("job-tester")
+        assert isinstance(consumer, MemoryGroupConsumer)
+        self.consumer = consumer
+        self.loop = self.manager.loop(consumer, **application._asdict())
+        self._error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name="job-tester", daemon=True)
+        self.thread.start()
+
+    def rests(self) -> bool:
+        """Whether the loop waits for input, and no commit is in progress."""
+        return self.consumer.rests() and all(
+            task.closed or task.pending_commit_seconds is None for task in list(self.manager.open.values())
+        )
+
+    def lags(self) -> bool:
+        """Whether a task has processed input that is in no checkpoint."""
+        published: dict[str, int] = {}
+        for task in self.manager.open.values():
+            if not task.closed and task.last_checkpoint is not None:
+                published |= task.last_checkpoint.input_offsets
+        return any(position > published.get(source, 0) for source, position in self.consumer.positions().items())
+
+    def end(self) -> None:
+        """Wait until the loop has ended, and close what it used. A thread that does not end is left alone."""
+        self.thread.join(_PATIENCE_S)
+        if not self.thread.is_alive():
+            self.manager.close()
+            self.consumer.close()
+
+    def raise_error(self) -> None:
+        """Raise what ended the loop, if it was no crash."""
+        if self._error is not None and not isinstance(self._error, _Crashed):
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self.loop.run()
+        except BaseException as error:
+            self._error = error
+
+
+def _in_memory(given: JobConfig | Mapping[str, object], name: str) -> JobConfig:
+    """The configuration on a broker and a blob store in memory. Raises: ConfigError."""
+    places = {"kafka.bootstrap.servers": name, "blob.store.uri": f"memory://{name.partition(':')[2]}"}
+    config = given if isinstance(given, JobConfig) else JobConfig.from_mapping(given, places)
+    replaced = ("kafka.", "blob.store.s3.", "metrics.port", "state.dir")
+    kept = {key: value for key, value in config.to_mapping().items() if not key.startswith(replaced)}
+    return JobConfig.from_mapping(kept, places)
+
+
+def _restored_from(config: JobConfig, backend: str) -> JobConfig:
+    mapping = {key: value for key, value in config.to_mapping().items() if not key.endswith(".restore.factories")}
+    return JobConfig.from_mapping(mapping, {"task.restore.factories": [backend]})
+
+
+def _checked_members(members: int) -> int:
+    if members < 1:
+        raise InvalidError(f"a group cannot have {members} members", hint="give at least 1, or call stop()")
+    return members
+
+
+def _bytes(given: str | bytes | None) -> bytes | None:
+    return given.encode() if isinstance(given, str) else given

@@ -1,0 +1,1 @@
+"""The web page of ``statemgr ui``: plain HTML without scripts, made on the server. Reads only."""

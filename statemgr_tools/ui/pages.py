@@ -1,0 +1,439 @@
+"""The pages: each is a function from a job and the parameters of a request to a title and a body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from statemgr.cli.output import moment, size
+from statemgr.cli.overview import ORDERS, JobOverview, TaskOverview
+from statemgr.cli.store import parse, render, text, value_serde_of
+from statemgr.cli.top import seconds
+from statemgr.config import StoreConfig
+from statemgr.engine.store import after_prefix
+from statemgr.errors import InvalidError, StatemgrError
+from statemgr.flows.gc import BlobStatus
+from statemgr.flows.verify_blobs import Verified
+from statemgr.model.checkpoint import CheckpointRecord
+from statemgr_tools.ui.charts import bars, columns
+from statemgr_tools.ui.markup import Child, Markup, alert, facts, join, table, tag
+from statemgr_tools.ui.model import BlobBytes, CheckpointLine, Found, JobView, Run, Sample
+
+Parameters = Mapping[str, str]
+#: Tasks on one page, and in a chart.
+_TASKS, _CHARTED = 100, 10
+#: Characters of a key or a value that are shown.
+_SHOWN = 2000
+_BEHIND_TOPIC = (
+    "The checkpoint topic does not say how long the phases of a commit took, which process or machine owned the task, "
+    "or when and why a store was restored. The owner's metrics have the phases of its last commit and count its "
+    "restores by backend; its log has the reasons."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A title, a body, and after how many seconds the browser should load it again."""
+
+    title: str
+    body: Markup
+    refresh_s: int | None = None
+
+
+def jobs(views: Sequence[JobView]) -> Page:
+    """All jobs, with a link to each."""
+    rows = []
+    for number, view in enumerate(views):
+        link = tag("a", view.config.job_key, href=f"/{number}/")
+        try:
+            found = view.overview()
+            count = f"{len(found.tasks)} of {found.expected}"
+            problems = sum(1 for task in found.tasks if task.problems)
+            rows.append([link, count, _lag(found.lag), _age(found.oldest_s), problems or ""])
+        except StatemgrError as error:
+            rows.append([link, "", "", "", view.config.hider()(error.message)])
+    headers = ("job", "tasks", "lag", "oldest checkpoint", "problems")
+    return Page("Jobs", table("Jobs", headers, rows, "no jobs"))
+
+
+def tasks(view: JobView, given: Parameters) -> Page:
+    """The tasks of a job by lag, age or number, and charts of the worst."""
+    found = view.overview()
+    order = given.get("sort", "lag") if given.get("sort", "lag") in ORDERS else "lag"
+    start, refresh_s = _number(given, "start", 0, 1_000_000), _number(given, "refresh", 0, 3600)
+    ordered = found.ordered(order)
+    rows = [_task_row(task) for task in ordered[start : start + _TASKS]]
+    headers = ("task", "lag", "age", "stage", "owner (epoch)", "retained", "problem")
+    samples, problems = view.samples()
+    body = join(
+        [
+            _job_facts(found),
+            alert([*found.notes, *problems, *_worst(found)]),
+            _choices("Sort by", "sort", ORDERS, order, {"refresh": refresh_s or None}),
+            _choices("Refresh", "refresh", ("0", "5", "30"), str(refresh_s), {"sort": order}),
+            _task_charts(ordered),
+            table("Tasks, those with a problem first", headers, rows, "The job has no checkpoint yet."),
+            _pages(start, len(ordered), {"sort": order}),
+            _metrics("Restores", [one for one in samples if "restore" in one.name], view),
+        ]
+    )
+    return Page(found.job, body, refresh_s or None)
+
+
+def task(view: JobView, given: Parameters) -> Page:
+    """One task: its checkpoints, its input, its stores, and the metrics of its owner. Raises: MissingState."""
+    name = given.get("task", "")
+    record = view.record(name)
+    found = view.overview()
+    shown = next((one for one in found.tasks if one.task == name), None)
+    lines = view.timeline(record)
+    samples, problems = view.samples()
+    own = [one for one in samples if one.labels.get("task") == name]
+    phases = [one for one in own if one.name == "statemgr_commit_seconds"]
+    body = join(
+        [
+            _task_facts(shown) if shown is not None else None,
+            alert([*(shown.problems if shown is not None else ()), *problems, *_damaged(lines)]),
+            columns(
+                "Bytes uploaded by each checkpoint, over time",
+                [(line.published_ms, line.uploaded, _told(line)) for line in reversed(lines)],
+            ),
+            table(
+                "Retained checkpoints, newest first",
+                ("checkpoint", "published", "since the one before", "sequence", "epoch", "uploaded", "input offsets"),
+                [_checkpoint_row(record, line) for line in lines],
+                "",
+            ),
+            bars("Seconds of the last commit, by phase", _phases(phases)) if phases else None,
+            tag("p", _BEHIND_TOPIC, class_="soft"),
+            tag("h2", "Input"),
+            table(
+                "Messages after the checkpoint",
+                ("source partition", "next offset", "lag"),
+                [
+                    (source, offset, _lag(found.lags.get(source)))
+                    for source, offset in sorted(record.current.input_offsets.items())[:_TASKS]
+                ],
+                "The checkpoint has no input offsets.",
+            ),
+            tag("h2", "Stores"),
+            table(
+                "Stores in each checkpoint and backend",
+                ("checkpoint", "store", "backend", "state", "segments", "uploaded", "where"),
+                [_store_row(name, line, number) for line in lines for number in range(len(line.stores))],
+                "The checkpoint has no stores.",
+            ),
+            _metrics("Metrics of the owner", own, view),
+        ]
+    )
+    return Page(f"{name} of {view.config.job_key}", body, _number(given, "refresh", 0, 3600) or None)
+
+
+def store(view: JobView, given: Parameters) -> Page:
+    """Look-up and scan of a store at a checkpoint. Raises: InvalidError; as :meth:`JobView.scan`."""
+    name, task_name = given.get("store", ""), given.get("task", "")
+    config = view.config.stores.get(name)
+    if config is None:
+        raise InvalidError("the configuration has no such store", hint="follow the link on the page of a task")
+    record = view.record(task_name)
+    checkpoint_id = given.get("checkpoint") or str(record.current.checkpoint_id)
+    same = {"task": task_name, "store": name, "checkpoint": checkpoint_id}
+    body = join(
+        [
+            facts([("task", task_name), ("checkpoint", checkpoint_id), ("keys are", config.key_serde)]),
+            _form("Look up a key", "key", given.get("key", ""), same),
+            _form("List keys that start with", "prefix", given.get("prefix", ""), same),
+            _looked_up(view, config, given, same),
+        ]
+    )
+    return Page(f"Store {name}", body)
+
+
+def blobs(view: JobView, _: Parameters) -> Page:
+    """The bytes below the job's prefix by kind, and whether every needed blob is whole."""
+    kinds = (("blobs", "Count bytes", _bytes), ("verify", "Verify blobs", _verified))
+    sections: list[Child] = []
+    running = False
+    for kind, title, show in kinds:
+        run = view.runs.get(kind)
+        running |= run is not None and run.ended_ms is None
+        sections += [tag("h2", title), _run_button(kind, title, run), _run_state(view, run)]
+        if run is not None and run.result is not None:
+            sections.append(show(run.result))
+    return Page(f"Blobs of {view.config.job_key}", join(sections), 2 if running else None)
+
+
+def failed(error: StatemgrError) -> Page:
+    """An error, with what to do about it."""
+    where = facts([(name, value) for name, value in error.where.items() if name != "key"]) if error.where else None
+    return Page("This could not be read", join([alert([error.message]), error.hint and tag("p", error.hint), where]))
+
+
+# --- tasks -------------------------------------------------------------------------------------------------------
+
+
+def _job_facts(found: JobOverview) -> Markup:
+    waiting = [f"{count} {name}" for name, count in (("permits", found.permits), ("offers", found.offers)) if count]
+    return facts(
+        [
+            ("tasks", f"{len(found.tasks)} of {found.expected}"),
+            ("lag", _lag(found.lag)),
+            ("oldest checkpoint", _age(found.oldest_s)),
+            ("published", "all tasks at once" if found.together else "each task by its owner"),
+            ("waiting", ", ".join(waiting) or "nothing"),
+            ("read at", moment(found.taken_ms)),
+        ]
+    )
+
+
+def _worst(found: JobOverview) -> Iterable[Child]:
+    bad = [one for one in found.tasks if one.problems]
+    for one in bad[:_CHARTED]:
+        yield [_task_link(one.task), ": ", "; ".join(one.problems)]
+    if len(bad) > _CHARTED:
+        yield f"… and {len(bad) - _CHARTED} more tasks with a problem"
+
+
+def _task_charts(ordered: Sequence[TaskOverview]) -> Child:
+    if not ordered:
+        return None
+    lagging = sorted(ordered, key=lambda one: -(one.lag or 0))[:_CHARTED]
+    oldest = sorted(ordered, key=lambda one: -one.age_s)[:_CHARTED]
+    return [
+        bars("Lag, highest first", [(one.task, one.lag or 0, _lag(one.lag)) for one in lagging]),
+        bars("Age of the checkpoint, oldest first", [(one.task, one.age_s, seconds(one.age_s)) for one in oldest]),
+    ]
+
+
+def _task_row(one: TaskOverview) -> list[Child]:
+    stages = ", ".join(f"{name}: {stage}" for name, stage in one.stages.items())
+    owner = f"{one.owner} ({one.epoch})"
+    problems = "; ".join(one.problems)
+    return [_task_link(one.task), _lag(one.lag), seconds(one.age_s), stages, owner, one.retained, problems]
+
+
+def _task_link(name: str) -> Markup:
+    return tag("a", name, href="task?" + urlencode({"task": name}))
+
+
+def _pages(start: int, count: int, same: Mapping[str, str]) -> Child:
+    links = []
+    for name, there in (("Previous", start - _TASKS), ("Next", start + _TASKS)):
+        if 0 <= there < count:
+            links.append(tag("a", name, href="?" + urlencode({**same, "start": there})))
+    return tag("nav", *links, aria_label="Pages") if links else None
+
+
+def _choices(title: str, key: str, choices: Sequence[str], chosen: str, same: Mapping[str, object]) -> Markup:
+    kept = {name: value for name, value in same.items() if value is not None}
+    names = {"0": "off", "5": "every 5 s", "30": "every 30 s"}
+    links = [
+        tag(
+            "a",
+            names.get(choice, choice),
+            href="?" + urlencode({**kept, key: choice}),
+            aria_current="true" if choice == chosen else None,
+        )
+        for choice in choices
+    ]
+    return tag("nav", tag("span", title, class_="soft"), *links, aria_label=title)
+
+
+# --- a task ------------------------------------------------------------------------------------------------------
+
+
+def _task_facts(one: TaskOverview) -> Markup:
+    return facts(
+        [
+            ("lag", _lag(one.lag)),
+            ("age of the checkpoint", seconds(one.age_s)),
+            ("stage", ", ".join(f"{name}: {stage}" for name, stage in one.stages.items())),
+            ("owner", one.owner),
+            ("epoch", one.epoch),
+            ("retained", one.retained),
+        ]
+    )
+
+
+def _told(line: CheckpointLine) -> str:
+    return f"{line.checkpoint.checkpoint_id} at {moment(line.published_ms)}: {size(line.uploaded)}"
+
+
+def _checkpoint_row(record: CheckpointRecord, line: CheckpointLine) -> list[Child]:
+    one = line.checkpoint
+    marks = ["current"] * (one is record.current) + ["kept"] * (str(one.checkpoint_id) in record.current.kept)
+    name = f"{one.checkpoint_id} ({', '.join(marks)})" if marks else str(one.checkpoint_id)
+    offsets = sorted(one.input_offsets.items())
+    more = f" and {len(offsets) - 3} more" if len(offsets) > 3 else ""
+    return [
+        name,
+        moment(line.published_ms),
+        "" if line.gap_s is None else seconds(line.gap_s),
+        one.sequence,
+        one.epoch,
+        size(line.uploaded),
+        ", ".join(f"{source}: {offset}" for source, offset in offsets[:3]) + more,
+    ]
+
+
+def _store_row(task_name: str, line: CheckpointLine, number: int) -> list[Child]:
+    one, checkpoint_id = line.stores[number], str(line.checkpoint.checkpoint_id)
+    query = urlencode({"task": task_name, "store": one.store, "checkpoint": checkpoint_id})
+    return [
+        checkpoint_id,
+        tag("a", one.store, href=f"store?{query}"),
+        one.factory,
+        "" if one.size is None else size(one.size),
+        "" if one.segments is None else one.segments,
+        "" if one.uploaded is None else size(one.uploaded),
+        one.problem or one.where,
+    ]
+
+
+def _damaged(lines: Iterable[CheckpointLine]) -> Iterable[str]:
+    for line in lines:
+        for one in line.stores:
+            if one.problem:
+                yield f"{one.store} of {line.checkpoint.checkpoint_id} in {one.factory}: {one.problem}"
+
+
+def _phases(samples: Iterable[Sample]) -> list[tuple[str, float, str]]:
+    return [(one.labels.get("phase", ""), one.value, f"{one.value * 1000:.1f} ms") for one in samples]
+
+
+def _metrics(title: str, samples: Sequence[Sample], view: JobView) -> Child:
+    if not view.metrics:
+        return tag(
+            "p", f"{title}: start the page with --metrics to see what the job's processes report.", class_="soft"
+        )
+    rows = []
+    for one in samples[:500]:
+        labels = ", ".join(f"{name}={value}" for name, value in one.labels.items() if name not in ("job", "task"))
+        rows.append((one.name, labels, f"{one.value:g}"))
+    return [tag("h2", title), table(title, ("metric", "labels", "value"), rows, "The processes report none.")]
+
+
+# --- a store -----------------------------------------------------------------------------------------------------
+
+
+def _form(title: str, name: str, value: str, same: Mapping[str, str]) -> Markup:
+    hidden = [tag("input", type="hidden", name=key, value=kept) for key, kept in same.items()]
+    field = tag("label", title, tag("input", name=name, value=value, autocomplete="off", spellcheck="false"))
+    return tag("form", *hidden, field, tag("button", "Show"), method="get")
+
+
+def _looked_up(view: JobView, config: StoreConfig, given: Parameters, same: Mapping[str, str]) -> Child:
+    place = same["task"], same["store"], same["checkpoint"]
+    if given.get("key"):
+        key = _key(given["key"], config)
+        value = view.get(*place, key)
+        if value is None:
+            return tag("p", f"The store has no key {given['key']}.", role="status")
+        return _items(config, Found(((key, value),), None), same)
+    if "prefix" in given or "after" in given:
+        prefix = _key(given["prefix"], config) if given.get("prefix") else None
+        start, end = prefix, after_prefix(prefix) if prefix else None
+        if "after" in given:
+            try:
+                start = bytes.fromhex(given["after"])
+            except ValueError:
+                raise InvalidError("this is not the beginning of a page", hint="follow the link to it") from None
+        return _items(config, view.scan(*place, start, end), {**same, "prefix": given.get("prefix", "")})
+    return tag("p", "A look-up restores the store into a temporary directory on this machine.", class_="soft")
+
+
+def _key(given: str, config: StoreConfig) -> bytes:
+    try:
+        return parse(given, config.key_serde)
+    except InvalidError as error:
+        raise InvalidError(error.message, hint="write the key as the store's serde reads it") from None
+
+
+def _items(config: StoreConfig, found: Found, same: Mapping[str, str]) -> Child:
+    serde = value_serde_of(config, None)
+    rows = [
+        (tag("code", _shown(key, config.key_serde)), tag("code", _shown(value, serde))) for key, value in found.items
+    ]
+    shown = table("Keys and values, in key order", ("key", "value"), rows, "The store has no such keys.")
+    if found.following is None:
+        return shown
+    link = "?" + urlencode({**same, "after": found.following.hex()})
+    return [shown, tag("nav", tag("a", "Next keys", href=link), aria_label="Pages")]
+
+
+def _shown(data: bytes, serde: object) -> str:
+    try:
+        whole = text(render(data, serde))  # type: ignore[arg-type]
+    except InvalidError:
+        whole = text(render(data, "bytes"))
+    return whole if len(whole) <= _SHOWN else f"{whole[:_SHOWN]}… ({len(data):,} bytes)"
+
+
+# --- blobs -------------------------------------------------------------------------------------------------------
+
+
+def _run_button(kind: str, title: str, run: Run | None) -> Child:
+    if run is not None and run.ended_ms is None:
+        return None
+    hidden = tag("input", type="hidden", name="kind", value=kind)
+    return tag("form", hidden, tag("button", title), method="post", action="run")
+
+
+def _run_state(view: JobView, run: Run | None) -> Child:
+    if run is None:
+        return tag("p", "Not run yet. It asks the blob store about every blob, which takes a while for a large job.")
+    if run.ended_ms is None:
+        return tag("p", f"Running for {seconds((view.now_ms - run.started_ms) / 1000)}: {run.progress}", role="status")
+    took = f"Finished at {moment(run.ended_ms)} after {seconds((run.ended_ms - run.started_ms) / 1000)}."
+    if run.error is None:
+        return tag("p", took)
+    hide = view.config.hider()
+    return [tag("p", took), alert([hide(run.error.message)]), run.error.hint and tag("p", hide(run.error.hint))]
+
+
+def _bytes(found: BlobBytes | Verified) -> Child:
+    assert isinstance(found, BlobBytes)
+    counts = found.report.counts
+    kept = counts[BlobStatus.KEPT].size
+    live = min(found.live, kept)
+    rows = [
+        ("live", live, "needed by a current checkpoint"),
+        ("retained", kept - live, "needed by an older checkpoint, or in a shared blob"),
+        ("young", counts[BlobStatus.YOUNG].size, "not needed, but younger than the grace period"),
+        ("orphaned", counts[BlobStatus.ORPHAN].size, "not needed, and old: `statemgr gc` deletes it"),
+        ("unknown", counts[BlobStatus.UNKNOWN].size, "of tasks without a known checkpoint"),
+        ("foreign", counts[BlobStatus.FOREIGN].size, "with names that statemgr does not use"),
+    ]
+    lost = [f"missing: {blob_id}" for blob_id in found.report.missing[:_CHARTED]]
+    expiring = [f"needed, but would expire: {blob_id}" for blob_id in found.report.expiring[:_CHARTED]]
+    return [
+        alert([*lost, *expiring]),
+        bars("Bytes by kind", [(name, number, size(number)) for name, number, _ in rows]),
+        table(
+            "Bytes by kind", ("kind", "size", "bytes", "meaning"), [(a, size(b), f"{b:,}", c) for a, b, c in rows], ""
+        ),
+    ]
+
+
+def _verified(found: BlobBytes | Verified) -> Child:
+    assert isinstance(found, Verified)
+    bad = [("damaged", one) for one in found.damaged] + [("expiring", one) for one in found.expiring]
+    rows = [(kind, one.task, one.store, one.checkpoint_id, one.blob_id, one.problem) for kind, one in bad[:_TASKS]]
+    checked = f"Checked {found.blobs:,} blobs ({size(found.size)}) of {found.checkpoints:,} checkpoints."
+    headers = ("", "task", "store", "checkpoint", "blob", "problem")
+    whole = "All blobs exist, with their sizes and without a TTL. Their bytes were not read."
+    return [tag("p", checked), table("What is wrong", headers, rows, whole)]
+
+
+def _lag(lag: int | None) -> str:
+    return "?" if lag is None else f"{lag:,}"
+
+
+def _age(age_s: float | None) -> str:
+    return "no checkpoint" if age_s is None else seconds(age_s)
+
+
+def _number(given: Parameters, name: str, default: int, most: int) -> int:
+    value = given.get(name, "")
+    return min(int(value), most) if value.isascii() and value.isdecimal() and len(value) < 10 else default

@@ -1,0 +1,116 @@
+"""A real headless Chromium for tests, driven through chromedriver by the WebDriver protocol (W3C), without a client."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.kafka_jobs import wait_until
+
+_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+TAB, ENTER = "\ue004", "\ue007"
+
+
+def is_installed() -> bool:
+    """Whether this machine has a browser and its driver (Debian: ``chromium`` and ``chromium-driver``)."""
+    return (
+        shutil.which("chromedriver") is not None
+        and (shutil.which("chromium") or shutil.which("google-chrome")) is not None
+    )
+
+
+class Browser:
+    """One window."""
+
+    def __init__(self, address: str, session: str) -> None:
+        self._address, self._session = address, f"/session/{session}"
+
+    def open(self, address: str) -> None:
+        """Load a page."""
+        self._ask("POST", "/url", {"url": address})
+
+    def script(self, body: str, *arguments: object) -> Any:
+        """Run JavaScript of the test (the page itself has none) and return what it returns."""
+        return self._ask("POST", "/execute/sync", {"script": body, "args": list(arguments)})
+
+    def keys(self, text: str) -> None:
+        """Type into whatever has the focus."""
+        typed = [{"type": kind, "value": one} for one in text for kind in ("keyDown", "keyUp")]
+        self._ask("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": typed}]})
+
+    def click(self, css: str) -> None:
+        """Click on the first element that a selector finds."""
+        found = self._ask("POST", "/element", {"using": "css selector", "value": css})
+        self._ask("POST", f"/element/{found[_ELEMENT]}/click", {})
+
+    def text(self) -> str:
+        """The text that a person sees."""
+        return str(self.script("return document.body.innerText"))
+
+    def log(self) -> list[str]:
+        """What the browser complained about since the last call: errors, refused content."""
+        return [entry["message"] for entry in self._ask("POST", "/se/log", {"type": "browser"})]
+
+    def device(self, width: int, height: int, *, dark: bool = False) -> None:
+        """Take the size of a device, and its preference for light or dark."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._devtools("Emulation.setDeviceMetricsOverride", metrics)
+        preference = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self._devtools("Emulation.setEmulatedMedia", {"features": preference})
+
+    def screenshot(self) -> bytes:
+        """The window as PNG."""
+        return base64.b64decode(self._ask("GET", "/screenshot"))
+
+    def _devtools(self, command: str, parameters: dict[str, object]) -> Any:
+        return self._ask("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def _ask(self, method: str, path: str, body: object = None) -> Any:
+        return _ask(self._address, method, self._session + path, body)
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """A browser that ends with the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    driver = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: _is_ready(address))
+        switches = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        wanted = {"goog:chromeOptions": {"args": switches}, "goog:loggingPrefs": {"browser": "ALL"}}
+        session = _ask(address, "POST", "/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+        try:
+            yield Browser(address, session)
+        finally:
+            _ask(address, "DELETE", f"/session/{session}")
+    finally:
+        driver.terminate()
+        driver.wait()
+
+
+def _is_ready(address: str) -> bool:
+    try:
+        return bool(_ask(address, "GET", "/status")["ready"])
+    except OSError:
+        return False
+
+
+def _ask(address: str, method: str, path: str, body: object = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address + path, data, {"Content-Type": "application/json"}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.load(answer)["value"]
+    except urllib.error.HTTPError as error:
+        raise AssertionError(error.read().decode()) from None

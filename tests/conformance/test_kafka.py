@@ -1,0 +1,136 @@
+"""The broker in memory does what a real one does: each test runs on both, through the adapters of production."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from secrets import token_hex
+
+import pytest
+
+from statemgr.config import JobConfig
+from statemgr.errors import FencedError, MissingState
+from statemgr.kafka.changelog_topic import ChangelogTopics
+from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_id
+from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
+from statemgr.local.clock import SystemClock, system_ids
+from statemgr.ports import Delivered
+from statemgr.testing.memory_clients import served
+from statemgr.testing.memory_kafka import MemoryBroker
+from tests.kafka_jobs import wait_until
+from tests.servers import KafkaServer
+
+
+@pytest.fixture(params=["memory", "kafka"])
+def config(request: pytest.FixtureRequest) -> Iterator[JobConfig]:
+    """A new job with its topics."""
+    name = f"memory:{token_hex(8)}"
+    with served(MemoryBroker(), name):
+        server: KafkaServer | None = None if request.param == "memory" else request.getfixturevalue("kafka")
+        made = JobConfig.from_mapping(
+            {
+                "job.name": f"conformance-{token_hex(8)}",
+                "kafka.bootstrap.servers": name if server is None else server.bootstrap_servers,
+                "task.backup.factories": ["kafka-changelog"],
+                "stores.totals.value.serde": "bytes",
+            }
+        )
+        specs = [checkpoint_topic_spec(made), *changelog_topic_specs(made)]
+        topics = TopicAdmin(made, SystemClock())
+        assert sorted(topics.create_missing(specs)) == sorted(spec.name for spec in specs)
+        assert topics.create_missing(specs) == []
+        topics.verify(specs)
+        yield made
+
+
+@pytest.fixture
+def changelog(config: JobConfig) -> Iterator[ChangelogTopics]:
+    """Reads the job's changelog."""
+    topics = ChangelogTopics(config, SystemClock(), system_ids())
+    yield topics
+    topics.close()
+
+
+def publisher(config: JobConfig) -> TransactionalPublisher:
+    """A fenced publisher of the job's task."""
+    made = TransactionalPublisher(config, task_transactional_id(config, "Partition 0"), SystemClock())
+    made.fence()
+    return made
+
+
+def publish(by: TransactionalPublisher, topic: str, *keys: bytes) -> Delivered:
+    """Publish one record for each key. Returns: where they are."""
+    with by.transaction() as transaction:
+        transaction.send_changes(topic, 0, [(key, b"v") for key in keys])
+        return transaction.flush()[topic, 0]
+
+
+def keys(changelog: ChangelogTopics, topic: str) -> list[bytes]:
+    """The keys of all committed records, in order."""
+    return [record.key for batch in changelog.read(topic, 0, *changelog.bounds(topic, 0)) for record in batch]
+
+
+def test_a_transaction_is_published_whole(config: JobConfig, changelog: ChangelogTopics) -> None:
+    """Delivered offsets are those that a reader finds, and a marker takes the offset after them."""
+    topic = config.stores["totals"].changelog_topic
+    by = publisher(config)
+    assert publish(by, topic, b"a", b"b", b"c") == (0, 3, 3)
+    assert publish(by, topic, b"d") == (4, 5, 1)
+    assert keys(changelog, topic) == [b"a", b"b", b"c", b"d"]
+    assert changelog.bounds(topic, 0) == (0, 6)
+    assert changelog.settled_end(topic, 0) == 6
+    by.close()
+
+
+def test_an_open_transaction_is_not_settled(config: JobConfig, changelog: ChangelogTopics) -> None:
+    """The watermark is after its records, and the settled end before them."""
+    topic = config.stores["totals"].changelog_topic
+    by = publisher(config)
+    publish(by, topic, b"a")
+    with by.transaction() as transaction:
+        transaction.send_changes(topic, 0, [(b"b", b"v")])
+        transaction.flush()
+        assert (changelog.bounds(topic, 0)[1], changelog.settled_end(topic, 0)) == (3, 2)
+    wait_until(lambda: changelog.settled_end(topic, 0) == 4)  # a broker answers a commit before it writes the marker
+    by.close()
+
+
+def test_an_aborted_transaction_is_not_read(config: JobConfig, changelog: ChangelogTopics) -> None:
+    """Its records keep their offsets, and no reader of committed records gets them."""
+    topic = config.stores["totals"].changelog_topic
+    by = publisher(config)
+    publish(by, topic, b"a")
+    with pytest.raises(ZeroDivisionError), by.transaction() as transaction:  # noqa: PT012 - the end of the block aborts
+        transaction.send_changes(topic, 0, [(b"lost", b"v")])
+        transaction.flush()
+        raise ZeroDivisionError
+    by.settle()
+    again = publisher(config)
+    publish(again, topic, b"b")
+    assert keys(changelog, topic) == [b"a", b"b"]
+    again.close()
+
+
+def test_a_newer_owner_fences_an_older_one(config: JobConfig, changelog: ChangelogTopics) -> None:
+    """Also in the middle of its transaction, whose records are not published."""
+    topic = config.stores["totals"].changelog_topic
+    old = publisher(config)
+    with pytest.raises(FencedError), old.transaction() as transaction:  # noqa: PT012 - the end of the block commits
+        transaction.send_changes(topic, 0, [(b"lost", b"v")])
+        transaction.flush()
+        new = publisher(config)
+    publish(new, topic, b"a")
+    assert keys(changelog, topic) == [b"a"]
+    new.close()
+
+
+def test_a_missing_topic_is_missing(config: JobConfig, changelog: ChangelogTopics) -> None:
+    """It is an error of its own, and not an empty topic."""
+    with pytest.raises(MissingState):
+        changelog.describe("no-such-topic")
+    with pytest.raises(MissingState):
+        changelog.bounds("no-such-topic", 0)
+
+
+def test_records_have_the_time_of_the_broker(config: JobConfig, changelog: ChangelogTopics) -> None:
+    """In a range around this machine's time, to a minute."""
+    assert abs(changelog.time_ms() - SystemClock().time_ns() // 1_000_000) < 60_000

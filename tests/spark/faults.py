@@ -1,0 +1,298 @@
+"""Process functions for queries on a cluster: something goes wrong in one attempt, and is noted in a directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+
+from spark_integration import StateContext
+from statemgr import Store
+from statemgr.phases import Phase, add_observer
+from tests.spark.conftest import count
+
+#: The longest wait for another attempt, in seconds.
+_PATIENCE = 120
+
+
+def first(flag: Path) -> bool:
+    """Whether nobody has made this file before, in any process."""
+    try:
+        os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def wait_for(*flags: Path) -> None:
+    """Wait until one of these files exists. Raises: TimeoutError."""
+    deadline = time.monotonic() + _PATIENCE
+    while not any(flag.exists() for flag in flags):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nobody made {' or '.join(map(str, flags))}")
+        time.sleep(0.02)
+
+
+def executor() -> psutil.Process:
+    """The JVM that this worker belongs to."""
+    parents = psutil.Process().parents()
+    (found,) = (one for one in parents if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline()))
+    return found
+
+
+def kill_executor() -> None:
+    """Kill the executor that this worker belongs to, as if its machine was lost: the JVM and all of its workers."""
+    jvm = executor()
+    family = jvm.children(recursive=True)
+    for process in [jvm, *(one for one in family if one.pid != os.getpid())]:
+        process.send_signal(signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class AtPhases:
+    """Counts. Calls :meth:`at` in the worker at each phase of its attempts, also before the process function begins."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = Path(directory)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # only a worker unpickles it, before it opens its attempt
+        vars(self).update(state)
+        global _current
+        _current = self
+        if _announced not in _installed:
+            _installed.append(_announced)
+            add_observer(_announced)
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+    ) -> Iterator[pa.RecordBatch]:
+        """As :func:`count`."""
+        yield from count(batches, stores, context)
+
+    def at(self, phase: Phase, subject: str) -> None:
+        """Called before a step."""
+
+
+#: The function of this worker's newest batch; a worker is used again for later ones.
+_current: AtPhases | None = None
+_installed: list[Callable[[Phase, str], None]] = []
+
+
+def _announced(phase: Phase, subject: str) -> None:
+    if _current is not None:
+        _current.at(phase, subject)
+
+
+class KilledIn(AtPhases):
+    """The executor of the first attempt that reaches a phase is killed there."""
+
+    def __init__(self, directory: str, phase: str) -> None:
+        super().__init__(directory)
+        self.phase = phase
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+    ) -> Iterator[pa.RecordBatch]:
+        """Count, and put more than fits into the row that an attempt returns."""
+        yield from count(batches, stores, context)
+        stores["totals"].put(b"!attempt", os.urandom(200_000))
+
+    def at(self, phase: Phase, subject: str) -> None:
+        """Note the phase, and kill."""
+        (self.directory / f"seen-{phase}").touch()
+        if phase == self.phase and first(self.directory / f"killed-{phase}"):
+            kill_executor()
+
+
+class Straggling(AtPhases):
+    """The first attempt at task 0 of a batch waits for another attempt at it.
+
+    Args:
+        both: let neither end before both have prepared their commits. Otherwise the first waits for the end of the
+            second, and Spark kills it.
+    """
+
+    def __init__(self, directory: str, both: bool) -> None:
+        super().__init__(directory)
+        self.both = both
+        self.attempt: tuple[int, bool] | None = None
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+    ) -> Iterator[pa.RecordBatch]:
+        """Count, and wait."""
+        self.attempt = None
+        if context.task == "Partition 0":
+            self.attempt = context.sequence, first(self.directory / f"{context.sequence}-begun")
+        yield from count(batches, stores, context)
+
+    def at(self, phase: Phase, subject: str) -> None:
+        """Meet the other attempt, with everything prepared."""
+        if phase is not Phase.PREPARED or self.attempt is None:
+            return
+        sequence, is_first = self.attempt
+        slow, fast = (self.directory / f"{sequence}-{name}" for name in ("slow", "fast"))
+        if is_first:
+            if self.both:
+                slow.touch()
+            wait_for(fast)
+            if not self.both:
+                time.sleep(_PATIENCE)  # Spark kills this attempt
+        else:
+            if self.both:
+                wait_for(slow)
+            fast.touch()
+
+
+class Busy(AtPhases):
+    """An attempt takes more than a second, so that Spark asks for more executors, and notes its executor."""
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+    ) -> Iterator[pa.RecordBatch]:
+        """Count, and take a while."""
+        (self.directory / str(executor().pid)).touch()
+        yield from count(batches, stores, context)
+        time.sleep(1.5)
+
+
+class LosingShuffle(AtPhases):
+    """The first attempts of a batch delete all shuffle files of the cluster, once they have read their rows."""
+
+    def __init__(self, directory: str, disks: str) -> None:
+        super().__init__(directory)
+        self.disks = Path(disks)
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+    ) -> Iterator[pa.RecordBatch]:
+        """Count; the rows have been read then."""
+        yield from count(batches, stores, context)
+        if first(self.directory / f"{context.sequence}-lost"):
+            for file in self.disks.rglob("shuffle_*"):
+                file.unlink(missing_ok=True)
+
+
+def run_of_map_task(rows: DataFrame, directory: str) -> DataFrame:
+    """The same rows. Notes each run of a task that reads them."""
+
+    def note(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        (Path(directory) / f"{context.partitionId()}-{context.taskAttemptId()}").touch()
+        yield from batches
+
+    return rows.mapInArrow(note, rows.schema)
+
+
+class Measured(AtPhases):
+    """Counts keys column by column, yields a row for each row of the input, and notes the rows of each task."""
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+    ) -> Iterator[pa.RecordBatch]:
+        """Never has more than one batch."""
+        store, rows = stores["totals"], 0
+        for batch in batches:
+            rows += batch.num_rows
+            for found in pc.value_counts(batch.column("key")).to_pylist():
+                key = found["values"].encode()
+                store.put(key, b"%d" % (int(store.get(key) or b"0") + found["counts"]))
+            yield batch.select(["key", "payload"])
+        (self.directory / f"rows-{context.task}").write_text(str(rows))
+
+    def at(self, phase: Phase, subject: str) -> None:
+        """The peak memory of an attempt, with its commit prepared."""
+        if phase is Phase.PREPARED:
+            (self.directory / f"peak-{os.getpid()}").write_text(str(peak_bytes()))
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had (Linux and macOS)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Summing:
+    """An output that adds up rows and bytes, on the executors, and notes the driver's and the workers' peak memory."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = Path(directory)
+
+    def __call__(self, rows: DataFrame, sequence: int) -> None:
+        """One file for each sequence."""
+        directory = self.directory
+
+        def peaks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from batches
+            (directory / f"peak-{os.getpid()}").write_text(str(peak_bytes()))
+
+        # a worker that has fetched output rows is used again
+        rows.sparkSession.range(0, 16, 1, 16).mapInArrow(peaks, "id bigint").collect()
+        found = rows.selectExpr("count(*) as rows", "count_if(key = 'hot') as hot", "sum(length(payload)) as bytes")
+        self.directory.joinpath(f"output-{sequence}").write_text(json.dumps([*found.collect()[0], peak_bytes()]))
+
+
+def kill_driver() -> None:
+    """Kill the driver of a cluster, from it or from a local worker, with everything that it has started."""
+    here = psutil.Process()
+    (driver,) = (one for one in [here, *here.parents()] if "tests.spark.cluster_job" in one.cmdline())
+    for process in [driver, *driver.children(recursive=True)]:
+        if process.pid != os.getpid():
+            process.send_signal(signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_driver_in(phase: str) -> None:
+    """Kill this driver the second time that it comes to a phase."""
+    seen: list[str] = []
+
+    def at(announced: Phase, subject: str) -> None:
+        if announced == phase:
+            seen.append(subject)
+            if len(seen) == 2:
+                kill_driver()
+
+    add_observer(at)
+
+
+class DeltaTable:
+    """An output that runs the function that a page documents. Dies in its second call or right after it, if told."""
+
+    def __init__(self, program: str, table: str, death: str = "") -> None:
+        names: dict[str, Any] = {}
+        exec(program, names)
+        names["TABLE"] = table
+        self.write = names["deliver"]
+        self.death = death
+        self.calls = 0
+
+    def __call__(self, rows: DataFrame, sequence: int) -> None:
+        """Deliver."""
+        self.calls += 1
+        dies = self.calls == 2
+        if dies and self.death == "inside":
+            rows = rows.mapInArrow(_die, rows.schema)
+        self.write(rows, sequence)
+        if dies and self.death == "after":
+            kill_driver()
+
+
+def _die(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch
+        kill_driver()

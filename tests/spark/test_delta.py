@@ -1,0 +1,65 @@
+"""The sink for Delta Lake in docs/spark.md, while drivers are killed around the publish and the output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statemgr.phases import Phase
+from statemgr_tools.dev import connector_jars, jars
+from tests.jobs import SEGMENTS
+from tests.servers import KafkaServer
+from tests.spark.cluster import Cluster, order_for
+from tests.spark.conftest import make_pipeline
+from tests.spark.guide import programs
+
+#: The newest one in Maven Central for PySpark 4.2.
+DELTA = jars.Artifact("io.delta", "delta-spark_4.2_2.13", "4.4.0")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_delta_table_has_each_sequence_once(kafka: KafkaServer, tmp_path: Path) -> None:
+    """Killed between the publish and the output, in the output, and right after it."""
+    # the others are Spark's own
+    delta = [
+        jar
+        for jar in jars._jars(DELTA, transitive=True, cache=None)
+        if jar.name.startswith(("delta-", "unitycatalog-"))
+    ]
+    files = [*connector_jars(), *delta]
+    settings = {
+        "spark.jars": ",".join(map(str, files)),
+        "spark.databricks.delta.snapshotPartitions": "1",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
+    (program,) = programs("### Delta Lake")
+    job = make_pipeline(None, kafka, tmp_path, tasks=2, kind=SEGMENTS)
+    table = str(tmp_path / "delta")
+    deaths = [Phase.OUTPUT, "inside", "after", None]
+    for number, death in enumerate(deaths):
+        job.produce(40)
+        phase = {"kill": death} if isinstance(death, Phase) else {}
+        of_sink = [death] if death in ("inside", "after") else []
+        order = order_for(
+            job,
+            ["tests.spark.conftest:count"],
+            per_batch=20,
+            output="tests.spark.faults:DeltaTable",
+            output_arguments=[program, table, *of_sink],
+            **phase,
+        )
+        cluster = Cluster(tmp_path / f"driver-{number}", "local[2,2]", settings)
+        try:
+            if death:
+                cluster.ask_to_die(order)
+                continue
+            answer = cluster.ask(order)
+            assert "error" not in answer, answer
+            found = cluster.ask({"kind": "read", "sql": f"select key, sum(count) from delta.`{table}` group by key"})
+        finally:
+            cluster.close()
+
+    assert dict(found["rows"]) == job.produced == job.state("blob-store")

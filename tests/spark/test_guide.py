@@ -1,0 +1,136 @@
+"""The programs of docs/spark.md that no other test runs, as they are but for names of topics and directories."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+
+from tests.integration.test_cli import write_toml
+from tests.spark.conftest import ROOT, Pipeline
+from tests.spark.guide import programs
+
+MakePipeline = Callable[..., Pipeline]
+
+
+@pytest.mark.long
+def test_the_first_query(
+    pipeline: MakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each run counts on, also when everything that was on the machine is gone: then the last output comes again."""
+    job = pipeline()
+    monkeypatch.chdir(tmp_path)
+    (program,) = programs("## Start")
+    for old, new in {
+        '"localhost:9092"': repr(job.kafka.bootstrap_servers),
+        '"words"': repr(job.topic),
+        "/tmp/words": str(tmp_path / "words"),
+    }.items():
+        assert old in program
+        program = program.replace(old, new)
+
+    def run() -> dict[int, dict[str, int]]:
+        capsys.readouterr()
+        exec(program, {"__name__": "__main__"})  # its class is shipped by value
+        found: dict[int, dict[str, int]] = {}
+        for part in capsys.readouterr().out.split("Sequence: ")[1:]:
+            counts = re.findall(r"\| *(\w+)\| *(\d+)\|", part)
+            found[int(part.partition("\n")[0])] = {word: int(count) for word, count in counts}
+        return found
+
+    counts = {"to": 2, "be": 2, "or": 1, "not": 1}
+    assert run() == {1: counts}
+    second = {word: 2 * count for word, count in counts.items()}
+    assert run() == {2: second}
+    shutil.rmtree(tmp_path / ".statemgr")
+    shutil.rmtree(tmp_path / "words" / "location")
+    assert run() == {2: second, 3: {word: 3 * count for word, count in counts.items()}}
+
+
+def test_a_function_of_your_own(pipeline: MakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query, its output in a directory for each sequence, and the listener."""
+    job = pipeline(tasks=2)
+    job.produce(20, keys=4)
+    write_toml(job.config, tmp_path / "job.toml")
+    monkeypatch.chdir(tmp_path)
+    (program,) = programs("### A function of your own")
+    (listener,) = programs("## Metrics")
+    for old, new in {
+        '"localhost:9092"': repr(job.kafka.bootstrap_servers),
+        '"orders"': repr(job.topic),
+        "/data": str(tmp_path),
+        "        .load()": "        .load().where('key is not null')",
+        'processingTime="10 seconds"': 'processingTime="0 seconds"',
+        "query.awaitTermination()": "",
+    }.items():
+        assert old in program
+        program = program.replace(old, new)
+    (tmp_path / "totals").mkdir()
+    names: dict[str, Any] = {"__name__": "__main__", "spark": job.spark}
+
+    exec(program, names)
+    try:
+        exec(listener.replace("> 10", "> 0"), names)
+        names["query"].processAllAvailable()
+    finally:
+        names["query"].stop()
+
+    output = job.spark.read.parquet(str(tmp_path / "totals"))
+    totals = {row.key: row.total for row in output.groupBy("key").agg({"total": "max"}).toDF("key", "total").collect()}
+    assert totals == {key: count for key, count in job.produced.items() if key != "(null)"}
+
+
+@pytest.mark.long
+def test_a_function_with_a_group_state_to_kafka(
+    pipeline: MakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``applyInPandasWithState``, and its rows as JSON on a topic."""
+    job, visits = pipeline(tasks=2), pipeline(partitions=1).topic
+    job.produce(9, keys=3)
+    (function,), (sink,) = programs("### applyInPandasWithState"), programs("## Sinks")
+    for old, new in {'"visits"': repr(visits), "/data/location": str(job.location)}.items():
+        assert old in sink
+        sink = sink.replace(old, new)
+    names: dict[str, Any] = {
+        "__name__": "__main__",
+        "config": job.config,
+        "rows": lambda offsets: job.rows(offsets).selectExpr("cast(key as string) user"),
+    }
+    exec("from spark_integration import stateful\n" + function + sink, names)
+    try:
+        names["query"].processAllAvailable()
+    finally:
+        names["query"].stop()
+
+    read = job.spark.read.format("kafka").option("kafka.bootstrap.servers", job.kafka.bootstrap_servers)
+    records = read.option("subscribe", visits).load().selectExpr("cast(key as string)", "cast(value as string)")
+    assert sorted(records.collect()) == [
+        Row(key=f"key-{i}", value=f'{{"user":"key-{i}","visits":3}}') for i in range(3)
+    ]
+
+
+@pytest.mark.long
+def test_the_query_in_the_readme(pipeline: MakePipeline, tmp_path: Path) -> None:
+    """Totals of each customer, in a directory that Spark reads."""
+    job = pipeline(tasks=2)
+    job.produce(10, keys=2)
+    (program,) = re.findall(r"## On Spark\n.*?```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert "/data" in program
+    names: dict[str, Any] = {
+        "__name__": "__main__",
+        "config": job.config,
+        "orders": lambda offsets: job.rows(offsets).selectExpr("cast(key as string) customer", "1 as amount"),
+    }
+    exec(program.replace("/data", str(tmp_path)), names)
+    try:
+        names["query"].processAllAvailable()
+    finally:
+        names["query"].stop()
+
+    found = {row.customer or "(null)": row.total for row in job.spark.read.parquet(str(tmp_path / "totals")).collect()}
+    assert found == job.produced

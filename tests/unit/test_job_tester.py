@@ -1,0 +1,284 @@
+"""JobTester: the real loop, commits and restores on a broker and a blob store in memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Message
+
+from statemgr import JobConfig, Task
+from statemgr.blobs import open_blob_store
+from statemgr.errors import ConfigError, InvalidError, StatemgrError
+from statemgr.local.clock import SystemClock
+from statemgr.ports import list_blobs
+from statemgr.testing import JobTester
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "consumer-loop"
+CONFIG: dict[str, object] = {
+    "job.name": "orders",
+    "job.tasks": 2,
+    "task.inputs": ["orders"],
+    "task.backup.factories": ["kafka-changelog", "blob-store"],
+    "stores.totals.key.serde": "bytes",
+    "stores.totals.value.serde": "bytes",
+}
+ZERO, ONE = "Partition 0", "Partition 1"
+
+
+def append(task: Task, message: Message) -> None:
+    """Each value is appended to the state of its key, which is also the output."""
+    key, value = message.key() or b"", message.value() or b""
+    if value == b"poison":
+        raise ValueError("poison")
+    totals = task.store("totals")
+    totals.put(key, (totals.get(key) or b"") + value)
+    task.produce("out", key, totals.get(key))
+
+
+@pytest.fixture
+def tester() -> Iterator[JobTester]:
+    """Two tasks of one member."""
+    with JobTester(CONFIG, append) as tester:
+        yield tester
+
+
+def state(tester: JobTester, task: str = ZERO) -> dict[bytes, bytes]:
+    """What the store of a task has."""
+    return dict(tester.store("totals", task=task).range())
+
+
+def test_what_was_sent_is_processed(tester: JobTester) -> None:
+    """The call returns after the message was processed by the task of its partition, in order."""
+    offsets = [tester.send("orders", "a", value, partition=1) for value in ("1", "2", "3")]
+    assert offsets == [0, 1, 2]
+    assert state(tester, ONE) == {b"a": b"123"}
+    assert state(tester, ZERO) == {}
+
+
+def test_a_key_chooses_one_partition(tester: JobTester) -> None:
+    """Records of one key stay together, and not all keys are in one task."""
+    for key in "abcdefgh" * 2:
+        tester.send("orders", key, "x")
+    found = [state(tester, task) for task in (ZERO, ONE)]
+    assert all(found)
+    assert {key: value for one in found for key, value in one.items()} == {bytes([c]): b"xx" for c in b"abcdefgh"}
+    assert sum(map(len, found)) == 8
+
+
+def test_output_and_checkpoint_come_with_the_commit(tester: JobTester) -> None:
+    """Both are published by one transaction, and by nothing earlier."""
+    tester.send("orders", "a", "1", partition=0)
+    assert tester.output("out") == []
+    assert tester.checkpoint(ZERO) is None
+    tester.commit()
+    assert [(record.key, record.value) for record in tester.output("out")] == [(b"a", b"1")]
+    checkpoint = tester.checkpoint(ZERO)
+    assert checkpoint is not None
+    assert checkpoint.input_offsets == {"orders-0": 1}
+    assert tester.checkpoint(ONE) is None
+
+
+def test_the_clock_makes_a_commit_due(tester: JobTester) -> None:
+    """A commit begins when task.commit.ms (a minute) is over, and time stamps move only with the clock."""
+    before = tester.now_ms
+    tester.send("orders", "a", "1", partition=0)
+    tester.advance(seconds=1)
+    assert tester.output("out") == []
+    tester.advance(seconds=60)
+    assert [record.timestamp_ms - before for record in tester.output("out")] == [61_000]
+
+
+@pytest.mark.parametrize("backend", ["kafka-changelog", "blob-store", None])
+@pytest.mark.parametrize("lose_disk", [True, False])
+def test_a_crash_loses_what_was_not_published(tester: JobTester, backend: str | None, lose_disk: bool) -> None:
+    """The state is that of the checkpoint, and later input is processed again, with one output for each."""
+    tester.send("orders", "a", "1", partition=0)
+    tester.commit()
+    tester.send("orders", "a", "2", partition=0)
+    tester.crash(lose_disk=lose_disk)
+    tester.send("orders", "a", "3", partition=0)  # nobody is there to process it
+    tester.restore(backend)
+    assert state(tester) == {b"a": b"123"}
+    tester.commit()
+    assert [record.value for record in tester.output("out")] == [b"1", b"12", b"123"]
+
+
+def test_a_restore_reads_the_named_backend(tester: JobTester) -> None:
+    """Without its blobs the state cannot come from the blob store, but still comes from the changelog."""
+    tester.send("orders", "a", "1", partition=0)
+    tester.commit()
+    tester.crash()
+    blobs = open_blob_store(tester.config, SystemClock())
+    for info in list_blobs(blobs, "orders/"):
+        blobs.delete(info.blob_id)
+    blobs.close()
+    # a small index is in the checkpoint itself, but the files that it names are gone
+    with pytest.raises(StatemgrError) as missing:
+        tester.restore("blob-store")
+    assert missing.value.exit_status == 4
+    tester.restore("kafka-changelog")
+    assert state(tester) == {b"a": b"1"}
+
+
+def test_a_clean_stop_commits(tester: JobTester) -> None:
+    """As after SIGTERM."""
+    tester.send("orders", "a", "1", partition=0)
+    tester.stop()
+    assert [record.value for record in tester.output("out")] == [b"1"]
+    tester.restore()
+    assert state(tester) == {b"a": b"1"}
+
+
+def test_members_share_the_tasks(tester: JobTester) -> None:
+    """The task that moves is committed, restored by the other member, and goes on there; and back."""
+    tester.send("orders", "a", "1", partition=1)
+    tester.rebalance(members=2)
+    assert (tester.owner(ZERO), tester.owner(ONE)) == (0, 1)
+    tester.send("orders", "a", "2", partition=1)
+    tester.send("orders", "b", "1", partition=0)
+    assert state(tester, ONE) == {b"a": b"12"}
+    tester.rebalance(members=1)
+    assert tester.owner(ONE) == 0
+    assert (state(tester, ZERO), state(tester, ONE)) == ({b"b": b"1"}, {b"a": b"12"})
+
+
+def test_more_members_than_tasks(tester: JobTester) -> None:
+    """The third has no task, and does no harm in a crash of all."""
+    tester.rebalance(members=3)
+    tester.send("orders", "a", "1", partition=1)
+    tester.crash()
+    tester.restore()
+    assert state(tester, ONE) == {b"a": b"1"}
+
+
+def test_batches_are_one_call(tester: JobTester) -> None:
+    """What waited while the job did not run arrives in batches, each message once and in order."""
+    batches: list[list[bytes]] = []
+
+    def process_batch(task: Task, messages: Sequence[Message]) -> None:
+        batches.append([message.value() or b"" for message in messages])
+        for message in messages:
+            append(task, message)
+
+    tester.stop()
+    for number in range(20):
+        tester.send("orders", "a", str(number % 10), partition=0)
+    tester.restore(process_batch=process_batch)
+    assert state(tester) == {b"a": b"0123456789" * 2}
+    assert len(batches) < 20
+    assert b"".join(value for batch in batches for value in batch) == b"0123456789" * 2
+
+
+def test_the_clock_runs_timers() -> None:
+    """A timer is called when its time has come, also again after a crash, and a commit has what it wrote."""
+
+    def on_open(task: Task) -> None:
+        def tick(task: Task) -> None:
+            totals = task.store("totals")
+            totals.put(b"ticks", (totals.get(b"ticks") or b"") + b"x")
+
+        task.every(600, tick)
+
+    with JobTester({**CONFIG, "job.tasks": 1}, append, on_open=on_open) as tester:
+        tester.advance(seconds=500)
+        assert tester.store("totals").get(b"ticks") is None
+        tester.advance(seconds=101)
+        assert tester.store("totals").get(b"ticks") == b"x"
+        tester.commit()
+        tester.crash()
+        tester.restore("blob-store")
+        tester.advance(seconds=601)
+        assert tester.store("totals").get(b"ticks") == b"xx"
+
+
+def test_an_error_ends_the_job(tester: JobTester) -> None:
+    """The call raises what process raised. A new version of it continues from the checkpoint."""
+    tester.send("orders", "a", "1", partition=0)
+    tester.commit()
+    with pytest.raises(ValueError, match="poison"):
+        tester.send("orders", "a", "poison", partition=0)
+    with pytest.raises(InvalidError, match="does not run"):
+        state(tester)
+
+    def skip(task: Task, message: Message) -> None:
+        if message.value() != b"poison":
+            append(task, message)
+
+    tester.restore(process=skip)
+    tester.send("orders", "a", "2", partition=0)
+    assert state(tester) == {b"a": b"12"}
+
+
+def test_misuse_is_refused_with_a_hint(tester: JobTester) -> None:
+    """Each mistake has a typed error that says what to do."""
+    mistakes = {
+        "is not an input topic": lambda: tester.send("other", "a", "1"),
+        "has no partition 2": lambda: tester.send("orders", "a", "1", partition=2),
+        "several tasks": lambda: tester.store("totals"),
+        "no task 'Partition 2'": lambda: tester.store("totals", task="Partition 2"),
+        "the job is running": tester.restore,
+        "cannot go back": lambda: tester.advance(seconds=-1),
+        "0 members": lambda: tester.rebalance(members=0),
+    }
+    for text, mistake in mistakes.items():
+        with pytest.raises(InvalidError, match=text) as refused:
+            mistake()
+        assert refused.value.hint, text
+    with pytest.raises(ConfigError, match="no store 'other'"):
+        tester.store("other", task=ZERO)
+    tester.crash()
+    stopped = [tester.crash, tester.commit, tester.stop, lambda: tester.rebalance(members=2), lambda: state(tester)]
+    for call in stopped:
+        with pytest.raises(InvalidError, match="does not run"):
+            call()
+    with pytest.raises(InvalidError, match="no backup in other"):
+        tester.restore("other")
+
+
+def test_it_works_only_in_its_block() -> None:
+    """Before and after, every call is refused; a job without input topics from the beginning."""
+    tester = JobTester(CONFIG, append)
+    with pytest.raises(InvalidError, match="is not open"):
+        tester.send("orders", "a", "1")
+    with tester:
+        pass
+    with pytest.raises(InvalidError, match="is not open"):
+        tester.commit()
+    with pytest.raises(InvalidError, match=r"task\.inputs"):
+        JobTester({**CONFIG, "task.inputs": []}, append)
+
+
+def test_the_servers_of_a_configuration_are_not_touched() -> None:
+    """A configuration for production is used as it is, apart from its servers and places."""
+    given = {
+        **CONFIG,
+        "kafka.bootstrap.servers": "127.0.0.1:1",
+        "kafka.security.protocol": "SASL_SSL",
+        "blob.store.uri": "s3://bucket/prefix",
+        "blob.store.s3.endpoint": "http://127.0.0.1:1",
+        "state.dir": "/nowhere/at/all",
+    }
+    with JobTester(JobConfig.from_mapping(given), append) as tester:
+        tester.send("orders", "a", "1", partition=0)
+        tester.commit()
+        assert state(tester) == {b"a": b"1"}
+
+
+def test_the_example_passes_and_the_page_shows_it(tmp_path: Path) -> None:
+    """examples/consumer-loop is tested with its own tests, and docs/testing.md quotes both files."""
+    page = (ROOT / "docs" / "testing.md").read_text()
+    program = (EXAMPLE / "totals.py").read_text().partition("\ndef process")[2].partition("\n\n\nif")[0]
+    tests = (EXAMPLE / "test_totals.py").read_text().partition("@pytest.fixture")[2]
+    assert f"def process{program}" in page
+    assert tests.strip() in page
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c"]
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    began = time.monotonic()
+    done = subprocess.run([*command, str(tmp_path / "pytest.ini"), str(EXAMPLE)], capture_output=True, text=True)
+    assert "4 passed" in done.stdout, f"{done.stdout}{done.stderr} after {time.monotonic() - began:.0f} s"

@@ -1,0 +1,135 @@
+"""Rows of a task as groups of data frames, and yielded frames as record batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from spark_integration.processors.groups import Form, converted, grouped
+from statemgr.errors import InvalidError
+
+KEY = StructType([StructField("key", StringType())])
+OUTPUT = StructType([StructField("key", StringType()), StructField("n", LongType())])
+
+
+def ignore(keys: list[bytes]) -> None:
+    """Nobody reads ahead."""
+
+
+def form(rows_per_frame: int = 10_000) -> Form:
+    """How rows are passed to a processor."""
+    return Form(pandas=True, timezone="UTC", safe=True, rows_per_frame=rows_per_frame)
+
+
+def frames_of(batches: list[pa.RecordBatch], rows_per_frame: int = 10_000) -> dict[str, list[pd.DataFrame]]:
+    """Key → the frames of its group."""
+    return {key[0]: list(rows) for _, key, rows, _ in grouped(batches, KEY, form(rows_per_frame), ignore)}
+
+
+def batch(keys: list[str], **columns: pa.Array) -> pa.RecordBatch:
+    """A record batch with a key column."""
+    return pa.record_batch({"key": pa.array(keys), **columns})
+
+
+def test_a_group_is_one_frame_as_pandas_makes_it_of_rows() -> None:
+    """Narrow numbers become wide ones, as in a frame that is made of Python's values."""
+    found = frames_of(
+        [batch(["a", "a", "b"], n=pa.array([1, 2, 3], pa.int32()), x=pa.array([0.5, 1, 2], pa.float32()))]
+    )
+    pd.testing.assert_frame_equal(found["a"][0], pd.DataFrame({"key": ["a", "a"], "n": [1, 2], "x": [0.5, 1.0]}))
+    pd.testing.assert_frame_equal(found["b"][0], pd.DataFrame({"key": ["b"], "n": [3], "x": [2.0]}))
+
+
+def test_a_group_goes_on_in_the_next_record_batch() -> None:
+    """A frame has up to the configured number of rows, wherever a record batch ends."""
+    batches = [batch(["a", "b"], n=pa.array([1, 2])), batch(["b", "b", "b"], n=pa.array([3, 4, 5]))]
+    [whole] = frames_of(batches)["b"]
+    assert whole["n"].tolist() == [2, 3, 4, 5]
+    assert whole.index.tolist() == [0, 1, 2, 3]
+    assert [frame["n"].tolist() for frame in frames_of(batches, 2)["b"]] == [[2, 3], [4, 5]]
+    assert [frame["n"].tolist() for frame in frames_of(batches, 3)["b"]] == [[2, 3, 4], [5]]
+
+
+def test_rows_that_nobody_reads_are_skipped() -> None:
+    """The next group begins at its own first row."""
+    batches = [batch(["a", "b"], n=pa.array([1, 2])), batch(["b", "c"], n=pa.array([3, 4]))]
+    assert [key for _, key, _, _ in grouped(batches, KEY, form(), ignore)] == [("a",), ("b",), ("c",)]
+
+
+def test_a_column_of_booleans_has_the_type_of_the_groups_values() -> None:
+    """pandas has no boolean null: a group without nulls has booleans, another one objects."""
+    found = frames_of([batch(["a", "b", "b"], flag=pa.array([True, None, False]))])
+    assert found["a"][0]["flag"].dtype == bool
+    assert found["b"][0]["flag"].tolist() == [None, False]
+
+
+def test_a_frame_belongs_to_the_processor() -> None:
+    """It may add columns and change values, and the next group does not see it."""
+    for _, _, rows, _ in grouped([batch(["a", "b"], n=pa.array([1, 2]))], KEY, form(), ignore):
+        for frame in rows:
+            assert list(frame.columns) == ["key", "n"]
+            frame["more"] = frame["n"] * 2
+            frame.loc[0, "n"] = 0
+
+
+@pytest.mark.parametrize("most", [1, 2, 10_000])
+def test_yielded_frames_become_rows_in_their_order(most: int) -> None:
+    """Frames of several shapes, gathered or not."""
+    frames = [
+        pd.DataFrame({"key": ["a"], "n": [1]}),
+        pd.DataFrame({"key": ["b", None], "n": [2, 3]}),
+        pd.DataFrame({"n": [4], "key": ["c"]}),  # columns are found by name
+        pd.DataFrame({"key": ["d"], "n": [5.0]}),
+        pd.DataFrame({"key": pd.Series([], dtype=object), "n": pd.Series([], dtype=float)}),
+        pd.DataFrame({"key": ["e"], "n": [None]}),
+    ]
+    rows = [row for part in converted(iter(frames), OUTPUT, form(most)) for row in part.to_pylist()]
+    expected = [("a", 1), ("b", 2), (None, 3), ("c", 4), ("d", 5), ("e", None)]
+    assert [(row["key"], row["n"]) for row in rows] == expected
+
+
+def test_a_processor_may_yield_one_frame_again_and_again() -> None:
+    """Each time it has the values of that time."""
+
+    def produced() -> Iterator[Any]:
+        frame = pd.DataFrame({"key": ["a"], "n": [0]})
+        for number in range(3):
+            frame.loc[0, "n"] = number
+            yield frame
+
+    [part] = converted(produced(), OUTPUT, form())
+    assert part.column("n").to_pylist() == [0, 1, 2]
+
+
+def test_a_frame_that_needs_a_cast_is_cast_alone() -> None:
+    """Text is read as a number; one frame's values do not decide how those of another one are read."""
+    frames = [pd.DataFrame({"key": ["a"], "n": ["1"]}), pd.DataFrame({"key": ["b"], "n": pd.Series([2], dtype=object)})]
+    rows = [row for part in converted(iter(frames), OUTPUT, form()) for row in part.to_pylist()]
+    assert [row["n"] for row in rows] == [1, 2]
+
+
+def test_a_frame_of_other_types_is_refused() -> None:
+    """One among many, by the name of its column."""
+    frames = [pd.DataFrame({"key": ["a"], "n": [1]}), pd.DataFrame({"key": ["b"], "n": [1.5]})]
+    with pytest.raises(Exception, match="the column 'n' with type 'float64'"):
+        list(converted(iter(frames), OUTPUT, form()))
+
+
+@pytest.mark.parametrize(
+    ("pandas", "yielded", "message"),
+    [
+        (True, Row(key="a", n=1), "yielded Row, not a pandas.DataFrame"),
+        (False, {"key": "a"}, "yielded dict, not a Row"),
+    ],
+)
+def test_what_is_neither_a_row_nor_a_frame_is_refused(pandas: bool, yielded: Any, message: str) -> None:
+    """The message names both types, because a timer that yields rows in the pandas form is easily overlooked."""
+    with pytest.raises(InvalidError, match=message):
+        list(converted(iter([yielded]), OUTPUT, replace(form(), pandas=pandas)))
