@@ -21,7 +21,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench test test-long journeys soak-spark test-all test-containers lint format dev-up dev-down clean
+.PHONY: help install docs demo bench test test-long journeys soak-spark test-all test-containers lint format dev-up dev-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' Makefile
@@ -57,6 +57,10 @@ test-all: $(STAMP) ## Run every test
 test-containers: $(STAMP) ## Run the integration tests on containers (needs Docker)
 	@STATEMGR_TEST_SERVERS=containers $(BIN)/python -m pytest -m 'integration or containers' $(PYTEST_ARGS)
 
+docs: $(STAMP) ## Build the site into site/; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html"
+
 lint: $(STAMP) ## Check style, types and the floors
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -75,4 +79,4 @@ dev-down: $(STAMP) ## Stop them
 
 clean: ## Stop local servers; remove the virtual environment, state and caches
 	@if [ -d .statemgr/dev ] && [ -x $(BIN)/statemgr ]; then $(BIN)/statemgr dev down; fi
-	@rm -rf $(VENV) .statemgr build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .statemgr site build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -41,7 +41,7 @@ make_environment() {
 
 log=$venv/install.log
 echo "install: installing statemgr and its dependencies (a few minutes the first time; log: $log)"
-if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input -e '.[demo,dev]' \
+if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input -e '.[demo,dev,docs]' \
     -c constraints.txt >"$log" 2>&1 </dev/null; then
     if grep -q -i -E 'NewConnectionError|NameResolutionError|ConnectTimeout|ProxyError|Network is unreachable|Temporary failure in name resolution|\(from versions: none\)' "$log"; then
         fail "the Python package index could not be reached; check the network or pip's index and proxy settings (log: $log)."

@@ -37,8 +37,8 @@ class JobReader:
 
     Args:
         only_settled: read the topic only up to the first open transaction. By default a read waits until that
-        transaction ends, which takes ``task.commit.timeout.ms`` if its owner is dead. services: makes the adapters, the
-        clock, the source of IDs and the threads.
+            transaction ends, which takes ``task.commit.timeout.ms`` if its owner is dead.
+        services: makes the adapters, the clock, the source of IDs and the threads.
     """
 
     def __init__(

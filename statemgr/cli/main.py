@@ -136,7 +136,7 @@ class CommandLine(click.Group):
             return _INTERRUPTED
         except StatemgrError as error:
             _debug(arguments)
-            show_error(describe(error), error.hint)
+            show_error(describe(error), error.hint, error.documentation)
             return error.exit_status
         except BrokenPipeError:
             # the reader of a pipe has ended (`| head`): nothing is wrong, and nothing more can be written

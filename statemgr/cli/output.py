@@ -65,13 +65,15 @@ def say(message: str, *, style: str | None = None) -> None:
     messages().print(message, markup=False, style=style)
 
 
-def show_error(message: str, hint: str | None = None) -> None:
-    """Print a red line on standard error, and a second line with what to do about it."""
+def show_error(message: str, hint: str | None = None, see: str | None = None) -> None:
+    """Print a red line on standard error; below it what to do about it, and the address of a page about it."""
     stderr = messages()
     stderr.print("error:", style="bold red", end=" ")
     stderr.print(message, style="red", markup=False)
     if hint:
         stderr.print(f"hint: {hint}", markup=False)
+    if see:
+        stderr.print(f"see: {see}", markup=False)
 
 
 def describe(error: StatemgrError) -> str:

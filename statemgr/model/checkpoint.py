@@ -132,11 +132,12 @@ class Checkpoint:
         stores: every store of the job → its state ID, which is unique for the attempt that made the content.
         state_checkpoint_markers: factory → store → marker.
         published_ms: when it was published, by the broker's clock (epoch milliseconds). None if the topic does not say.
-        It is not part of the record. input_topic_ids: input topic → its ID in Kafka, as text. serdes: store → its key
-        serde and its value serde, each with its version. retired_changelogs: store → the last markers of changelogs
-        that it no longer writes, newest first. kept: IDs of older checkpoints that retention never drops. Only the list
-        of the newest checkpoint counts. offset: where its record was read on the checkpoint topic. None before it is
-        published.
+            It is not part of the record.
+        input_topic_ids: input topic → its ID in Kafka, as text.
+        serdes: store → its key serde and its value serde, each with its version.
+        retired_changelogs: store → the last markers of changelogs that it no longer writes, newest first.
+        kept: IDs of older checkpoints that retention never drops. Only the list of the newest checkpoint counts.
+        offset: where its record was read on the checkpoint topic. None before it is published.
     """
 
     checkpoint_id: CheckpointId

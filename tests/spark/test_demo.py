@@ -94,7 +94,7 @@ def test_wrong_use_is_one_line(
     ]
     for arguments, message in cases:
         status, page = run(*arguments)
-        error, hint = page.splitlines()
+        error, hint, _see = page.splitlines()
         assert status == 2
         assert error.startswith("error: ")
         assert message in error

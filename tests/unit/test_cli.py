@@ -145,7 +145,7 @@ def test_a_command_whose_extra_is_missing_says_how_to_install_it(run: Run, monke
 def test_an_error_is_one_line_a_hint_and_its_exit_status(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
 ) -> None:
-    """No traceback, on stderr, with the status of its kind."""
+    """No traceback, on stderr, with the status of its kind and a link to the section about it."""
 
     def fail(**_: object) -> None:
         if isinstance(error, errors.StatemgrError):
@@ -158,7 +158,8 @@ def test_an_error_is_one_line_a_hint_and_its_exit_status(
     assert result.stdout == ""
     lines = result.stderr.strip().splitlines()
     assert lines[0] == "error: m"
-    assert lines[1:] == (["hint: do this"] if isinstance(error, errors.StatemgrError) else [])
+    see = f"see: {errors.DOCUMENTATION}/errors#{type(error).__name__.lower()}"
+    assert lines[1:] == (["hint: do this", see] if isinstance(error, errors.StatemgrError) else [])
 
 
 def test_debug_shows_the_traceback(run: Run) -> None:

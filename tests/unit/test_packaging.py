@@ -12,6 +12,7 @@ import pytest
 
 from statemgr.cli import main
 from statemgr.config import factories
+from statemgr.errors import DOCUMENTATION
 
 ROOT = Path(__file__).parents[2]
 _SHOW = (
@@ -111,14 +112,17 @@ def test_every_name_of_an_object_leads_to_it() -> None:
 
 
 def test_the_metadata_of_the_wheel(wheel: Path) -> None:
-    """Name, licence, Python version, extras; PySpark is held below its next minor version."""
+    """Name, licence, Python version, addresses, extras; PySpark is held below its next minor version."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = email.message_from_bytes(archive.read(name))
         assert any(path.endswith("licenses/LICENSE") for path in archive.namelist())
     assert (metadata["Name"], metadata["License-Expression"]) == ("statemgr", "Apache-2.0")
     assert metadata["Requires-Python"] == ">=3.11"
-    assert set(metadata.get_all("Provides-Extra")) == {"spark", "s3", "demo", "dev", "bench"}
+    assert set(metadata.get_all("Provides-Extra")) == {"spark", "s3", "demo", "dev", "docs", "bench"}
+    addresses = dict(url.split(", ") for url in metadata.get_all("Project-URL"))
+    assert set(addresses) == {"Documentation", "Source", "Issues", "Changelog"}
+    assert addresses["Documentation"] == DOCUMENTATION
     requirements = metadata.get_all("Requires-Dist")
     assert "pyspark<4.3,>=4.2; extra == 'spark'" in requirements
 

@@ -1,0 +1,74 @@
+"""The site: every page is in its navigation, its reference is whole, and every kind of error has its section."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from statemgr import errors
+from statemgr.cli.main import _BUILT_IN
+from statemgr.errors import DOCUMENTATION, StatemgrError
+
+ROOT = Path(__file__).parents[2]
+NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, StatemgrError)]
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    """scripts/site/reference.py, which makes the pages of the reference."""
+    path = ROOT / "scripts" / "site" / "reference.py"
+    spec = importlib.util.spec_from_file_location("site_reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_page_is_in_the_navigation(reference: ModuleType) -> None:
+    """A page that mkdocs.yml does not list under `nav` cannot be found on the site: add it there."""
+    listed = set(re.findall(r"([\w./-]+\.md)$", NAVIGATION, re.MULTILINE))
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    generated = {*reference.names(), "index.md", "changelog.md", "contributing.md"}
+    assert listed == pages | generated
+
+
+def test_the_reference_has_every_command_and_every_kind_of_error(reference: ModuleType) -> None:
+    """The pages are made from the code, so they have what it has: commands, public names, metrics, messages."""
+    assert re.findall(r"^## statemgr (\S+)$", reference.cli_page(), re.MULTILINE) == sorted(_BUILT_IN)
+    assert "`statemgr_commits_total` | counter | job, outcome |" in reference.metrics_page()
+    assert "::: statemgr.JobConfig\n" in reference.api_page("statemgr")
+    messages = reference.messages_page("https://example.org", ["spark_integration"])
+    assert {"BatchMismatch", "ConfigError"} <= set(re.findall(r"^## (\w+)$", messages, re.MULTILINE))
+
+
+def test_every_kind_of_error_has_a_section_and_its_exit_status() -> None:
+    """The link below an error leads to a section; the table on the page has the exit status of each kind."""
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == [kind.__name__ for kind in KINDS]
+    rows = re.findall(r"^\| [— ]*\[`(\w+)`\]\(#(\w+)\) \| (\d) \|", page, re.MULTILINE)
+    assert rows == [(kind.__name__, kind.__name__.lower(), str(kind.exit_status)) for kind in KINDS]
+    sections = re.split(r"^## \w+$", page, flags=re.MULTILINE)[1:]
+    assert [text for text in sections if len(text.split()) < 10] == []
+
+
+def test_an_error_knows_its_section() -> None:
+    """A kind that a plug-in adds leads to the nearest kind that the page has."""
+
+    class OfAPlugIn(errors.MissingBlob):
+        """Not in this package."""
+
+    assert errors.FencedError("m").documentation == f"{DOCUMENTATION}/errors#fencederror"
+    assert OfAPlugIn("m").documentation == f"{DOCUMENTATION}/errors#missingblob"
+
+
+def test_the_address_of_the_site_is_the_same_everywhere() -> None:
+    """mkdocs.yml builds the site for the address that errors link to; pyproject.toml is tested with the wheel."""
+    assert f"\nsite_url: {DOCUMENTATION}/\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
