@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from spark_integration import story
 from spark_integration.attempt import RESULT, Work, worker
 from spark_integration.context import Bound
 from spark_integration.failures import find
@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from statemgr import Checkpoint
-
-log = logging.getLogger(__name__)
 
 #: Tries to settle a publish whose outcome is unknown; each has its own deadline.
 SETTLE_ATTEMPTS = 3
@@ -206,10 +204,12 @@ class Driver:
                 yield
         except StatemgrError as error:
             self.failure = error
+            story.failed(self._plan.config.job_name, error)
             raise
         except Exception as error:
             # Spark passes on a worker's typed error only as text
             self.failure = find(str(error))
+            story.failed(self._plan.config.job_name, self.failure or error)
             if self.failure is not None:
                 raise self.failure from error
             raise
@@ -332,7 +332,7 @@ class Driver:
         tasks = [TaskReport.from_json(row.report) for row in sorted(results, key=lambda row: row.task)]
         for report in (restored for task in tasks for restored in task.restored):
             if report.factory not in ("local", "empty"):
-                log.info("restored %s of %s from %s: %s", report.store, report.task, report.factory, report)
+                story.restored(plan.config.job_name, report)
         return prepared, tuple(tasks)
 
     def _work(self, source: BatchInput, checkpoints: SharedCheckpoints) -> Work:
@@ -383,9 +383,10 @@ class Driver:
         for left in reversed(range(SETTLE_ATTEMPTS)):
             try:
                 checkpoints: Mapping[str, Checkpoint] = self._manager.publish(prepared, batch, wait=False)
-            except OutcomeUnknownError:
+            except OutcomeUnknownError as error:
                 if not left:
                     raise
+                story.publishing_again(self._plan.config.job_name, error)
             else:
                 break
         self._checkpoints.update(checkpoints)

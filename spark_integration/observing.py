@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from spark_integration.reports import BatchReport, OnBatch, StatefulQueryListener
+from statemgr.logs import Event, tell
 
 if TYPE_CHECKING:
     from statemgr import StateManager
@@ -38,7 +39,11 @@ class Observers:
     def observe(self, report: BatchReport) -> None:
         """Pass the report of a finished batch on."""
         self.recent.append(report)
-        log.info("%s", report)
+        tell(
+            log, Event.COMMITTED, "%s", report, job=report.job, batch_id=report.batch_id, sequence=report.sequence,
+            replayed=report.replayed, rows=report.input_rows, changes=report.keys_written, bytes=report.commit_bytes,
+            phases=_phases(report),
+        )  # fmt: skip
         functions = [] if self._on_batch is None else [("on_batch", self._on_batch)]
         functions += [(type(listener).__name__, listener.onBatch) for listener in self._listeners]
         functions.append(("metrics", self._measure))
@@ -51,8 +56,7 @@ class Observers:
                 )
 
     def _measure(self, report: BatchReport) -> None:
-        metrics = self._metrics
-        phases = {"stage": report.stage_seconds, "publish": report.publish_seconds, "output": report.output_seconds}
+        metrics, phases = self._metrics, _phases(report)
         metrics.batch(
             replayed=report.replayed,
             seconds=phases,
@@ -72,3 +76,7 @@ class Observers:
             of.took("process", task.process_seconds)
             of.took("prepare", task.prepare_seconds)
             of.holds(task.keys_estimated, task.state_bytes)
+
+
+def _phases(report: BatchReport) -> dict[str, float]:
+    return {"stage": report.stage_seconds, "publish": report.publish_seconds, "output": report.output_seconds}

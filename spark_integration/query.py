@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
+from spark_integration import story
 from spark_integration.context import Bound, ProcessFunction, Program
 from spark_integration.driver import Driver, Plan
 from spark_integration.heartbeat import with_heartbeat
@@ -19,7 +20,7 @@ from spark_integration.sessions import refuse_connect
 from spark_integration.sources import OffsetLog, StartingOffsets, others_of
 from spark_integration.stateful_input import check_stateless
 from spark_integration.writer import LOCATION, StatefulWriter
-from statemgr import JobConfig, StateManager
+from statemgr import JobConfig, StateManager, configure_logging
 from statemgr.engine import PERMISSIONS, PermissionFlags
 from statemgr.errors import BatchMismatch, ConfigError, InvalidError, LayoutMismatch, PrerequisiteMissing
 
@@ -141,6 +142,7 @@ class StatefulQuery:
         unknown = sorted(set(permissions) - set(PERMISSIONS))
         if unknown:
             raise InvalidError(f"start has no option {unknown[0]!r}", hint=f"it has {', '.join(PERMISSIONS)}")
+        configure_logging(self.config)
         uri = self._location()
         self._check_complete()
         assert self._partitioning is not None
@@ -166,6 +168,7 @@ class StatefulQuery:
         manager = self.manager(self.config, partitioner)
         try:
             epoch = manager.acquire(**permissions)
+            story.took_over(self.config, epoch)
             bound = None if prepared is None else prepared.bind(epoch.checkpoints)
             driver = Driver(self._plan(bound), manager, epoch)
             manager.when_damaged(driver.repair)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from spark_integration import story
 from spark_integration.driver import Driver
 from spark_integration.failures import find
 from spark_integration.reports import BatchReport, StatefulQueryListener
@@ -26,6 +27,7 @@ class RunningQuery:
         self._query = query
         self._driver = driver
         self._manager = manager
+        self._told = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._query, name)
@@ -55,7 +57,7 @@ class RunningQuery:
                 return self._query.awaitTermination(timeout)
         finally:
             if not self._query.isActive:
-                self._manager.close()
+                self._closed("it has ended" if self._query.exception() is None else "a batch failed")
 
     def processAllAvailable(self) -> None:  # noqa: N802
         """As Spark's, with the errors of :meth:`awaitTermination`."""
@@ -75,7 +77,14 @@ class RunningQuery:
 
     def stop(self) -> None:
         """Stop the query and release the job."""
+        story.stopping(self._manager.config.job_name, "stop() was called")
         self._query.stop()
+        self._closed("stop() was called")
+
+    def _closed(self, why: str) -> None:
+        if not self._told:
+            self._told = True
+            story.stopped(self._manager.config.job_name, why)
         self._manager.close()
 
     @contextmanager

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from statemgr.engine.store import Store
     from statemgr.engine.task import Task
     from statemgr.errors import StatemgrError
+    from statemgr.logs import configure_logging
     from statemgr.manager import StateManager
     from statemgr.model.checkpoint import Checkpoint
     from statemgr.reader import JobReader
@@ -30,6 +31,7 @@ __all__ = [
     "StatemgrError",
     "Store",
     "Task",
+    "configure_logging",
 ]
 __version__ = "0.1.0"
 
@@ -43,6 +45,7 @@ _HOME = {
     "StatemgrError": "statemgr.errors",
     "Store": "statemgr.engine.store",
     "Task": "statemgr.engine.task",
+    "configure_logging": "statemgr.logs",
 }
 
 

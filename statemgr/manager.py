@@ -22,6 +22,7 @@ from statemgr.flows.open_job import JobTopics
 from statemgr.flows.ownership import always
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.input_topics import InputTopics, TaskInputs
+from statemgr.logs import configure_logging, flush_suppressed
 from statemgr.model.checkpoint import Checkpoint, Layout, MicroBatch
 from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.commit import PreparedCommit
@@ -131,6 +132,8 @@ class StateManager:
     ) -> None:
         """Run the consumer loop: it handles rebalances, pauses partitions while their task restores, commits every
         ``task.commit.ms``, and stops cleanly on SIGTERM and SIGINT (:class:`statemgr.consumer.loop.ConsumerLoop`).
+        It logs what happens; if the application has not configured logging, ``log.format`` and ``log.level`` apply
+        (:func:`statemgr.configure_logging`).
 
         A partition that is in no checkpoint is read from its beginning. Take the consumer from
         :meth:`statemgr.JobConfig.consumer`. With any consumer, skipped input (truncated, expired, or a topic that was
@@ -155,6 +158,7 @@ class StateManager:
         and ``process_batch``; MissingState if the input does not have the records after the checkpoint; ConfigError if
         its partitions are not the job's tasks; AccessDenied.
         """
+        configure_logging(self.config)
         self.loop(
             consumer,
             process,
@@ -297,6 +301,7 @@ class StateManager:
             if self._job is not None:
                 closing.callback(self._job.close)
             closing.callback(self._tasks.close)
+        flush_suppressed(now=True)
 
     def __enter__(self) -> StateManager:
         return self

@@ -7,6 +7,7 @@ half of the deadline has passed, and fails at the deadline.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,6 +19,7 @@ import tenacity
 from statemgr.blobs.verifying import VerifyingBlobStore
 from statemgr.config import RetryPolicy
 from statemgr.errors import StatemgrError, UnavailableError
+from statemgr.logs import Event, tell
 from statemgr.ports import (
     BlobAdministration,
     BlobInfo,
@@ -31,6 +33,9 @@ from statemgr.ports import (
 )
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+#: Seconds between two lines about retries in the log.
+_LOG_S = 10.0
 #: Bytes a second. A body that stays slower counts as no answer.
 _FLOOR = 8 * 1024
 
@@ -155,6 +160,8 @@ class Retries:
         self._policy = policy
         self._clock = clock
         self._uniform = uniform
+        #: Repetitions that no line in the log has counted, and when the next line may come.
+        self._unlogged, self._next_line = 0, float("-inf")
 
     def __call__(self, action: Callable[[], T]) -> T:
         """Raises: the last error of the action; an UnavailableError has the number of attempts."""
@@ -170,6 +177,7 @@ class Retries:
             wait=self._pause,
             stop=ended,
             sleep=clock.sleep,
+            before_sleep=self._log,
             reraise=True,
         )
         try:
@@ -177,6 +185,22 @@ class Retries:
         except UnavailableError as error:
             number = attempts.statistics.get("attempt_number")
             raise error.with_where(attempts=number) from error.__cause__
+
+    def _log(self, state: tenacity.RetryCallState) -> None:
+        """Write at most one line in :data:`_LOG_S` seconds about all requests that are repeated."""
+        self._unlogged += 1  # an approximate number is enough, so threads need no lock
+        now = self._clock.monotonic()
+        if now < self._next_line or state.outcome is None:
+            return
+        repeated, self._unlogged, self._next_line = self._unlogged, 0, now + _LOG_S
+        error = state.outcome.exception()
+        tell(
+            log, Event.RETRYING,
+            "the blob store does not answer, so requests are repeated, each for at most %.0f s (%d since the last "
+            "line; attempt %d of this one failed, and the next is in %.1f s): %s",
+            self._policy.max_duration_ms / 1000, repeated, state.attempt_number, state.upcoming_sleep, error,
+            level=logging.WARNING, attempts=state.attempt_number, retries=repeated,
+        )  # fmt: skip
 
     def _pause(self, state: tenacity.RetryCallState) -> float:
         """Seconds before the next attempt."""

@@ -209,7 +209,11 @@ def cli(debug: bool) -> None:
                  3 a part could not be reached · 4 state missing or corrupt
     """
     if debug:
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+        from statemgr.logs.formats import TextFormat  # `--help` does not need it
+
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(TextFormat())
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
     else:
         # messages of the client libraries would bury the one line that says what is wrong
         logging.getLogger("statemgr").addHandler(logging.NullHandler())

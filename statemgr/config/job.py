@@ -115,6 +115,8 @@ class JobConfig:
     job_id = _setting("job.id", str)
     tasks = _setting("job.tasks", int)
     memory_bytes = _setting("state.memory.bytes", int)
+    log_format = _setting("log.format", str)
+    log_level = _setting("log.level", str)
 
     @property
     def job_key(self) -> str:

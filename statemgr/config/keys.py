@@ -85,6 +85,11 @@ KEYS: tuple[Key, ...] = (
     Key("state.memory.bytes", integer(8 * MEBIBYTE, 1024 * GIBIBYTE, _BYTES), 128 * MEBIBYTE,
         "Memory that all RocksDB stores of a process share for blocks, indexes, filters and memtables (memtables take "
         "up to half). If a process runs several jobs, the largest value applies."),
+    Key("log.format", choice("text", "json"), "text",
+        "Format of the log of a service whose application does not configure logging itself: lines of text, or one "
+        "JSON object on each line."),
+    Key("log.level", choice("debug", "info", "warning", "error"), "info",
+        "Lowest level of statemgr's lines in that log."),
     Key("metrics.port", integer(0, 65535), None,
         "Port of the Prometheus metrics; 0 picks a free one.", "off"),
     Key("task.backup.factories", FACTORIES, [KAFKA_CHANGELOG],

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from statemgr.engine.task import Task
 from statemgr.errors import LocalStateLost, OutcomeUnknownError, RetryableError, UnavailableError
 from statemgr.kafka.input_position import InputPosition
+from statemgr.logs import Event, tell
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import Clock
 
@@ -114,6 +115,7 @@ class AssignedTask:
                 f"a commit did not end within task.commit.timeout.ms = {self.commit_timeout_s * 1000:.0f}",
                 task=self.task.name,
             )
+        self.task.metrics.log.waits(age)
         held = age > self.max_delay_s
         self.task.metrics.hold(held)
         return held
@@ -131,7 +133,7 @@ class AssignedTask:
         except (RetryableError, OutcomeUnknownError) as error:
             if isinstance(error, LocalStateLost) or not again():
                 raise
-            log.warning("%s: a commit failed and is repeated: %s", self.task.name, error)
+            self._log_repeat(self.task, error)
             checkpoint = self.task.commit(self.offsets)
         self.dirty, self._commit = False, None
         return checkpoint
@@ -147,4 +149,10 @@ class AssignedTask:
         may_pass = isinstance(error, RetryableError | OutcomeUnknownError) and not isinstance(error, LocalStateLost)
         if too_long or not may_pass:
             raise error
-        log.warning("%s: a commit failed and is repeated: %s", task.name, error)
+        self._log_repeat(task, error)
+
+    def _log_repeat(self, task: Task, error: BaseException) -> None:
+        tell(
+            log, Event.RETRYING, "%s: a commit failed and is repeated: %s", task.name, error,
+            level=logging.WARNING, task=task.name, error=type(error).__name__,
+        )  # fmt: skip

@@ -17,6 +17,7 @@ from statemgr.errors import OpeningCancelled
 from statemgr.ids import task_name
 from statemgr.kafka.group_consumer import GroupConsumer, GroupOffsets
 from statemgr.kafka.input_position import InputPosition
+from statemgr.logs import Event, tell
 from statemgr.model.permissions import NO_PERMISSIONS, Permissions
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class AssignedTasks:
             elif (checkpoint := one.result()) is not None:
                 self.store_offsets(owned, checkpoint.input_offsets)
         for error in errors[1:]:
-            log.error("a last commit failed: %s", error)
+            tell(log, Event.FAILED, "a last commit failed: %s", error, level=logging.ERROR)
         if errors:
             raise errors[0]
 
@@ -188,6 +189,6 @@ def _close_opened(opening: Future[Task]) -> None:
     if error is None:
         opening.result().close()
     elif isinstance(error, OpeningCancelled):
-        log.info("the opening of a task that was revoked has ended: %s", error)
+        tell(log, Event.REVOKED, "the opening of a task that was revoked has ended: %s", error)
     else:
-        log.warning("a task was revoked before it was restored: %s", error)
+        tell(log, Event.FAILED, "a task was revoked before it was restored: %s", error, level=logging.WARNING)

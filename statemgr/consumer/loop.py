@@ -40,14 +40,16 @@ from statemgr.consumer.application import Application
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.consumer.assigned_tasks import AssignedTasks
 from statemgr.consumer.delivery import Delivery
+from statemgr.consumer.story import LoopStory
 from statemgr.errors import ConfigError, LocalStateLost, MissingState, StatemgrError, UnavailableError
 from statemgr.flows.worker import Worker
 from statemgr.ids import task_name
-from statemgr.kafka.clients import ANSWER_S
+from statemgr.kafka.clients import ANSWER_S, ClientLog
 from statemgr.kafka.errors import DENIED, OUT_OF_RANGE, translate
 from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.kafka.input_position import GONE
 from statemgr.kafka.input_topics import InputTopics, topic_problem
+from statemgr.logs import Event, tell
 from statemgr.model.permissions import Permissions
 
 if TYPE_CHECKING:
@@ -100,6 +102,8 @@ class ConsumerLoop:
         self._tasks = AssignedTasks(services, manager, consumer, topics, permissions)
         self._delivery = Delivery(self._tasks, application, self._config.batch_messages, self._open_again)
         self._errors = consumer.errors if isinstance(consumer, GroupConsumer) else None
+        self._client_log = ClientLog(services.config.hider())
+        self._story = LoopStory(services, self._tasks, manager.metrics)
         self._to_pause: list[TopicPartition] = []
         self._interval = services.config.commit_ms / 1000
         self._due = self._look = 0.0
@@ -107,8 +111,9 @@ class ConsumerLoop:
         self._ending = False
         self._deadline: Worker[None] = Worker(services, "stop", f"job {self._config.job_name}", background=True)
 
-    def stop(self, *_: Any) -> None:
-        """Ask the loop to end after the current message or batch."""
+    def stop(self, *why: Any) -> None:
+        """Ask the loop to end after the current message or batch. Also a handler of signals."""
+        self._story.asked_to_stop(*why)
         self._stop.set()
         if self._ending:
             self._stopping()
@@ -122,25 +127,28 @@ class ConsumerLoop:
         self._inputs.check(self._consumer, self._topics, self._published_tasks())
         previous = self._install_signals()
         try:
-            self._consumer.subscribe(
-                self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
-            )
-            self._due = self._clock.monotonic() + self._interval
-            try:
-                while not self._stop.is_set():
-                    self._turn()
-                self._stopping()
-                self._tasks.cancel_openings()
-                self._tasks.commit_and_wait({owned.index for owned in self._tasks}, self._stopping_asked)
-            finally:
-                self._ending = True
-                self._stopping_asked()
-                self._tasks.shut_down()
-                self._consumer.unsubscribe()
+            with self._story.told():
+                self._run()
         finally:
             self._deadline.close(wait=False)
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def _run(self) -> None:
+        self._consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        self._due = self._clock.monotonic() + self._interval
+        try:
+            while not self._stop.is_set():
+                self._turn()
+            self._story.stopping()
+            self._stopping()
+            self._tasks.cancel_openings()
+            self._tasks.commit_and_wait({owned.index for owned in self._tasks}, self._stopping_asked)
+        finally:
+            self._ending = True
+            self._stopping_asked()
+            self._tasks.shut_down()
+            self._consumer.unsubscribe()
 
     def _turn(self) -> None:
         message = self._poll(_POLL_S)  # 1
@@ -197,7 +205,7 @@ class ConsumerLoop:
         if error.fatal():
             raise UnavailableError(f"consuming failed: {error.str()}", **where)
         if error.code() != KafkaError._PARTITION_EOF:
-            log.warning("consumer: %s", error.str())
+            self._client_log.error(error)
 
     def _check_refused(self, message: Message | None) -> None:
         """While nothing arrives: raises AccessDenied if the credentials are refused and no broker answers."""
@@ -226,6 +234,7 @@ class ConsumerLoop:
             consumer.assign(at_start)
         except KafkaException:  # a strategy that rebalances step by step
             consumer.incremental_assign(at_start)
+        self._story.assigned(partitions)
         self._tasks.add(partitions)
         self._to_pause += partitions
 
@@ -242,6 +251,7 @@ class ConsumerLoop:
                 )
 
     def _start_restored(self) -> None:
+        self._story.restoring()
         for owned in self._tasks:
             if owned.held or all(position.next is not None for position in owned.inputs) or not owned.restored():
                 continue
@@ -268,21 +278,27 @@ class ConsumerLoop:
                 offset,
             )  # publish a permitted skip even without new input
             self._consumer.resume([place])
+        self._story.opened(owned)
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit and close the leaving tasks, before another member may open them."""
         leaving = {partition.partition for partition in partitions}
+        self._story.revoked(partitions)
         try:
             self._tasks.commit_and_wait(leaving, self._stopping_asked)
         except MissingState:
             raise  # input was skipped, and the next owner would not know
         except StatemgrError as error:
-            log.warning("a last commit failed, and the next owner processes that input again: %s", error)
+            tell(
+                log, Event.FAILED, "a last commit failed, and the next owner processes that input again: %s", error,
+                level=logging.WARNING,
+            )  # fmt: skip
         finally:
             self._let_go(leaving)
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Close without a commit, because another member may already own the partitions."""
+        self._story.revoked(partitions, lost=True)
         self._let_go({partition.partition for partition in partitions})
 
     def _let_go(self, tasks: set[int]) -> None:
@@ -311,7 +327,10 @@ class ConsumerLoop:
         """
         if owned.reopened:
             raise lost
-        log.warning("%s is opened again: %s", task_name(owned.index), lost.message)
+        tell(
+            log, Event.RETRYING, "%s: opened again, because its local files are damaged or missing: %s",
+            task_name(owned.index), lost.message, level=logging.WARNING, task=task_name(owned.index),
+        )  # fmt: skip
         self._consumer.pause([position.place for position in owned.inputs])
         self._tasks.open_again(owned)
 
@@ -323,7 +342,7 @@ class ConsumerLoop:
             owned.held = held
             started = [position.place for position in owned.inputs if position.next is not None]
             (self._consumer.pause if held else self._consumer.resume)(started)
-            log.info("%s is %s", task_name(owned.index), "paused by its commit" if held else "continuing")
+            self._story.held(owned, held)
 
     # --- the end -------------------------------------------------------------------------------------------------
 

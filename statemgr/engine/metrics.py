@@ -8,6 +8,7 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from statemgr.engine.commit_log import CommitLog
 from statemgr.errors import UnavailableError
 from statemgr.phases import Phase, add_observer, remove_observer, tasks_of
 from statemgr.ports import Clock
@@ -36,6 +37,8 @@ class Metrics:
         self.job = job
         self.clock = clock
         self._begun: dict[str, float] = {}
+        #: task → the phase that it has announced last
+        self.last_phase: dict[str, Phase] = {}
         publish = "From the begin of a publishing transaction to its acknowledgement"
         self._publish = Histogram(
             "statemgr_publish_seconds", publish, ["job"], buckets=_PUBLISH_BUCKETS, registry=self.registry
@@ -136,6 +139,7 @@ class Metrics:
 
     def _observe(self, phase: Phase, subject: str) -> None:
         for task in tasks_of(subject) or [""]:
+            self.last_phase[task] = phase
             self._phases.labels(self.job, task, phase.value).inc()
         if phase is Phase.BEGIN:
             self._begun[subject] = self.clock.monotonic()
@@ -149,6 +153,8 @@ class TaskMetrics:
     def __init__(self, metrics: Metrics, task: str) -> None:
         self._metrics = metrics
         self._task = task
+        #: What the log says about these commits.
+        self.log = CommitLog(metrics.job, task, metrics.clock, lambda: metrics.last_phase.get(task))
         self._blocked_at: float | None = None
         #: Everything that was set for this task, in order to remove it.
         self._set: set[tuple[Gauge, tuple[str, ...]]] = set()
@@ -165,6 +171,7 @@ class TaskMetrics:
 
     def took(self, name: str, seconds: float) -> None:
         """Set the seconds of a phase of a commit."""
+        self.log.took(name, seconds)
         self._gauge(self._metrics.seconds, seconds, name)
 
     @contextmanager
@@ -179,10 +186,12 @@ class TaskMetrics:
 
     def carried(self, changes: int) -> None:
         """Set the number of changes in the commit."""
+        self.log.changes = changes
         self._gauge(self._metrics.changes, changes)
 
     def uploaded(self, size: int) -> None:
         """Set the bytes that the commit uploaded."""
+        self.log.uploaded = size
         self._gauge(self._metrics.uploaded, size)
 
     def requested(self, requests: int) -> None:
@@ -231,6 +240,8 @@ class TaskMetrics:
     def close(self) -> None:
         """Forget the task: another process may own it from now on."""
         self._closed = True
+        self.log.close()
+        self._metrics.last_phase.pop(self._task, None)
         self.hold(False)
         for gauge, labels in self._set:
             gauge.remove(*labels)

@@ -13,6 +13,7 @@ from statemgr.engine.metrics import TaskMetrics
 from statemgr.errors import RetryableError
 from statemgr.flows.repair import GivesWay
 from statemgr.flows.worker import Worker
+from statemgr.logs import Event, tell
 from statemgr.model.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,10 @@ class PendingCommit:
         """
         if not self._worker.wait(self._until(self._max_delay_s)):
             age_s = self._clock.monotonic() - self._started
-            log.warning("task %s: waits for a commit that began %.1f s ago", self._task, age_s)
+            tell(
+                log, Event.WAITING, "%s: the next commit waits for one that began %.1f s ago", self._task, age_s,
+                level=logging.WARNING, task=self._task, seconds=round(age_s, 1),
+            )  # fmt: skip
             with self._metrics.blocked():
                 self._worker.wait(self._until(self._timeout_s))
         self.end()

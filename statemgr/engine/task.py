@@ -254,7 +254,9 @@ class Task:
         with self.metrics.commit():
             try:
                 prepared = self._prepare(frozen, materialize)
-                return self._coordinator.publish(frozen, prepared, input_ids)
+                checkpoint = self._coordinator.publish(frozen, prepared, input_ids)
+                self.metrics.log.committed(checkpoint)
+                return checkpoint
             except (CorruptFile, MissingFile) as error:
                 lost = [store.give_up(error) for store in self._stores.values()]
                 raise lost[0] from error

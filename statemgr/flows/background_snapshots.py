@@ -29,10 +29,11 @@ from statemgr.backends.services import Services
 from statemgr.errors import CorruptError, MissingError, RetryableError, StatemgrError
 from statemgr.flows.open_store import NO_CHANGES, OpenStore
 from statemgr.flows.worker import Worker
+from statemgr.logs import Event, size, tell
 from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.model.hashing import content_hash
 from statemgr.phases import Phase
-from statemgr.ports import Backlog, SegmentBackupManager, StoreIdentity, StoreSnapshot
+from statemgr.ports import Backlog, FinishedDirectory, SegmentBackupManager, StoreIdentity, StoreSnapshot
 
 log = logging.getLogger(__name__)
 #: Number of intervals after which an attempt makes the snapshot itself.
@@ -178,7 +179,10 @@ class BackgroundSnapshots:
             self._failures[name] = self._failures.get(name, 0) + 1
             self._failed[name] = error
             self._metrics.materialized(name, None)
-            log.warning("task %s: a snapshot of %s failed and will be tried again: %s", self._task, name, error)
+            tell(
+                log, Event.RETRYING, "%s: a snapshot of %s failed and will be tried again: %s", self._task, name, error,
+                level=logging.WARNING, job=self._services.config.job_name, task=self._task, store=name,
+            )  # fmt: skip
 
 
 def materialize(
@@ -201,6 +205,7 @@ def materialize(
     """
     identity = store.identity
     identity.announce(Phase.MATERIALIZE)
+    begun = services.clock.monotonic()
     attempt = services.ids.attempt_id()
     with at_database:
         go_on()
@@ -213,6 +218,16 @@ def materialize(
     finally:
         store.directories.discard(staging)
     identity.announce(Phase.MATERIALIZED)
+    _tell_made(identity, made, services.clock.monotonic() - begun)
+
+
+def _tell_made(identity: StoreIdentity, made: FinishedDirectory, seconds: float) -> None:
+    total = sum(length for length, _ in made.files.values())
+    tell(
+        log, Event.SNAPSHOT, "%s: made a snapshot of %s in %.3f s; later commits build on it",
+        identity, size(total), seconds,
+        job=identity.job_name, task=identity.task, store=identity.store, bytes=total, seconds=round(seconds, 3),
+    )  # fmt: skip
 
 
 def share_of_interval(identity: StoreIdentity) -> float:
@@ -258,7 +273,7 @@ class AttemptSnapshots:
         copy = directories.find(state_id)
         if copy is None:
             return  # a later attempt has removed it
-        own = directories.clone(copy)
+        own, begun = directories.clone(copy), self._services.clock.monotonic()
         try:
             made, attempt = due.store.finished(own), self._services.ids.attempt_id()
             snapshot = StoreSnapshot(identity, state_id, attempt, made, NO_CHANGES, None, check=self.worker.go_on)
@@ -267,6 +282,7 @@ class AttemptSnapshots:
         finally:
             directories.discard(own)
         identity.announce(Phase.MATERIALIZED)
+        _tell_made(identity, made, self._services.clock.monotonic() - begun)
 
 
 def overdue_stores(services: Services, stores: Mapping[str, OpenStore], checkpoint: Checkpoint | None) -> list[str]:

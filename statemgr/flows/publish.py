@@ -30,6 +30,7 @@ from statemgr.flows.grace_period import check_young
 from statemgr.flows.ownership import Published, check_ownership, explained, settle
 from statemgr.flows.record_limits import check_inputs
 from statemgr.ids import CheckpointId, check_offsets
+from statemgr.logs import Event, tell
 from statemgr.model.checkpoint import (
     Checkpoint,
     CheckpointRecord,
@@ -87,7 +88,7 @@ def publish(
         try:
             return attempt.run()
         except IdForgotten as error:
-            logger.info("publishing again: %s", error)
+            tell(logger, Event.RETRYING, "publishing again: %s", error)
     return attempt.run()
 
 

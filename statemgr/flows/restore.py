@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from statemgr.backends.services import Services
 from statemgr.errors import (
@@ -34,6 +35,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.flows.open_store import OpenStore
+from statemgr.logs import Event, size, tell
 from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.model.permissions import NO_PERMISSIONS, Permissions
 from statemgr.model.plan import StorePlan, plan_stores
@@ -71,6 +73,38 @@ class StoreRestore:
     reasons: Mapping[str, str] = field(default_factory=dict)
     damaged: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()
+
+    def story(self) -> str:
+        """How it was restored and why so, for a line in the log."""
+        if self.factory == "empty":
+            return "starts empty, because no checkpoint has this store"
+        cost = (
+            f"restored from {self.factory} in {self.seconds:.3f} s ({size(self.bytes_fetched)} fetched, "
+            f"{size(self.bytes_reused)} reused, {self.records} records)"
+        )
+        return f"{cost}; {self.why()}"
+
+    def why(self) -> str:
+        """Why it came from there and not from elsewhere."""
+        others = "; ".join(
+            why if factory == self.factory else f"{factory} was not used: {why}"
+            for factory, why in self.reasons.items()
+        )
+        if self.factory == "local":
+            return "the local directory has exactly the published state"
+        return others or "the first of task.restore.factories"
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of such a line."""
+        return {
+            "store": self.store,
+            "backend": self.factory,
+            "why": self.why() if self.factory != "empty" else "new",
+            "bytes": self.bytes_fetched,
+            "bytes_reused": self.bytes_reused,
+            "records": self.records,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 def restore_task(
@@ -192,10 +226,9 @@ class _Restore:
                     self._skip(restored.factory, error)
                 if not self.plan.candidates:
                     raise
-        log.info(
-            "%s was restored from %s in %.3f s (%d bytes fetched, %d reused, %d records)%s",
-            self._identity, restored.factory, restored.seconds, restored.bytes_fetched, restored.bytes_reused,
-            restored.records, "".join(f"; {factory}: {why}" for factory, why in restored.reasons.items()),
+        tell(
+            log, Event.RESTORED, "%s: %s", self._identity, restored.story(),
+            job=self._identity.job_name, task=self._identity.task, **restored.fields(),
         )  # fmt: skip
         return opened, restored
 
@@ -222,7 +255,11 @@ class _Restore:
             except (MissingError, CorruptError, RetryableError) as error:
                 reasons[factory] = str(error)
                 failure = error.with_where(task=self._identity.task, store=plan.store)
-                log.warning("%s: %s could not restore it: %s", self._identity, factory, error)
+                tell(
+                    log, Event.RETRYING, "%s: %s could not restore it: %s", self._identity, factory, error,
+                    level=logging.WARNING, job=self._identity.job_name, task=self._identity.task, store=plan.store,
+                    backend=factory,
+                )  # fmt: skip
                 if isinstance(error, RetryableError):
                     unreachable.append(factory)
                 elif not isinstance(error, CorruptFile | MissingFile):

@@ -20,6 +20,7 @@ from typing import Generic, TypeVar
 
 from statemgr.backends.services import Services
 from statemgr.errors import ClosedError, FencedError, StatemgrError
+from statemgr.logs import Event, tell
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class Worker(Generic[T]):
         self._executor.shutdown(wait=wait, cancel_futures=not wait)
         last, self._last = self._last, None
         if wait and last is not None and (error := last.exception()) is not None:
-            log.error("%s: %s: %s", self._subject, what, error)
+            tell(log, Event.FAILED, "%s: %s: %s", self._subject, what, error, level=logging.ERROR)
 
     # --- work that is repeated -----------------------------------------------------------------------------------
 
@@ -138,7 +139,7 @@ class Worker(Generic[T]):
             try:
                 failures, pause_s = 0, None if look() else _SOON_S
             except (FencedError, ClosedError) as error:
-                log.warning("%s: %s ended: %s", self._subject, what, error)
+                tell(log, Event.STOPPED, "%s: %s ended: %s", self._subject, what, error, level=logging.WARNING)
                 failures, pause_s = 0, None
             except Exception as error:
                 failures += 1
@@ -146,10 +147,11 @@ class Worker(Generic[T]):
                 if failures < TRIES:
                     self._log_failure(what, error)
                     continue
-                log.error(
+                tell(
+                    log, Event.FAILED,
                     "%s: %s failed %d times in a row and is no longer tried: %s. Fix the reason; the next commit or "
                     "opening tries again",
-                    self._subject, what, failures, error,
+                    self._subject, what, failures, error, level=logging.ERROR,
                 )  # fmt: skip
                 failures, pause_s = 0, None
 
@@ -167,4 +169,7 @@ class Worker(Generic[T]):
 
     def _log_failure(self, what: str, error: Exception) -> None:
         unexpected = not isinstance(error, (StatemgrError, OSError))
-        log.warning("%s: %s failed and will be tried again: %s", self._subject, what, error, exc_info=unexpected)
+        log.warning(
+            "%s: %s failed and will be tried again: %s", self._subject, what, error,
+            exc_info=unexpected, extra={"event": Event.RETRYING.value},
+        )  # fmt: skip

@@ -13,6 +13,7 @@ from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, UnavailableError
 from statemgr.ids import topic_name
 from statemgr.kafka.errors import ClientErrors
+from statemgr.logs import Event, RateLimit
 from statemgr.os_errors import LIMIT_HINT, Fault, fault_in
 
 log = logging.getLogger("statemgr.kafka.librdkafka")
@@ -79,16 +80,38 @@ def _dotted(settings: dict[str, Any]) -> dict[str, Any]:
     return {name.replace("_", "."): value for name, value in settings.items()}
 
 
+def _kind(record: logging.LogRecord) -> str:
+    """The first word of librdkafka's lines, which is in capitals and says what kind of line it is."""
+    return record.getMessage().partition(" ")[0]
+
+
+log.addFilter(RateLimit("librdkafka", _kind))
+
+
 class ClientLog:
-    """librdkafka's log, with secrets masked: with ``kafka.debug`` librdkafka logs its configuration."""
+    """librdkafka's log, with secrets masked: with ``kafka.debug`` librdkafka logs its configuration.
+
+    A broker that has just started answers for some seconds that it is still loading its transaction coordinator.
+    librdkafka asks again, and warns each time that it could not get a producer ID (``GETPID``). That is a wait and no
+    fault, so it is logged at the level INFO and explained.
+    """
 
     def __init__(self, hide: Callable[[str], str]) -> None:
         self._hide = hide
 
+    def error(self, error: KafkaError) -> None:
+        """Log an error that a call has returned and that the client recovers from, as the client logs its own."""
+        self.log(logging.WARNING, f"{error.name()} {error.str()}")
+
     def log(self, level: int, message: str, *args: object) -> None:
         """Called by confluent_kafka, which takes this object for a ``logging.Logger``."""
+        text = message % args if args else message
+        extra: dict[str, str] | None = None
+        if text.startswith("GETPID") and level <= logging.WARNING:
+            level, extra = logging.INFO, {"event": Event.WAITING.value}
+            text += " (the brokers are not ready for transactions yet; the client asks again)"
         if log.isEnabledFor(level):
-            log.log(level, "%s", self._hide(message % args if args else message))
+            log.log(level, "%s", self._hide(text), extra=extra)
 
 
 def make(kind: Callable[..., T], settings: dict[str, Any]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -18,11 +19,15 @@ from statemgr.config import JobConfig
 from statemgr.errors import MissingState, StatemgrError, UnavailableError
 from statemgr.kafka.clients import DEADLINE_S, REQUEST_S, admin
 from statemgr.kafka.errors import MISSING, ClientErrors, may_pass, translate
+from statemgr.logs import Event, tell
 from statemgr.ports import Clock
 
 K = TypeVar("K")
 V = TypeVar("V")
+log = logging.getLogger(__name__)
 _PAUSE_S = 0.1
+#: Seconds of a wait until the log says so, and between two such lines.
+_PATIENCE_S, _LOG_S = 2.0, 10.0
 
 
 class TopicMetadata:
@@ -35,6 +40,8 @@ class TopicMetadata:
         self.errors = ClientErrors()
         self.client: AdminClient = admin(config, self.errors)
         self._clock = clock
+        #: The deadline of the wait in progress, and when a line in the log may say so.
+        self._waits_until = self._next_line = float("-inf")
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicDescription]:
         """The descriptions of those ``topics`` that exist. Raises: UnavailableError, AccessDenied."""
@@ -235,8 +242,14 @@ class TopicMetadata:
 
     def _pause(self, deadline: float, late: StatemgrError) -> None:
         """Wait a moment before asking again. Raises: ``late`` if the deadline has passed."""
-        if self._clock.monotonic() >= deadline:
+        now = self._clock.monotonic()
+        if now >= deadline:
             raise late
+        if deadline != self._waits_until:
+            self._waits_until, self._next_line = deadline, now + _PATIENCE_S
+        elif now >= self._next_line:
+            self._next_line = now + _LOG_S
+            tell(log, Event.WAITING, "waiting for Kafka, for at most %.0f s more: %s", deadline - now, late.message)
         self._clock.sleep(_PAUSE_S)
 
 

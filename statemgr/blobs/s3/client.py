@@ -1,4 +1,4 @@
-"""Makes boto3 clients: settings, connections, masked logs, and the place in a bucket. Touches the SDK.
+"""Makes boto3 clients: settings, connections, masked and limited logs, and the place in a bucket. Touches the SDK.
 
 - The SDK's own retries are off, because the retrying decorator owns the deadline.
 - A request to a server that does not answer lasts until its read time-out. The SDK's public ``close`` does not end it,
@@ -26,6 +26,7 @@ from statemgr.blobs.names import check_blob_id
 from statemgr.blobs.s3.errors import translated
 from statemgr.config.secrets import MASK, without
 from statemgr.errors import AccessDenied, MissingBlob
+from statemgr.logs import RateLimit
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -173,11 +174,15 @@ class _Hiding(logging.Filter):
 
 
 _HIDING = _Hiding()
+#: The text without its arguments says what kind of line it is. It comes before the filter that puts them in.
+_LIMIT = RateLimit("the S3 client", lambda record: str(record.msg)[:80], level=logging.WARNING)
 
 
 def hide(texts: Iterable[str]) -> None:
-    """Mask these texts in what the libraries log from now on, by all loggers that exist now."""
+    """Mask these texts in what the libraries log from now on, by all loggers that exist now, and limit how much they
+    log."""
     _HIDING.add(texts)
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if name.partition(".")[0] in _LIBRARIES and isinstance(logger, logging.Logger):
+            logger.addFilter(_LIMIT)
             logger.addFilter(_HIDING)

@@ -7,11 +7,10 @@ processes share the partitions.
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from typing import TYPE_CHECKING
 
-from statemgr import JobConfig, StateManager, StatemgrError, Task
+from statemgr import JobConfig, StateManager, StatemgrError, Task, configure_logging
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -29,8 +28,8 @@ def process(task: Task, message: Message) -> None:
 
 def main() -> None:
     """Run until SIGTERM or Ctrl-C."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = JobConfig.from_file("job.toml")
+    configure_logging(config)  # to the standard error stream, as log.format and log.level say
     consumer = config.consumer(config.job_name)
     try:
         with StateManager(config) as manager:

@@ -1,0 +1,137 @@
+"""What the log says about a consumer loop: assigned, opened, revoked, waiting, stopping and why, stopped."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import TopicPartition
+
+from statemgr.backends.services import Services
+from statemgr.consumer.assigned_task import AssignedTask
+from statemgr.engine.commit_log import INTERVAL_S, LONG_S, waits_for
+from statemgr.engine.metrics import Metrics
+from statemgr.errors import StatemgrError
+from statemgr.ids import task_name
+from statemgr.logs import Event, ranges, tell
+
+log = logging.getLogger(__name__)
+
+
+class LoopStory:
+    """Writes the lines. Only the loop's thread uses it, except :meth:`asked_to_stop`."""
+
+    def __init__(self, services: Services, tasks: Iterable[AssignedTask], metrics: Metrics) -> None:
+        self._clock = services.clock
+        self._job = services.config.job_name
+        self._count = services.config.tasks
+        self._tasks = tasks
+        self._metrics = metrics
+        self._why = "stop() was called"
+        self._stopping_since: float | None = None
+        #: When tasks began to wait for their restore, and when a line may say so.
+        self._waiting_since: float | None = None
+        self._next_line = 0.0
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Around the loop: how it has ended."""
+        begun = self._clock.monotonic()
+        try:
+            yield
+        except Exception as error:
+            what = type(error).__name__
+            tell(
+                log, Event.FAILED, "%s: the loop ends because of an error, and what is not committed is processed "
+                "again by the next owner: %s", self._job, error if isinstance(error, StatemgrError) else repr(error),
+                level=logging.ERROR, job=self._job, error=what,
+            )  # fmt: skip
+            self._stopped(begun, what)
+            raise
+        self._stopped(begun, None)
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """Partitions have arrived."""
+        tasks = {partition.partition for partition in partitions}
+        self._waiting_since = None
+        self._line(
+            Event.ASSIGNED, "%s: assigned %d of %d tasks (%s), and restores them", tasks, len(tasks), self._count,
+            ranges(tasks),
+        )  # fmt: skip
+
+    def revoked(self, partitions: Sequence[TopicPartition], *, lost: bool = False) -> None:
+        """Partitions leave this member."""
+        tasks = {partition.partition for partition in partitions}
+        why = (
+            "lost without a commit, because another member may already have them"
+            if lost
+            else "revoked: they are committed and closed, and another member takes them over"
+        )
+        self._line(Event.REVOKED, "%s: tasks %s are " + why, tasks, ranges(tasks))
+
+    def opened(self, owned: AssignedTask) -> None:
+        """A task is restored, and its partitions continue."""
+        assert owned.task is not None
+        checkpoint = owned.task.last_checkpoint
+        tell(
+            log, Event.OPENED, "%s: open at %s; continues at %s",
+            owned.task.name, f"checkpoint {checkpoint.checkpoint_id}" if checkpoint else "its beginning",
+            ", ".join(f"{position.source}:{position.next}" for position in owned.inputs),
+            job=self._job, task=owned.task.name,
+            checkpoint=str(checkpoint.checkpoint_id) if checkpoint else None,
+            offsets={position.source: position.next for position in owned.inputs},
+        )  # fmt: skip
+
+    def restoring(self) -> None:
+        """Say which tasks are not restored yet: after some seconds, and then rarely."""
+        names = [task_name(owned.index) for owned in self._tasks if owned.task is None and not owned.opening.done()]
+        now = self._clock.monotonic()
+        if not names:
+            self._waiting_since = None
+            return
+        if self._waiting_since is None:
+            self._waiting_since, self._next_line = now, now + LONG_S
+        if now >= self._next_line:
+            self._next_line = now + INTERVAL_S
+            phase = self._metrics.last_phase.get(names[0])
+            tell(
+                log, Event.WAITING, "%s: %d tasks are not restored after %.0f s; %s waits for %s",
+                self._job, len(names), now - self._waiting_since, names[0], waits_for(phase),
+                job=self._job, task=names[0], tasks=len(names), seconds=round(now - self._waiting_since, 1),
+                phase=phase,
+            )  # fmt: skip
+
+    def held(self, owned: AssignedTask, held: bool) -> None:
+        """The partitions of a task were paused, or continue."""
+        name = task_name(owned.index)
+        what = "paused until its commit ends, which takes longer than task.commit.max.delay.ms" if held else "continues"
+        tell(log, Event.WAITING, "%s: %s", name, what, job=self._job, task=name)
+
+    def asked_to_stop(self, number: object = None, *_: Any) -> None:
+        """Note why the loop ends. The handler of a signal calls it, so it must not log."""
+        if isinstance(number, int):
+            self._why = signal.Signals(number).name
+
+    def stopping(self) -> None:
+        """The loop ends as it was asked to."""
+        self._stopping_since = self._clock.monotonic()
+        tasks = {owned.index for owned in self._tasks if owned.task is not None}
+        self._line(
+            Event.STOPPING, "%s: stopping because of " + self._why + "; the open tasks (%s) commit and close", tasks,
+            ranges(tasks), why=self._why,
+        )  # fmt: skip
+
+    def _stopped(self, begun: float, error: str | None) -> None:
+        now = self._clock.monotonic()
+        took = "" if self._stopping_since is None else f" {now - self._stopping_since:.1f} s after it was asked to"
+        tell(
+            log, Event.STOPPED, "%s: stopped%s%s, after running for %.0f s",
+            self._job, took, f" by {error}" if error else "", now - begun,
+            job=self._job, error=error, seconds=round(now - begun, 1),
+        )  # fmt: skip
+
+    def _line(self, event: Event, message: str, tasks: set[int], *args: object, **fields: Any) -> None:
+        tell(log, event, message, self._job, *args, job=self._job, tasks=ranges(tasks), **fields)

@@ -1,0 +1,9 @@
+"""The log: named events with fields, as text or as JSON lines, and a rate limit for the client libraries' lines."""
+
+from __future__ import annotations
+
+from statemgr.logs.events import Event, ranges, size, tell
+from statemgr.logs.limit import RateLimit, flush_suppressed
+from statemgr.logs.setup import configure_logging
+
+__all__ = ["Event", "RateLimit", "configure_logging", "flush_suppressed", "ranges", "size", "tell"]

@@ -1,0 +1,302 @@
+"""logs: the two formats, who sets handlers, the rate limit of client libraries, and the story of a loop."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from statemgr import JobConfig, Task, configure_logging
+from statemgr.blobs.retrying import RetryingBlobStore
+from statemgr.config import RetryPolicy
+from statemgr.engine.commit_log import CommitLog
+from statemgr.errors import CorruptBlob, UnavailableError
+from statemgr.kafka.clients import ClientLog
+from statemgr.logs import Event, RateLimit, flush_suppressed, ranges, size, tell
+from statemgr.logs.formats import JsonFormat, TextFormat
+from statemgr.model.checkpoint import Checkpoint
+from statemgr.phases import Phase
+from statemgr.ports import StoreIdentity
+from statemgr.testing import JobTester
+from tests.blob_faults import FaultyBlobStore, ManualClock
+
+ORDERS = JobConfig.from_mapping({"job.name": "orders", "log.format": "json", "log.level": "warning"})
+FAIL = "FAIL [rdkafka#producer-1] [thrd:b/bootstrap]: b:9092/bootstrap: Connect failed: Connection refused (after %dms)"
+
+
+class Kept(logging.Handler):
+    """Keeps every record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Iterator[list[logging.LogRecord]]:
+    """All records, after the counts of other tests were written."""
+    caplog.set_level(logging.INFO, logger="statemgr")
+    flush_suppressed(now=True)
+    kept = Kept()
+    logging.root.addHandler(kept)
+    yield kept.records
+    logging.root.removeHandler(kept)
+    flush_suppressed(now=True)
+
+
+def record(message: str, *args: object, level: int = logging.WARNING, **fields: object) -> logging.LogRecord:
+    """A record as a logger makes it."""
+    made = logging.LogRecord("statemgr.x", level, __file__, 1, message, args, None)
+    vars(made).update(fields)
+    return made
+
+
+def as_json(made: logging.LogRecord) -> dict[str, Any]:
+    """The line of a record."""
+    line = JsonFormat("orders").format(made)
+    assert "\n" not in line
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def test_a_json_line_has_the_fields_of_its_event(said: list[logging.LogRecord]) -> None:
+    """Time, level, logger, event, message, job, task and store, and whatever the event adds."""
+    tell(
+        logging.getLogger("statemgr.x"), Event.RESTORED, "%s: restored", "Partition 3",
+        job="payments", task="Partition 3", store="totals", bytes=7, seconds=0.5, backend=None,
+    )  # fmt: skip
+    line = as_json(said[0])
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "level": "info", "logger": "statemgr.x", "event": "restored", "message": "Partition 3: restored",
+        "job": "payments", "task": "Partition 3", "store": "totals", "bytes": 7, "seconds": 0.5,
+    }  # fmt: skip
+
+
+def test_where_is_found_in_the_arguments() -> None:
+    """Lines without fields still name the task and the store that they are about."""
+    for argument, task, store in (
+        ("Partition 3", "Partition 3", None),
+        ("task Partition 3", "Partition 3", None),
+        ("Partition 3/totals", "Partition 3", "totals"),
+        (StoreIdentity("payments", "1", "Partition 3", "totals"), "Partition 3", "totals"),
+        (CorruptBlob("x", task="Partition 3", store="totals"), "Partition 3", "totals"),
+        ("Partition 3 and more", None, None),
+    ):
+        line = as_json(record("%s: what happened", argument))
+        assert (line["task"], line["store"]) == (task, store), argument
+    assert as_json(record("nothing"))["job"] == "orders"
+    assert as_json(record("nothing"))["event"] is None
+
+
+def test_a_traceback_stays_in_its_line() -> None:
+    """In JSON it is a member; in text it follows the line."""
+    try:
+        raise ValueError("two\nlines")
+    except ValueError as error:
+        made = record("failed: %s", error)
+        made.exc_info = (ValueError, error, error.__traceback__)
+    assert "ValueError: two" in as_json(made)["traceback"]
+    first, *rest = TextFormat().format(made).splitlines()
+    assert first.endswith("WARNING statemgr.x: failed: two lines")
+    assert rest[0].startswith("Traceback")
+
+
+def test_handlers_are_set_only_where_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An application that has configured logging keeps what it has; otherwise format and level are the configured."""
+    ours = [logging.getLogger(name) for name in ("statemgr", "spark_integration")]
+    levels = [one.level for one in ours]
+    assert not configure_logging(ORDERS), "pytest has handlers"
+    assert [one.level for one in ours] == levels
+    monkeypatch.setattr(logging.root, "handlers", [])
+    try:
+        assert configure_logging(ORDERS)
+        assert not configure_logging(ORDERS), "the second time, it is configured"
+        logging.getLogger("statemgr.x").info("not this")
+        logging.getLogger("statemgr.x").warning("this")
+        logging.getLogger("application").warning("and this")
+    finally:
+        for one, level in zip(ours, levels, strict=True):
+            one.setLevel(level)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["logger"], line["message"]) for line in lines] == [
+        ("statemgr.x", "this"),
+        ("application", "and this"),
+    ]
+
+
+def test_an_outage_writes_few_lines(said: list[logging.LogRecord]) -> None:
+    """One outage wrote 1,560 lines per process. Three of each kind pass in a minute, and then their number."""
+    now = [0.0]
+    limit = RateLimit("librdkafka", lambda one: one.getMessage().partition(" ")[0], clock=lambda: now[0])
+    log = logging.getLogger("statemgr.limited")
+    log.addFilter(limit)
+    for number in range(1_560):
+        log.warning(FAIL if number % 2 else "ERROR all brokers are down after %d", number)
+    log.debug("what was asked for with kafka.debug is not counted")
+    assert len(said) == 6
+    assert {one.event for one in said} == {"client"}  # type: ignore[attr-defined]
+    now[0] = 60.0
+    tell(log, Event.COMMITTED, "any event writes the count of the minute before it")
+    assert [one.getMessage() for one in said[6:]] == [
+        "1554 more lines of librdkafka were suppressed in 60 s: 777 ERROR, 777 FAIL",
+        "any event writes the count of the minute before it",
+    ]
+    assert said[6].suppressed == 1554  # type: ignore[attr-defined]
+    log.warning(FAIL, 1)
+    assert len(said) == 9, "the next minute begins"
+    limit.flush(now=True)
+    assert len(said) == 9, "nothing was held back in it"
+
+
+def test_lines_of_the_kafka_client_are_limited(said: list[logging.LogRecord]) -> None:
+    """All clients of a process share the limit, and the close of a manager writes the count."""
+    clients = [ClientLog(str), ClientLog(str)]
+    for number in range(50):
+        for client in clients:
+            client.log(logging.ERROR, FAIL, number)
+            client.log(logging.WARNING, "%s [%s] %s", "SESSTMOUT", "rdkafka#consumer-2", "session timed out")
+    assert len(said) == 6
+    flush_suppressed(now=True)
+    assert "194 more lines of librdkafka" in said[-1].getMessage()
+
+
+def test_a_broker_that_is_not_ready_is_no_warning(said: list[logging.LogRecord]) -> None:
+    """librdkafka warns while a fresh broker loads its transaction coordinator. That is a wait."""
+    ClientLog(str).log(logging.WARNING, "%s [%s] %s", "GETPID", "p", "Failed to acquire transactional PID: loading")
+    assert (said[0].levelno, said[0].event) == (logging.INFO, "waiting")  # type: ignore[attr-defined]
+    assert "not ready for transactions yet" in said[0].getMessage()
+
+
+def test_lines_of_the_s3_client_are_limited(said: list[logging.LogRecord]) -> None:
+    """botocore and urllib3 write through their own loggers, which get the limit with the first client."""
+    client = pytest.importorskip("statemgr.blobs.s3.client")
+    log = logging.getLogger("urllib3.connectionpool")
+    client.hide([])
+    for number in range(100):
+        log.warning("Connection pool is full, discarding connection: %s", number)
+    assert len(said) == 3
+    flush_suppressed(now=True)
+    assert "97 more lines of the S3 client" in said[-1].getMessage()
+
+
+def test_commits_are_summed_up(said: list[logging.LogRecord]) -> None:
+    """The first has a line, then there is at most one in 30 seconds with the sums, and the rest at the close."""
+    clock = ManualClock()
+    commits = CommitLog("orders", "Partition 0", clock, lambda: None)
+    published = _Checkpoint("1700000000000-000001", 4)
+    for second in range(65):
+        clock.sleep(1.0)
+        commits.changes, commits.uploaded = 2, 1024
+        commits.took("publish", 0.25)
+        commits.committed(published)
+        if second == 64:
+            commits.changes = 99  # of a commit that is never published
+    commits.close()
+    lines = [as_json(one) for one in said]
+    assert [line["commits"] for line in lines] == [1, 30, 30, 4]
+    assert [line["changes"] for line in lines] == [2, 60, 60, 8]
+    assert lines[1]["phases"] == {"publish": 7.5}
+    assert lines[1]["message"] == (
+        "Partition 0: committed 1700000000000-000001 (30 commits in 30 s: 60 changes, 30.0 KiB uploaded; "
+        "publish 7.500 s)"
+    )
+    commits.close()
+    assert len(said) == 4
+
+
+def test_a_long_commit_says_what_it_waits_for(said: list[logging.LogRecord]) -> None:
+    """After ten seconds, and then every thirty."""
+    phase: list[Phase | None] = [Phase.UPLOAD]
+    commits = CommitLog("orders", "Partition 0", ManualClock(), lambda: phase[0])
+    for age in range(0, 60):
+        commits.waits(age)
+    phase[0] = Phase.COMMIT_TRANSACTION
+    commits.waits(0)
+    commits.waits(12)
+    found = [one.getMessage().partition("and waits for ")[2] for one in said]
+    assert found == ["the blob store (phase commit.upload)"] * 2 + ["Kafka (phase publish.commit-transaction)"]
+
+
+def test_retries_of_the_blob_store_are_summed_up(said: list[logging.LogRecord]) -> None:
+    """An outage of the blob store is a line each ten seconds, and not silence."""
+    clock = ManualClock()
+    inner = FaultyBlobStore(clock)
+    policy = RetryPolicy(
+        max_retries=50, max_duration_ms=120_000, backoff_ms=1000, backoff_max_ms=1000, factor=1.0, jitter=0.0
+    )
+    store = RetryingBlobStore(inner, policy, clock, lambda: 0.0)
+    inner.put("a", b"x", ttl_days=None)
+    inner.faults["remove_ttl"] = [UnavailableError("503 Slow Down")] * 25
+    store.remove_ttl("a")
+    lines = [as_json(one) for one in said]
+    assert [(line["event"], line["attempts"], line["retries"]) for line in lines] == [
+        ("retrying", 1, 1), ("retrying", 11, 10), ("retrying", 21, 10),
+    ]  # fmt: skip
+    assert "503 Slow Down" in lines[0]["message"]
+
+
+def test_the_story_of_a_loop(said: list[logging.LogRecord]) -> None:
+    """Assigned, restored, opened, committed, stopping and why, stopped: in this order, one line each."""
+
+    def process(task: Task, message: Any) -> None:
+        task.store("totals").put(message.key(), message.value())
+
+    config = {
+        "job.name": "orders", "job.tasks": 2, "task.inputs": ["orders"], "task.backup.factories": ["blob-store"],
+        "stores.totals.key.serde": "bytes",
+    }  # fmt: skip
+    with JobTester(config, process) as tester:
+        tester.send("orders", "a", "1", partition=0)
+        tester.commit()
+        tester.stop()
+        tester.restore(backend="blob-store")
+    lines = [as_json(one) for one in said]
+    of_first = [line for line in lines if line["task"] in (None, "Partition 0")]
+    events = [line["event"] for line in of_first]
+    story = ["assigned", "restored", "opened", "committed", "stopping", "stopped"]
+    assert events[: len(story)] == story
+    assert of_first[0]["message"] == "orders: assigned 2 of 2 tasks (0-1), and restores them"
+    assert of_first[2]["message"].endswith("open at its beginning; continues at orders-0:0")
+    assert of_first[3]["changes"] == 1
+    assert of_first[4]["why"] == "stop() was called"
+    again = next(line for line in of_first[len(story) :] if line["event"] == "restored")
+    assert again["backend"] in ("blob-store", "local")
+    assert again["why"]
+    assert {line["job"] for line in lines} == {"orders"}
+
+
+def test_an_error_of_the_application_is_told(said: list[logging.LogRecord]) -> None:
+    """The loop says what ended it, before it says that it has stopped."""
+
+    def process(task: Task, message: Any) -> None:
+        raise ZeroDivisionError("told to")
+
+    config = {"job.name": "orders", "job.tasks": 1, "task.inputs": ["orders"], "stores.totals.key.serde": "bytes"}
+    with pytest.raises(ZeroDivisionError), JobTester(config, process) as tester:
+        tester.send("orders", "a", "1")
+    lines = [as_json(one) for one in said]
+    assert [line["event"] for line in lines][-2:] == ["failed", "stopped"]
+    assert lines[-1]["error"] == "ZeroDivisionError"
+    assert "ZeroDivisionError('told to')" in lines[-2]["message"]
+
+
+def test_numbers_for_people() -> None:
+    """Bytes with a unit; the numbers of tasks as ranges."""
+    assert [size(count) for count in (0, 1023, 1536, 5 * 1024**3)] == ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
+    assert [ranges(given) for given in ([], [3], [7, 1, 2, 0], [1, 3])] == ["none", "3", "0-2, 7", "1, 3"]
+
+
+def _Checkpoint(checkpoint_id: str, sequence: int) -> Checkpoint:  # noqa: N802 - stands for the class
+    """The two attributes that the log reads."""
+    made: Any = type("Published", (), {"checkpoint_id": checkpoint_id, "sequence": sequence})()
+    found: Checkpoint = made
+    return found
