@@ -251,7 +251,7 @@ class ConsumerLoop:
                 )
 
     def _start_restored(self) -> None:
-        self._story.restoring()
+        self._story.waiting()
         for owned in self._tasks:
             if owned.held or all(position.next is not None for position in owned.inputs) or not owned.restored():
                 continue

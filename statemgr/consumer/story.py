@@ -16,7 +16,7 @@ from statemgr.engine.commit_log import INTERVAL_S, LONG_S, waits_for
 from statemgr.engine.metrics import Metrics
 from statemgr.errors import StatemgrError
 from statemgr.ids import task_name
-from statemgr.logs import Event, ranges, tell
+from statemgr.logs import Event, flush_suppressed, ranges, tell
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +64,15 @@ class LoopStory:
 
     def revoked(self, partitions: Sequence[TopicPartition], *, lost: bool = False) -> None:
         """Partitions leave this member."""
-        tasks = {partition.partition for partition in partitions}
+        tasks = {partition.partition for partition in partitions} & {owned.index for owned in self._tasks}
+        if not tasks:
+            return  # the loop has ended and closed them
         why = (
             "lost without a commit, because another member may already have them"
             if lost
             else "revoked: they are committed and closed, and another member takes them over"
         )
+        self._waiting_since = None
         self._line(Event.REVOKED, "%s: tasks %s are " + why, tasks, ranges(tasks))
 
     def opened(self, owned: AssignedTask) -> None:
@@ -77,32 +80,45 @@ class LoopStory:
         assert owned.task is not None
         checkpoint = owned.task.last_checkpoint
         tell(
-            log, Event.OPENED, "%s: open at %s; continues at %s",
-            owned.task.name, f"checkpoint {checkpoint.checkpoint_id}" if checkpoint else "its beginning",
+            log, Event.OPENED, "%s: open %s; continues at %s",
+            owned.task.name, f"at checkpoint {checkpoint.checkpoint_id}" if checkpoint else "without a checkpoint",
             ", ".join(f"{position.source}:{position.next}" for position in owned.inputs),
             job=self._job, task=owned.task.name,
             checkpoint=str(checkpoint.checkpoint_id) if checkpoint else None,
             offsets={position.source: position.next for position in owned.inputs},
         )  # fmt: skip
 
-    def restoring(self) -> None:
-        """Say which tasks are not restored yet: after some seconds, and then rarely."""
+    def waiting(self) -> None:
+        """Say which tasks are not restored yet, or that none is assigned: after some seconds, and then rarely."""
+        flush_suppressed()
         names = [task_name(owned.index) for owned in self._tasks if owned.task is None and not owned.opening.done()]
-        now = self._clock.monotonic()
-        if not names:
+        owns = any(True for _ in self._tasks)
+        if owns and not names:
             self._waiting_since = None
             return
+        now = self._clock.monotonic()
         if self._waiting_since is None:
             self._waiting_since, self._next_line = now, now + LONG_S
-        if now >= self._next_line:
-            self._next_line = now + INTERVAL_S
-            phase = self._metrics.last_phase.get(names[0])
-            tell(
-                log, Event.WAITING, "%s: %d tasks are not restored after %.0f s; %s waits for %s",
-                self._job, len(names), now - self._waiting_since, names[0], waits_for(phase),
-                job=self._job, task=names[0], tasks=len(names), seconds=round(now - self._waiting_since, 1),
-                phase=phase,
+        if now < self._next_line:
+            return
+        waited = now - self._waiting_since
+        # a member that has no partition because there are too few may wait forever
+        self._next_line = now + (INTERVAL_S if owns else max(INTERVAL_S, waited))
+        if owns:
+            self._restoring(names, waited)
+        else:
+            self._line(
+                Event.WAITING, "%s: waits for the consumer group to assign tasks, for %.0f s now: it has more members "
+                "than partitions, or the brokers cannot be reached", set(), waited, seconds=round(waited, 1),
             )  # fmt: skip
+
+    def _restoring(self, names: list[str], waited: float) -> None:
+        phase = self._metrics.last_phase.get(names[0])
+        tell(
+            log, Event.WAITING, "%s: %d tasks are not restored after %.0f s; %s waits for %s",
+            self._job, len(names), waited, names[0], waits_for(phase),
+            job=self._job, task=names[0], tasks=len(names), seconds=round(waited, 1), phase=phase,
+        )  # fmt: skip
 
     def held(self, owned: AssignedTask, held: bool) -> None:
         """The partitions of a task were paused, or continue."""

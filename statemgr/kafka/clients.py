@@ -81,8 +81,8 @@ def _dotted(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kind(record: logging.LogRecord) -> str:
-    """The first word of librdkafka's lines, which is in capitals and says what kind of line it is."""
-    return record.getMessage().partition(" ")[0]
+    """The level, and the first word of librdkafka's lines, which is in capitals and says what kind of line it is."""
+    return f"{record.levelname} {record.getMessage().partition(' ')[0]}"
 
 
 log.addFilter(RateLimit("librdkafka", _kind))

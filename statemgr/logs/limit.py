@@ -78,7 +78,8 @@ class RateLimit(logging.Filter):
             total = sum(held.values())
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(held.items(), key=lambda one: -one[1]))
             log.warning(
-                "%d more lines of %s were suppressed in %.0f s: %s", total, self._library, self._window_s, kinds,
+                "%d more line%s of %s suppressed in %.0f s: %s",
+                total, "s" * (total > 1), self._library, self._window_s, kinds,
                 extra={"event": "client", "suppressed": total},
             )  # fmt: skip
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from statemgr import JobConfig, Task, configure_logging
 from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.config import RetryPolicy
+from statemgr.consumer.story import LoopStory
 from statemgr.engine.commit_log import CommitLog
+from statemgr.engine.metrics import Metrics
 from statemgr.errors import CorruptBlob, UnavailableError
 from statemgr.kafka.clients import ClientLog
 from statemgr.logs import Event, RateLimit, flush_suppressed, ranges, size, tell
@@ -147,7 +152,7 @@ def test_an_outage_writes_few_lines(said: list[logging.LogRecord]) -> None:
     now[0] = 60.0
     tell(log, Event.COMMITTED, "any event writes the count of the minute before it")
     assert [one.getMessage() for one in said[6:]] == [
-        "1554 more lines of librdkafka were suppressed in 60 s: 777 ERROR, 777 FAIL",
+        "1554 more lines of librdkafka suppressed in 60 s: 777 ERROR, 777 FAIL",
         "any event writes the count of the minute before it",
     ]
     assert said[6].suppressed == 1554  # type: ignore[attr-defined]
@@ -265,13 +270,32 @@ def test_the_story_of_a_loop(said: list[logging.LogRecord]) -> None:
     story = ["assigned", "restored", "opened", "committed", "stopping", "stopped"]
     assert events[: len(story)] == story
     assert of_first[0]["message"] == "orders: assigned 2 of 2 tasks (0-1), and restores them"
-    assert of_first[2]["message"].endswith("open at its beginning; continues at orders-0:0")
+    assert of_first[2]["message"].endswith("open without a checkpoint; continues at orders-0:0")
     assert of_first[3]["changes"] == 1
     assert of_first[4]["why"] == "stop() was called"
     again = next(line for line in of_first[len(story) :] if line["event"] == "restored")
     assert again["backend"] in ("blob-store", "local")
     assert again["why"]
     assert {line["job"] for line in lines} == {"orders"}
+
+
+def test_a_member_without_tasks_says_so(said: list[logging.LogRecord]) -> None:
+    """It waits for the group: after ten seconds, and then less and less often, because it may wait forever."""
+    clock = ManualClock()
+    services: Any = SimpleNamespace(clock=clock, config=ORDERS)
+    tasks: list[Any] = []
+    story = LoopStory(services, tasks, Metrics("orders", "orders/1", None, clock))
+    for _ in range(3600):
+        clock.sleep(1.0)
+        story.waiting()
+    seconds = [as_json(one)["seconds"] for one in said]
+    assert seconds == [10, 40, 80, 160, 320, 640, 1280, 2560]
+    tasks.append(SimpleNamespace(index=3, task=None, opening=Future()))
+    story.assigned([TopicPartition("orders", 3)])
+    for _ in range(50):
+        clock.sleep(1.0)
+        story.waiting()
+    assert "1 tasks are not restored after 40 s; Partition 3 waits for a free thread" in said[-1].getMessage()
 
 
 def test_an_error_of_the_application_is_told(said: list[logging.LogRecord]) -> None:
