@@ -14,6 +14,7 @@ from itertools import accumulate, chain, groupby
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
@@ -137,8 +138,9 @@ def _gathered(produced: Iterable[Any], most: int) -> Iterator[tuple[Any, list[in
     for one in produced:
         if not isinstance(one, pd.DataFrame):
             raise _other(one, "a pandas.DataFrame")
-        read = list(one.items())
-        found = [(name, column.dtype) for name, column in read]
+        # items() would make a Series of each column, which takes six times as long
+        read: list[Any] = list(one._iter_column_arrays())  # type: ignore[operator]
+        found = list(zip(one.columns, (column.dtype for column in read), strict=True))
         if sizes and (found != columns or rows >= most):
             yield joined()
             values, sizes, rows = [], [], 0
@@ -146,7 +148,7 @@ def _gathered(produced: Iterable[Any], most: int) -> Iterator[tuple[Any, list[in
             yield one, []  # no columns
             continue
         columns, values = found, values or [[] for _ in found]
-        for each, (_, column) in zip(values, read, strict=True):
+        for each, column in zip(values, read, strict=True):
             each.extend(column.tolist())
         sizes.append(len(one))
         rows += len(one)
@@ -253,8 +255,11 @@ def _runs(batch: pa.RecordBatch, keys: _Keys, form: Form) -> Iterator[_Keyed]:
     # of the other types, the rows of one key have the type that all rows have
     inferred = any(column.null_count and pa.types.is_boolean(column.type) for column in batch.columns)
     shown = list(zip(*(frame.iloc[:, i] for i in keys.at), strict=True))
-    for encoded, start, end in keys.runs():
-        part = frame.iloc[start:end]
+    runs = list(keys.runs())
+    numbers = np.repeat(np.arange(len(runs)), [end - start for _, start, end in runs])
+    parts = (part for _, part in frame.groupby(numbers, sort=False))  # several times as fast as a slice for each key
+    for (encoded, start, end), part in zip(runs, parts, strict=True):
+        part.index = pd.RangeIndex(end - start)
         yield encoded, shown[start], part.infer_objects() if inferred else part
 
 
@@ -268,24 +273,23 @@ def _slices(batch: pa.RecordBatch, keys: _Keys, form: Form) -> Iterator[_Keyed]:
 
 
 def _frames(parts: Iterator[Any], most: int) -> Iterator[Any]:
-    """Frames of up to ``most`` rows, from a group's rows in one record batch or several."""
+    """Frames of up to ``most`` rows, from a group's rows in one record batch or several. Each index begins at 0."""
     gathered: list[Any] = []
     for part in parts:
         gathered.append(part)
         while (rows := sum(map(len, gathered))) >= most:
             end = len(part) - (rows - most)
-            yield _joined([*gathered[:-1], part.iloc[:end]])
-            part = part.iloc[end:]
+            yield _joined([*gathered[:-1], part.iloc[:end].reset_index(drop=True)])
+            part = part.iloc[end:].reset_index(drop=True)
             gathered = [part] if len(part) else []
     if gathered:
         yield _joined(gathered)
 
 
 def _joined(parts: list[Any]) -> Any:
-    """One frame with its own data, whose index begins at 0."""
     import pandas as pd
 
-    return parts[0].reset_index(drop=True) if len(parts) == 1 else pd.concat(parts, ignore_index=True)
+    return parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
 
 
 def _encoded(keys: list[tuple[Any, ...]], schema: StructType) -> Iterator[bytes]:

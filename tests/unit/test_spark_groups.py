@@ -72,11 +72,12 @@ def test_a_column_of_booleans_has_the_type_of_the_groups_values() -> None:
 
 def test_a_frame_belongs_to_the_processor() -> None:
     """It may add columns and change values, and the next group does not see it."""
-    for _, _, rows, _ in grouped([batch(["a", "b"], n=pa.array([1, 2]))], KEY, form(), ignore):
+    for number, (_, _, rows, _) in enumerate(grouped([batch(["a", "b"], n=pa.array([0, 1]))], KEY, form(), ignore)):
         for frame in rows:
-            assert list(frame.columns) == ["key", "n"]
+            assert (list(frame.columns), frame["n"].tolist(), frame.index.tolist()) == (["key", "n"], [number], [0])
             frame["more"] = frame["n"] * 2
-            frame.loc[0, "n"] = 0
+            frame.loc[0, "n"] = 7
+            frame.iloc[:, 0] = "c"
 
 
 @pytest.mark.parametrize("most", [1, 2, 10_000])
