@@ -40,6 +40,7 @@ from spark_integration.sources import BatchInput, OffsetLog, check_continues, ot
 from spark_integration.stateful_input import check_no_state
 from statemgr import JobConfig, StateManager
 from statemgr.engine import (
+    Condition,
     Epoch,
     MicroBatch,
     PreparedCommit,
@@ -92,6 +93,8 @@ class Driver:
 
     def __init__(self, plan: Plan, manager: StateManager, epoch: Epoch) -> None:
         self.failure: StatemgrError | None = None
+        #: The kind of the error that a batch failed with, typed or not.
+        self.failed: str | None = None
         self.observers = Observers(manager, plan.on_batch)
         #: Set when the query starts.
         self.offsets: OffsetLog | None = None
@@ -104,6 +107,7 @@ class Driver:
         self.idle = IdleWatch()
         #: When the published state has something to do without input, in epoch milliseconds; 0 if it is not known.
         self._due_ms: float = 0
+        manager.metrics.health.watch(self.condition)
         #: Held while a batch or a repair runs.
         self._turn = threading.Lock()
         self._inputs = manager.job_inputs(epoch)
@@ -114,6 +118,11 @@ class Driver:
     def has_heartbeat(self) -> bool:
         """Whether the program needs batches while the input is idle."""
         return self._plan.bound.next_due is not None
+
+    def condition(self) -> Condition:
+        """For the probes of the process. A batch that has failed ends the query."""
+        dead = () if self.failed is None else (f"a batch has failed: {self.failed}",)
+        return Condition(dead=dead, open=self._plan.config.tasks)
 
     # --- what is published --------------------------------------------------------------------------------
 
@@ -204,15 +213,19 @@ class Driver:
                 yield
         except StatemgrError as error:
             self.failure = error
-            story.failed(self._plan.config.job_name, error)
+            self._fail(error)
             raise
         except Exception as error:
             # Spark passes on a worker's typed error only as text
             self.failure = find(str(error))
-            story.failed(self._plan.config.job_name, self.failure or error)
+            self._fail(self.failure or error)
             if self.failure is not None:
                 raise self.failure from error
             raise
+
+    def _fail(self, error: Exception) -> None:
+        self.failed = type(error).__name__
+        story.failed(self._plan.config.job_name, error)
 
     def _run(self, rows: DataFrame, source: BatchInput) -> BatchReport | None:
         """The report; None if the batch had nothing to do."""

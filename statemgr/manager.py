@@ -11,6 +11,7 @@ from statemgr.config import JobConfig
 from statemgr.consumer.application import Application
 from statemgr.consumer.loop import ConsumerLoop
 from statemgr.engine import Epoch
+from statemgr.engine.health import Condition
 from statemgr.engine.job_coordinator import JobCoordinator
 from statemgr.engine.metrics import Metrics
 from statemgr.engine.open_tasks import Assignment
@@ -67,6 +68,7 @@ class StateManager:
         self._tasks = TaskOpener(made, self._log, self.layout, self._topics, self._inputs, self.metrics)
         self._job: JobCoordinator | None = None
         self._closed = False
+        self.metrics.health.base = self._condition
 
     # --- a consumer loop -----------------------------------------------------------------------------------------
 
@@ -316,6 +318,10 @@ class StateManager:
         except MissingState:
             return None
         return max((record.layout.tasks for record in found.values()), default=0) or None
+
+    def _condition(self) -> Condition:
+        """For the probes of the process, unless a loop answers them."""
+        return self._tasks.condition() if self._job is None else Condition(open=self.config.tasks)
 
     def _acquired(self) -> JobCoordinator:
         if self._job is None:

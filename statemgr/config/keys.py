@@ -91,7 +91,8 @@ KEYS: tuple[Key, ...] = (
     Key("log.level", choice("debug", "info", "warning", "error"), "info",
         "Lowest level of statemgr's lines in that log."),
     Key("metrics.port", integer(0, 65535), None,
-        "Port of the Prometheus metrics; 0 picks a free one.", "off"),
+        "Port of the HTTP server with the Prometheus metrics (`/metrics`) and the pages for probes (`/healthz`, "
+        "`/readyz`); 0 picks a free one.", "off"),
     Key("task.backup.factories", FACTORIES, [KAFKA_CHANGELOG],
         "Where commits store state: `kafka-changelog`, `blob-store` (snapshots, and the changes after them) or both. "
         "An empty list backs nothing up."),

@@ -40,6 +40,7 @@ from statemgr.consumer.application import Application
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.consumer.assigned_tasks import AssignedTasks
 from statemgr.consumer.delivery import Delivery
+from statemgr.consumer.loop_health import LoopHealth
 from statemgr.consumer.story import LoopStory
 from statemgr.errors import ConfigError, LocalStateLost, MissingState, StatemgrError, UnavailableError
 from statemgr.flows.worker import Worker
@@ -104,6 +105,7 @@ class ConsumerLoop:
         self._errors = consumer.errors if isinstance(consumer, GroupConsumer) else None
         self._client_log = ClientLog(services.config.hider())
         self._story = LoopStory(services, self._tasks, manager.metrics)
+        self._health, self._watched_by = LoopHealth(services, self._tasks), manager.metrics.health
         self._to_pause: list[TopicPartition] = []
         self._interval = services.config.commit_ms / 1000
         self._due = self._look = 0.0
@@ -127,7 +129,7 @@ class ConsumerLoop:
         self._inputs.check(self._consumer, self._topics, self._published_tasks())
         previous = self._install_signals()
         try:
-            with self._story.told():
+            with self._story.told(), self._health.watched(self._watched_by):
                 self._run()
         finally:
             self._deadline.close(wait=False)
@@ -173,6 +175,7 @@ class ConsumerLoop:
             self._consumer_error(error, event)
 
     def _poll(self, timeout_s: float) -> Message | None:
+        self._health.polls()
         message = self._consumer.poll(timeout_s)
         if self._to_pause:
             self._pause_assigned()
@@ -234,6 +237,7 @@ class ConsumerLoop:
             consumer.assign(at_start)
         except KafkaException:  # a strategy that rebalances step by step
             consumer.incremental_assign(at_start)
+        self._health.joined()
         self._story.assigned(partitions)
         self._tasks.add(partitions)
         self._to_pause += partitions
@@ -298,6 +302,7 @@ class ConsumerLoop:
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Close without a commit, because another member may already own the partitions."""
+        self._health.joined(False)
         self._story.revoked(partitions, lost=True)
         self._let_go({partition.partition for partition in partitions})
 

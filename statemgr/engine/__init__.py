@@ -28,6 +28,7 @@ from statemgr.engine.attempts import (
     read_attachments,
 )
 from statemgr.engine.followed_store import FollowedStore
+from statemgr.engine.health import Condition
 from statemgr.engine.materializer import materialize_task, wanted_stores
 from statemgr.engine.rescaler import RescaledJob, rescale_job, rescale_unit
 from statemgr.engine.shared_checkpoints import SharedCheckpoints, share_checkpoints
@@ -44,6 +45,7 @@ __all__ = [
     "PERMISSIONS",
     "Attachment",
     "Attempt",
+    "Condition",
     "Epoch",
     "FollowedStore",
     "Materialized",

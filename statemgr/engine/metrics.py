@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from statemgr.engine.commit_log import CommitLog
-from statemgr.errors import UnavailableError
+from statemgr.engine.health import Health
+from statemgr.engine.http import serve
 from statemgr.phases import Phase, add_observer, remove_observer, tasks_of
 from statemgr.ports import Clock
 
@@ -72,7 +73,8 @@ class Metrics:
         self._watermark = Gauge(
             "statemgr_watermark_seconds", "Watermark in seconds since the epoch", ["job"], registry=self.registry
         )
-        self._server = self._serve(port)
+        self.health = Health()
+        self._served = None if port is None else serve(port, self.registry, self.health)
         add_observer(self._observe, job_key)
 
     def of(self, task: str) -> TaskMetrics:
@@ -108,34 +110,19 @@ class Metrics:
     @property
     def port(self) -> int | None:
         """The port that is served, or None."""
-        return self._server[0].server_port if self._server is not None else None
+        return self._served.port if self._served is not None else None
 
     def close(self) -> None:
         """Stop counting and serving."""
         remove_observer(self._observe)
-        if self._server is not None:
-            server, thread = self._server
-            server.shutdown()
-            server.server_close()
-            thread.join()
+        if self._served is not None:
+            self._served.close()
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"statemgr_{name}", text, ["job", *labels], registry=self.registry)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"statemgr_{name}", text, ["job", "task", *labels], registry=self.registry)
-
-    def _serve(self, port: int | None):  # type: ignore[no-untyped-def]
-        if port is None:
-            return None
-        try:
-            return start_http_server(port, registry=self.registry)
-        except OSError as error:
-            raise UnavailableError(
-                f"metrics.port {port} cannot be used: {error}",
-                key="metrics.port",
-                hint="choose a free port, or 0 for any free port",
-            ) from error
 
     def _observe(self, phase: Phase, subject: str) -> None:
         for task in tasks_of(subject) or [""]:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from statemgr.engine.health import NOT_YET, Condition
 from statemgr.engine.task import Task
 from statemgr.errors import InvalidError, OpeningCancelled
 from statemgr.flows.ownership import always
@@ -69,6 +70,13 @@ class OpenTasks:
                 assignment.check()
                 self._clock.wait(self._changed, _LOOK_S)
             self._assignments[assignment.name] = assignment
+
+    def condition(self) -> Condition:
+        """Which tasks are open, and which are being opened. Not ready if there are none."""
+        with self._changed:
+            found = list(self._assignments.values())
+        opening = tuple(one.name for one in found if one.task is None)
+        return Condition(unready=() if found else (NOT_YET,), restoring=opening, open=len(found) - len(opening))
 
     def forget(self, name: str) -> None:
         """The task is closed, or its opening has failed."""

@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from statemgr.backends.services import Services
+from statemgr.engine.health import Condition
 from statemgr.engine.metrics import Metrics
 from statemgr.engine.open_tasks import Assignment, OpenTasks
 from statemgr.engine.task import Task
@@ -81,6 +82,10 @@ class TaskOpener:
             raise
         opened.watch_backups()  # 9
         return opened
+
+    def condition(self) -> Condition:
+        """Which tasks are open, for the probes of the process."""
+        return self._tasks.condition()
 
     def close(self) -> None:
         """Close every task without a commit, and release the IDs that no opening has used."""

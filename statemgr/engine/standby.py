@@ -11,6 +11,7 @@ from prometheus_client import Counter, Gauge
 
 from statemgr.backends.services import Services
 from statemgr.config import JobConfig
+from statemgr.engine.health import Condition
 from statemgr.engine.metrics import Metrics
 from statemgr.errors import InvalidError, StatemgrError
 from statemgr.flows.standby import Followed, Follower
@@ -58,6 +59,8 @@ class Standby:
             self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, self._services.clock)
             undo.callback(self.metrics.close)
             self._closing = undo.pop_all()
+        self._is_ready = False
+        self.metrics.health.base = self._condition
         registry = self.metrics.registry
         self._sequence = Gauge(
             "statemgr_standby_sequence", "Sequence number of the checkpoint that is here", ["job", "task"],
@@ -83,6 +86,7 @@ class Standby:
                 self._taken.labels(self._job, followed.task).set(followed.checkpoint.checkpoint_id.millis / 1000)
                 for restored in followed.stores:
                     self.metrics.restored(restored)
+        self._is_ready = self._is_ready or all(followed.error is None for followed in turn)
         return turn
 
     def run(self, report: Callable[[Followed], None], interval_s: float = 1.0) -> None:
@@ -119,6 +123,9 @@ class Standby:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
+
+    def _condition(self) -> Condition:
+        return Condition(unready=() if self._is_ready else ("the current checkpoints were not fetched yet",))
 
     def _turn(self) -> list[Followed]:
         try:
