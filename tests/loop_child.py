@@ -3,7 +3,8 @@
 Input is a JSON object: ``config`` (a mapping), ``group``, ``topics``, ``log`` (a file that gets a line for each message
 that was processed, ``<topic> <partition> <offset>``, and ``phase <name>`` for each step that is announced), ``slow``
 (seconds that each message takes), ``slow_replay`` (seconds that each batch of a changelog takes to arrive),
-``in_batches`` (it takes batches, and the log has a line ``batch <size>`` after the messages of each), ``permissions``.
+``in_batches`` (it takes batches, and the log has a line ``batch <size>`` after the messages of each), ``clock_ahead``
+(seconds by which the clock of its machine is wrong), ``permissions``.
 It counts messages by key in the store ``totals``. A typed error is the last line of the standard output, as JSON, and
 the exit status is 1.
 """
@@ -16,11 +17,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
+from uuid import uuid4
 
 from confluent_kafka import Message
 
-from statemgr import JobConfig, StateManager, StatemgrError, Task
+from statemgr import JobConfig, StateManager, StatemgrError, Task, wiring
+from statemgr.ids import IdSource
 from statemgr.kafka.changelog_topic import ChangelogTopics
+from statemgr.local.clock import SystemClock
 from statemgr.phases import Phase, add_observer
 from statemgr.ports import ChangelogBatch
 
@@ -31,6 +35,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     config = JobConfig.from_mapping(order["config"])
     _slow_down_replays(order.get("slow_replay", 0))
+    _set_clock(order.get("clock_ahead", 0))
     with open(order["log"], "a", encoding="utf-8", buffering=1) as log:
         add_observer(lambda phase, subject: _phase(log, phase))
 
@@ -69,6 +74,12 @@ def _slow_down_replays(seconds: float) -> None:
             yield batch
 
     ChangelogTopics.changes = slowly  # type: ignore[method-assign]
+
+
+def _set_clock(ahead_s: float) -> None:
+    time_ns = SystemClock.time_ns
+    SystemClock.time_ns = lambda self: time_ns(self) + int(ahead_s * 1e9)  # type: ignore[method-assign]
+    wiring.system_ids = lambda: IdSource(SystemClock().time_ns, lambda: uuid4().hex)  # type: ignore[assignment]
 
 
 def _phase(log: TextIO, phase: Phase) -> None:

@@ -57,6 +57,8 @@ class Report:
 
     def __init__(self, show: Callable[[Finding], None] | None = None) -> None:
         self.findings: list[Finding] = []
+        #: The findings that a typed error made, and that error.
+        self.errors: list[tuple[Finding, StatemgrError]] = []
         self._show = show
 
     def add(self, check: str, status: Status, detail: str, fix: str | None = None) -> None:
@@ -80,6 +82,7 @@ class Report:
             yield
         except StatemgrError as error:
             self.problem(check, _described(error), fix or error.hint)
+            self.errors.append((self.findings[-1], error))
 
 
 def _described(error: StatemgrError) -> str:
@@ -112,15 +115,20 @@ def check_disk(report: Report, config: JobConfig) -> None:
             reason = f"{directory}: {error.strerror or type(error).__name__}"
             report.problem("disk", reason, "let this user write to the directory, or set state.dir to another one")
             return
-        room = f"{free // 1024**2:,} MiB free in {directory}"
-        if free >= _LITTLE_SPACE:
-            report.ok("disk", room)
-        else:
-            status = Status.NOTE if free >= _NO_SPACE else Status.PROBLEM
-            report.add("disk", status, room, "free space, or set state.dir to a larger disk")
+        check_space(report, directory, free)
         if not has_links:
             detail = f"{directory} does not support hard links: every checkpoint copies the whole store"
             report.note("disk", detail, "set state.dir to a directory on a local file system")
+
+
+def check_space(report: Report, directory: Path, free: int) -> None:
+    """Whether the disk of a directory has enough free space (bytes)."""
+    room = f"{free // 1024**2:,} MiB free in {directory}"
+    if free >= _LITTLE_SPACE:
+        report.ok("disk", room)
+    else:
+        status = Status.NOTE if free >= _NO_SPACE else Status.PROBLEM
+        report.add("disk", status, room, "free space, or set state.dir to a larger disk")
 
 
 def _try_links(directory: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
@@ -9,6 +10,7 @@ import click
 from statemgr.cli import checks
 from statemgr.cli.options import Call, job_options
 from statemgr.cli.output import console, print_json
+from statemgr.config import JobConfig
 
 _STYLES = {checks.Status.OK: "green", checks.Status.NOTE: "yellow", checks.Status.PROBLEM: "bold red"}
 
@@ -22,11 +24,7 @@ _STYLES = {checks.Status.OK: "green", checks.Status.NOTE: "yellow", checks.Statu
 def command(call: Call, groups: tuple[str, ...], fix: bool) -> None:
     """Check everything that the job needs; exit status 1 if something is wrong. Running jobs are not disturbed."""
     report = checks.Report(None if call.as_json else _show)
-    checks.check_java(report)
-    checks.check_disk(report, call.config)
-    if checks.check_brokers(report, call.config):
-        checks.check_job(report, call.config, groups)
-    checks.check_blobs(report, call.config, fix=fix)
+    examine(report, call.config, groups, fix=fix)
     problems = sum(finding.status is checks.Status.PROBLEM for finding in report.findings)
     if call.as_json:
         print_json([asdict(finding) for finding in report.findings])
@@ -34,6 +32,15 @@ def command(call: Call, groups: tuple[str, ...], fix: bool) -> None:
         click.echo("all is well" if not problems else f"{problems} problem{'s' if problems > 1 else ''}")
     if problems:
         raise SystemExit(1)
+
+
+def examine(report: checks.Report, config: JobConfig, groups: Sequence[str] = (), *, fix: bool = False) -> None:
+    """Run all checks. They write a file, a temporary topic and a blob, and remove them."""
+    checks.check_java(report)
+    checks.check_disk(report, config)
+    if checks.check_brokers(report, config):
+        checks.check_job(report, config, groups)
+    checks.check_blobs(report, config, fix=fix)
 
 
 def _show(finding: checks.Finding) -> None:

@@ -113,7 +113,8 @@ class JobMonitor:
         self.config = config
         self.services = open_services(config)
         self.reader = JobReader(config, only_settled=True, services=lambda _: self.services)
-        self._metadata = TopicMetadata(config, self.services.clock)
+        #: Asks the brokers about topics.
+        self.metadata = TopicMetadata(config, self.services.clock)
 
     def overview(self, tasks: Collection[str] = ()) -> JobOverview:
         """The job now; only ``tasks``, if there are any.
@@ -156,14 +157,14 @@ class JobMonitor:
         sources = {source for record in records for source in record.current.input_offsets}
         topics = sorted({topic for source in sources if (topic := source_topic(source)) is not None})
         try:
-            described = self._metadata.describe(topics)
+            described = self.metadata.describe(topics)
             wanted = {
                 source: (topic, int(source.rpartition("-")[2]))
                 for source in sources
                 if (topic := source_topic(source)) in described
             }
             there = {(name, one.id) for name, topic in described.items() for one in topic.partitions}
-            ends = self._metadata.ends(partition for partition in wanted.values() if partition in there)
+            ends = self.metadata.ends(partition for partition in wanted.values() if partition in there)
         except AccessDenied as error:
             return _Inputs({}, {}), [f"the lag is unknown, because the brokers refuse to tell: {error.message}"]
         ids = {name: str(topic.topic_id) for name, topic in described.items()}
@@ -199,7 +200,7 @@ class JobMonitor:
 
     def close(self) -> None:
         """Close the clients."""
-        self._metadata.close()
+        self.metadata.close()
         self.reader.close()
 
     def __enter__(self) -> Self:

@@ -15,7 +15,9 @@ from statemgr.errors import StatemgrError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from statemgr.cli.diagnosis import Diagnosis
     from statemgr.cli.overview import JobMonitor, JobOverview, TaskOverview
+    from statemgr.cli.problems import Problem
 
 #: Lines of the screen that are not rows of the table.
 _FRAME = 7
@@ -36,22 +38,27 @@ def command(call: Call, once: bool, order: str, interval: float) -> None:
     """Show the tasks of the job by lag and age, refreshed. The job may be running.
 
     The lag is the number of messages in the input after the checkpoint, and the age is the time since the checkpoint
-    was published. Tasks with a problem come first.
+    was published. Above the tasks are the faults that were found; docs/runbook.md says what to do about each. Tasks
+    with a problem come first.
     """
+    from contextlib import closing
+
+    from statemgr.cli.diagnosis import Diagnosis
     from statemgr.cli.overview import JobMonitor
 
-    with JobMonitor(call.config) as monitor:
+    with JobMonitor(call.config) as monitor, closing(Diagnosis(monitor)) as diagnosis:
         if call.as_json or once or not console().is_terminal:
             found = monitor.overview(call.tasks)
+            wrong = diagnosis.problems(found)
             if call.as_json:
-                print_json(_as_json(found, order))
+                print_json(_as_json(found, wrong, order))
             else:
-                console().print(_shown(found, found.ordered(order)))
+                console().print(_shown(found, wrong, found.ordered(order)))
             return
-        _refresh(monitor, call.tasks, order, interval)
+        _refresh(monitor, diagnosis, call.tasks, order, interval)
 
 
-def _refresh(monitor: JobMonitor, tasks: Sequence[str], order: str, interval: float) -> None:
+def _refresh(monitor: JobMonitor, diagnosis: Diagnosis, tasks: Sequence[str], order: str, interval: float) -> None:
     """Show readings until Ctrl-C. If one fails, the reading before it stays, with the error."""
     from rich.console import Console, Group
     from rich.live import Live
@@ -64,7 +71,7 @@ def _refresh(monitor: JobMonitor, tasks: Sequence[str], order: str, interval: fl
             while True:
                 try:
                     found = monitor.overview(tasks)
-                    shown = _shown(found, found.ordered(order), out.size.height - _FRAME)
+                    shown = _shown(found, diagnosis.problems(found), found.ordered(order), out.size.height - _FRAME)
                     live.update(shown, refresh=True)
                 except StatemgrError as error:
                     live.update(Group(Text(f"error: {describe(error)}", style="bold red"), shown), refresh=True)
@@ -73,13 +80,15 @@ def _refresh(monitor: JobMonitor, tasks: Sequence[str], order: str, interval: fl
             return
 
 
-def _shown(found: JobOverview, ordered: Sequence[TaskOverview], most: int | None = None) -> RenderableType:
+def _shown(
+    found: JobOverview, wrong: Sequence[Problem], ordered: Sequence[TaskOverview], most: int | None = None
+) -> RenderableType:
     from rich.console import Group
     from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
-    rows = ordered if most is None else ordered[: max(most, 1)]
+    rows = ordered if most is None else ordered[: max(most - len(wrong), 1)]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in ("task", "lag", "age", "stage", "owner (epoch)", "checkpoint", "problem"):
         table.add_column(header, justify="right" if header in ("lag", "age") else "left", overflow="fold")
@@ -96,6 +105,7 @@ def _shown(found: JobOverview, ordered: Sequence[TaskOverview], most: int | None
         )
         table.add_row(*map(escape, cells), style="red" if task.problems else None)
     lines: list[RenderableType] = [Text(headline(found), style="bold")]
+    lines += [Text(f"{one.fault.title.lower()}: {one.part}. {one.detail}", style="bold red") for one in wrong]
     lines += [Text(f"note: {note}", style="yellow") for note in found.notes]
     lines += [Text(), table]
     if len(rows) < len(ordered):
@@ -121,5 +131,10 @@ def seconds(age_s: float) -> str:
     return f"{age_s:.1f} s" if age_s < 10 else duration(round(age_s * 1000))
 
 
-def _as_json(found: JobOverview, order: str) -> dict[str, Any]:
-    return {**asdict(found), "oldest_s": found.oldest_s, "tasks": [asdict(task) for task in found.ordered(order)]}
+def _as_json(found: JobOverview, wrong: Sequence[Problem], order: str) -> dict[str, Any]:
+    return {
+        **asdict(found),
+        "oldest_s": found.oldest_s,
+        "problems": [{"fault": one.fault.value, "part": one.part, "detail": one.detail} for one in wrong],
+        "tasks": [asdict(task) for task in found.ordered(order)],
+    }

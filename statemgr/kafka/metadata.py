@@ -133,6 +133,24 @@ class TopicMetadata:
         )
         return {(partition.topic, partition.partition): int(answer.offset) for partition, answer in answers.items()}
 
+    def first_after(self, times: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+        """The offset of the first message with this timestamp (epoch milliseconds) or a later one, for each partition.
+
+        Takes one request. Leaves out partitions that have no such message, and those that the brokers do not know.
+        Raises: UnavailableError, AccessDenied.
+        """
+        asked = {TopicPartition(*place): OffsetSpec.for_timestamp(at_ms) for place, at_ms in times.items()}
+        if not asked:
+            return {}
+        answers = self.ask(
+            "asking for offsets by time",
+            lambda: self.client.list_offsets(
+                asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=REQUEST_S
+            ),
+            missing_is_none=True,
+        )
+        return {(at.topic, at.partition): int(one.offset) for at, one in answers.items() if one.offset >= 0}
+
     def await_stable(self, partitions: Iterable[tuple[str, int]], wait_s: float) -> None:
         """Wait until every transaction that is open in a partition now has ended there, or the partition is gone.
 

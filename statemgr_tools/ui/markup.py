@@ -55,9 +55,9 @@ def page(title: str, navigation: Child, body: Child, refresh_s: int | None = Non
     ]
     content = [
         tag("a", "Skip to the content", href="#main", class_="skip"),
-        tag("header", tag("a", "statemgr", href="/", class_="brand"), navigation),
+        tag("header", tag("a", "statemgr", href="/", class_="brand"), navigation, tag("a", "Runbook", href="/runbook")),
         tag("main", tag("h1", title), body, id="main"),
-        tag("footer", "This page only reads. It fences no owner and changes nothing in Kafka or in the blob store."),
+        tag("footer", "This page only reads: it fences no owner, and changes nothing of the job."),
     ]
     document = "<!doctype html>" + tag("html", tag("head", *head), tag("body", *content), lang="en")
     return document.encode("utf-8", "xmlcharrefreplace")  # a lone surrogate has no bytes

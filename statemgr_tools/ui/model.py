@@ -8,26 +8,23 @@ each kind at a time.
 from __future__ import annotations
 
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import TypeVar
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from statemgr.backends.blobs.catalogue import Catalogue
+from statemgr.cli.diagnosis import PATIENCE_S, Diagnosis
 from statemgr.cli.overview import JobMonitor, JobOverview
+from statemgr.cli.patience import Patient
+from statemgr.cli.problems import Problem, in_order, of_error
 from statemgr.config import JobConfig
-from statemgr.config.factories import BLOB_STORE
-from statemgr.errors import ConfigError, CorruptError, InvalidError, MissingError, StatemgrError
-from statemgr.flows.gc import GarbageReport, collect_garbage
+from statemgr.errors import ConfigError, CorruptError, InvalidError, MissingError, StatemgrError, UnavailableError
 from statemgr.flows.migration import positions, survey
-from statemgr.flows.verify_blobs import Verified, verify_blobs
-from statemgr.kafka.checkpoint_topic import CheckpointTopic
-from statemgr.model.checkpoint import BlobMarker, BlobRef, ChangelogMarker, Checkpoint, CheckpointRecord, Marker
-from statemgr.ports import LocalStore, Progress
+from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, Checkpoint, CheckpointRecord, Marker
+from statemgr.ports import LocalStore
+from statemgr_tools.ui.checks import Checks, Run
+from statemgr_tools.ui.processes import Processes, Sample
 
 T = TypeVar("T")
 #: Checkpoints of a task that are shown, the newest first.
@@ -36,9 +33,8 @@ MOST_CHECKPOINTS = 50
 PAGE = 50
 #: Seconds for which an overview is shown again: many browsers cost no more than one.
 _FRESH_S = 1.0
-_METRICS_S = 2.0
-_METRICS_BYTES = 8 * 1024 * 1024
-_AT_ONCE = 16
+#: Seconds after which the clients have given up.
+_DEADLINE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,31 +82,19 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class BlobBytes:
-    """All blobs below the job's prefix. ``live``: bytes that the current checkpoints need."""
+class Look:
+    """A job at a glance.
 
-    report: GarbageReport
-    live: int
+    Attributes:
+        overview: the newest one, which may be old if ``error`` is set. None if there has been none yet.
+        error: why there is no newer one. ``waiting_s``: how long it has been waited for.
+        problems: what is wrong, causes first.
+    """
 
-
-@dataclass
-class Run:
-    """A check of the whole blob store that runs, or the last one. Times are epoch milliseconds."""
-
-    started_ms: int
-    progress: str = "starting"
-    ended_ms: int | None = None
-    result: BlobBytes | Verified | None = None
-    error: StatemgrError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One number from the metrics of a running process."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
+    overview: JobOverview | None
+    error: StatemgrError | None
+    waiting_s: float | None
+    problems: tuple[Problem, ...]
 
 
 @dataclass
@@ -134,11 +118,19 @@ class JobView:
         self.config = config
         self.monitor = JobMonitor(config)
         self.metrics = tuple(metrics)
-        self.runs: dict[str, Run] = {}
         self._most_bytes = most_bytes
-        self._reading, self._looking, self._starting = threading.Lock(), threading.Lock(), threading.Lock()
-        self._overview: tuple[float, JobOverview] | None = None
+        self._looking = threading.Lock()
+        self.checks = Checks(config, self.monitor.services)
+        self._diagnosis = Diagnosis(self.monitor)
+        self._overview = Patient(self._read, self.monitor.services.clock, _FRESH_S)
+        self._newest: JobOverview | None = None
+        self._processes = Processes(self.metrics, config.job_name, self.monitor.services.clock)
         self._open: _Open | None = None
+
+    @property
+    def runs(self) -> Mapping[str, Run]:
+        """The last run of each check of the whole blob store, by its name."""
+        return self.checks.runs
 
     @property
     def now_ms(self) -> int:
@@ -147,11 +139,30 @@ class JobView:
 
     def overview(self) -> JobOverview:
         """The job now, or up to a second ago. Raises: as :meth:`JobMonitor.overview`."""
-        with self._reading:
-            now_s = self.monitor.services.clock.monotonic()
-            if self._overview is None or now_s - self._overview[0] > _FRESH_S:
-                self._overview = now_s, self.monitor.overview()
-            return self._overview[1]
+        answer = self._overview.ask(_DEADLINE_S)
+        if answer.error is not None:
+            raise answer.error
+        if answer.value is None:
+            raise UnavailableError("the brokers have not answered yet", hint="try again in a minute")
+        return answer.value[0]
+
+    def look(self) -> Look:
+        """The job at a glance. Waits only a few seconds for servers that do not answer, and raises nothing."""
+        self._overview.ask(0)
+        problems = self._diagnosis.servers()
+        answer = self._overview.ask(PATIENCE_S)
+        if answer.value is not None:
+            self._newest = answer.value[0]
+            problems += answer.value[1]
+        if answer.error is not None:
+            problems.append(of_error(answer.error, self.config))
+        problems += self._processes.problems()
+        problems += self.checks.problems()
+        return Look(self._newest, answer.error, answer.waiting_s, tuple(in_order(problems)))
+
+    def _read(self) -> tuple[JobOverview, list[Problem]]:
+        found = self.monitor.overview()
+        return found, self._diagnosis.tasks(found)
 
     # --- a task ---------------------------------------------------------------------------------------------
 
@@ -244,74 +255,16 @@ class JobView:
     # --- the whole blob store -------------------------------------------------------------------------------
 
     def start(self, kind: str) -> None:
-        """Start ``verify`` or ``blobs`` in the background, unless it runs already. Raises: InvalidError."""
-        work: dict[str, Callable[[Progress], BlobBytes | Verified]] = {"verify": self._verify, "blobs": self._blobs}
-        if kind not in work:
-            raise InvalidError("there is no such check", hint="choose one on the page")
-        with self._starting:
-            known = self.runs.get(kind)
-            if known is None or known.ended_ms is not None:
-                run = self.runs[kind] = Run(self.now_ms)
-                threading.Thread(target=self._run, args=(run, work[kind]), daemon=True).start()
-
-    def _run(self, run: Run, work: Callable[[Progress], BlobBytes | Verified]) -> None:
-        def progress(what: str, done: int, total: int) -> None:
-            run.progress = f"{what}: {done:,} of {total:,}" if total else f"{what}: {done:,}"
-
-        try:
-            run.result = work(progress)
-        except StatemgrError as error:
-            run.error = error
-        except Exception as error:  # shown on the page: nobody waits for the thread
-            run.error = StatemgrError(f"{type(error).__name__}: {error}")
-        run.ended_ms = self.now_ms
-
-    def _verify(self, progress: Progress) -> Verified:
-        services = self.monitor.services
-        with closing(CheckpointTopic(self.config, services.clock)) as log:
-            return verify_blobs(services, log.read, (), 0.0, progress)
-
-    def _blobs(self, progress: Progress) -> BlobBytes:
-        services = self.monitor.services
-        with closing(CheckpointTopic(self.config, services.clock)) as log:
-            report = collect_garbage(services, log, progress)
-            records = list(log.read().values())
-        catalogue = Catalogue(services.transfer)
-
-        def needed(record: CheckpointRecord) -> dict[BlobRef, int]:
-            current = record.current
-            found: dict[BlobRef, int] = {}
-            for store, marker in current.state_checkpoint_markers.get(BLOB_STORE, {}).items():
-                found.update(catalogue.needed(services.identity(record.task, store), marker))
-            return found | {one.blob: one.blob.size for one in current.attachments if one.blob is not None}
-
-        live: dict[BlobRef, int] = {}
-        with services.executors.pool("live", _AT_ONCE) as pool:
-            for one in pool.map(needed, records):
-                live.update(one)
-        return BlobBytes(report, sum(live.values()))
-
-    # --- metrics --------------------------------------------------------------------------------------------
+        """Start a check in the background, unless it runs already. Raises: InvalidError if there is no such check."""
+        self.checks.start(kind)
 
     def samples(self) -> tuple[list[Sample], list[str]]:
         """The numbers of the job from the processes' metrics, and why an address could not be read."""
-        found, problems = [], []
-        for address in self.metrics:
-            try:
-                with urllib.request.urlopen(address, timeout=_METRICS_S) as answer:
-                    text = answer.read(_METRICS_BYTES).decode()
-                for family in text_string_to_metric_families(text):
-                    found += [
-                        Sample(one.name, one.labels, one.value)
-                        for one in family.samples
-                        if one.labels.get("job") == self.config.job_name and not one.name.endswith("_created")
-                    ]
-            except (OSError, ValueError) as error:
-                problems.append(f"the metrics at {address} cannot be read: {error}")
-        return found, problems
+        return self._processes.samples()
 
     def close(self) -> None:
         """Close clients and the open store. Checks that run end with an error."""
         with self._looking:
             self._close_store()
+        self._diagnosis.close()
         self.monitor.close()

@@ -17,12 +17,17 @@ from statemgr.flows.gc import BlobStatus
 from statemgr.flows.verify_blobs import Verified
 from statemgr.model.checkpoint import CheckpointRecord
 from statemgr_tools.ui.charts import bars, columns
+from statemgr_tools.ui.checks import BlobBytes, Run
+from statemgr_tools.ui.faults import deeper_checks, names, runbook, wrong
 from statemgr_tools.ui.markup import Child, Markup, alert, facts, join, table, tag
-from statemgr_tools.ui.model import BlobBytes, CheckpointLine, Found, JobView, Run, Sample
+from statemgr_tools.ui.model import CheckpointLine, Found, JobView
+from statemgr_tools.ui.processes import Sample
 
 Parameters = Mapping[str, str]
 #: Tasks on one page, and in a chart.
 _TASKS, _CHARTED = 100, 10
+#: Seconds after which a page that waits for something loads itself again.
+_BUSY_S = 2
 #: Characters of a key or a value that are shown.
 _SHOWN = 2000
 _BEHIND_TOPIC = (
@@ -34,11 +39,12 @@ _BEHIND_TOPIC = (
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A title, a body, and after how many seconds the browser should load it again."""
+    """A title, a body, and after how many seconds the browser should load it again. ``error``: why it is not whole."""
 
     title: str
     body: Markup
     refresh_s: int | None = None
+    error: StatemgrError | None = None
 
 
 def jobs(views: Sequence[JobView]) -> Page:
@@ -46,22 +52,33 @@ def jobs(views: Sequence[JobView]) -> Page:
     rows = []
     for number, view in enumerate(views):
         link = tag("a", view.config.job_key, href=f"/{number}/")
-        try:
-            found = view.overview()
+        look = view.look()
+        found = look.overview
+        if found is None:
+            rows.append([link, "", "", "", names(look.problems)])
+        else:
             count = f"{len(found.tasks)} of {found.expected}"
-            problems = sum(1 for task in found.tasks if task.problems)
-            rows.append([link, count, _lag(found.lag), _age(found.oldest_s), problems or ""])
-        except StatemgrError as error:
-            rows.append([link, "", "", "", view.config.hider()(error.message)])
-    headers = ("job", "tasks", "lag", "oldest checkpoint", "problems")
+            tasks = sum(1 for task in found.tasks if task.problems)
+            more = [f"{tasks} tasks with a problem"] if tasks else []
+            wrong_now = ", ".join(filter(None, [names(look.problems), *more]))
+            rows.append([link, count, _lag(found.lag), _age(found.oldest_s), wrong_now])
+    headers = ("job", "tasks", "lag", "oldest checkpoint", "what is wrong")
     return Page("Jobs", table("Jobs", headers, rows, "no jobs"))
 
 
 def tasks(view: JobView, given: Parameters) -> Page:
     """The tasks of a job by lag, age or number, and charts of the worst."""
-    found = view.overview()
     order = given.get("sort", "lag") if given.get("sort", "lag") in ORDERS else "lag"
     start, refresh_s = _number(given, "start", 0, 1_000_000), _number(given, "refresh", 0, 3600)
+    look = view.look()
+    found = look.overview
+    busy = look.waiting_s is not None or any(
+        kind in view.runs and view.runs[kind].ended_ms is None for kind in deeper_checks(view)
+    )
+    again_s = refresh_s or (_BUSY_S if busy else None)
+    if found is None:
+        hint = view.config.hider()(look.error.hint or "") if look.error is not None else ""
+        return Page(view.config.job_key, join([wrong(view, look), tag("p", hint)]), again_s, look.error)
     ordered = found.ordered(order)
     rows = [_task_row(task) for task in ordered[start : start + _TASKS]]
     headers = ("task", "lag", "age", "stage", "owner (epoch)", "retained", "problem")
@@ -69,6 +86,7 @@ def tasks(view: JobView, given: Parameters) -> Page:
     body = join(
         [
             _job_facts(found),
+            wrong(view, look),
             alert([*found.notes, *problems, *_worst(found)]),
             _choices("Sort by", "sort", ORDERS, order, {"refresh": refresh_s or None}),
             _choices("Refresh", "refresh", ("0", "5", "30"), str(refresh_s), {"sort": order}),
@@ -78,7 +96,7 @@ def tasks(view: JobView, given: Parameters) -> Page:
             _metrics("Restores", [one for one in samples if "restore" in one.name], view),
         ]
     )
-    return Page(found.job, body, refresh_s or None)
+    return Page(found.job, body, again_s, look.error)
 
 
 def task(view: JobView, given: Parameters) -> Page:
@@ -152,7 +170,11 @@ def store(view: JobView, given: Parameters) -> Page:
 
 def blobs(view: JobView, _: Parameters) -> Page:
     """The bytes below the job's prefix by kind, and whether every needed blob is whole."""
-    kinds = (("blobs", "Count bytes", _bytes), ("verify", "Verify blobs", _verified))
+    kinds = (
+        ("blobs", "Count bytes", _bytes),
+        ("verify", "Verify blobs", _verified),
+        ("read", "Read and verify all bytes", _verified),
+    )
     sections: list[Child] = []
     running = False
     for kind, title, show in kinds:
@@ -161,7 +183,12 @@ def blobs(view: JobView, _: Parameters) -> Page:
         sections += [tag("h2", title), _run_button(kind, title, run), _run_state(view, run)]
         if run is not None and run.result is not None:
             sections.append(show(run.result))
-    return Page(f"Blobs of {view.config.job_key}", join(sections), 2 if running else None)
+    return Page(f"Blobs of {view.config.job_key}", join(sections), _BUSY_S if running else None)
+
+
+def runbook_page() -> Page:
+    """What to do about each fault. Raises: MissingError."""
+    return Page("Runbook", runbook())
 
 
 def failed(error: StatemgrError) -> Page:
@@ -392,7 +419,7 @@ def _run_state(view: JobView, run: Run | None) -> Child:
     return [tag("p", took), alert([hide(run.error.message)]), run.error.hint and tag("p", hide(run.error.hint))]
 
 
-def _bytes(found: BlobBytes | Verified) -> Child:
+def _bytes(found: object) -> Child:
     assert isinstance(found, BlobBytes)
     counts = found.report.counts
     kept = counts[BlobStatus.KEPT].size
@@ -416,13 +443,14 @@ def _bytes(found: BlobBytes | Verified) -> Child:
     ]
 
 
-def _verified(found: BlobBytes | Verified) -> Child:
+def _verified(found: object) -> Child:
     assert isinstance(found, Verified)
     bad = [("damaged", one) for one in found.damaged] + [("expiring", one) for one in found.expiring]
     rows = [(kind, one.task, one.store, one.checkpoint_id, one.blob_id, one.problem) for kind, one in bad[:_TASKS]]
     checked = f"Checked {found.blobs:,} blobs ({size(found.size)}) of {found.checkpoints:,} checkpoints."
     headers = ("", "task", "store", "checkpoint", "blob", "problem")
-    whole = "All blobs exist, with their sizes and without a TTL. Their bytes were not read."
+    read = f"All bytes of {found.read:,} blobs were read." if found.read else "Their bytes were not read."
+    whole = f"All blobs exist, with their sizes and without a TTL. {read}"
     return [tag("p", checked), table("What is wrong", headers, rows, whole)]
 
 

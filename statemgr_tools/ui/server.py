@@ -17,6 +17,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from statemgr.errors import InvalidError, MissingError, StatemgrError, UnavailableError
 from statemgr_tools.ui import pages
+from statemgr_tools.ui.faults import deeper_checks
 from statemgr_tools.ui.markup import Child, page, tag
 from statemgr_tools.ui.model import JobView
 
@@ -63,11 +64,13 @@ class Application:
         number, _, name = path.removeprefix("/").partition("/")
         view = {str(place): one for place, one in enumerate(self._views)}.get(number)
         if method == "POST" and view is not None and name == "run":
-            return self._run(view, environ, f"/{number}/blobs")
+            return self._run(view, environ, f"/{number}/")
         if method not in ("GET", "HEAD"):
             return _plain("405 Method Not Allowed", "Only GET and HEAD.", [("Allow", "GET, HEAD")])
         if path == "/style.css":
             return "200 OK", [("Content-Type", "text/css; charset=utf-8")], self._style
+        if path == "/runbook":
+            return self._page(None, "", "runbook", {})
         if (path == "/" and len(self._views) == 1) or (view is not None and "/" not in path[1:]):
             return _moved(f"/{number or 0}/")
         if path != "/" and (view is None or name not in _PAGES):
@@ -81,7 +84,12 @@ class Application:
     ) -> tuple[str, list[tuple[str, str]], bytes]:
         status = "200 OK"
         try:
-            made = pages.jobs(self._views) if view is None else _PAGES[name][1](view, given)
+            if view is None:
+                made = pages.runbook_page() if name == "runbook" else pages.jobs(self._views)
+            else:
+                made = _PAGES[name][1](view, given)
+            if made.error is not None:
+                status = _status(made.error)
         except StatemgrError as error:
             status = _status(error)
             made = pages.failed(error if view is None else _without_secrets(error, view))
@@ -103,11 +111,13 @@ class Application:
         if _from_elsewhere(environ) or not length.isdecimal() or int(length) > _MOST_BODY:
             return _plain("403 Forbidden", "Start a check with the button on the page.")
         given = dict(parse_qsl(environ["wsgi.input"].read(int(length)).decode("latin-1")))
+        kind = given.get("kind", "")
         try:
-            view.start(given.get("kind", ""))
+            for one in deeper_checks(view) if kind == "deeper" else [kind]:
+                view.start(one)
         except InvalidError as error:
             return _plain("400 Bad Request", error.message)
-        return _moved(back)
+        return _moved(back if kind == "deeper" else f"{back}blobs")
 
 
 def _host(header: str) -> str:

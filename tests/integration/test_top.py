@@ -137,13 +137,13 @@ def test_a_thousand_tasks_take_a_few_requests(kafka: KafkaServer, topic: str) ->
     produce(config, topic, (0, 0, 0, 4))
     with JobMonitor(config) as monitor:
         asked: list[str] = []
-        ask = monitor._metadata.ask
+        ask = monitor.metadata.ask
 
         def counting(doing: str, *args: Any, **kwargs: Any) -> Any:
             asked.append(doing)
             return ask(doing, *args, **kwargs)
 
-        monitor._metadata.ask = counting  # type: ignore[method-assign]
+        monitor.metadata.ask = counting  # type: ignore[method-assign]
         found = monitor.overview()
     assert (len(found.tasks), found.lag) == (1000, 4)
     assert found.ordered("lag")[0].task == "Partition 3"

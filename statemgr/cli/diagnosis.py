@@ -1,0 +1,264 @@
+"""Looks for the faults of ``docs/runbook.md`` in a job that may be running. Reads only, in a few requests.
+
+Steps of :meth:`Diagnosis.servers`, each of which waits for a few seconds at most:
+
+1. ask the brokers for the replicas of the job's topics
+2. ask the blob store for its time, and for one blob of the current checkpoints
+3. look at the free space of the directories that are on this machine
+
+Steps of :meth:`Diagnosis.tasks`:
+
+1. compare the clocks of the owners with the broker's
+2. a task is stuck if its checkpoint is old, and messages have waited for it for as long: the brokers say which was the
+   first message after a time
+3. the lag of a task grows if more messages have arrived since its oldest retained checkpoint than it has processed
+
+What costs a request for every blob, or writes, is not done here: ``gc --dry-run``, ``snapshots verify``, ``doctor``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from statemgr.blobs import open_raw_blob_store
+from statemgr.cli.checks import Report, Status, check_clock, check_space
+from statemgr.cli.migrate.status import published_together
+from statemgr.cli.overview import JobMonitor, JobOverview
+from statemgr.cli.patience import Patient
+from statemgr.cli.problems import (
+    MOST,
+    Fault,
+    Pace,
+    Problem,
+    brokers,
+    in_order,
+    late_ms,
+    of_clocks,
+    of_error,
+    of_pace,
+    published,
+    store_address,
+)
+from statemgr.config.factories import BLOB_STORE
+from statemgr.errors import MissingBlob, StatemgrError
+from statemgr.ids import source_topic
+from statemgr.model.checkpoint import BlobMarker, CheckpointRecord
+from statemgr.ports import BlobStore
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin._topic import TopicDescription
+
+#: Seconds that a server may take to answer before it counts as gone.
+PATIENCE_S = 3.0
+#: Seconds for which an answer is used again.
+_FRESH_S = 2.0
+#: Partitions that are asked about for one list.
+_MOST_PARTITIONS = 5000
+#: An offset after every message.
+_END = 1 << 63
+
+
+class Diagnosis:
+    """The problems of one job. Safe to use from many threads; it keeps its clients. Close it before the monitor."""
+
+    def __init__(self, monitor: JobMonitor) -> None:
+        self._monitor = monitor
+        self._config, self._clock = monitor.config, monitor.services.clock
+        self._brokers = Patient(self._replicas, self._clock, _FRESH_S)
+        self._store: BlobStore | None = None
+        self._blobs = Patient(self._ask_blobs, self._clock, _FRESH_S)
+        #: A blob that a current checkpoint needs, as far as known.
+        self._known_blob: str | None = None
+        self._topics: set[str] = set()
+
+    def problems(self, found: JobOverview) -> list[Problem]:
+        """All that is wrong, causes first."""
+        return in_order([*self.servers(), *self.tasks(found)])
+
+    # --- servers ----------------------------------------------------------------------------------------------------
+
+    def servers(self) -> list[Problem]:
+        """Problems of the brokers, of the blob store and of this machine's disks."""
+        places = [(self._brokers, Fault.BROKER_GONE, brokers(self._config))]  # 1
+        if self._config.blob_uri is not None:
+            places.append((self._blobs, Fault.BLOB_STORE_GONE, store_address(self._config)))  # 2
+        deadline_s = self._clock.monotonic() + PATIENCE_S
+        for patient, _, _ in places:
+            patient.ask(0)  # they run at the same time
+        found: list[Problem] = []
+        for patient, fault, part in places:
+            answer = patient.ask(max(deadline_s - self._clock.monotonic(), 0))
+            if answer.error is not None:
+                found.append(of_error(answer.error, self._config))
+            elif answer.waiting_s is not None and answer.waiting_s >= PATIENCE_S / 2:
+                hide = self._config.hider()
+                found.append(Problem(fault, hide(part), f"There has been no answer for {answer.waiting_s:.0f} s."))
+            else:
+                found += answer.value or ()
+        return [*found, *self._disks()]  # 3
+
+    def _replicas(self) -> list[Problem]:
+        config = self._config
+        own = {config.checkpoint_topic, *(store.changelog_topic for store in config.stores.values())}
+        described = self._monitor.metadata.describe(sorted(own | self._topics | set(config.inputs)))
+        return list(_lost(described))
+
+    def _ask_blobs(self) -> list[Problem]:
+        store = self._open_store()
+        if store is None:
+            return []
+        report = Report()
+        if urlsplit(self._config.blob_uri or "").scheme == "s3":  # a directory would be written to
+            before_ms = self._now_ms()
+            store_ms = store.administration.time_ms()
+            check_clock(report, "the blob store's", store_ms - (before_ms + self._now_ms()) // 2)
+        if self._known_blob is not None:
+            try:
+                store.stat(self._known_blob)
+            except MissingBlob as error:
+                directory = self._directory()
+                if directory is None or directory.is_dir():
+                    return [of_error(error, self._config)]
+                detail = "The directory does not exist, or its disk is not mounted."
+                return [Problem(Fault.BLOB_STORE_GONE, str(directory), detail)]
+        wrong = [one for one in report.findings if one.status is Status.PROBLEM]
+        return [Problem(Fault.WRONG_CLOCK, "this machine's clock, or the blob store's", one.detail) for one in wrong]
+
+    def _open_store(self) -> BlobStore | None:
+        if self._store is None and self._config.blob_uri is not None:
+            self._store = open_raw_blob_store(self._config, self._clock)
+        return self._store
+
+    def _directory(self) -> Path | None:
+        """The blob store's directory on this machine, if it is one."""
+        parts = urlsplit(self._config.blob_uri or "")
+        return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+    def _disks(self) -> Iterator[Problem]:
+        for directory in filter(None, (self._config.state_dir, self._directory())):
+            report = Report()
+            try:
+                check_space(report, directory, shutil.disk_usage(directory).free)
+            except OSError:
+                continue  # on another machine
+            for one in report.findings:
+                if one.status is Status.PROBLEM:
+                    yield Problem(Fault.DISK_FULL, str(directory), f"{one.detail}.")
+
+    # --- tasks ------------------------------------------------------------------------------------------------------
+
+    def tasks(self, found: JobOverview) -> list[Problem]:
+        """Problems that the checkpoints and the input show. Problems of the brokers are in :meth:`servers`."""
+        try:
+            records = self._monitor.reader.records()
+            owners = {task.task: task.owner for task in found.tasks}
+            if published_together(list(records.values())):
+                records = dict(list(records.items())[:1])
+            self._remember(records.values())
+            clocks = (
+                of_clocks(one, owners.get(one.task, ""), self._now_ms(), self._config) for one in records.values()
+            )
+            problems = [problem for several in clocks for problem in several]  # 1
+            behind = [one for one in records.values() if _waiting(one, found.lags)]
+            problems += self._stuck(found, behind, owners)  # 2
+            stuck = {problem.part for problem in problems if problem.fault is Fault.MEMBER_STUCK}
+            problems += self._growing(found, [one for one in behind if _part(one.task, owners) not in stuck])  # 3
+            return problems
+        except StatemgrError as error:
+            return [of_error(error, self._config)]
+
+    def _stuck(
+        self, found: JobOverview, behind: Sequence[CheckpointRecord], owners: Mapping[str, str]
+    ) -> Iterator[Problem]:
+        config, now_ms = self._config, self._now_ms()
+        late = [one for one in behind if now_ms - published(one.current) > late_ms(one, config)]
+        first = self._first_after(
+            {source: now_ms - late_ms(one, config) for one in late for source in _waiting(one, found.lags)}
+        )
+        for record in late:
+            waiting = [
+                source
+                for source in _waiting(record, found.lags)
+                if first.get(source, _END) > record.current.input_offsets[source]
+            ]
+            if waiting:
+                age_s = (now_ms - published(record.current)) / 1000
+                lag = sum(found.lags[source] or 0 for source in waiting)
+                detail = f"Its newest checkpoint is {age_s:.0f} s old, and {lag:,} messages wait, {waiting[0]} first."
+                yield Problem(Fault.MEMBER_STUCK, _part(record.task, owners), detail)
+
+    def _growing(self, found: JobOverview, behind: Sequence[CheckpointRecord]) -> Iterator[Problem]:
+        known = [one for one in behind if len(one.checkpoints) > 1 and one.checkpoints[-1].published_ms]
+        since = {source: published(one.checkpoints[-1]) for one in known for source in _waiting(one, found.lags)}
+        first = self._first_after(since)
+        for record in known:
+            newest, oldest = record.current, record.checkpoints[-1]
+            window_s = (published(newest) - published(oldest)) / 1000
+            until_now_s = max(self._now_ms() - published(oldest), 1) / 1000
+            sources = [source for source in _waiting(record, found.lags) if source in oldest.input_offsets]
+            if window_s <= 0 or not sources:
+                continue
+            ends = {source: newest.input_offsets[source] + (found.lags[source] or 0) for source in sources}
+            arrived = sum(max(ends[source] - first.get(source, _END), 0) for source in sources)
+            processed = sum(newest.input_offsets[at] - oldest.input_offsets[at] for at in sources)
+            lag = sum(found.lags[source] or 0 for source in sources)
+            yield from of_pace(record.task, sources, Pace(lag, arrived / until_now_s, processed / window_s))
+
+    def _first_after(self, times: Mapping[str, int]) -> dict[str, int]:
+        """Source partition → the offset of its first message at or after a time. One that has none is missing."""
+        asked = {
+            (topic, int(source.rpartition("-")[2])): at
+            for source, at in list(times.items())[:_MOST_PARTITIONS]
+            if (topic := source_topic(source)) is not None
+        }
+        found = self._monitor.metadata.first_after(asked)
+        return {f"{topic}-{number}": offset for (topic, number), offset in found.items()}
+
+    def _remember(self, records: Collection[CheckpointRecord]) -> None:
+        """Keep what the checks of the servers ask for."""
+        for record in records:
+            self._topics |= {t for s in record.current.input_offsets if (t := source_topic(s)) is not None}
+        for record in islice(records, 1):
+            for store, marker in record.current.state_checkpoint_markers.get(BLOB_STORE, {}).items():
+                if isinstance(marker, BlobMarker):
+                    blob = marker.blob or self._monitor.reader.chain(record.task, store, marker).snapshot.index
+                    self._known_blob = blob.blob_id
+
+    def _now_ms(self) -> int:
+        return self._clock.time_ns() // 1_000_000
+
+    def close(self) -> None:
+        """Close the blob store's connections."""
+        if self._store is not None:
+            self._store.close()
+
+
+def _waiting(record: CheckpointRecord, lags: Mapping[str, int | None]) -> list[str]:
+    """The source partitions of a task that have messages after its checkpoint."""
+    return [source for source in sorted(record.current.input_offsets) if lags.get(source)]
+
+
+def _part(task: str, owners: Mapping[str, str]) -> str:
+    return f"{task}, owner {owners[task]}" if owners.get(task) else task
+
+
+def _lost(described: Mapping[str, TopicDescription]) -> Iterator[Problem]:
+    """Brokers that lack, by what the other brokers say of the partitions."""
+    lacks: dict[str, list[str]] = {}
+    for topic, description in sorted(described.items()):
+        for partition in description.partitions:
+            place = f"{topic}-{partition.id}"
+            in_sync = {node.id for node in partition.isr or ()}
+            leads = partition.leader is not None and partition.leader.id >= 0
+            for node in partition.replicas or ():
+                if node.id not in in_sync or not leads:
+                    lacks.setdefault(f"broker {node.id}", []).append(place if leads else f"{place} (no leader)")
+    for broker, places in lacks.items():
+        more = f" and {len(places) - MOST} more" if len(places) > MOST else ""
+        detail = f"Its replicas are not in sync: {', '.join(places[:MOST])}{more}."
+        yield Problem(Fault.BROKER_GONE, broker, detail)

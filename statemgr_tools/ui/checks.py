@@ -1,0 +1,142 @@
+"""Checks that a click starts, because they ask about every blob, or write. They run in the background, one of each kind
+at a time."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+
+from statemgr.backends.blobs.catalogue import Catalogue
+from statemgr.backends.services import Services
+from statemgr.cli.checks import Report
+from statemgr.cli.doctor import examine
+from statemgr.cli.output import moment
+from statemgr.cli.problems import Problem, of_error, of_garbage, of_report, of_verified
+from statemgr.config import JobConfig
+from statemgr.config.factories import BLOB_STORE
+from statemgr.errors import InvalidError, StatemgrError
+from statemgr.flows.gc import GarbageReport, collect_garbage
+from statemgr.flows.verify_blobs import Verified, verify_blobs
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.model.checkpoint import BlobRef, CheckpointRecord
+from statemgr.ports import Progress
+
+_AT_ONCE = 16
+#: What the button on the page of a job starts.
+DEEPER = ("blobs", "verify", "doctor")
+
+
+@dataclass(frozen=True, slots=True)
+class BlobBytes:
+    """All blobs below the job's prefix. ``live``: bytes that the current checkpoints need."""
+
+    report: GarbageReport
+    live: int
+
+
+@dataclass
+class Run:
+    """A check of the whole blob store that runs, or the last one. Times are epoch milliseconds."""
+
+    started_ms: int
+    progress: str = "starting"
+    ended_ms: int | None = None
+    result: BlobBytes | Verified | Report | None = None
+    error: StatemgrError | None = None
+
+
+class Checks:
+    """The checks of one job. ``runs``: the last run of each, by its name. Safe to use from many threads."""
+
+    def __init__(self, config: JobConfig, services: Services) -> None:
+        self.runs: dict[str, Run] = {}
+        self._config = config
+        self._services = services
+        self._starting = threading.Lock()
+
+    def problems(self) -> Iterator[Problem]:
+        """What the last run of each check found."""
+        for run in list(self.runs.values()):
+            yield from self._of_run(run)
+
+    def _of_run(self, run: Run) -> Iterator[Problem]:
+        found: Iterable[Problem] = ()
+        match run.result:
+            case BlobBytes(report=report):
+                found = of_garbage(report, self._config)
+            case Verified() as verified:
+                found = of_verified(verified)
+            case Report() as report:
+                found = of_report(report, self._config, socket.gethostname())
+        if run.error is not None:
+            found = [of_error(run.error, self._config)]
+        for one in found:
+            yield replace(one, detail=f"{one.detail} (Checked at {moment(run.ended_ms or run.started_ms)}.)")
+
+    def start(self, kind: str) -> None:
+        """Start a check in the background, unless it runs already. Raises: InvalidError if there is no such check.
+
+        ``verify`` asks for every needed blob, ``read`` also reads its bytes, ``blobs`` counts bytes by kind, and
+        ``doctor`` tries what the job needs.
+        """
+        work: dict[str, Callable[[Progress], BlobBytes | Verified | Report]] = {
+            "verify": partial(self._verify, 0.0),
+            "read": partial(self._verify, 1.0),
+            "blobs": self._blobs,
+            "doctor": self._doctor,
+        }
+        if kind not in work:
+            raise InvalidError("there is no such check", hint="choose one on the page")
+        with self._starting:
+            known = self.runs.get(kind)
+            if known is None or known.ended_ms is not None:
+                run = self.runs[kind] = Run(self._now_ms())
+                threading.Thread(target=self._run, args=(run, work[kind]), daemon=True).start()
+
+    def _run(self, run: Run, work: Callable[[Progress], BlobBytes | Verified | Report]) -> None:
+        def progress(what: str, done: int, total: int) -> None:
+            run.progress = f"{what}: {done:,} of {total:,}" if total else f"{what}: {done:,}"
+
+        try:
+            run.result = work(progress)
+        except StatemgrError as error:
+            run.error = error
+        except Exception as error:  # shown on the page: nobody waits for the thread
+            run.error = StatemgrError(f"{type(error).__name__}: {error}")
+        run.ended_ms = self._now_ms()
+
+    def _doctor(self, _: Progress) -> Report:
+        examine(report := Report(), self._config)
+        return report
+
+    def _verify(self, share: float, progress: Progress) -> Verified:
+        services = self._services
+        with closing(CheckpointTopic(self._config, services.clock)) as log:
+            return verify_blobs(services, log.read, (), share, progress)
+
+    def _blobs(self, progress: Progress) -> BlobBytes:
+        services = self._services
+        with closing(CheckpointTopic(self._config, services.clock)) as log:
+            report = collect_garbage(services, log, progress)
+            records = list(log.read().values())
+        catalogue = Catalogue(services.transfer)
+
+        def needed(record: CheckpointRecord) -> dict[BlobRef, int]:
+            current = record.current
+            found: dict[BlobRef, int] = {}
+            for store, marker in current.state_checkpoint_markers.get(BLOB_STORE, {}).items():
+                found.update(catalogue.needed(services.identity(record.task, store), marker))
+            return found | {one.blob: one.blob.size for one in current.attachments if one.blob is not None}
+
+        live: dict[BlobRef, int] = {}
+        with services.executors.pool("live", _AT_ONCE) as pool:
+            for one in pool.map(needed, records):
+                live.update(one)
+        return BlobBytes(report, sum(live.values()))
+
+    def _now_ms(self) -> int:
+        return self._services.clock.time_ns() // 1_000_000

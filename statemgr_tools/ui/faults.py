@@ -1,0 +1,102 @@
+"""What is wrong with a job, at the top of its page, and the runbook, which says what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from statemgr.cli.output import moment
+from statemgr.cli.problems import Problem, may_follow
+from statemgr.cli.top import seconds
+from statemgr.errors import MissingError
+from statemgr_tools.ui.checks import DEEPER
+from statemgr_tools.ui.markup import Child, Markup, table, tag
+from statemgr_tools.ui.model import JobView, Look
+
+_NOTHING = (
+    "Nothing, by what this page reads: the brokers, the checkpoint topic, the input, the blob store, the disks of this "
+    "machine, and the processes that --metrics names."
+)
+_DEEPER = (
+    "Look deeper asks about every blob, and runs statemgr doctor on this machine. Doctor writes a temporary topic, a "
+    "blob and a file, and removes them."
+)
+
+
+def wrong(view: JobView, look: Look) -> Child:
+    """The list of problems, causes first, each with a link to its section of the runbook."""
+    rows = [
+        (
+            tag("a", one.fault.title, href=f"/runbook#{one.fault.value}"),
+            one.part,
+            one.detail + (" This may follow from a problem above." if may_follow(one, look.problems) else ""),
+        )
+        for one in look.problems
+    ]
+    headers = ("fault", "part at fault", "what was seen")
+    return [tag("h2", "What is wrong"), _waiting(look), table("Problems", headers, rows, _NOTHING), _deeper(view)]
+
+
+def _waiting(look: Look) -> Child:
+    if look.error is None and look.waiting_s is None:
+        return None
+    shown = "" if look.overview is None else f" The tasks below are from {moment(look.overview.taken_ms)}."
+    if look.error is None and look.waiting_s is not None:
+        return tag("p", f"Reading the checkpoint topic for {seconds(look.waiting_s)} so far.{shown}", role="status")
+    return tag("p", f"The checkpoint topic cannot be read.{shown}", role="status")
+
+
+def _deeper(view: JobView) -> Child:
+    kinds = deeper_checks(view)
+    running = [kind for kind in kinds if kind in view.runs and view.runs[kind].ended_ms is None]
+    if running:
+        return tag("p", f"Looking deeper. These checks still run: {', '.join(running)}.", role="status")
+    ended = [view.runs[kind].ended_ms for kind in kinds if kind in view.runs]
+    last = f" It last ended at {moment(max(filter(None, ended)))}." if any(ended) else ""
+    hidden = tag("input", type="hidden", name="kind", value="deeper")
+    return [
+        tag("form", hidden, tag("button", "Look deeper"), method="post", action="run"),
+        tag("p", _DEEPER + last, class_="soft"),
+    ]
+
+
+def deeper_checks(view: JobView) -> Sequence[str]:
+    """The checks that the button starts."""
+    return DEEPER if view.config.blob_uri is not None else [kind for kind in DEEPER if kind == "doctor"]
+
+
+def names(problems: Sequence[Problem]) -> str:
+    """The faults, each once."""
+    return ", ".join(dict.fromkeys(one.fault.title for one in problems))
+
+
+# --- the runbook -----------------------------------------------------------------------------------------------------
+
+
+@cache
+def runbook() -> Markup:
+    """The page ``docs/runbook.md``. Its links to other documents become plain text. Raises: MissingError."""
+    from markdown_it import MarkdownIt
+
+    package = Path(str(resources.files("statemgr_tools.ui")))
+    for place in (package / "runbook.md", package.parents[1] / "docs" / "runbook.md"):
+        if place.is_file():
+            text = place.read_text(encoding="utf-8")
+            break
+    else:
+        raise MissingError("the runbook is not installed", hint="install statemgr again")
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = parser.parse(text.partition("\n")[2])  # the page has a title of its own
+    for number, token in enumerate(tokens):
+        if token.type == "heading_open":
+            token.attrSet("id", tokens[number + 1].content.lower().replace(" ", "-"))
+        elif token.type == "inline":
+            outside = False
+            for child in token.children or ():
+                if child.type == "link_open":
+                    outside = not str(child.attrGet("href")).startswith("#")
+                if child.type in ("link_open", "link_close") and outside:
+                    child.type, child.tag, child.content, child.attrs = "text", "", "", {}
+    return Markup(parser.renderer.render(tokens, parser.options, {}))
