@@ -17,6 +17,7 @@ from statemgr.engine.metrics import Metrics
 from statemgr.engine.open_tasks import Assignment
 from statemgr.engine.opening import TaskOpener
 from statemgr.engine.task import Task
+from statemgr.engine.tracing import trace_job
 from statemgr.errors import ClosedError, InvalidError, MissingState
 from statemgr.flows.commit import Refill
 from statemgr.flows.open_job import JobTopics
@@ -69,6 +70,7 @@ class StateManager:
         self._job: JobCoordinator | None = None
         self._closed = False
         self.metrics.health.base = self._condition
+        self._tracing = trace_job(config.job_key)
 
     # --- a consumer loop -----------------------------------------------------------------------------------------
 
@@ -300,6 +302,8 @@ class StateManager:
             closing.callback(self._log.close)
             closing.callback(self._inputs.close)
             closing.callback(self.metrics.close)
+            if self._tracing is not None:
+                closing.callback(self._tracing.close)
             if self._job is not None:
                 closing.callback(self._job.close)
             closing.callback(self._tasks.close)

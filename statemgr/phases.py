@@ -2,13 +2,18 @@
 
 Flows announce each step before they take it. Metrics, progress bars, the demo and the crash tests observe them.
 An observer runs on the thread of the flow, and an exception in it is raised there.
+
+A :class:`Flow` is one whole commit, publish, restore or snapshot, with a beginning, an end and attributes. Traces are
+made from flows and the steps in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import StrEnum
+from typing import Protocol
 
 
 class Phase(StrEnum):
@@ -108,3 +113,80 @@ def observed(observer: Observer) -> Iterator[None]:
         yield
     finally:
         remove_observer(observer)
+
+
+# --- whole flows -----------------------------------------------------------------------------------------------------
+
+
+class Flow:
+    """A commit, publish, restore or snapshot that has begun. :meth:`end` it exactly once; further calls do nothing.
+
+    Attributes:
+        name: ``commit``, ``publish``, ``restore`` or ``snapshot``.
+        subject: as in :func:`announce`.
+        job: ``<name>/<ID>`` of the job.
+        attributes: what is known at the end, such as ``checkpoint`` and ``bytes``.
+    """
+
+    def __init__(self, name: str, subject: str, job: str) -> None:
+        self.name = name
+        self.subject = subject
+        self.job = job
+        self.attributes: dict[str, str | int] = {}
+        self._observers = [one for one, wanted in tuple(_flow_observers) if wanted is None or wanted == job]
+        for observer in self._observers:
+            observer.began(self)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The flow has ended, with or without an error."""
+        observers, self._observers = self._observers, []
+        for observer in observers:
+            observer.ended(self, error)
+
+    @contextmanager
+    def here(self) -> Iterator[Flow]:
+        """The steps that this thread announces in the block belong to the flow. An error ends it."""
+        token = _current.set(self)
+        try:
+            yield self
+        except BaseException as error:
+            self.end(error)
+            raise
+        finally:
+            _current.reset(token)
+
+
+@contextmanager
+def flow(name: str, subject: str, job: str) -> Iterator[Flow]:
+    """A flow that begins and ends with the block, on one thread."""
+    begun = Flow(name, subject, job)
+    with begun.here():
+        yield begun
+    begun.end()
+
+
+class FlowObserver(Protocol):
+    """Is told of flows, on their threads. It must not raise exceptions."""
+
+    def began(self, flow: Flow) -> None: ...
+
+    def ended(self, flow: Flow, error: BaseException | None) -> None: ...
+
+
+_flow_observers: list[tuple[FlowObserver, str | None]] = []
+_current: ContextVar[Flow | None] = ContextVar("statemgr_flow", default=None)
+
+
+def current_flow() -> Flow | None:
+    """The flow to which the steps that this thread announces belong, if it is known here."""
+    return _current.get()
+
+
+def add_flow_observer(observer: FlowObserver, job: str | None = None) -> None:
+    """Tell ``observer`` of the flows of a job that begin from now on (None: of all jobs)."""
+    _flow_observers.append((observer, job))
+
+
+def remove_flow_observer(observer: FlowObserver) -> None:
+    """Tell it of no further flow. An observer that was not added is ignored."""
+    _flow_observers[:] = [entry for entry in _flow_observers if entry[0] is not observer]

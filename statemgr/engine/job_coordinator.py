@@ -24,6 +24,7 @@ from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout, Micr
 from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import Permissions
+from statemgr.phases import flow
 from statemgr.ports import CheckpointLog, Publisher
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,11 @@ class JobCoordinator(Coordinator):
             for clean_up in self.clean_ups.values():
                 clean_up.retry_ttls()
             follow_up = partial(self._start_clean_up, commits, dict(self.published.records))
-            self._publish(commits, follow_up, batch, inputs)
+            with flow("publish", self._services.config.job_name, self._services.config.job_key) as publishing:
+                self._publish(commits, follow_up, batch, inputs)
+                newest = max(one.checkpoint_id for one in self._checkpoints().values())
+                added = sum(commit.added_bytes for commit in commits)
+                publishing.attributes |= {"checkpoint": str(newest), "bytes": added, "tasks": len(commits)}
             follow_up()
         if wait:
             self._cleaner.take()

@@ -36,6 +36,7 @@ from statemgr.kafka.input_topics import InputTopics, TaskInputs
 from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
 from statemgr.model.checkpoint import Layout
 from statemgr.model.permissions import Permissions
+from statemgr.phases import flow
 from statemgr.ports import CheckpointLog, Progress
 
 
@@ -76,7 +77,9 @@ class TaskOpener:
         self._tasks.claim(assignment)  # 1
         try:
             self.topics.ensure(allow_empty_start=permissions.allow_empty_start)  # 2
-            assignment.task = opened = self._open(assignment, permissions, progress)
+            with flow("restore", assignment.name, self.services.config.job_key) as restoring:
+                assignment.task = opened = self._open(assignment, permissions, progress)
+                restoring.attributes |= _restored(opened)
         except BaseException:
             self._tasks.forget(assignment.name)
             raise
@@ -164,3 +167,14 @@ class TaskOpener:
                 hint="job.tasks is the number of partitions of the input",
                 job=config.job_name,
             )
+
+
+def _restored(task: Task) -> dict[str, str | int]:
+    """The attributes of a restore."""
+    checkpoint = task.last_checkpoint
+    return {
+        "bytes": sum(one.bytes_fetched for one in task.restored),
+        "records": sum(one.records for one in task.restored),
+        "backends": ", ".join(sorted({one.factory for one in task.restored})),
+        **({} if checkpoint is None else {"checkpoint": str(checkpoint.checkpoint_id)}),
+    }

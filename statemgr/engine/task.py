@@ -27,6 +27,7 @@ from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.commit import PreparedCommit, ProducedRecord
 from statemgr.model.permissions import Permissions
 from statemgr.model.plan import check_serdes
+from statemgr.phases import Flow
 from statemgr.serdes import SerdeLike, SerdeName, TypedSerde
 from statemgr.serdes.serde import K, V
 
@@ -225,15 +226,20 @@ class Task:
             self._pending.make_way()
             if self._closed:
                 raise ClosedError("the task is closed", task=self.name)
-            self._coordinator.settle()
-            self._coordinator.snapshots.raise_failures()
-            base = self._coordinator.next_base()
-            input_ids = self._inputs.asked(input_offsets)
-            with self._ahead.held(), self.metrics.phase("flush"):
-                waiting = self._coordinator.output.waiting()
-                frozen = freeze(self._services, self._stores, base, input_offsets, waiting, local_copy=materialize)
-            self.metrics.carried(sum(self._stores[name].changes_in(part) for name, part in frozen.stores.items()))
-            return self._pending.start(lambda: self._finish(frozen, input_ids, materialize))
+            with Flow("commit", self.name, self._services.config.job_key).here() as flow:
+                return self._begin(input_offsets, materialize, flow)
+
+    def _begin(self, input_offsets: Mapping[str, int], materialize: bool, flow: Flow) -> Future[Checkpoint]:
+        """The part of a commit that the task waits for."""
+        self._coordinator.settle()
+        self._coordinator.snapshots.raise_failures()
+        base = self._coordinator.next_base()
+        input_ids = self._inputs.asked(input_offsets)
+        with self._ahead.held(), self.metrics.phase("flush"):
+            waiting = self._coordinator.output.waiting()
+            frozen = freeze(self._services, self._stores, base, input_offsets, waiting, local_copy=materialize)
+        self.metrics.carried(sum(self._stores[name].changes_in(part) for name, part in frozen.stores.items()))
+        return self._pending.start(lambda: self._finish(frozen, input_ids, materialize, flow))
 
     @property
     def pending_commit_seconds(self) -> float | None:
@@ -249,13 +255,15 @@ class Task:
         is_known = self._pending.seconds is None and self._coordinator.settled
         return self._coordinator.next_base() if is_known else None
 
-    def _finish(self, frozen: FrozenCommit, input_ids: InputIds, materialize: bool) -> Checkpoint:
+    def _finish(self, frozen: FrozenCommit, input_ids: InputIds, materialize: bool, flow: Flow) -> Checkpoint:
         """The asynchronous part of a commit, on the commit thread."""
-        with self.metrics.commit():
+        with flow.here(), self.metrics.commit():
             try:
                 prepared = self._prepare(frozen, materialize)
                 checkpoint = self._coordinator.publish(frozen, prepared, input_ids)
                 self.metrics.log.committed(checkpoint)
+                flow.attributes |= {"checkpoint": str(checkpoint.checkpoint_id), "bytes": prepared.added_bytes}
+                flow.end()
                 return checkpoint
             except (CorruptFile, MissingFile) as error:
                 lost = [store.give_up(error) for store in self._stores.values()]

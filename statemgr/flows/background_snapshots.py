@@ -32,7 +32,7 @@ from statemgr.flows.worker import Worker
 from statemgr.logs import Event, size, tell
 from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.model.hashing import content_hash
-from statemgr.phases import Phase
+from statemgr.phases import Phase, flow
 from statemgr.ports import Backlog, FinishedDirectory, SegmentBackupManager, StoreIdentity, StoreSnapshot
 
 log = logging.getLogger(__name__)
@@ -204,20 +204,23 @@ def materialize(
     Raises: RetryableError, AccessDenied, DiskFull, CorruptError, ClosedError.
     """
     identity = store.identity
-    identity.announce(Phase.MATERIALIZE)
-    begun = services.clock.monotonic()
-    attempt = services.ids.attempt_id()
-    with at_database:
-        go_on()
-        staging, covered = store.concurrent_snapshot()
-    try:
-        made, state_id = store.finished(staging), f"{attempt}-{identity.store}"
-        with store.local_files():
-            manager.materialize(StoreSnapshot(identity, state_id, attempt, made, covered, None, check=go_on), marker)
-        store.keep_snapshot(made, state_id)
-    finally:
-        store.directories.discard(staging)
-    identity.announce(Phase.MATERIALIZED)
+    with flow("snapshot", str(identity), identity.job_key) as making:
+        identity.announce(Phase.MATERIALIZE)
+        begun = services.clock.monotonic()
+        attempt = services.ids.attempt_id()
+        with at_database:
+            go_on()
+            staging, covered = store.concurrent_snapshot()
+        try:
+            made, state_id = store.finished(staging), f"{attempt}-{identity.store}"
+            snapshot = StoreSnapshot(identity, state_id, attempt, made, covered, None, check=go_on)
+            with store.local_files():
+                manager.materialize(snapshot, marker)
+            store.keep_snapshot(made, state_id)
+        finally:
+            store.directories.discard(staging)
+        making.attributes["bytes"] = sum(length for length, _ in made.files.values())
+        identity.announce(Phase.MATERIALIZED)
     _tell_made(identity, made, services.clock.monotonic() - begun)
 
 
