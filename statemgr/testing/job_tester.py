@@ -7,35 +7,24 @@ own state manager and state directory.
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from itertools import count
-from pathlib import Path
-from shutil import rmtree
 from typing import Any, NamedTuple, Self
-from uuid import uuid4
 
 from statemgr.backends.services import Services
-from statemgr.blobs.memory import forget
 from statemgr.config import JobConfig
 from statemgr.engine.store import Store
 from statemgr.engine.task import Task
 from statemgr.errors import InvalidError, UnavailableError
-from statemgr.ids import IdSource, task_name
+from statemgr.ids import task_name
 from statemgr.manager import StateManager
 from statemgr.model.checkpoint import Checkpoint
-from statemgr.testing.clock import ControlledClock
-from statemgr.testing.memory_clients import MemoryGroupConsumer, served
-from statemgr.testing.memory_kafka import MemoryBroker
-from statemgr.wiring import open_services
+from statemgr.testing.memory_clients import MemoryGroupConsumer
+from statemgr.testing.memory_servers import START_MS, MemoryServers
 
 Process = Callable[[Task, Any], None]
 ProcessBatch = Callable[[Task, Sequence[Any]], None]
-#: 1 January 2024, 00:00 UTC.
-START_MS = 1_704_067_200_000
 #: Real seconds that a call of the tester may take.
 _PATIENCE_S = 60.0
 #: Real seconds between two looks at whether the job rests.
@@ -82,38 +71,30 @@ class JobTester:
         members: int = 1,
         start_ms: int = START_MS,
     ) -> None:
-        self._name = f"memory:{uuid4().hex}"
-        given = _in_memory(config, self._name)
+        self._servers = servers = MemoryServers(config, start_ms)
+        given = servers.config
         if not given.inputs:
             raise InvalidError("the job has no input topics to send to", hint="set task.inputs in its configuration")
         self._application = _Application(process, process_batch, on_open)
-        self._clock = ControlledClock(start_ms)
-        self._broker = MemoryBroker(lambda: self._clock.time_ns() // 1_000_000, given.tasks)
+        self._clock, self._broker = servers.clock, servers.broker
         self.config = self._given = given
         self._members: list[_Member] = []
         self._count = _checked_members(members)
-        self._closing = ExitStack()
-        self._directory: Path | None = None
-        self._ended = False
         for topic in given.inputs:
             self._broker.create(topic, given.tasks)
 
     def __enter__(self) -> Self:
-        self._closing.enter_context(served(self._broker, self._name))
-        directory = self._closing.enter_context(tempfile.TemporaryDirectory(prefix="statemgr-test-"))
-        self._directory = Path(directory)
-        self._closing.callback(forget, self._name.partition(":")[2])
-        self._closing.callback(self._kill)
+        self._servers.open()
         try:
             self._start(self._count)
         except BaseException:
-            self._closing.close()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._ended = True
-        self._closing.close()
+        self._kill()
+        self._servers.close()
 
     # --- input, output and state ---------------------------------------------------------------------------------
 
@@ -222,7 +203,7 @@ class JobTester:
         self._check_running("crash")
         self._kill()
         if lose_disk:
-            self._lose_disk()
+            self._servers.lose_disk()
 
     def stop(self) -> None:
         """End all members as SIGTERM does: each commits what it has processed. Raises: what the job raises."""
@@ -256,15 +237,7 @@ class JobTester:
             raise InvalidError("the job is running", hint="call crash() or stop() before restore()")
         config = self._given
         if backend is not None:
-            for store in config.stores.values():
-                if backend not in store.backup_factories:
-                    raise InvalidError(
-                        f"the store {store.name} has no backup in {backend}",
-                        hint=f"choose one of {', '.join(store.backup_factories)}, or change task.backup.factories",
-                        store=store.name,
-                    )
-            config = _restored_from(config, backend)
-            self._lose_disk()
+            config = self._servers.restoring_from(backend)
         if process is not None or process_batch is not None:
             self._application = _Application(process, process_batch, self._application.on_open)
         self.config = config
@@ -298,11 +271,9 @@ class JobTester:
 
     def _start(self, members: int) -> None:
         """Start the members that are missing, and wait until the job rests."""
-        assert self._directory is not None
         while len(self._members) < members:
-            directory = self._directory / f"member-{len(self._members)}"
-            config = JobConfig.from_mapping(self.config.to_mapping(), {"state.dir": str(directory)})
-            self._members.append(_Member(config, self._application, self._clock))
+            config = self._servers.on_disk(self.config, f"member-{len(self._members)}")
+            self._members.append(_Member(config, self._application, self._servers))
         self._settle()
 
     def _settle(self) -> None:
@@ -336,11 +307,6 @@ class JobTester:
         for member in members:
             member.end()
 
-    def _lose_disk(self) -> None:
-        assert self._directory is not None
-        for directory in self._directory.iterdir():
-            rmtree(directory)
-
     def _task(self, name: str | None) -> Task:
         self._check_running("look at a task")
         if name is None and self.config.tasks > 1:
@@ -360,8 +326,7 @@ class JobTester:
             raise InvalidError(f"cannot {what}: the job does not run", hint=_RESTORE_HINT)
 
     def _check_open(self) -> None:
-        if self._directory is None or self._ended:
-            raise InvalidError("the tester is not open", hint="use it in a block: `with JobTester(…) as tester:`")
+        self._servers.check_open("JobTester")
 
 
 class _Application(NamedTuple):
@@ -391,11 +356,8 @@ class _Manager(StateManager):
 class _Member:
     """A process of the job: a thread that runs the loop."""
 
-    def __init__(self, config: JobConfig, application: _Application, clock: ControlledClock) -> None:
-        numbers = count()
-        # checkpoint IDs differ by nanoseconds while the clock stands still
-        ids = IdSource(time_ns=lambda: clock.time_ns() + next(numbers), token=lambda: uuid4().hex)
-        self.manager = _Manager(config, lambda config: open_services(config, clock, ids))
+    def __init__(self, config: JobConfig, application: _Application, servers: MemoryServers) -> None:
+        self.manager = _Manager(config, servers.services)
         consumer = config.consumer("job-tester")
         assert isinstance(consumer, MemoryGroupConsumer)
         self.consumer = consumer
@@ -435,20 +397,6 @@ class _Member:
             self.loop.run()
         except BaseException as error:
             self._error = error
-
-
-def _in_memory(given: JobConfig | Mapping[str, object], name: str) -> JobConfig:
-    """The configuration on a broker and a blob store in memory. Raises: ConfigError."""
-    places = {"kafka.bootstrap.servers": name, "blob.store.uri": f"memory://{name.partition(':')[2]}"}
-    config = given if isinstance(given, JobConfig) else JobConfig.from_mapping(given, places)
-    replaced = ("kafka.", "blob.store.s3.", "metrics.port", "state.dir")
-    kept = {key: value for key, value in config.to_mapping().items() if not key.startswith(replaced)}
-    return JobConfig.from_mapping(kept, places)
-
-
-def _restored_from(config: JobConfig, backend: str) -> JobConfig:
-    mapping = {key: value for key, value in config.to_mapping().items() if not key.endswith(".restore.factories")}
-    return JobConfig.from_mapping(mapping, {"task.restore.factories": [backend]})
 
 
 def _checked_members(members: int) -> int:

@@ -1,0 +1,117 @@
+"""What the testers of jobs share: a broker and a blob store in memory, a clock that the test moves, and a directory for
+local state."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from shutil import rmtree
+from uuid import uuid4
+
+from statemgr.backends.services import Services
+from statemgr.blobs.memory import forget
+from statemgr.config import JobConfig
+from statemgr.errors import InvalidError
+from statemgr.ids import IdSource
+from statemgr.manager import StateManager
+from statemgr.testing.clock import ControlledClock
+from statemgr.testing.memory_clients import served
+from statemgr.testing.memory_kafka import MemoryBroker
+from statemgr.wiring import open_services
+
+#: 1 January 2024, 00:00 UTC.
+START_MS = 1_704_067_200_000
+
+
+class MemoryServers:
+    """The servers of one job, from :meth:`open` to :meth:`close`.
+
+    Args:
+        given: the job's configuration, or its mapping. The settings of Kafka, of the blob store's place, of
+            ``state.dir`` and of the metrics' port are replaced.
+        start_ms: the time at which the clock begins, in epoch milliseconds.
+
+    Attributes:
+        config: the configuration on these servers.
+    """
+
+    def __init__(self, given: JobConfig | Mapping[str, object], start_ms: int = START_MS) -> None:
+        self._id = uuid4().hex
+        self.config = _in_memory(given, self._id)
+        self.clock = ControlledClock(start_ms)
+        self.broker = MemoryBroker(lambda: self.now_ms, self.config.tasks)
+        self._numbers = count()
+        self._closing = ExitStack()
+        self._directory: Path | None = None
+
+    def open(self) -> None:
+        """Start the servers."""
+        self._closing.enter_context(served(self.broker, f"memory:{self._id}"))
+        directory = self._closing.enter_context(tempfile.TemporaryDirectory(prefix="statemgr-test-"))
+        self._directory = Path(directory)
+        self._closing.callback(forget, self._id)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._directory = None
+        self._closing.close()
+
+    def check_open(self, tester: str) -> None:
+        """Raises: InvalidError before :meth:`open` and after :meth:`close`."""
+        if self._directory is None:
+            raise InvalidError("the tester is not open", hint=f"use it in a block: `with {tester}(…) as tester:`")
+
+    @property
+    def now_ms(self) -> int:
+        """The time of the clock, in epoch milliseconds."""
+        return self.clock.time_ns() // 1_000_000
+
+    def services(self, config: JobConfig) -> Services:
+        """The services of a process of the job."""
+        # checkpoint IDs differ by nanoseconds while the clock stands still
+        ids = IdSource(time_ns=lambda: self.clock.time_ns() + next(self._numbers), token=lambda: uuid4().hex)
+        return open_services(config, self.clock, ids)
+
+    def manager(self, config: JobConfig, partitioner: str) -> StateManager:
+        """A state manager of the job."""
+        return StateManager(config, partitioner, services=self.services)
+
+    def on_disk(self, config: JobConfig, name: str) -> JobConfig:
+        """The configuration with its local state in a directory of this name."""
+        assert self._directory is not None
+        return JobConfig.from_mapping(config.to_mapping(), {"state.dir": str(self._directory / name)})
+
+    def lose_disk(self) -> None:
+        """Delete all local state, as on new machines."""
+        assert self._directory is not None
+        for directory in self._directory.iterdir():
+            rmtree(directory)
+
+    def restoring_from(self, backend: str) -> JobConfig:
+        """Lose the disk. Returns: the configuration, in which this factory restores every store.
+
+        Raises: InvalidError if a store has no backup there.
+        """
+        for store in self.config.stores.values():
+            if backend not in store.backup_factories:
+                raise InvalidError(
+                    f"the store {store.name} has no backup in {backend}",
+                    hint=f"choose one of {', '.join(store.backup_factories)}, or change task.backup.factories",
+                    store=store.name,
+                )
+        self.lose_disk()
+        mapping = self.config.to_mapping()
+        kept = {key: value for key, value in mapping.items() if not key.endswith(".restore.factories")}
+        return JobConfig.from_mapping(kept, {"task.restore.factories": [backend]})
+
+
+def _in_memory(given: JobConfig | Mapping[str, object], name: str) -> JobConfig:
+    """The configuration on a broker and a blob store in memory. Raises: ConfigError."""
+    places = {"kafka.bootstrap.servers": f"memory:{name}", "blob.store.uri": f"memory://{name}"}
+    config = given if isinstance(given, JobConfig) else JobConfig.from_mapping(given, places)
+    replaced = ("kafka.", "blob.store.s3.", "metrics.port", "state.dir")
+    kept = {key: value for key, value in config.to_mapping().items() if not key.startswith(replaced)}
+    return JobConfig.from_mapping(kept, places)
