@@ -22,7 +22,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_integration import story
 from spark_integration.attempt import RESULT, Work, worker
@@ -72,6 +72,17 @@ _IDLE_SECONDS = 0.2
 _ADAPTIVE = "spark.sql.adaptive.enabled"
 
 
+def on_executors(rows: DataFrame, work: Work) -> list[Any]:
+    """Run an attempt at each task on Spark's executors. Returns: their results, with the columns of ``RESULT``."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return rows.mapInArrow(worker(work), from_arrow_schema(RESULT)).collect()
+
+
+#: Runs the attempts at the tasks of a batch: Spark's partition i has the rows of task i.
+RunStage = Callable[["DataFrame", Work], list[Any]]
+
+
 @dataclass(frozen=True)
 class Plan:
     """The parts of a query as the user declared them."""
@@ -83,6 +94,7 @@ class Plan:
     shaped: Callable[[DataFrame], DataFrame]
     output: Output
     on_batch: OnBatch | None = None
+    run_stage: RunStage = on_executors
 
 
 class Driver:
@@ -314,8 +326,6 @@ class Driver:
         )
 
     def _stage(self, rows: DataFrame, source: BatchInput) -> tuple[list[PreparedCommit], tuple[TaskReport, ...]]:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
         plan, order = self._plan, self._plan.bound.order
         if self._first is not None:
             rows, order = self._first.added_to(rows), (*order, *self._first.order)
@@ -323,7 +333,7 @@ class Driver:
         if order:
             spread = spread.sortWithinPartitions(*plan.partitioning.quoted(rows, order))
         with share_checkpoints(plan.config, self.published()) as checkpoints, _not_adaptive(rows.sparkSession):
-            results = spread.mapInArrow(worker(self._work(source, checkpoints)), from_arrow_schema(RESULT)).collect()
+            results = plan.run_stage(spread, self._work(source, checkpoints))
         failures = [from_json(row.error) for row in results if row.error is not None]
         if failures:
             # if another owner caused one of the errors, that explains the others

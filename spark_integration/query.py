@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from spark_integration import story
 from spark_integration.context import Bound, ProcessFunction, Program
-from spark_integration.driver import Driver, Plan
+from spark_integration.driver import Driver, Plan, RunStage, on_executors
 from spark_integration.heartbeat import with_heartbeat
 from spark_integration.location import Location
 from spark_integration.output_schema import can_be_local, to_arrow
@@ -144,15 +144,26 @@ class StatefulQuery:
             raise InvalidError(f"start has no option {unknown[0]!r}", hint=f"it has {', '.join(PERMISSIONS)}")
         configure_logging(self.config)
         uri = self._location()
-        self._check_complete()
-        assert self._partitioning is not None
-        if self.config.blob_uri is None:
-            raise ConfigError(
-                "a Spark job needs a blob store, even if all state is backed up to changelogs",
-                hint="executors leave output rows and changes there for the driver: set blob.store.uri",
-                key="blob.store.uri",
-            )
+        self.check_complete()
         rows = self._rows(StartingOffsets.of({}))
+        driver, manager = self.take_over(rows, **permissions)
+        try:
+            return self._start(driver, manager, uri)
+        except BaseException:
+            manager.close()
+            raise
+
+    def take_over(
+        self, rows: DataFrame, run_stage: RunStage = on_executors, **permissions: Unpack[PermissionFlags]
+    ) -> tuple[Driver, StateManager]:
+        """Check the query and take the job over. Returns: what runs its batches, and the manager, to be closed.
+
+        Args:
+            rows: the input, or any DataFrame with its columns.
+
+        Raises: as :meth:`start`.
+        """
+        assert self._partitioning is not None
         columns = self.output_schema(rows.sparkSession)
         if isinstance(self._output, KafkaOutput):
             self._output.check(columns)
@@ -170,12 +181,12 @@ class StatefulQuery:
             epoch = manager.acquire(**permissions)
             story.took_over(self.config, epoch)
             bound = None if prepared is None else prepared.bind(epoch.checkpoints)
-            driver = Driver(self._plan(bound), manager, epoch)
+            driver = Driver(self._plan(bound, run_stage), manager, epoch)
             manager.when_damaged(driver.repair)
-            return self._start(driver, manager, uri)
         except BaseException:
             manager.close()
             raise
+        return driver, manager
 
     def _start(self, driver: Driver, manager: StateManager, uri: str) -> RunningQuery:
         offsets = driver.input_offsets()
@@ -238,7 +249,8 @@ class StatefulQuery:
             hint=f".option({LOCATION!r}, 'file:///…'), one for each query",
         )
 
-    def _check_complete(self) -> None:
+    def check_complete(self) -> None:
+        """Raises: InvalidError, ConfigError, if a part of the query is missing or cannot be used."""
         missing = {
             "input": self._input,
             "key_by or partition_by_kafka_partition": self._partitioning,
@@ -249,6 +261,12 @@ class StatefulQuery:
             if value is None:
                 raise InvalidError("the query is not complete", hint=f"call {method} before start")
         to_arrow(parsed_schema(self._schema))  # refuses what cannot be stored
+        if self.config.blob_uri is None:
+            raise ConfigError(
+                "a Spark job needs a blob store, even if all state is backed up to changelogs",
+                hint="executors leave output rows and changes there for the driver: set blob.store.uri",
+                key="blob.store.uri",
+            )
 
     def output_schema(self, spark: SparkSession) -> StructType:
         """The columns of the output. Raises: AnalysisException, if a step does not fit."""
@@ -259,7 +277,7 @@ class StatefulQuery:
             rows = step(rows)
         return rows
 
-    def _plan(self, bound: Bound | None) -> Plan:
+    def _plan(self, bound: Bound | None, run_stage: RunStage) -> Plan:
         assert self._partitioning is not None
         assert self._output is not None
         if bound is None:
@@ -273,6 +291,7 @@ class StatefulQuery:
             shaped=self._shaped,
             output=self._output,
             on_batch=self._on_batch,
+            run_stage=run_stage,
         )
 
 

@@ -1,0 +1,205 @@
+"""``SparkJobTester``: a stateful query in the process of the test, on servers in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row, SparkSession, functions
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from spark_integration import StatefulQuery, stateful
+from spark_integration.testing import SparkJobTester
+from statemgr import JobConfig
+from statemgr.errors import InvalidError
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+CONFIG = JobConfig.from_mapping(
+    {
+        "job.name": "totals",
+        "job.tasks": 2,
+        "kafka.bootstrap.servers": "kafka:9092",
+        "blob.store.uri": "s3://bucket/prefix",
+        "task.backup.factories": ["blob-store", "kafka-changelog"],
+        "task.restore.factories": ["blob-store", "kafka-changelog"],
+        "stores.totals.value.serde": "integer",
+        "stores.totals.key.serde": "string",
+    }
+)
+ROWS = "key string, amount bigint"
+
+
+def totals(batches: Iterator[pa.RecordBatch], stores: Any, context: Any) -> Iterator[pa.RecordBatch]:
+    """Add up amounts by key."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            total = (stores["totals"].get(row["key"]) or 0) + row["amount"]
+            stores["totals"].put(row["key"], total)
+            yield pa.RecordBatch.from_pylist([{"key": row["key"], "total": total}])
+
+
+def query() -> StatefulQuery:
+    """The query of an application."""
+    made = StatefulQuery(CONFIG).key_by("key").process(totals, "key string, total bigint")
+    return made.then(lambda rows: rows.where("total > 0"))
+
+
+def contents(tester: SparkJobTester) -> dict[str, int]:
+    """What is published."""
+    return {row["key"]: row["value"] for row in tester.state("totals")}
+
+
+def test_batches_give_rows_and_state(spark: SparkSession) -> None:
+    """The rows are those after the steps that follow the state."""
+    with SparkJobTester(query(), ROWS, spark=spark) as tester:
+        assert sorted(tester.batch([("a", 1), ("b", 2), ("a", 3)])) == [("a", 1), ("a", 4), ("b", 2)]
+        assert tester.batch([{"key": "b", "amount": -2}]) == []
+        assert contents(tester) == {"a": 4, "b": 0}
+        assert {one.sequence for one in tester.checkpoints().values()} == {2}
+
+
+@pytest.mark.parametrize(
+    "backend",
+    ["kafka-changelog", pytest.param("blob-store", marks=pytest.mark.long), pytest.param(None, marks=pytest.mark.long)],
+)
+def test_a_driver_that_dies_loses_nothing(spark: SparkSession, backend: str | None) -> None:
+    """Before the publish the batch runs again; after it only the output is delivered."""
+    sequences: list[int] = []
+    declared = query().output(lambda rows, sequence: sequences.append(sequence))
+    with SparkJobTester(declared, ROWS, spark=spark) as tester:
+        tester.batch([("a", 1)])
+        assert tester.batch([("a", 2)], crash_before="publish") == []
+        assert contents(tester) == {"a": 1}
+        assert tester.restore(backend) == [("a", 3)]
+        assert tester.batch([("a", 4)], crash_before="output") == []
+        assert contents(tester) == {"a": 7}
+        assert tester.restore(backend) == [("a", 7)]
+        assert tester.batch([("a", 5)], lost_attempts=1) == [("a", 12)]
+        tester.crash(lose_disk=True)
+        assert tester.restore() == []
+        assert contents(tester) == {"a": 12}
+        assert sequences == [1, 2, 3, 4]
+
+
+def test_an_error_of_the_application_ends_the_query(spark: SparkSession) -> None:
+    """A new version of the application runs the failed batch again."""
+
+    def broken(batches: Iterator[pa.RecordBatch], stores: Any, context: Any) -> Iterator[pa.RecordBatch]:
+        raise ZeroDivisionError
+        yield from batches
+
+    with SparkJobTester(query().process(broken, "key string, total bigint"), ROWS, spark=spark) as tester:
+        with pytest.raises(ZeroDivisionError):
+            tester.batch([("a", 1)])
+        with pytest.raises(InvalidError, match="cannot run a batch: the query does not run"):
+            tester.batch([("b", 1)])
+        assert tester.restore(query=query()) == [("a", 1)]
+
+
+class Visits(StatefulProcessor):
+    """Counts the visits of a user, and tells when there was none for a minute."""
+
+    def init(self, handle: Any) -> None:
+        """Declare the state."""
+        self._handle = handle
+        self._count = handle.getValueState("count", "n bigint")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        """Count, and set the timer again."""
+        (seen,) = self._count.get() or (0,)
+        self._count.update((seen + sum(1 for _ in rows),))
+        for timer in self._handle.listTimers():
+            self._handle.deleteTimer(timer)
+        self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 60_000)
+        yield from ()
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
+        """The session is over."""
+        (seen,) = self._count.get()
+        self._count.clear()
+        yield Row(user=key[0], visits=seen)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_processor_with_timers(spark: SparkSession) -> None:
+    """Its clock moves with the tester's; its variables and timers can be read."""
+    config = JobConfig.from_mapping(
+        {key: value for key, value in CONFIG.to_mapping().items() if ".serde" not in key},
+        {"stores.totals.type": "rocksdb"},
+    )
+    groups = stateful(lambda _: None, "user", config=config)
+    frame = groups.transformWithState(Visits(), "user string, visits bigint", "Append", "ProcessingTime")
+    frame = frame.select(functions.upper("user").alias("user"), "visits")
+    with SparkJobTester(frame, "user string", spark=spark) as tester:
+        assert tester.batch([("ann",), ("bob",), ("ann",)]) == []
+        counted = {row["key"]["user"]: row["value"]["n"] for row in tester.state(variable="count")}
+        assert counted == {"ann": 2, "bob": 1}
+        assert tester.advance(seconds=30) == []
+        assert tester.batch([("bob",)]) == []
+        assert tester.advance(seconds=30) == [("ANN", 2)]
+        assert [row["key"]["user"] for row in tester.state(timers=True)] == ["bob"]
+        tester.crash()
+        tester.restore("kafka-changelog")
+        assert tester.advance(seconds=30) == [("BOB", 2)]
+        assert tester.state(variable="count") == []
+
+
+class Latest(StatefulProcessor):
+    """The newest amount of each user, once the watermark has passed its time."""
+
+    def init(self, handle: Any) -> None:
+        """Declare the state."""
+        self._handle = handle
+        self._amount = handle.getValueState("amount", "amount bigint")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        """Keep the last row."""
+        for row in rows:
+            self._amount.update((row.amount,))
+            self._handle.registerTimer(int(row.time.timestamp() * 1000))
+        yield from ()
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
+        """The time has come."""
+        yield Row(user=key[0], amount=self._amount.get()[0])
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_watermark_follows_the_rows_of_the_batches_before(spark: SparkSession) -> None:
+    """Rows that are later than it are dropped, and timers of event time expire."""
+    config = JobConfig.from_mapping({k: v for k, v in CONFIG.to_mapping().items() if ".serde" not in k})
+    config = JobConfig.from_mapping(config.to_mapping(), {"stores.totals.type": "rocksdb"})
+    groups = stateful(lambda _: None, "user", config=config)
+    frame = groups.transformWithState(Latest(), "user string, amount bigint", "Append", "EventTime")
+    at = [datetime(2024, 1, 1, 0, minute, tzinfo=UTC) for minute in range(30)]
+    with SparkJobTester(
+        frame, "user string, amount bigint, time timestamp", watermark=("time", 60), spark=spark
+    ) as tester:
+        assert tester.batch([("ann", 1, at[5])]) == []
+        assert tester.batch([("ann", 2, at[10])]) == []
+        assert tester.batch([("ann", 3, at[2]), ("bob", 4, at[20])]) == [("ann", 2)]  # 3 is late, and 5 has passed
+        assert sorted(tester.batch()) == [("ann", 2)]
+
+
+def test_mistakes_are_named(spark: SparkSession) -> None:
+    """Before anything runs."""
+    with pytest.raises(InvalidError, match="no such column for the watermark"):
+        SparkJobTester(query(), ROWS, watermark=("time", 10), spark=spark)
+    tester = SparkJobTester(query(), ROWS, spark=spark)
+    with pytest.raises(InvalidError, match="the tester is not open"):
+        tester.batch([("a", 1)])
+    with tester:
+        with pytest.raises(InvalidError, match="the clock cannot go back"):
+            tester.advance(seconds=-1)
+        with pytest.raises(InvalidError, match="the query is running"):
+            tester.restore()
+    with pytest.raises(InvalidError, match="call process before start"):
+        SparkJobTester(StatefulQuery(CONFIG).key_by("key"), ROWS, spark=spark)
