@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from spark_integration.running import RunningQuery
     from spark_integration.sources import StartingOffsets
     from spark_integration.tables import StateTable
+    from spark_integration.testing import SparkJobTester
 
 __all__ = [
     "BatchReport",
     "RestoreReport",
     "RunningQuery",
+    "SparkJobTester",
     "StartingOffsets",
     "StateContext",
     "StateTable",
@@ -40,6 +42,7 @@ _HOME = {
     "BatchReport": "spark_integration.reports",
     "RestoreReport": "spark_integration.reports",
     "RunningQuery": "spark_integration.running",
+    "SparkJobTester": "spark_integration.testing",
     "StartingOffsets": "spark_integration.sources",
     "StateContext": "spark_integration.context",
     "StateTable": "spark_integration.tables",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,11 +15,11 @@ import pytest
 from pyspark.sql import Row, SparkSession, functions
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from spark_integration import StatefulQuery, stateful
-from spark_integration.testing import SparkJobTester
+from spark_integration import SparkJobTester, StatefulQuery, stateful
 from statemgr import JobConfig
 from statemgr.errors import InvalidError
 
+ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 CONFIG = JobConfig.from_mapping(
@@ -203,3 +207,19 @@ def test_mistakes_are_named(spark: SparkSession) -> None:
             tester.restore()
     with pytest.raises(InvalidError, match="call process before start"):
         SparkJobTester(StatefulQuery(CONFIG).key_by("key"), ROWS, spark=spark)
+
+
+@pytest.mark.long
+def test_the_example_passes(tmp_path: Path) -> None:
+    """examples/spark has tests of its own, which need no server."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", str(tmp_path / "pytest.ini")]
+    command = [sys.executable, "-m", "pytest", *options, str(ROOT / "examples" / "spark" / "test_sessions.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"})
+    assert "3 passed" in done.stdout, f"{done.stdout}{done.stderr}"
+
+
+def test_the_page_shows_the_example() -> None:
+    """docs/testing.md quotes the tests of examples/spark/sessions.py."""
+    tests = (ROOT / "examples" / "spark" / "test_sessions.py").read_text().partition("@pytest.fixture\n")[2]
+    assert tests.strip() in (ROOT / "docs" / "testing.md").read_text()
