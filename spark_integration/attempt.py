@@ -184,10 +184,20 @@ def _report(
         prepare_seconds=seconds[3],
         restored=tuple(
             RestoreReport(
-                opened.task, r.store, r.factory, r.bytes_fetched, r.bytes_reused, r.records, r.seconds, dict(r.reasons)
+                opened.task,
+                r.store,
+                r.factory,
+                r.bytes_fetched,
+                r.bytes_reused,
+                r.records,
+                r.seconds,
+                dict(r.reasons),
+                r.reason,
             )
             for r in opened.restored
         ),
+        segments=opened.segments,
+        blob_counts=[[*name, number] for name, number in opened.take_blob_counts().items()],
     )
 
 

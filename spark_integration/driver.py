@@ -237,6 +237,7 @@ class Driver:
 
     def _fail(self, error: Exception) -> None:
         self.failed = type(error).__name__
+        self._manager.metrics.failed(error)
         story.failed(self._plan.config.job_name, error)
 
     def _run(self, rows: DataFrame, source: BatchInput) -> BatchReport | None:

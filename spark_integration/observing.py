@@ -68,7 +68,8 @@ class Observers:
         for one in report.restored:
             metrics.restored(one)
         for task in report.tasks:
-            of = metrics.of(task.task)
+            metrics.blobs({tuple(name): number for *name, number in task.blob_counts})
+            of = metrics.task(task.task)
             of.carried(task.keys_written)
             of.uploaded(task.commit_bytes)
             of.requested(task.commit_requests)
@@ -76,6 +77,10 @@ class Observers:
             of.took("process", task.process_seconds)
             of.took("prepare", task.prepare_seconds)
             of.holds(task.keys_estimated, task.state_bytes)
+            for store, (segments, size) in task.segments.items():
+                of.backlog(store, segments, size)
+        for one in report.restored:
+            metrics.task(one.task).restoring(one.store, 1.0)
 
 
 def _phases(report: BatchReport) -> dict[str, float]:

@@ -6,8 +6,8 @@ A worker's numbers travel in the row that its attempt returns, so the driver run
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ class RestoreReport:
     """How one store of one task was restored before a batch: from a factory, ``local`` or ``empty``.
 
     A factory supplies what the executor lacks: ``bytes_reused`` says how much of the state it had.
-    ``reasons``: factory → why it could not be used.
+    ``reasons``: factory → why it could not be used. ``reason``: why it came from there, in one word: ``new``,
+    ``local-copy``, ``first-choice``, ``damaged``, ``unreachable`` or ``absent``.
     """
 
     task: str
@@ -30,6 +31,7 @@ class RestoreReport:
     records: int
     seconds: float
     reasons: Mapping[str, str]
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,9 @@ class TaskReport:
         open_seconds: to restore and open the stores.
         process_seconds: to read the other rows, run your function and store the output rows.
         prepare_seconds: to make the commit durable.
+        segments: store → number and bytes of the segments that a restore of the state before this batch would apply.
+        blob_counts: requests to the blob store that the worker process has counted since its last report. Each is a
+            name, labels and a number, such as ``["requests", "put", "ok", 3]``.
         due_ms: when a timer or a TTL of the task next expires by the clock (epoch milliseconds); None if none does.
     """
 
@@ -75,6 +80,8 @@ class TaskReport:
     prepare_seconds: float
     restored: tuple[RestoreReport, ...]
     due_ms: int | None = None
+    segments: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    blob_counts: Sequence[Sequence[Any]] = ()
 
     @property
     def seconds(self) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from statemgr.backends.services import Services
@@ -12,16 +12,18 @@ from statemgr.consumer.application import Application
 from statemgr.consumer.loop import ConsumerLoop
 from statemgr.engine import Epoch
 from statemgr.engine.health import Condition
+from statemgr.engine.input_lag import InputLag, Reached
 from statemgr.engine.job_coordinator import JobCoordinator
 from statemgr.engine.metrics import Metrics
 from statemgr.engine.open_tasks import Assignment
 from statemgr.engine.opening import TaskOpener
 from statemgr.engine.task import Task
 from statemgr.engine.tracing import trace_job
-from statemgr.errors import ClosedError, InvalidError, MissingState
+from statemgr.errors import ClosedError, InvalidError, MissingState, StatemgrError
 from statemgr.flows.commit import Refill
 from statemgr.flows.open_job import JobTopics
 from statemgr.flows.ownership import always
+from statemgr.ids import source_topic
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.input_topics import InputTopics, TaskInputs
 from statemgr.logs import configure_logging, flush_suppressed
@@ -68,6 +70,7 @@ class StateManager:
         self._inputs = InputTopics(config, made.clock)
         self._tasks = TaskOpener(made, self._log, self.layout, self._topics, self._inputs, self.metrics)
         self._job: JobCoordinator | None = None
+        self._lag: InputLag | None = None
         self._closed = False
         self.metrics.health.base = self._condition
         self._tracing = trace_job(config.job_key)
@@ -218,9 +221,15 @@ class StateManager:
         if self._job is not None:
             self._job.close()
             self._job = None
-        self._job, epoch = JobCoordinator.acquire(
-            self._services, self._log, self.layout, self._topics, Permissions(**permissions)
-        )
+        with self._failures_counted():
+            self._job, epoch = JobCoordinator.acquire(
+                self._services, self._log, self.layout, self._topics, Permissions(**permissions)
+            )
+        self._job.watched_by(self.metrics)
+        for task in epoch.checkpoints:
+            self.metrics.task(task).opened()
+        if self._lag is None:
+            self._lag = self.watch_lag(self._unread)
         return epoch
 
     def publish(
@@ -244,7 +253,11 @@ class StateManager:
         """
         self._check_open()
         inputs = None if input_offsets is None else Inputs(dict(input_offsets), dict(input_topic_ids or {}))
-        return self._acquired().publish(prepared_commits, batch, inputs, wait=wait)
+        with self._failures_counted():
+            checkpoints = self._acquired().publish(prepared_commits, batch, inputs, wait=wait)
+        for commit in prepared_commits:
+            self.metrics.task(commit.task).committed()
+        return checkpoints
 
     def damaged(self) -> Mapping[str, Refill]:
         """Task → (factory, store) pairs whose published backups are damaged. Add them to the epoch's ``refill``.
@@ -290,6 +303,37 @@ class StateManager:
         self._check_open()
         self._acquired().confirm()
 
+    # --- metrics -------------------------------------------------------------------------------------------------
+
+    def watch_lag(self, reached: Callable[[], Iterable[Reached]]) -> InputLag:
+        """Serve the lag of the input in the metrics, for whoever reads it. Close it with :meth:`unwatch_lag`."""
+        lag = InputLag(self._services, reached)
+        self.metrics.watch("input_lag", lag.series)
+        return lag
+
+    def unwatch_lag(self, lag: InputLag) -> None:
+        """Serve it no more. Afterwards, nothing asks ``reached``."""
+        self.metrics.unwatch(lag.series)
+        lag.close()
+
+    def _unread(self) -> list[Reached]:
+        """How far the published checkpoints of an acquired job have read."""
+        if self._job is None:
+            return []
+        offsets: dict[str, int] = {}
+        for record in tuple(self._job.published.records.values()):
+            offsets |= record.current.input_offsets if record is not None else {}
+        places = ((source_topic(source), source.rpartition("-")[2], at) for source, at in offsets.items())
+        return [Reached("", topic, int(number), at) for topic, number, at in places if topic is not None]
+
+    @contextmanager
+    def _failures_counted(self) -> Iterator[None]:
+        try:
+            yield
+        except StatemgrError as error:
+            self.metrics.failed(error)
+            raise
+
     # --- end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -304,6 +348,8 @@ class StateManager:
             closing.callback(self.metrics.close)
             if self._tracing is not None:
                 closing.callback(self._tracing.close)
+            if self._lag is not None:
+                closing.callback(self.unwatch_lag, self._lag)
             if self._job is not None:
                 closing.callback(self._job.close)
             closing.callback(self._tasks.close)

@@ -26,6 +26,7 @@ from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.local.executors import Threads
 from statemgr.local.owners import Scratch
+from statemgr.model.blob_counts import counts_of
 from statemgr.ports import BlobStore, Changelog, Clock, Executors, LocalDirectories, LocalStore, Progress, StateBackend
 from statemgr.transfer.transfer import Transfer
 
@@ -172,6 +173,7 @@ class _Wiring:
                 # a second request does not help when a store on this machine is slow
                 hedged=not (config.blob_uri or "").startswith(("file:", "memory:")),
                 patience_s=config.commit_timeout_ms / 1000,
+                counts=counts_of(config.job_key),
             )
 
         return self._once("transfer", make, Transfer.close)

@@ -43,7 +43,7 @@ class Told:
         """As the protocol says."""
         self.backlogs.append((segments, size))
 
-    def materialized(self, store: str, seconds: float | None) -> None:
+    def materialized(self, store: str, seconds: float | None, error: Exception | None = None) -> None:
         """As the protocol says."""
         self.seconds.append(seconds)
 

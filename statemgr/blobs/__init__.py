@@ -1,4 +1,4 @@
-"""Blob stores, and decorators that retry and verify. The scheme of ``blob.store.uri`` chooses the store.
+"""Blob stores, and decorators that retry, verify and count. The scheme of ``blob.store.uri`` chooses the store.
 
 ``statemgr.config.factories`` names the stores. The module of a store is imported only if the job uses it, because boto3
 is an extra.
@@ -6,22 +6,26 @@ is an extra.
 
 from __future__ import annotations
 
+from statemgr.blobs.counting import CountingBlobStore
 from statemgr.blobs.names import BlobExists, check_blob_id
 from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.blobs.verifying import VerifyingBlobStore
 from statemgr.config import JobConfig, blob_store_of
 from statemgr.errors import ConfigError, PrerequisiteMissing
+from statemgr.model.blob_counts import counts_of
 from statemgr.ports import BlobStore, Clock, OpenBlobStore
 
 __all__ = ["BlobExists", "check_blob_id", "open_blob_store", "open_raw_blob_store"]
 
 
 def open_blob_store(config: JobConfig, clock: Clock) -> RetryingBlobStore:
-    """The job's blob store, with retries and verification.
+    """The job's blob store, with retries and verification. Its requests are counted.
 
     Raises: ConfigError for the URI, PrerequisiteMissing if a package is not installed, AccessDenied.
     """
-    return RetryingBlobStore(VerifyingBlobStore(open_raw_blob_store(config, clock)), config.retry, clock)
+    counts = counts_of(config.job_key)
+    counted = CountingBlobStore(open_raw_blob_store(config, clock), counts)
+    return RetryingBlobStore(VerifyingBlobStore(counted), config.retry, clock, counts=counts)
 
 
 def open_raw_blob_store(config: JobConfig, clock: Clock) -> BlobStore:

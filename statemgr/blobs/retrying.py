@@ -16,10 +16,12 @@ from typing import TypeVar
 
 import tenacity
 
+from statemgr.blobs.counting import CountingBlobStore
 from statemgr.blobs.verifying import VerifyingBlobStore
 from statemgr.config import RetryPolicy
 from statemgr.errors import StatemgrError, UnavailableError
 from statemgr.logs import Event, tell
+from statemgr.model.blob_counts import BlobCounts
 from statemgr.ports import (
     BlobAdministration,
     BlobInfo,
@@ -41,7 +43,7 @@ _FLOOR = 8 * 1024
 
 
 class RetryingBlobStore:
-    """A blob store that retries by ``policy``. Each call has its own deadline."""
+    """A blob store that retries by ``policy``, and counts it in ``counts``. Each call has its own deadline."""
 
     def __init__(
         self,
@@ -49,9 +51,10 @@ class RetryingBlobStore:
         policy: RetryPolicy,
         clock: Clock,
         uniform: Callable[[], float] = random.random,
+        counts: BlobCounts | None = None,
     ) -> None:
         self.inner = inner
-        self._call = Retries(policy, clock, uniform)
+        self._call = Retries(policy, clock, uniform, counts or BlobCounts())
         self._new_pace = partial(_Pace, clock, policy.max_duration_ms / 1000)
 
     @property
@@ -63,14 +66,14 @@ class RetryingBlobStore:
         return RetryingAdministration(self.inner.administration, self._call)
 
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
-        self._call(lambda: self.inner.put(blob_id, body, ttl_days=ttl_days))
+        self._call("put", lambda: self.inner.put(blob_id, body, ttl_days=ttl_days))
 
     def copy_from(self, source: BlobStore, wanted: BlobInfo, blob_id: str, *, ttl_days: int) -> bool:
         """``source`` may have the same decorators."""
         inner, there = self.inner, undecorated(source)
         if not isinstance(inner, CopyingBlobStore):
             return False
-        return self._call(lambda: inner.copy_from(there, wanted, blob_id, ttl_days=ttl_days))
+        return self._call("copy", lambda: inner.copy_from(there, wanted, blob_id, ttl_days=ttl_days))
 
     @contextmanager
     def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
@@ -84,13 +87,13 @@ class RetryingBlobStore:
             yield _ResumingReader(opened, self._call, stack, self._new_pace(), blob_id)
 
     def stat(self, blob_id: str) -> BlobInfo:
-        return self._call(lambda: self.inner.stat(blob_id))
+        return self._call("stat", lambda: self.inner.stat(blob_id))
 
     def remove_ttl(self, blob_id: str) -> None:
-        self._call(lambda: self.inner.remove_ttl(blob_id))
+        self._call("remove-ttl", lambda: self.inner.remove_ttl(blob_id))
 
     def delete(self, blob_id: str) -> None:
-        self._call(lambda: self.inner.delete(blob_id))
+        self._call("delete", lambda: self.inner.delete(blob_id))
 
     def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
         """Retries the deletes that failed with UnavailableError, together."""
@@ -106,7 +109,7 @@ class RetryingBlobStore:
                 raise result[left[0]]
 
         try:
-            self._call(delete)
+            self._call("delete", delete)
         except UnavailableError as error:
             failed |= dict.fromkeys(left, error)
         return failed
@@ -117,7 +120,7 @@ class RetryingBlobStore:
 
 def undecorated(store: BlobStore) -> BlobStore:
     """The store itself, which moves the bytes."""
-    while isinstance(store, RetryingBlobStore | VerifyingBlobStore):
+    while isinstance(store, RetryingBlobStore | VerifyingBlobStore | CountingBlobStore):
         store = store.inner
     return store
 
@@ -134,36 +137,37 @@ class RetryingAdministration:
         return self._inner.listing_tells_ttl
 
     def list(self, prefix: str, token: str | None = None) -> BlobPage:
-        return self._call(lambda: self._inner.list(prefix, token))
+        return self._call("list", lambda: self._inner.list(prefix, token))
 
     def time_ms(self) -> int:
-        return self._call(self._inner.time_ms)
+        return self._call("time", self._inner.time_ms)
 
     def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
         """Reads all of them before it returns the first. There are few."""
-        return self._call(lambda: iter([*self._inner.unfinished(prefix)]))
+        return self._call("list", lambda: iter([*self._inner.unfinished(prefix)]))
 
     def abandon(self, upload: UnfinishedUpload) -> None:
-        self._call(lambda: self._inner.abandon(upload))
+        self._call("abandon", lambda: self._inner.abandon(upload))
 
     def probe(self) -> Sequence[str]:
-        return self._call(self._inner.probe)
+        return self._call("probe", self._inner.probe)
 
     def fix(self) -> Sequence[str]:
-        return self._call(self._inner.fix)
+        return self._call("fix", self._inner.fix)
 
 
 class Retries:
     """Repeats calls that raise UnavailableError until the policy's retries or its duration are used up."""
 
-    def __init__(self, policy: RetryPolicy, clock: Clock, uniform: Callable[[], float]) -> None:
+    def __init__(self, policy: RetryPolicy, clock: Clock, uniform: Callable[[], float], counts: BlobCounts) -> None:
         self._policy = policy
         self._clock = clock
         self._uniform = uniform
         #: Repetitions that no line in the log has counted, and when the next line may come.
         self._unlogged, self._next_line = 0, float("-inf")
+        self._counts = counts
 
-    def __call__(self, action: Callable[[], T]) -> T:
+    def __call__(self, operation: str, action: Callable[[], T]) -> T:
         """Raises: the last error of the action; an UnavailableError has the number of attempts."""
         policy, clock = self._policy, self._clock
         deadline = clock.monotonic() + policy.max_duration_ms / 1000
@@ -172,12 +176,16 @@ class Retries:
             out_of_retries = 0 <= policy.max_retries < state.attempt_number
             return out_of_retries or clock.monotonic() + state.upcoming_sleep >= deadline
 
+        def repeated(state: tenacity.RetryCallState) -> None:
+            self._counts.add("retries", operation)
+            self._log(state)
+
         attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(UnavailableError),
             wait=self._pause,
             stop=ended,
             sleep=clock.sleep,
-            before_sleep=self._log,
+            before_sleep=repeated,
             reraise=True,
         )
         try:
@@ -266,7 +274,7 @@ class _ResumingReader:
         self._pace = pace
         self._blob_id = blob_id
         self._position = 0
-        self._reader = call(self._open)
+        self._reader = call("get", self._open)
 
     def readinto(self, buffer: memoryview) -> int:
         if not len(buffer):
@@ -274,11 +282,11 @@ class _ResumingReader:
         try:
             size = self._pace.read(self._reader, buffer)
         except UnavailableError:
-            size = self._call(lambda: self._read_again(buffer))
+            size = self._call("get", lambda: self._read_again(buffer))
         self._position += size
         if size and self._pace.renews():
             self._stack.close()
-            self._reader = self._call(self._open)
+            self._reader = self._call("get", self._open)
         elif size and self._pace.is_below_floor:
             raise UnavailableError(
                 f"the blob arrives at less than {_FLOOR} bytes a second",

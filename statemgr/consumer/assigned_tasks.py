@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from statemgr.backends.services import Services
 from statemgr.consumer.assigned_task import AssignedTask
+from statemgr.engine.input_lag import Reached
 from statemgr.engine.task import Task
 from statemgr.errors import OpeningCancelled
 from statemgr.ids import task_name
@@ -92,6 +93,15 @@ class AssignedTasks:
         inputs = [self._position(owned, position.place) for position in owned.inputs]
         owned.open_again(self._openers.submit(self._open, owned.index, fencing, owned.lost), inputs)
 
+    def reached(self) -> list[Reached]:
+        """How far each restored task has read each source partition. Any thread may call this."""
+        return [
+            Reached(task_name(owned.index), at.place.topic, at.place.partition, at.next, at.end)
+            for owned in tuple(self._owned.values())
+            for at in tuple(owned.inputs)
+            if at.next is not None
+        ]
+
     def store_offsets(self, owned: AssignedTask, published: Mapping[str, int]) -> None:
         """Store the offsets of a published checkpoint in the consumer group."""
         self._group.store([position.place for position in owned.inputs], published)
@@ -137,6 +147,7 @@ class AssignedTasks:
             if owned is None:
                 continue
             owned.lost.set()
+            self._manager.metrics.forget(task_name(index))
             for position in owned.inputs:
                 self._by_place.pop((position.place.topic, position.place.partition), None)
             if owned.task is not None:

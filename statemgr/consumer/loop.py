@@ -100,6 +100,7 @@ class ConsumerLoop:
         self._consumer = consumer
         self._topics = list(topics)
         self._published_tasks = published_tasks
+        self._manager = manager
         self._tasks = AssignedTasks(services, manager, consumer, topics, permissions)
         self._delivery = Delivery(self._tasks, application, self._config.batch_messages, self._open_again)
         self._errors = consumer.errors if isinstance(consumer, GroupConsumer) else None
@@ -139,6 +140,7 @@ class ConsumerLoop:
     def _run(self) -> None:
         self._consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         self._due = self._clock.monotonic() + self._interval
+        lag = self._manager.watch_lag(self._tasks.reached)
         try:
             while not self._stop.is_set():
                 self._turn()
@@ -146,8 +148,12 @@ class ConsumerLoop:
             self._stopping()
             self._tasks.cancel_openings()
             self._tasks.commit_and_wait({owned.index for owned in self._tasks}, self._stopping_asked)
+        except Exception as error:
+            self._manager.metrics.failed(error)
+            raise
         finally:
             self._ending = True
+            self._manager.unwatch_lag(lag)
             self._stopping_asked()
             self._tasks.shut_down()
             self._consumer.unsubscribe()

@@ -23,6 +23,7 @@ from statemgr.flows.persist_ahead import PersistAhead
 from statemgr.flows.restore import StoreRestore, restore_task
 from statemgr.ids import NAME, check_offsets, task_path
 from statemgr.local.transfer_files import disk_errors
+from statemgr.model.blob_counts import Counted, counts_of
 from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, Layout
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.permissions import NO_PERMISSIONS, Permissions
@@ -96,6 +97,7 @@ class Attempt:
         self._attached_blobs: list[str] = []
         self._closed = False
         self._prepared = False
+        self._segments: Mapping[str, tuple[int, int]] = {}
         self.stores: Mapping[str, Store] = {
             name: Store(opened, key_serde(opened.config), value_serde(opened.config)) for name, opened in stores.items()
         }
@@ -103,6 +105,15 @@ class Attempt:
     @property
     def task(self) -> str:
         return self._base.task
+
+    @property
+    def segments(self) -> Mapping[str, tuple[int, int]]:
+        """Store → number and bytes of the segments of the state that this attempt continues. After :meth:`prepare`."""
+        return self._segments
+
+    def take_blob_counts(self) -> Counted:
+        """The requests to the blob store that this process has counted since the last call, for the metrics."""
+        return counts_of(self._services.config.job_key).take()
 
     def store(self, name: str) -> Store:
         """Raises: ConfigError for an unknown name."""
@@ -158,7 +169,7 @@ class Attempt:
         self._prepared = True
         for opened in self._open.values():
             opened.local.compact_if_needed(most_files(opened))
-        overdue = overdue_stores(self._services, self._open, self._base.checkpoint)
+        overdue, self._segments = overdue_stores(self._services, self._open, self._base.checkpoint)
         # the next batch's attempt begins with the copy that this one leaves
         with self._ahead.held():
             frozen = freeze(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from statemgr.backends.services import Services
+from statemgr.engine.metrics import Metrics
 from statemgr.errors import FencedError
 from statemgr.flows.clean_up import CleanUp
 from statemgr.flows.commit import CommitBase, Refill
@@ -42,6 +43,10 @@ class Coordinator:
         self._log = log
         self._publisher = publisher
         self._fenced: FencedError | None = None
+        self._watching: Metrics | None = None
+        self._series = {
+            "checkpoint_timestamp_seconds": self.checkpoint_times, "blobs_with_ttl": self.blobs_with_ttl,
+        }  # fmt: skip
         #: The commits of a publish whose outcome is unknown, and what to call if it succeeded.
         self._unsettled: tuple[Sequence[PreparedCommit], Callable[[], object]] | None = None
 
@@ -49,6 +54,21 @@ class Coordinator:
     def settled(self) -> bool:
         """Whether the outcome of every publish is known."""
         return self._unsettled is None
+
+    def checkpoint_times(self) -> list[tuple[tuple[str, ...], float]]:
+        """Task → when its newest published checkpoint was taken (seconds since the epoch), as series of a metric."""
+        found = dict(self.published.records)
+        return [((task,), record.current.checkpoint_id.millis / 1000) for task, record in found.items() if record]
+
+    def blobs_with_ttl(self) -> list[tuple[tuple[str, ...], float]]:
+        """Task → number of its published blobs that still have a TTL, as series of a metric."""
+        return [((task,), clean_up.count_outstanding) for task, clean_up in self.clean_ups.items()]
+
+    def watched_by(self, metrics: Metrics) -> None:
+        """Let ``metrics`` ask for these numbers until :meth:`close`."""
+        for name, source in self._series.items():
+            metrics.watch(name, source)
+        self._watching = metrics
 
     def base(self, task: str, refill: Refill = frozenset()) -> CommitBase:
         """What the task's next commit continues; it fills ``refill`` and the damaged backups."""
@@ -105,6 +125,9 @@ class Coordinator:
 
     def close(self) -> None:
         """Release the transactional ID."""
+        if self._watching is not None:
+            for source in self._series.values():
+                self._watching.unwatch(source)
         self._publisher.close()
 
     def _publish(

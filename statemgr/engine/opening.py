@@ -26,7 +26,7 @@ from statemgr.engine.metrics import Metrics
 from statemgr.engine.open_tasks import Assignment, OpenTasks
 from statemgr.engine.task import Task
 from statemgr.engine.task_coordinator import TaskCoordinator
-from statemgr.errors import InvalidError
+from statemgr.errors import InvalidError, OpeningCancelled
 from statemgr.flows.open_job import JobTopics, fence_ids, in_parallel, read_published, take_over
 from statemgr.flows.opening_checks import serdes_in_force
 from statemgr.flows.ownership import explained
@@ -80,8 +80,11 @@ class TaskOpener:
             with flow("restore", assignment.name, self.services.config.job_key) as restoring:
                 assignment.task = opened = self._open(assignment, permissions, progress)
                 restoring.attributes |= _restored(opened)
-        except BaseException:
+        except BaseException as error:
             self._tasks.forget(assignment.name)
+            self.metrics.forget(assignment.name)
+            if not isinstance(error, OpeningCancelled):
+                self.metrics.failed(error)
             raise
         opened.watch_backups()  # 9
         return opened
@@ -100,6 +103,8 @@ class TaskOpener:
         services, task = self.services, assignment.name
         others = [job_transactional_id(services.config)]
         with ExitStack() as undo:
+            metrics = self.metrics.of(task)
+            undo.callback(metrics.close)
             publisher = self._publisher(assignment)  # 3
             undo.callback(publisher.close)
             fence_ids(services, others)
@@ -118,11 +123,10 @@ class TaskOpener:
                 stores, restored = restore_task(  # 6
                     services, task, checkpoint,
                     permissions=permissions, older=published.older(task), as_of=found.as_of,
-                    progress=assignment.checked(progress),
+                    progress=assignment.checked(progress), watch=metrics.restoring,
                 )  # fmt: skip
             for store in stores.values():
                 undo.callback(store.close)
-            metrics = self.metrics.of(task)
             coordinator = TaskCoordinator(
                 services, task, publisher, self.log, published, stores, found.refill[task], metrics
             )
@@ -131,9 +135,12 @@ class TaskOpener:
                 on_close=lambda: self._tasks.forget(task),
             )  # fmt: skip
             undo.callback(opened.close)
+            coordinator.watched_by(self.metrics)
             assignment.check()
             for restore in restored:
                 self.metrics.restored(restore)
+            metrics.opened()
+            metrics.measure(stores)
             coordinator.adopt_offers()  # 7
             if found.refill[task] or inputs.recreated or permissions.names or published.permits:  # 8
                 opened.commit(opened.start_offsets)

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 from statemgr.backends.services import Services
-from statemgr.engine.metrics import TaskMetrics
+from statemgr.engine.task_metrics import TaskMetrics
 from statemgr.errors import RetryableError
 from statemgr.flows.repair import GivesWay
 from statemgr.flows.worker import Worker

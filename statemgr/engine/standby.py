@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from typing import Any
 
-from prometheus_client import Counter, Gauge
-
 from statemgr.backends.services import Services
 from statemgr.config import JobConfig
 from statemgr.engine.health import Condition
@@ -61,18 +59,9 @@ class Standby:
             self._closing = undo.pop_all()
         self._is_ready = False
         self.metrics.health.base = self._condition
-        registry = self.metrics.registry
-        self._sequence = Gauge(
-            "statemgr_standby_sequence", "Sequence number of the checkpoint that is here", ["job", "task"],
-            registry=registry,
-        )  # fmt: skip
-        self._taken = Gauge(
-            "statemgr_standby_checkpoint_seconds", "When that checkpoint was taken, in seconds since the epoch",
-            ["job", "task"], registry=registry,
-        )  # fmt: skip
-        self._failures = Counter(
-            "statemgr_standby_failures", "Turns that failed, for a task or as a whole", ["job"], registry=registry
-        ).labels(self._job)
+        self._sequence = self.metrics.gauge("standby_sequence")
+        self._taken = self.metrics.gauge("standby_checkpoint_seconds")
+        self._failures = self.metrics.counter("standby_failures").labels(self._job)
         self._follower = Follower(self._services, self._log, tasks, self._progress)
 
     def once(self) -> list[Followed]:
@@ -81,6 +70,7 @@ class Standby:
         for followed in turn:
             if followed.error is not None:
                 self._failures.inc()
+                self.metrics.failed(followed.error)
             elif followed.checkpoint is not None:
                 self._sequence.labels(self._job, followed.task).set(followed.checkpoint.sequence)
                 self._taken.labels(self._job, followed.task).set(followed.checkpoint.checkpoint_id.millis / 1000)
@@ -136,6 +126,7 @@ class Standby:
             raise
         except StatemgrError as error:
             self._failures.inc()
+            self.metrics.failed(error)
             return [Followed(None, None, error=error)]
 
     def _progress(self, what: str, done: int, total: int) -> None:

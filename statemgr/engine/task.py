@@ -10,10 +10,10 @@ from typing import Any, overload
 
 from statemgr import serdes
 from statemgr.backends.services import Services
-from statemgr.engine.metrics import TaskMetrics
 from statemgr.engine.pending_commit import PendingCommit, Turn
 from statemgr.engine.store import Store
 from statemgr.engine.task_coordinator import InputIds, TaskCoordinator
+from statemgr.engine.task_metrics import TaskMetrics
 from statemgr.engine.timers import Timer, Timers
 from statemgr.errors import ClosedError, ConfigError, CorruptFile, MissingFile, StatemgrError
 from statemgr.flows.commit import CommitBase, FrozenCommit, discard, freeze, prepare
@@ -238,6 +238,7 @@ class Task:
         with self._ahead.held(), self.metrics.phase("flush"):
             waiting = self._coordinator.output.waiting()
             frozen = freeze(self._services, self._stores, base, input_offsets, waiting, local_copy=materialize)
+        self.metrics.measure(self._stores)
         self.metrics.carried(sum(self._stores[name].changes_in(part) for name, part in frozen.stores.items()))
         return self._pending.start(lambda: self._finish(frozen, input_ids, materialize, flow))
 

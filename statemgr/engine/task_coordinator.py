@@ -10,8 +10,8 @@ from functools import partial
 
 from statemgr.backends.services import Services
 from statemgr.engine.coordinator import Coordinator
-from statemgr.engine.metrics import TaskMetrics
 from statemgr.engine.output import Output
+from statemgr.engine.task_metrics import TaskMetrics
 from statemgr.errors import FencedError, StatemgrError
 from statemgr.flows.background_snapshots import BackgroundSnapshots
 from statemgr.flows.commit import CommitBase, FrozenCommit, Refill

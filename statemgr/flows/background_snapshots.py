@@ -47,8 +47,8 @@ class SnapshotMetrics(Protocol):
         """Set the number and the bytes of the segments in a store's published chain."""
         ...
 
-    def materialized(self, store: str, seconds: float | None) -> None:
-        """Count a snapshot that took ``seconds``; None if it failed."""
+    def materialized(self, store: str, seconds: float | None, error: Exception | None = None) -> None:
+        """Count a snapshot that took ``seconds``; None if it failed with ``error``."""
         ...
 
 
@@ -178,7 +178,7 @@ class BackgroundSnapshots:
                 return
             self._failures[name] = self._failures.get(name, 0) + 1
             self._failed[name] = error
-            self._metrics.materialized(name, None)
+            self._metrics.materialized(name, None, error)
             tell(
                 log, Event.RETRYING, "%s: a snapshot of %s failed and will be tried again: %s", self._task, name, error,
                 level=logging.WARNING, job=self._services.config.job_name, task=self._task, store=name,
@@ -288,17 +288,22 @@ class AttemptSnapshots:
         _tell_made(identity, made, self._services.clock.monotonic() - begun)
 
 
-def overdue_stores(services: Services, stores: Mapping[str, OpenStore], checkpoint: Checkpoint | None) -> list[str]:
+def overdue_stores(
+    services: Services, stores: Mapping[str, OpenStore], checkpoint: Checkpoint | None
+) -> tuple[list[str], Mapping[str, tuple[int, int]]]:
     """The stores that an attempt should store as snapshots instead of segments, because nobody has made their
-    snapshots.
+    snapshots; and store → number and bytes of the segments in its published chain.
 
     Counts commits and bytes, but not time, so that a job that seldom commits still has its snapshots made in the
     background.
 
     Raises: UnavailableError, AccessDenied.
     """
-    chains = _published_chains(services, stores, checkpoint) if checkpoint is not None else ()
-    return [chain.store.identity.store for chain in chains if chain.is_over(intervals=_OVERDUE)]
+    chains = list(_published_chains(services, stores, checkpoint)) if checkpoint is not None else []
+    backlogs = {name: (0, 0) for name, store in stores.items() if any(services.segment_backends(store.config))}
+    backlogs |= {chain.store.identity.store: (chain.backlog.segments, chain.backlog.size) for chain in chains}
+    overdue = [chain.store.identity.store for chain in chains if chain.is_over(intervals=_OVERDUE)]
+    return overdue, backlogs
 
 
 def _published_chains(services: Services, stores: Mapping[str, OpenStore], checkpoint: Checkpoint) -> Iterator[_Chain]:

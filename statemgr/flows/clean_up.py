@@ -51,6 +51,11 @@ class CleanUp:
         """Published blobs that still have a TTL. The next checkpoint lists them."""
         return tuple(OutstandingTtl(blob, since) for blob, since in sorted(self._outstanding.items()))
 
+    @property
+    def count_outstanding(self) -> int:
+        """The number of :attr:`outstanding`. Any thread may ask."""
+        return len(self._outstanding)
+
     def at_open(self, record: CheckpointRecord | None, *, delete: bool = True) -> None:
         """Finish the clean-up of an owner that died; ``delete``: also step 3. :meth:`retry_ttls` retries failures."""
         if record is None:

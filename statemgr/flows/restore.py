@@ -17,7 +17,7 @@ rest.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -106,6 +106,24 @@ class StoreRestore:
             "seconds": round(self.seconds, 3),
         }
 
+    @property
+    def reason(self) -> str:
+        """Why it came from there, in one word: ``new`` (no state was published), ``local-copy``, ``first-choice``, or
+        what an earlier factory of the list was: ``damaged``, ``unreachable`` or ``absent`` (it has no such state)."""
+        if self.factory in ("empty", "local"):
+            return "new" if self.factory == "empty" else "local-copy"
+        if self.damaged or self.unreachable:
+            return "damaged" if self.damaged else "unreachable"
+        return "absent" if self.reasons else "first-choice"
+
+
+#: Called with a store and the share of the current step of its restore that is done.
+Watch = Callable[[str, float], None]
+
+
+def _unwatched(store: str, ratio: float) -> None:
+    """Nobody watches."""
+
 
 def restore_task(
     services: Services,
@@ -118,8 +136,10 @@ def restore_task(
     as_of: Moment | None = None,
     only: Collection[str] | None = None,
     progress: Progress = no_progress,
+    watch: Watch = _unwatched,
 ) -> tuple[dict[str, OpenStore], list[StoreRestore]]:
-    """Restore and open all stores of a task (or ``only`` some) in parallel. ``progress`` is called on their threads.
+    """Restore and open all stores of a task (or ``only`` some) in parallel. ``progress`` and ``watch`` are called on
+    their threads.
 
     Args:
         older: the other retained checkpoints, newest first; a local directory of one of them may help.
@@ -140,7 +160,8 @@ def restore_task(
         job=config.job_name,
         task=task,
     )
-    restores = [_Restore(services, task, plan, progress, as_of) for plan in plans if only is None or plan.store in only]
+    wanted = [plan for plan in plans if only is None or plan.store in only]
+    restores = [_Restore(services, task, plan, progress, as_of, watch) for plan in wanted]
     with services.executors.pool("restore", _STORES_AT_ONCE) as pool:
         running = {one.plan.store: pool.submit(one.restore_and_open) for one in restores}
     failed = [future for future in running.values() if future.exception() is not None]
@@ -193,9 +214,16 @@ class _Restore:
     """The restore of one store, on one thread."""
 
     def __init__(
-        self, services: Services, task: str, plan: StorePlan, progress: Progress, as_of: Moment | None
+        self,
+        services: Services,
+        task: str,
+        plan: StorePlan,
+        progress: Progress,
+        as_of: Moment | None,
+        watch: Watch = _unwatched,
     ) -> None:
         self.plan = plan
+        self._watch = watch
         self._services = services
         self._identity = services.identity(task, plan.store)
         self._directories = services.directories(task, plan.store)
@@ -205,6 +233,7 @@ class _Restore:
     def restore_and_open(self) -> tuple[OpenStore, StoreRestore]:
         """If a local directory cannot be opened after all, restore again without it."""
         distrusted = False
+        self._watch(self.plan.store, 0.0)
         while True:
             committed, restored = self.restore()
             self._identity.announce(Phase.OPEN)
@@ -230,6 +259,7 @@ class _Restore:
             log, Event.RESTORED, "%s: %s", self._identity, restored.story(),
             job=self._identity.job_name, task=self._identity.task, **restored.fields(),
         )  # fmt: skip
+        self._watch(self.plan.store, 1.0)
         return opened, restored
 
     def restore(self) -> tuple[CommittedDirectory | None, StoreRestore]:
@@ -292,7 +322,7 @@ class _Restore:
         assert plan.state_id is not None
         staging = directories.staging()
         request = RestoreRequest(
-            self._identity, marker, staging, directories.reusable(), self._progress, plan.older.get(factory, {}),
+            self._identity, marker, staging, directories.reusable(), self._report, plan.older.get(factory, {}),
             directories.leftovers(), plan.successors.get(factory), plan.retained.get(factory, ()),
         )  # fmt: skip
         try:
@@ -305,6 +335,10 @@ class _Restore:
             raise
         finally:
             directories.discard(staging)
+
+    def _report(self, what: str, done: int, total: int) -> None:
+        self._watch(self.plan.store, min(done / total, 1.0) if total else 0.0)
+        self._progress(what, done, total)
 
     def _skip(self, factory: str, why: StatemgrError) -> None:
         others = tuple(candidate for candidate in self.plan.candidates if candidate[0] != factory)

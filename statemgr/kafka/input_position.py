@@ -53,6 +53,8 @@ class InputPosition:
         self.place = TopicPartition(place.topic, place.partition)
         self.source = f"{place.topic}-{place.partition}"
         self.next: int | None = None
+        #: The end of the partition when the task was restored.
+        self.end = 0
         self._consumer = consumer
         self._clock = clock
         self._never_jumps = never_jumps
@@ -69,6 +71,7 @@ class InputPosition:
         Raises: MissingState when the topic does not have the offset; UnavailableError.
         """
         low, high = self._bounds(DEADLINE_S)
+        self.end = high
         if offset is None or (skip and not low <= offset <= high):
             return low
         if not low <= offset <= high:

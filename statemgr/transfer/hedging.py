@@ -40,6 +40,7 @@ class Hedger:
         budget: extra attempts for each first one, in the long run.
         least_samples: latencies that must be known before anything is hedged.
         least_delay: seconds below which hedging is not worth its request.
+        count: called for each extra attempt that begins.
 
     Attributes:
         first, extra, lost: number of first attempts, of extra ones, and of those that succeeded too late.
@@ -54,10 +55,12 @@ class Hedger:
         budget: float = 0.1,
         least_samples: int = 20,
         least_delay: float = 0.05,
+        count: Callable[[], None] = lambda: None,
     ) -> None:
         self._clock = clock
         self._pool = executors.pool("hedged", threads)
         self._budget = budget
+        self._count = count
         self._least_samples = least_samples
         self._least_delay = least_delay
         self._lock = threading.Lock()
@@ -117,6 +120,8 @@ class Hedger:
                 self.extra -= 1
                 self._tokens = min(self._tokens + 1, _BURST)
             return
+        if number:
+            self._count()
         started = self._clock.monotonic()
         try:
             result = race.attempt(number)

@@ -16,6 +16,7 @@ from typing import TypeVar
 from statemgr.blobs.body import body_size
 from statemgr.errors import CorruptFile, StatemgrError
 from statemgr.local.transfer_files import SourceFile
+from statemgr.model.blob_counts import BlobCounts
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher
 from statemgr.model.snapshot import FileIndex
@@ -48,6 +49,7 @@ class Transfer(Downloads):
         compress_in: returns the path of a new file, for a part that is compressed before it is sent; None sends parts
             as they are.
         patience_s: seconds that a hedged upload waits until others have ended.
+        counts: where extra requests are counted.
     """
 
     def __init__(
@@ -63,13 +65,16 @@ class Transfer(Downloads):
         hedged: bool = False,
         compress_in: Callable[[], Path] | None = None,
         patience_s: float | None = None,
+        counts: BlobCounts | None = None,
     ) -> None:
-        gets = Hedger(clock, executors, threads=2 * parallelism) if hedged else None
+        counts = counts or BlobCounts()
+        count_get, count_put = (partial(counts.add, "hedges", operation) for operation in ("get", "put"))
+        gets = Hedger(clock, executors, threads=2 * parallelism, count=count_get) if hedged else None
         super().__init__(blobs, Pool(clock, executors, parallelism, most_bytes), gets)
         self.part_size = part_size
         self._ttl_days = ttl_days
         self._compress_in = compress_in
-        self.hedged_puts = Hedger(clock, executors, threads=_HEDGED_PUTS) if hedged else None
+        self.hedged_puts = Hedger(clock, executors, threads=_HEDGED_PUTS, count=count_put) if hedged else None
         self.hedged_bytes = Room(clock, _HEDGED_BYTES, patience_s)
 
     def batch(self) -> Batch:

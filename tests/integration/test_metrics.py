@@ -45,10 +45,12 @@ def test_two_jobs_in_a_process_count_their_own_steps(kafka: KafkaServer, tmp_pat
             assert steps(first) == before
             assert ("Partition 0", "publish.begin") not in before
             commit_on(task, 1)
-        assert steps(first)["Partition 0", "publish.acknowledged"] == 1
-        assert steps(second)["Partition 1", "publish.acknowledged"] == 4
+            counted = {first: steps(first), second: steps(second)}
+        assert counted[first]["Partition 0", "publish.acknowledged"] == 1
+        assert counted[second]["Partition 1", "publish.acknowledged"] == 4
         for manager, own in ((first, "Partition 0"), (second, "Partition 1")):
-            found = steps(manager)
+            assert not steps(manager), "nothing of a closed task is left"
+            found = counted[manager]
             assert {task for task, _ in found} == {own}, "every step names its task"
             assert {"restore.fence", "restore.read-topic", "restore.plan"} <= {phase for _, phase in found}
             published = manager.metrics.registry.get_sample_value(
