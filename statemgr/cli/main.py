@@ -50,6 +50,10 @@ _BUILT_IN = {
         "statemgr.cli.permit:command",
         "Give the next opening a permission for something that could lose state.",
     ),
+    "plan-capacity": (
+        "statemgr_tools.commands.plan_capacity:command",
+        "Estimate requests, bytes, cost and restore times of a planned job.",
+    ),
     "rescale": ("statemgr.cli.rescale:command", "Give the job more or fewer tasks, and go back."),
     "restore": ("statemgr.cli.restore:command", "Restore committed state into a directory."),
     "snapshots": ("statemgr.cli.snapshots:command", "List, show, verify and compare snapshots in the blob store."),
