@@ -262,14 +262,22 @@ class ConsumerLoop:
 
     def _start_restored(self) -> None:
         self._story.waiting()
+        started: list[TopicPartition] = []
         for owned in self._tasks:
             if owned.held or all(position.next is not None for position in owned.inputs) or not owned.restored():
                 continue
             if self._delivery.announce(owned):
-                self._start(owned)
+                started += self._start(owned)
+        if started:
+            # all at once: while the client waits for new messages of one, a question about another waits, too
+            self._consumer.resume(started)
 
-    def _start(self, owned: AssignedTask) -> None:
-        """Go to the checkpoint's input offsets. If the client has not begun to fetch yet, the next turn tries again."""
+    def _start(self, owned: AssignedTask) -> list[TopicPartition]:
+        """Go to the checkpoint's input offsets. If the client has not begun to fetch yet, the next turn tries again.
+
+        Returns: the partitions to resume.
+        """
+        started: list[TopicPartition] = []
         for position in owned.inputs:
             if position.next is not None:
                 continue
@@ -280,15 +288,16 @@ class ConsumerLoop:
                 self._consumer.seek(TopicPartition(place.topic, place.partition, offset))
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._STATE:
-                    return
+                    return started
                 raise UnavailableError(f"seeking failed: {error.args[0].str()}", topic=place.topic) from error
             position.next = offset
             owned.dirty |= known not in (
                 None,
                 offset,
             )  # publish a permitted skip even without new input
-            self._consumer.resume([place])
+            started.append(place)
         self._story.opened(owned)
+        return started
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit and close the leaving tasks, before another member may open them."""
