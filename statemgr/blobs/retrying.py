@@ -204,8 +204,9 @@ class Retries:
         error = state.outcome.exception()
         tell(
             log, Event.RETRYING,
-            "the blob store does not answer, so requests are repeated, each for at most %.0f s (%d since the last "
+            "the blob store does not answer, so requests are repeated, each %sfor at most %.0f s (%d since the last "
             "line; attempt %d of this one failed, and the next is in %.1f s): %s",
+            f"{most} times and " if (most := self._policy.max_retries) >= 0 else "",
             self._policy.max_duration_ms / 1000, repeated, state.attempt_number, state.upcoming_sleep, error,
             level=logging.WARNING, attempts=state.attempt_number, retries=repeated,
         )  # fmt: skip

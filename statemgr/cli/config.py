@@ -80,8 +80,12 @@ bootstrap.servers = "localhost:9092"
 [state]
 dir = "./.statemgr/state"         # a cache: what is lost is restored
 
+# [log]
+# format = "json"                 # one JSON object on each line, if the application does not configure logging itself
+# level = "info"
+
 # [metrics]
-# port = 9400                     # Prometheus
+# port = 9400                     # HTTP: /metrics for Prometheus, /healthz and /readyz for probes
 """
 
 

@@ -121,7 +121,7 @@ class JobCoordinator(Coordinator):
             try:
                 remember_published(self._services, task)
             except OSError as error:
-                log.warning("task %s: this machine could not record that it has published state: %s", task, error)
+                log.warning("%s: this machine could not record that it has published state: %s", task, error)
 
         def clean_up_all() -> None:
             with self._services.executors.pool("clean-up", _PARALLELISM) as pool:

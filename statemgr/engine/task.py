@@ -328,7 +328,7 @@ class Task:
         counts = {name: store.uncommitted for name, store in self._stores.items() if store.config.backup_factories}
         dropped = ", ".join(f"{count} of {name}" for name, count in counts.items() if count)
         if dropped:
-            log.warning("task %s: closed with changes that are not committed: %s", self.name, dropped)
+            log.warning("%s: closed with changes that are not committed: %s", self.name, dropped)
 
     def _leave_copies(self) -> None:
         """Leave copies, so that the next start on this machine replays nothing. They are a cache: errors are logged."""
@@ -336,7 +336,7 @@ class Task:
             try:
                 store.leave_copy()
             except (StatemgrError, OSError) as error:
-                log.warning("task %s: no local copy of %s was kept: %s", self.name, name, error)
+                log.warning("%s: no local copy of %s was kept: %s", self.name, name, error)
 
     def __enter__(self) -> Task:
         return self

@@ -110,7 +110,7 @@ class TaskCoordinator(Coordinator):
             for store in self._stores.values():
                 store.tidy()
         except (StatemgrError, OSError) as error:
-            log.warning("task %s: the local directories could not be tidied: %s", self._task, error)
+            log.warning("%s: the local directories could not be tidied: %s", self._task, error)
 
     def adopt_offers(self) -> None:
         """Publish the current checkpoint again, with the first snapshots that ``statemgr materialize`` has offered.
@@ -131,7 +131,7 @@ class TaskCoordinator(Coordinator):
         except FencedError:
             raise
         except StatemgrError as error:
-            log.warning("task %s: the offer of a first snapshot was not adopted: %s", self._task, error)
+            log.warning("%s: the offer of a first snapshot was not adopted: %s", self._task, error)
 
     def needs_repair(self) -> bool | None:
         """Whether a backup of the current checkpoint is damaged; None if that has to be checked again.

@@ -129,7 +129,7 @@ class BackgroundSnapshots:
             try:
                 due = self._due(store, checkpoint)
             except StatemgrError as error:
-                log.warning("task %s: no snapshot of %s is made now: %s", self._task, name, error)
+                log.warning("%s: no snapshot of %s is made now: %s", self._task, name, error)
                 if isinstance(error, MissingError | CorruptError):
                     self._suspect()
                 continue

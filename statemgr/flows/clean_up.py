@@ -74,7 +74,7 @@ class CleanUp:
             self._remove_ttls(())
         except StatemgrError as error:
             log.warning(
-                "task %s: the TTL of published blobs could not be removed; the next commit tries again: %s",
+                "%s: the TTL of published blobs could not be removed; the next commit tries again: %s",
                 self._task,
                 error,
             )
@@ -90,7 +90,7 @@ class CleanUp:
         except StatemgrError as error:
             now = self._now_ms()
             self._outstanding |= {blob: now for blob in _referenced(commit) if blob not in self._outstanding}
-            log.warning("task %s: the TTL could not be removed; the next commit tries again: %s", self._task, error)
+            log.warning("%s: the TTL could not be removed; the next commit tries again: %s", self._task, error)
         announce(Phase.DELETE_BLOBS, self._task, self._services.config.job_key)
         evicted, kept = _evicted(before, record), set(_attached(record.checkpoints))
         self._delete([*_transport(commit), *(blob for blob in _attached(evicted) if blob not in kept)])
@@ -124,7 +124,7 @@ class CleanUp:
             raise error
         if factory not in self._skipped:
             self._skipped.add(factory)
-            what = "task %s: the job no longer uses %s, and its state there was not deleted: %s"
+            what = "%s: the job no longer uses %s, and its state there was not deleted: %s"
             log.warning(what, self._task, factory, error)
 
     # --- step 1 --------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class CleanUp:
         if config is not None and factory in config.backup_factories:
             self.damage.found(factory, store, why)
         else:
-            what = "task %s: the state in %s that store %s no longer uses is damaged: %s"
+            what = "%s: the state in %s that store %s no longer uses is damaged: %s"
             log.warning(what, self._task, factory, store, why)
 
     def _remove_ttls(self, added: Iterable[str]) -> set[str]:
@@ -163,12 +163,12 @@ class CleanUp:
         kept, gone = {}, set()
         for blob, error in failed.items():
             if isinstance(error, MissingBlob):
-                log.warning("task %s: %s disappeared before its TTL was removed", self._task, blob)
+                log.warning("%s: %s disappeared before its TTL was removed", self._task, blob)
                 gone.add(blob)
                 self.damage.suspect()
                 continue
             kept[blob] = self._outstanding.get(blob, now)
-            what = "task %s: the TTL of %s could not be removed; the next commit tries again: %s"
+            what = "%s: the TTL of %s could not be removed; the next commit tries again: %s"
             log.warning(what, self._task, blob, error)
         self._outstanding = kept
         return gone
@@ -183,9 +183,9 @@ class CleanUp:
             return
         try:
             for blob, error in self._services.transfer().delete_all(list(blobs)).items():
-                log.warning("task %s: could not delete %s: %s", self._task, blob, error)
+                log.warning("%s: could not delete %s: %s", self._task, blob, error)
         except StatemgrError as error:
-            log.warning("task %s: could not delete %d blobs: %s", self._task, len(blobs), error)
+            log.warning("%s: could not delete %d blobs: %s", self._task, len(blobs), error)
 
     def _delete_evicted(self, evicted: Sequence[Checkpoint], record: CheckpointRecord) -> None:
         stores: dict[str, set[str]] = {}
@@ -214,10 +214,10 @@ class CleanUp:
         except ConfigError as error:
             self._skip_unreachable(factory, error)
         except (MissingError, CorruptError) as error:
-            log.warning("task %s: a clean-up in %s deleted nothing: %s", self._task, factory, error)
+            log.warning("%s: a clean-up in %s deleted nothing: %s", self._task, factory, error)
             self.damage.suspect()
         except StatemgrError as error:
-            log.warning("task %s: a clean-up in %s failed: %s", self._task, factory, error)
+            log.warning("%s: a clean-up in %s failed: %s", self._task, factory, error)
 
 
 def _markers(checkpoints: Sequence[Checkpoint], factory: str, store: str) -> list[Marker]:

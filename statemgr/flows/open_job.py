@@ -277,5 +277,5 @@ def _has_tail(services: Services, task: str, store: str, factory: str, marker: M
     try:
         return services.backup_manager(factory).has_tail(services.identity(task, store), marker)
     except MissingError as error:
-        log.warning("task %s store %s: the next commit writes the whole state to %s: %s", task, store, factory, error)
+        log.warning("%s/%s: the next commit writes the whole state to %s: %s", task, store, factory, error)
         return True

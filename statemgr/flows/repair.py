@@ -73,7 +73,7 @@ class Damage:
             if (factory, store) in self._pairs:
                 return
             self._pairs[factory, store] = None
-        what = "task %s: the backup of %s in %s is damaged; the next commit makes it again: %s"
+        what = "%s: the backup of %s in %s is damaged; the next commit makes it again: %s"
         log.error(what, self._task, store, factory, why)
         self._changed()
 

@@ -227,7 +227,7 @@ def _branched(
         try:
             backup = manager.branch(services.identity(task, store), marker, together=together)
         except (MissingError, CorruptError) as error:
-            log.warning("task %s store %s: %s is filled again: %s", task, store, factory, error)
+            log.warning("%s/%s: %s is filled again: %s", task, store, factory, error)
         else:
             assert backup.marker is not None
             found[factory, store] = backup.marker, backup.added_blobs

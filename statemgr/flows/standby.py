@@ -125,7 +125,7 @@ class Follower:
                 record = self._newest(task) or record  # 4
                 if record.current.checkpoint_id == current.checkpoint_id:
                     break
-                log.info("task %s: checkpoint %s was deleted in the meantime", task, current.checkpoint_id)
+                log.info("%s: checkpoint %s was deleted in the meantime", task, current.checkpoint_id)
                 continue
             before, _ = self._here.get(task, (None, 0.0))
             self._here[task] = current.checkpoint_id, self._services.clock.monotonic()
@@ -175,14 +175,14 @@ class Follower:
                 kept = {of_checkpoint[store] for of_checkpoint in states if store in of_checkpoint}
                 self._services.directories(task, store).keep_only(kept)
         except (StatemgrError, OSError) as error:
-            log.warning("task %s: old local directories were not removed: %s", task, error)
+            log.warning("%s: old local directories were not removed: %s", task, error)
 
     def _newest(self, task: str) -> CheckpointRecord | None:
         """The task's record as the topic has it now; None if it cannot be read."""
         try:
             return self._log.read([task], only_settled=self._only_settled).get(task)
         except StatemgrError as error:
-            log.warning("task %s: the checkpoint topic cannot be read: %s", task, error)
+            log.warning("%s: the checkpoint topic cannot be read: %s", task, error)
             return None
 
     def _unknown(self, task: str) -> MissingState:

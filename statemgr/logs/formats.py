@@ -13,6 +13,8 @@ _STANDARD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "
 #: A task, or a task and a store, as they begin many lines.
 _PLACE = re.compile(r"(?:task )?(Partition \d+)(?:/([\w-]+))?")
 _WHERE = ("job", "task", "store")
+#: Warnings and errors of these loggers that name no event have ``failed``.
+_OURS = ("statemgr.", "spark_integration.")
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -47,7 +49,7 @@ class JsonFormat(logging.Formatter):
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": None,
+            "event": "failed" if record.levelno >= logging.WARNING and record.name.startswith(_OURS) else None,
             "message": record.getMessage(),
             "job": self._job,
             "task": None,

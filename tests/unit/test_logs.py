@@ -97,7 +97,8 @@ def test_where_is_found_in_the_arguments() -> None:
         line = as_json(record("%s: what happened", argument))
         assert (line["task"], line["store"]) == (task, store), argument
     assert as_json(record("nothing"))["job"] == "orders"
-    assert as_json(record("nothing"))["event"] is None
+    assert as_json(record("nothing", level=logging.INFO))["event"] is None
+    assert as_json(record("could not be deleted"))["event"] == "failed"
 
 
 def test_a_traceback_stays_in_its_line() -> None:

@@ -31,7 +31,7 @@ def values(registry: CollectorRegistry) -> dict[str, float]:
     }
 
 
-def made(job: str = "orders/1") -> Metrics:
+def made(job: str = "orders/of-this-test") -> Metrics:
     """Metrics that are not served."""
     return Metrics("orders", job, None, ManualClock())
 
@@ -52,7 +52,7 @@ def test_nothing_of_a_closed_task_is_left() -> None:
         told.materialized("totals", 5)
         told.materialized("index", None, DiskFull("full"))
     for name in ("Partition 0", "Partition 1", "Partition 2"):
-        announce(Phase.FENCE, name, "orders/1")
+        announce(Phase.FENCE, name, "orders/of-this-test")
     task.close()
     task.materialized("index", 6)
     metrics.forget("Partition 1")  # it is open
