@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,24 @@ def _amount(
     help="Part of the uploads that a dead process leaves unpublished, until their TTL ends. Default: 0.01.",
 )
 @click.option("--replicas", type=click.IntRange(min=1), help="Replicas of the topics. Default: 3.")
+@click.option("--simulate", is_flag=True, help="Also simulate the commits of all processes, and show what limits them.")
+@click.option("--brokers", type=click.IntRange(min=1), default=3, show_default=True, help="For --simulate: brokers.")
+@click.option(
+    "--publish-rate",
+    type=click.FloatRange(0, min_open=True),
+    default=350.0,
+    show_default=True,
+    metavar="N/S",
+    help="For --simulate: publishes that one broker coordinates, and that the leader of one partition takes.",
+)
+@click.option(
+    "--store-rate",
+    type=click.FloatRange(0, min_open=True),
+    default=3500.0,
+    show_default=True,
+    metavar="N/S",
+    help="For --simulate: PUTs and tag requests that the blob store takes for this job.",
+)
 @click.option("--prices", "price_file", type=click.Path(path_type=Path, dir_okay=False), help="A price table.")
 @click.option("--print-prices", is_flag=True, help="Print the price table of this release, and do nothing else.")
 @json_option
@@ -86,6 +105,10 @@ def command(
     price_file: Path | None,
     print_prices: bool,
     as_json: bool,
+    simulate: bool,
+    brokers: int,
+    publish_rate: float,
+    store_rate: float,
     **given: Any,
 ) -> None:
     """Plan a job: blob requests, bytes, monthly cost, restore time, topics, disk, memory and network.
@@ -99,7 +122,8 @@ def command(
     statemgr plan-capacity -c job.toml --keys 4G --changes 100k --json
     """
     from statemgr_tools.sizing.prices import default_table, load_prices
-    from statemgr_tools.sizing.report import results, rows
+    from statemgr_tools.sizing.report import in_words, results, rows, simulated, stage_rows
+    from statemgr_tools.sizing.simulation import Services
 
     if print_prices:
         click.echo(default_table(), nl=False)
@@ -107,10 +131,25 @@ def command(
     workload = _workload(_configured(config_file, settings), given)
     prices = load_prices(price_file)
     found = results(workload, prices)
+    outcomes = {}
+    if simulate:
+        rates = {"transactions_per_s": publish_rate, "topic_per_s": publish_rate, "store_per_s": store_rate}
+        outcomes = simulated(workload, Services(brokers=brokers, **rates))
     if as_json:
-        print_json({"currency": prices.currency, **found})
+        more = {"simulation": {when: asdict(outcome) for when, outcome in outcomes.items()}} if simulate else {}
+        print_json({"currency": prices.currency, **found, **more})
         return
     print_table(("", "what", "value"), rows(found, prices.currency), empty="")
+    for when, outcome in outcomes.items():
+        click.echo(
+            f"\n{when}: a commit takes {in_words('p50_s', outcome.p50_s)} (median), "
+            f"{in_words('p99_s', outcome.p99_s)} (p99), {in_words('longest_s', outcome.longest_s)} (longest)"
+        )
+        print_table(
+            ("stage", "busy", "waited, p50", "waited, p99", "tasks until it is 70% busy"),
+            stage_rows(outcome, workload),
+            empty="",
+        )
     say("a new owner also waits until Kafka notices that a process is dead (session.timeout.ms)")
 
 

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 
 from statemgr_tools.sizing.prices import Prices
 from statemgr_tools.sizing.resources import Resources
+from statemgr_tools.sizing.simulation import Outcome, Services, simulate
 from statemgr_tools.sizing.workload import Workload
 
+#: Above this, queues in front of a stage grow quickly.
+_BUSY = 0.7
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-#: Topic → (name, unit).
+#: Topic → name → value.
 Results = Mapping[str, Mapping[str, float]]
 
 
@@ -113,6 +116,27 @@ def rows(found: Results, currency: str) -> list[tuple[str, str, str]]:
             text = f"{value:,.2f} {currency}" if cost else in_words(name, value)
             made.append((topic if number == 0 else "", _TEXTS.get(name, name), text))
     return made
+
+
+def simulated(workload: Workload, services: Services) -> dict[str, Outcome]:
+    """The simulated commits of processes that began at different times, and of processes that began together."""
+    plan = Resources(workload)
+    return {
+        "processes that commit at different times": simulate(plan, services, together=False),
+        "all processes at the same time": simulate(plan, services, together=True),
+    }
+
+
+def stage_rows(outcome: Outcome, workload: Workload) -> list[tuple[str, str, str, str, str]]:
+    """The stages of a simulation, and how many tasks like these each one takes. A stage above 100% falls behind."""
+    found = []
+    for stage in outcome.stages:
+        shared = not stage.name.endswith("of a process")
+        most = f"{round(workload.tasks * _BUSY / stage.busy):,}" if shared and stage.busy else ""
+        falls_behind = " (falls behind)" if stage.busy > 1 else ""
+        waits = duration(stage.waited_p50_s), duration(stage.waited_p99_s)
+        found.append((stage.name, f"{stage.busy:.1%}{falls_behind}", *waits, most))
+    return found
 
 
 def in_words(name: str, value: float) -> str:
