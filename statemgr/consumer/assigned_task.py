@@ -16,6 +16,8 @@ from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import Clock
 
 log = logging.getLogger(__name__)
+#: Seconds between two lines in the log about the failed commits of a task.
+_LOG_S = 10.0
 
 
 @dataclass
@@ -50,6 +52,9 @@ class AssignedTask:
     _commit: Future[Checkpoint] | None = None
     _commit_started: float = 0.0
     _failing_since: float | None = None
+    #: Failed commits that no line in the log has counted, and when the next line may come.
+    _unlogged: int = 0
+    _next_line: float = float("-inf")
 
     def restored(self) -> bool:
         """Whether the task is open. Raises: the error of the restore."""
@@ -152,7 +157,14 @@ class AssignedTask:
         self._log_repeat(task, error)
 
     def _log_repeat(self, task: Task, error: BaseException) -> None:
+        """Write at most one line in :data:`_LOG_S` seconds: a commit may be due again every few milliseconds."""
+        self._unlogged += 1
+        now = self.clock.monotonic()
+        if now < self._next_line:
+            return
+        failed, self._unlogged, self._next_line = self._unlogged, 0, now + _LOG_S
         tell(
-            log, Event.RETRYING, "%s: a commit failed and is repeated: %s", task.name, error,
-            level=logging.WARNING, task=task.name, error=type(error).__name__,
+            log, Event.RETRYING, "%s: a commit failed and is repeated%s: %s",
+            task.name, f" ({failed} times since the last line)" if failed > 1 else "", error,
+            level=logging.WARNING, task=task.name, error=type(error).__name__, retries=failed,
         )  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.errors import DiskFull, OutcomeUnknownError, StatemgrError
 from statemgr.local.clock import SystemClock
+from tests.blob_faults import ManualClock
 
 
 class FailingTask:
@@ -50,6 +51,17 @@ def test_a_commit_that_cannot_begin_is_repeated() -> None:
     found, task = owned(OutcomeUnknownError("not settled"), 0.0)
     with pytest.raises(OutcomeUnknownError):
         found.start_commit()
+
+
+def test_failing_commits_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A commit may be due every few milliseconds; one line in ten seconds says how often it has failed."""
+    found, _ = owned(OutcomeUnknownError("not settled"), 600.0)
+    found.clock = clock = ManualClock()
+    for _ in range(300):
+        found.start_commit()
+        clock.sleep(0.1)
+    assert [record.retries for record in caplog.records] == [1, 100, 100]  # type: ignore[attr-defined]
+    assert "Partition 0: a commit failed and is repeated (100 times since the last line): not settled" in caplog.text
 
 
 def test_a_commit_that_no_repetition_helps_is_raised() -> None:

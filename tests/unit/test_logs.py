@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -278,6 +279,18 @@ def test_the_story_of_a_loop(said: list[logging.LogRecord]) -> None:
     assert again["backend"] in ("blob-store", "local")
     assert again["why"]
     assert {line["job"] for line in lines} == {"orders"}
+
+
+def test_a_signal_is_why_it_stops(said: list[logging.LogRecord]) -> None:
+    """The handler of a signal only notes it, because it may interrupt a line that is being written."""
+    services: Any = SimpleNamespace(clock=ManualClock(), config=ORDERS)
+    story = LoopStory(services, [], Metrics("orders", "orders/1", None, ManualClock()))
+    story.asked_to_stop(signal.SIGTERM, None)
+    assert not said
+    story.stopping()
+    line = as_json(said[0])
+    assert (line["event"], line["why"]) == ("stopping", "SIGTERM")
+    assert "stopping because of SIGTERM" in line["message"]
 
 
 def test_a_member_without_tasks_says_so(said: list[logging.LogRecord]) -> None:
