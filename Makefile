@@ -21,7 +21,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install docs demo bench test test-long journeys soak-spark test-all test-containers lint format dev-up dev-down clean
+.PHONY: help install docs demo bench test test-long journeys soak-spark test-all test-containers lint format dev-up dev-down release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' Makefile
@@ -76,6 +76,9 @@ dev-up: $(STAMP) ## Start a local Kafka broker and S3 server
 
 dev-down: $(STAMP) ## Stop them
 	@$(BIN)/statemgr dev down $(ARGS)
+
+release: $(STAMP) ## Check the tree and the changelog, build, check and upload a release (INDEX=upload address)
+	@$(BIN)/python scripts/release.py $(if $(INDEX),--index $(call quoted,$(INDEX)))
 
 clean: ## Stop local servers; remove the virtual environment, state and caches
 	@if [ -d .statemgr/dev ] && [ -x $(BIN)/statemgr ]; then $(BIN)/statemgr dev down; fi
