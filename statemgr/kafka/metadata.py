@@ -17,7 +17,7 @@ from confluent_kafka.admin._topic import TopicDescription
 
 from statemgr.config import JobConfig
 from statemgr.errors import MissingState, StatemgrError, UnavailableError
-from statemgr.kafka.clients import DEADLINE_S, REQUEST_S, admin
+from statemgr.kafka.clients import ANSWER_S, DEADLINE_S, REQUEST_S, admin
 from statemgr.kafka.errors import MISSING, ClientErrors, may_pass, translate
 from statemgr.logs import Event, tell
 from statemgr.ports import Clock
@@ -244,6 +244,7 @@ class TopicMetadata:
                 if not may_pass(reason) or self.errors.refused():
                     raise failure from error
                 self._pause(deadline, failure)
+                self._find_brokers()
 
     def close(self) -> None:
         """Close the client. It has nothing to wait for."""
@@ -254,6 +255,12 @@ class TopicMetadata:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _find_brokers(self) -> None:
+        """Ask any broker for the others. The client sends some requests to one broker (the "controller"), and does not
+        look for another one by itself if that one is gone."""
+        with suppress(KafkaException):
+            self.client.list_topics(timeout=ANSWER_S)
 
     def _deadline(self) -> float:
         return self._clock.monotonic() + DEADLINE_S
