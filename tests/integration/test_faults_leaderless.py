@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from statemgr.cli.diagnosis import Diagnosis
+from statemgr.cli.overview import JobMonitor
+from statemgr.cli.problems import Fault, Problem
 from statemgr.config import JobConfig
 from statemgr.errors import MissingState, UnavailableError
 from statemgr.kafka.metadata import TopicMetadata
@@ -87,3 +90,14 @@ def _published(publisher: TransactionalPublisher, change: Change) -> bool:
     except UnavailableError:
         return False
     return True
+
+
+@pytest.mark.long
+def test_a_broker_that_is_gone_is_named_by_the_others(second: SecondBroker) -> None:
+    """By its number, with its partitions. It may be the one that the client sends its questions to."""
+    config = job(second.first, task__inputs=[_TOPIC])
+    with JobMonitor(config) as monitor, closing(Diagnosis(monitor)) as diagnosis:
+        assert diagnosis.servers() == []
+        _lose(second)
+        expected = Problem(Fault.BROKER_GONE, "broker 2", f"Its replicas are not in sync: {_TOPIC}-0 (no leader).")
+        wait_until(lambda: diagnosis.servers() == [expected])
