@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -162,3 +163,16 @@ def test_a_read_that_fails_gives_its_error(make: Callable[[], Exception]) -> Non
     error = Patient(read, SystemClock(), fresh_s=0).ask(30).error
     assert isinstance(error, StatemgrError)
     assert error.message in ("away", "ZeroDivisionError: bug")
+
+
+def test_the_runbook_has_a_section_for_each_fault_in_its_order_and_names_what_exists() -> None:
+    """The page and alerts link to its anchors; its metrics are those of the table in the operations page."""
+    docs = Path(__file__).parents[2] / "docs"
+    runbook = (docs / "runbook.md").read_text()
+    assert re.findall(r"^## (.+)$", runbook, re.MULTILINE) == [fault.title for fault in Fault]
+    known = set(re.findall(r"^\| `(statemgr_\w+)`", (docs / "operations.md").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`(statemgr_\w+)", runbook)) <= known
+    for section in runbook.split("\n## ")[1:-1]:
+        assert "\nWhat to do:\n\n1. " in section
+        for row in ("page", "log", "metrics", "commands"):
+            assert f"\n| {row} | " in section
