@@ -79,7 +79,7 @@ METRICS: dict[str, tuple[Declared, ...]] = {
         _counter(
             "failures",
             "Openings, commits, snapshots, batches and loops that failed. `kind` is the class of the error",
-            "kind", most="31",
+            "kind", most="41",
         ),
     ),
     "restores": (
@@ -172,7 +172,7 @@ METRICS: dict[str, tuple[Declared, ...]] = {
 #: Buckets of the histogram, in seconds.
 PUBLISH_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 #: Kinds of failures that are told apart; all others count as ``other``.
-MOST_KINDS = 30
+MOST_KINDS = 40
 
 
 def declared() -> Iterator[Declared]:

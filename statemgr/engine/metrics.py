@@ -18,9 +18,18 @@ from statemgr.engine.health import Health
 from statemgr.engine.http import serve
 from statemgr.engine.metric_declarations import MOST_KINDS, PUBLISH_BUCKETS, named
 from statemgr.engine.task_metrics import TaskMetrics
-from statemgr.model.blob_counts import Counted, counts_of
+from statemgr.errors import StatemgrError
+from statemgr.model.blob_counts import OPERATIONS, OUTCOMES, Counted, counts_of
 from statemgr.phases import Phase, add_observer, remove_observer, tasks_of
 from statemgr.ports import Clock
+
+
+def _kinds(error: type[StatemgrError]) -> set[str]:
+    return {error.__name__}.union(*(_kinds(one) for one in error.__subclasses__()))
+
+
+#: Kinds of failures that are served from the start.
+KINDS = frozenset(_kinds(StatemgrError))
 
 
 class Restored(Protocol):
@@ -52,7 +61,7 @@ class Metrics:
         self._tasks: dict[str, TaskMetrics] = {}
         #: Steps that were counted, in order to remove those of a task.
         self._steps: dict[str, set[str]] = {}
-        self._kinds: set[str] = set()
+        self._kinds = set(KINDS)
         self._changing = threading.Lock()
         self._blob_counts = counts_of(job_key)
         self._asked = Asked(job, self.registry)
@@ -65,6 +74,8 @@ class Metrics:
         ).labels(job)
         self._phases = self.counter("phases")
         self._failures = self.counter("failures")
+        for kind in sorted(KINDS):  # Prometheus sees an increase only if it has seen the number before
+            self._failures.labels(job, kind)
         self._restores = self.counter("restores")
         self._restore_bytes = self.counter("restore_bytes")
         self._restore_seconds = self.counter("restore_seconds")
@@ -75,6 +86,8 @@ class Metrics:
         self.blocked = self.counter("commits_blocked").labels(job)
         self.blocked_seconds = self.counter("commit_blocked_seconds").labels(job)
         self.materializations = self.counter("materializations")
+        for outcome in ("made", "failed"):
+            self.materializations.labels(job, outcome)
         self.changes = self.gauge("commit_changes")
         self.uploaded = self.gauge("commit_uploaded_bytes")
         self.seconds = self.gauge("commit_seconds")
@@ -192,7 +205,8 @@ class Metrics:
         return Gauge(found.name, found.text, ["job", *found.labels], registry=self.registry)
 
     def _blobs(self, name: str) -> list[tuple[tuple[str, ...], float]]:
-        counted = self._blob_counts.read()
+        counted = {("requests", operation, outcome): 0 for operation in OPERATIONS for outcome in ("ok", *OUTCOMES)}
+        counted |= self._blob_counts.read()
         return [(counts[1:], number) for counts, number in counted.items() if counts[0] == name]
 
     def _observe(self, phase: Phase, subject: str) -> None:

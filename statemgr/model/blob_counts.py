@@ -19,6 +19,8 @@ OUTCOMES: Mapping[str, type[BaseException]] = {
     "full": DiskFull,
     "error": BaseException,
 }
+#: Operations of requests.
+OPERATIONS = ("put", "get", "read", "stat", "list", "copy", "delete", "remove-ttl")
 Counted = Mapping[tuple[str, ...], int]
 
 

@@ -145,13 +145,28 @@ def test_every_number_of_a_batch(
     assert values[0] | {"seconds": None} == {
         "batches/published": 2, "batch_rows/input": 8, "batch_rows/late": 0, "batch_rows/output": 5,
         "batch_keys/read": 5, "batch_keys/written": 5, "batch_retries": 1, "watermark_seconds": 1_704_067_210,
-        "restores/empty": 2, "restores/local": 2, "commit_changes": 2, "commit_requests": 0,
+        "restores/empty/new": 2, "restores/local/local-copy": 2, "commit_changes": 2, "commit_requests": 0,
         "commit_uploaded_bytes": 0, "state_keys": reports[1].keys_estimated, "state_bytes": reports[1].state_bytes,
         "seconds": None,
     }  # fmt: skip
     assert values[0]["seconds"] == {"stage", "publish", "output", "open", "process", "prepare"}
     assert values[1]["commit_uploaded_bytes"] == sum(blobs)
-    assert (values[1]["restores/kafka-changelog"], values[1]["batch_rows/late"]) == (2, 2)
+    assert (values[1]["restores/kafka-changelog/absent"], values[1]["batch_rows/late"]) == (2, 2)
+    same_names_as_a_consumer_loop(second)
+
+
+def same_names_as_a_consumer_loop(running: RunningQuery) -> None:
+    """The driver also has the tasks, their age, and what executors asked the blob store for."""
+    registry = running._manager.metrics.registry
+    found = {sample.name: sample.labels for metric in registry.collect() for sample in metric.samples}
+    wanted = {
+        "statemgr_tasks", "statemgr_last_commit_timestamp_seconds", "statemgr_restore_progress_ratio",
+        "statemgr_blob_requests_total", "statemgr_blob_bytes_total", "statemgr_publish_seconds_count",
+    }  # fmt: skip
+    assert wanted <= found.keys()
+    put = {"job": running._manager.config.job_name, "operation": "put", "outcome": "ok"}
+    assert registry.get_sample_value("statemgr_blob_requests_total", put) == 2
+    assert registry.get_sample_value("statemgr_tasks", {"job": put["job"]}) == 2
 
 
 def metrics_of(running: RunningQuery) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""dashboards/: the rules and the panels use metrics that exist, and each alert leads to a section of the runbook."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from statemgr.engine.metric_declarations import declared
+
+ROOT = Path(__file__).parents[2]
+DASHBOARDS = ROOT / "dashboards"
+#: The faults of the runbook, as anchors.
+FAULTS = (
+    "broker-gone", "blob-store-gone", "disk-full", "missing-rights", "corrupt-record", "corrupt-blob", "wrong-clock",
+    "member-stuck", "lag-grows", "blobs-orphaned",
+)  # fmt: skip
+
+
+def rules() -> list[dict[str, Any]]:
+    """The alert rules."""
+    found = yaml.safe_load((DASHBOARDS / "alerts.yml").read_text(encoding="utf-8"))
+    return [rule for group in found["groups"] for rule in group["rules"]]
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Where, and each expression of the rules and of the dashboard."""
+    for rule in rules():
+        yield rule["alert"], rule["expr"]
+    board = json.loads((DASHBOARDS / "grafana.json").read_text(encoding="utf-8"))
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            yield panel["title"], target["expr"]
+    for choice in board["templating"]["list"]:
+        yield choice["name"], choice.get("definition", "")
+
+
+def test_every_metric_and_label_exists() -> None:
+    """A renamed metric would leave a panel empty and an alert silent."""
+    known = {name: {"job", "instance", "le", *metric.labels} for metric in declared() for name in metric.series}
+    used = set()
+    for where, expression in expressions():
+        names = set(re.findall(r"statemgr_\w+", expression))
+        assert names <= known.keys(), where
+        labels = {label for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(", ")}
+        labels |= set(re.findall(r"(\w+)(?:=~|!~|!=|=)\"", expression))
+        assert labels <= set().union({"job"}, *(known[name] for name in names)), where
+        used |= names
+    assert len(used) > 25
+
+
+def test_the_dashboard_is_what_the_script_writes() -> None:
+    """`python scripts/dashboard.py dashboards/grafana.json` makes the file."""
+    script = runpy.run_path(str(ROOT / "scripts" / "dashboard.py"))
+    assert (DASHBOARDS / "grafana.json").read_text(encoding="utf-8") == script["text"]()
+    panels = script["dashboard"]()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
+    assert len(places) == len(panels), "panels lie on top of each other"
+
+
+def test_each_alert_leads_to_a_section_of_the_runbook() -> None:
+    """Every fault of the runbook has an alert, and every link has a section."""
+    page = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+    sections = {title.lower().replace(" ", "-") for title in re.findall(r"^## (.+)$", page, re.MULTILINE)}
+    linked = [rule["annotations"]["runbook_url"].partition("runbook.html#") for rule in rules()]
+    assert {before for before, _, _ in linked} == {"https://statemgr.github.io/statemgr/"}
+    assert set(FAULTS) <= {anchor for _, _, anchor in linked} <= sections
+
+
+@pytest.mark.parametrize("command", [["check", "rules", "alerts.yml"], ["check", "config", "prometheus.yml"],
+                                     ["test", "rules", "alerts_test.yml"]])  # fmt: skip
+def test_promtool_accepts_the_rules(command: list[str]) -> None:
+    """Prometheus's own tool checks the rules and the example configuration, and runs the unit tests of the rules."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool: apt-get install prometheus")
+    done = subprocess.run([promtool, *command], cwd=DASHBOARDS, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_unit_test() -> None:
+    """alerts_test.yml lets each alert fire once."""
+    tests = (DASHBOARDS / "alerts_test.yml").read_text(encoding="utf-8")
+    assert [rule["alert"] for rule in rules() if rule["alert"] not in tests] == []
