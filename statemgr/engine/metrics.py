@@ -205,6 +205,7 @@ class Metrics:
         return Gauge(found.name, found.text, ["job", *found.labels], registry=self.registry)
 
     def _blobs(self, name: str) -> list[tuple[tuple[str, ...], float]]:
+        counted: dict[tuple[str, ...], int]
         counted = {("requests", operation, outcome): 0 for operation in OPERATIONS for outcome in ("ok", *OUTCOMES)}
         counted |= self._blob_counts.read()
         return [(counts[1:], number) for counts, number in counted.items() if counts[0] == name]

@@ -82,8 +82,8 @@ def test_prometheus_scrapes_a_job_and_knows_every_rule_and_panel(kafka: KafkaSer
     finally:
         for child in (server, member.child):
             child.terminate()
-        for child in (server, member.child):
-            child.wait(60)
+        server.wait(60)
+        member.child.communicate(timeout=60)
 
 
 def health(port: int) -> list[str]:
