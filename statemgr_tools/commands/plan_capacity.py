@@ -59,7 +59,12 @@ def _amount(
 @click.option(
     "--processes", type=click.IntRange(min=1), help="Processes that run them, one a machine. Default: one for 10 tasks."
 )
-@click.option("--commit", type=float, metavar="S", help="Seconds between commits. Default: task.commit.ms.")
+@click.option(
+    "--commit",
+    type=click.FloatRange(0, min_open=True),
+    metavar="S",
+    help="Seconds between commits. Default: task.commit.ms.",
+)
 @click.option("--snapshot", metavar="LIMITS", help="As task.commit.snapshot.interval: '50 commits, 256 MiB, 10 min'.")
 @click.option(
     "--backup",
@@ -67,8 +72,10 @@ def _amount(
     help="What commits feed. Default: as the configuration; blob-store without one.",
 )
 @_amount("--disk-ratio", "Bytes of table files for a byte of keys and values; below 1 if they compress.", default="1")
-@click.option("--get-latency", type=float, metavar="MS", help="Of the blob store, for a small GET. Default: 30.")
-@click.option("--put-latency", type=float, metavar="MS", help="The same for a small PUT. Default: 50.")
+@click.option(
+    "--get-latency", type=click.FloatRange(0), metavar="MS", help="Of the blob store, for a small GET. Default: 30."
+)
+@click.option("--put-latency", type=click.FloatRange(0), metavar="MS", help="The same for a small PUT. Default: 50.")
 @_amount("--bandwidth", "Bytes a second between a process and the blob store.", metavar="BYTES", default="500MB")
 @_amount("--store-bandwidth", "The same for all processes together. Default: no limit.", metavar="BYTES")
 @click.option(
@@ -96,7 +103,9 @@ def _amount(
     metavar="N/S",
     help="For --simulate: PUTs and tag requests that the blob store takes for this job.",
 )
-@click.option("--prices", "price_file", type=click.Path(path_type=Path, dir_okay=False), help="A price table.")
+@click.option(
+    "--prices", "price_file", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="A price table."
+)
 @click.option("--print-prices", is_flag=True, help="Print the price table of this release, and do nothing else.")
 @json_option
 def command(

@@ -268,7 +268,7 @@ class Commits:
             return 0.0
         commits = self.commits_between / 2 + self.given.retained
         segments = self.given.tasks * self.given.stores * commits * self.chain.bytes / self.commits_between
-        held = min(1.0, self.given.retained / self.commits_between)
+        held = self.given.retained / self.commits_between  # older snapshots that a retained checkpoint has
         replaced = self.given.tasks * self.given.stores * held * self.rewritten_bytes
         lost = self.uploaded_per_s * self.given.lost_share * self.given.ttl_days * 86_400
         return self.state_bytes + segments + replaced + lost

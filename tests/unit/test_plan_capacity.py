@@ -7,6 +7,7 @@ import math
 import random
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,26 @@ def test_small_commits_need_few_blobs() -> None:
     few = walk_chain(50, 1200, inline=True, limit=8192)
     assert 50 / 7 <= few.blobs < 25
     assert walk_chain(50, 3000, inline=False, limit=8192).blobs == 50
+
+
+@pytest.mark.parametrize(("interval", "measured"), [("50 commits,256 MiB,10 min", 770e6), ("1 commit", 3_800e6)])
+def test_uploads_agree_with_the_benchmark(interval: str, measured: float) -> None:
+    """200 commits of 10,000 updates on 70.3 MiB upload what ``commit-bytes-200`` in docs/performance.md measured."""
+    planned = Workload(
+        tasks=1,
+        keys=70.3 * 1024**2 / 116,
+        changes_per_s=10_000,
+        commit_s=1,
+        interval=SnapshotInterval.parse(interval.split(",")),
+    )
+    assert _close(Resources(planned).commits.uploaded_per_s * 200, measured)
+
+
+def test_more_retained_checkpoints_store_more() -> None:
+    """Each retained checkpoint keeps its segments, and the replaced files of its snapshot."""
+    given = Workload(tasks=10, keys=1e7, changes_per_s=1e4)
+    stored = [Resources(replace(given, retained=retained)).commits.stored_bytes for retained in (1, 2, 100)]
+    assert stored[0] < stored[1] < stored[2]
 
 
 def test_an_idle_job_has_no_requests() -> None:
