@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from statemgr.engine.store import Store
     from statemgr.engine.task import Task
     from statemgr.errors import StatemgrError
+    from statemgr.kafka.schema_registry import SchemaRegistry
     from statemgr.logs import configure_logging
     from statemgr.manager import StateManager
     from statemgr.model.checkpoint import Checkpoint
@@ -26,6 +27,7 @@ __all__ = [
     "InputMessage",
     "JobConfig",
     "JobReader",
+    "SchemaRegistry",
     "Serde",
     "StateManager",
     "StatemgrError",
@@ -40,6 +42,7 @@ _HOME = {
     "InputMessage": "statemgr.consumer.messages",
     "JobConfig": "statemgr.config",
     "JobReader": "statemgr.reader",
+    "SchemaRegistry": "statemgr.kafka.schema_registry",
     "Serde": "statemgr.serdes",
     "StateManager": "statemgr.manager",
     "StatemgrError": "statemgr.errors",

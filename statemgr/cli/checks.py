@@ -150,6 +150,16 @@ def _try_links(directory: Path) -> bool:
 # --- Kafka ----------------------------------------------------------------------------------------------------------
 
 
+def check_registry(report: Report, config: JobConfig) -> None:
+    """The Schema Registry answers, if the job has one."""
+    if not config.schema_registry():
+        return
+    with report.guarded("registry"):
+        from statemgr.kafka.schema_registry import SchemaRegistry
+
+        report.ok("registry", f"{len(SchemaRegistry(config).subjects())} subjects")
+
+
 def check_brokers(report: Report, config: JobConfig) -> bool:
     """Topics, a real transaction, and the clock. Returns: whether a broker answered; the rest needs one."""
     from statemgr.kafka.temporary_topic import probe_transaction

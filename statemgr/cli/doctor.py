@@ -41,6 +41,7 @@ def examine(report: checks.Report, config: JobConfig, groups: Sequence[str] = ()
     if checks.check_brokers(report, config):
         checks.check_job(report, config, groups)
     checks.check_blobs(report, config, fix=fix)
+    checks.check_registry(report, config)
 
 
 def _show(finding: checks.Finding) -> None:

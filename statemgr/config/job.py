@@ -236,6 +236,15 @@ class JobConfig:
                 own[rest] = cast("str | int | float | bool", self._resolved(key))
         return shared | own
 
+    def schema_registry(self) -> dict[str, str | int | float | bool]:
+        """Settings for the client of the Schema Registry, under its own names, resolved and with secrets in plain text.
+
+        Raises: ConfigError if a reference cannot be resolved.
+        """
+        prefix = "schema.registry."
+        keys = [key for key in self.values if key.startswith(prefix)]
+        return {key.removeprefix(prefix): cast("str | int | float | bool", self._resolved(key)) for key in keys}
+
     def consumer(self, group: str) -> Consumer:
         """A consumer for :meth:`statemgr.StateManager.run`: a member of ``group`` that commits nothing by itself, reads
         committed records, checks their checksums, and never jumps to another offset. It takes the settings under

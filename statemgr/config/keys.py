@@ -37,7 +37,9 @@ KEY_SERDES = ("bytes", "string", "integer", "json", "msgpack")
 VALUE_SERDES = (*KEY_SERDES, "avro")
 #: A store's name in a key has no dots, so that a mistyped key is never taken for another store.
 _STORE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
-_CLIENT_SETTING = re.compile(r"(kafka\.(?:(?:producer|consumer|admin)\.)?)[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_CLIENT_SETTING = re.compile(
+    r"(kafka\.(?:(?:producer|consumer|admin)\.)?|schema\.registry\.)[A-Za-z0-9_][A-Za-z0-9_.-]*"
+)
 _ROCKSDB = "stores.<name>.rocksdb."
 #: Characters of an unknown key that are shown, and compared with known ones.
 _LONGEST = 200
@@ -219,6 +221,11 @@ KEYS: tuple[Key, ...] = (
     Key("kafka.*", CLIENT_VALUE, None,
         "Passed to every client under librdkafka's names. SASL and TLS work as they do in librdkafka.",
         "librdkafka's"),
+    Key("schema.registry.url", CLIENT_VALUE, None,
+        "Address of the Schema Registry, for serdes of `SchemaRegistry`.", "none"),
+    Key("schema.registry.*", CLIENT_VALUE, None,
+        "Passed to confluent-kafka's SchemaRegistryClient under its names, such as `basic.auth.user.info` and "
+        "`ssl.ca.location`.", "the client's"),
 )
 # fmt: on
 _BY_PATTERN = {entry.pattern: entry for entry in KEYS}

@@ -105,8 +105,8 @@ def _parse(key: str, value: object) -> Value:
         if not entry.kind.deferred:
             raise ConfigError(
                 f"{key} may not hold a reference",
-                hint="${env:…} and ${file:…} are for kafka.*, blob.store.uri, blob.store.s3.*, state.dir "
-                "and value.avro.schemas",
+                hint="${env:…} and ${file:…} are for kafka.*, schema.registry.*, blob.store.uri, blob.store.s3.*, "
+                "state.dir and value.avro.schemas",
                 key=key,
             )
         return str(value)

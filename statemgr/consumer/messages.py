@@ -6,7 +6,7 @@ from typing import Any, Generic, cast
 
 from confluent_kafka import Message
 
-from statemgr.errors import CorruptRecord
+from statemgr.errors import AccessDenied, CorruptRecord, RetryableError
 from statemgr.serdes import Serde
 from statemgr.serdes.serde import K, V
 
@@ -33,13 +33,17 @@ class InputMessage(Generic[K, V]):
         self._key = self._value = _UNREAD
 
     def key(self) -> K | None:
-        """The decoded key; None if the message has none. Raises: CorruptRecord with topic, partition and offset."""
+        """The decoded key; None if the message has none.
+
+        Raises: CorruptRecord with topic, partition and offset; RetryableError or AccessDenied, if the serde asks a
+            server that does not answer.
+        """
         if self._key is _UNREAD:
             self._key = self._decoded("key", self._key_serde, self.raw.key())
         return cast("K | None", self._key)
 
     def value(self) -> V | None:
-        """The decoded value; None for a tombstone. Raises: CorruptRecord with topic, partition and offset."""
+        """The decoded value; None for a tombstone. Raises: as :meth:`key`."""
         if self._value is _UNREAD:
             self._value = self._decoded("value", self._value_serde, self.raw.value())
         return cast("V | None", self._value)
@@ -67,6 +71,9 @@ class InputMessage(Generic[K, V]):
             return None
         try:
             return serde.deserialize(data)
+        except (RetryableError, AccessDenied) as error:  # of a server that the serde asks: the message may be whole
+            error.with_where(topic=self.topic(), partition=self.partition(), offset=self.offset())
+            raise
         except Exception as error:  # any callable can be a serde
             reason = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
             raise CorruptRecord(

@@ -20,6 +20,7 @@ from statemgr.errors import InvalidError, UnavailableError
 from statemgr.ids import task_name
 from statemgr.manager import StateManager
 from statemgr.model.checkpoint import Checkpoint
+from statemgr.serdes import SerdeLike
 from statemgr.testing.memory_clients import MemoryGroupConsumer
 from statemgr.testing.memory_servers import START_MS, MemoryServers
 
@@ -52,8 +53,8 @@ class JobTester:
     Args:
         config: the job's configuration, or its mapping. It needs ``task.inputs``. The tester replaces the settings of
             Kafka, of the blob store's place, of ``state.dir`` and of the metrics' port.
-        process: called as ``process(task, message)``. This, ``process_batch`` and ``on_open`` are those of
-            :meth:`statemgr.StateManager.run`.
+        process: called as ``process(task, message)``. This, ``process_batch``, ``on_open`` and the serdes of the input
+            are those of :meth:`statemgr.StateManager.run`.
         members: how many members of the consumer group share the tasks.
         start_ms: the time at which the clock begins, in epoch milliseconds.
 
@@ -68,6 +69,8 @@ class JobTester:
         *,
         process_batch: ProcessBatch | None = None,
         on_open: Callable[[Task], None] | None = None,
+        key_serde: SerdeLike | None = None,
+        value_serde: SerdeLike | None = None,
         members: int = 1,
         start_ms: int = START_MS,
     ) -> None:
@@ -75,7 +78,7 @@ class JobTester:
         given = servers.config
         if not given.inputs:
             raise InvalidError("the job has no input topics to send to", hint="set task.inputs in its configuration")
-        self._application = _Application(process, process_batch, on_open)
+        self._application = _Application(process, process_batch, on_open, key_serde, value_serde)
         self._clock, self._broker = servers.clock, servers.broker
         self.config = self._given = given
         self._members: list[_Member] = []
@@ -239,7 +242,7 @@ class JobTester:
         if backend is not None:
             config = self._servers.restoring_from(backend)
         if process is not None or process_batch is not None:
-            self._application = _Application(process, process_batch, self._application.on_open)
+            self._application = self._application._replace(process=process, process_batch=process_batch)
         self.config = config
         self._start(self._count)
 
@@ -335,6 +338,8 @@ class _Application(NamedTuple):
     process: Process | None
     process_batch: ProcessBatch | None
     on_open: Callable[[Task], None] | None
+    key_serde: SerdeLike | None
+    value_serde: SerdeLike | None
 
 
 class _Crashed(BaseException):

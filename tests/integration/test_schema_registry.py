@@ -1,0 +1,188 @@
+"""Serdes of a Schema Registry, on a real one: Apicurio, with Confluent's API."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from statemgr import JobConfig, SchemaRegistry, StatemgrError, Task
+from statemgr.cli.checks import Report, Status, check_registry
+from statemgr.cli.java import find_java
+from statemgr.errors import ConfigError, UnavailableError
+from statemgr.testing import JobTester
+from statemgr_tools.dev.jars import cache_directory
+from statemgr_tools.dev.process import ServerProcess, free_port, spawn, wait_until_ready
+
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.xdist_group("registry")]
+
+VERSION = "2.6.13.Final"  # the last one that runs with Java 17
+ORDER = '{"type": "record", "name": "Order", "fields": [{"name": "amount", "type": "long"}]}'
+NEWER = (
+    '{"type": "record", "name": "Order", "fields": [{"name": "amount", "type": "long"}, '
+    '{"name": "note", "type": "string", "default": "-"}]}'
+)
+INCOMPATIBLE = '{"type": "record", "name": "Order", "fields": [{"name": "amount", "type": "string"}]}'
+
+
+def program() -> Path:
+    """The registry's jar, fetched with Maven at the first call (142 MB)."""
+    home = cache_directory() / f"apicurio-registry-{VERSION}"
+    jar = home / f"apicurio-registry-app-{VERSION}-runner.jar"
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{home}.lock"):
+        if jar.is_file():
+            return jar
+        maven = shutil.which("mvn")
+        if maven is None:
+            pytest.skip("Maven, which fetches the registry, is not installed")
+        with tempfile.TemporaryDirectory(dir=home.parent) as work:
+            artifact = f"io.apicurio:apicurio-registry-app:{VERSION}:tar.gz:all"
+            plugin = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
+            command = [maven, "-q", "-B", plugin, f"-Dartifact={artifact}", f"-DoutputDirectory={work}"]
+            subprocess.run(command, check=True, timeout=200, cwd=work, stdin=subprocess.DEVNULL)
+            [archive] = Path(work).glob("*.tar.gz")
+            with tarfile.open(archive) as files:
+                files.extractall(Path(work) / "registry", filter="data")
+            (Path(work) / "registry").rename(home)
+    return jar
+
+
+class Registry:
+    """A registry that keeps its schemas in memory, so a restart forgets them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._port = free_port()
+        self._log = directory / "registry.log"
+        self.url = f"http://127.0.0.1:{self._port}/apis/ccompat/v7"
+        options = ["-Xmx512m", "-Dquarkus.http.host=127.0.0.1", f"-Dquarkus.http.port={self._port}"]
+        command = [str(find_java().program), *options, "-jar", str(program())]
+        self.process: ServerProcess = spawn(command, log=self._log, cwd=directory)
+        wait_until_ready(self.process, self._answers, name="the registry", deadline_s=120)
+
+    def _answers(self) -> bool:
+        with suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(f"{self.url}/subjects") as answer:
+            return bool(answer.status == 200)
+        return False
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A registry for all tests."""
+    registry = Registry(tmp_path_factory.mktemp("registry"))
+    yield registry
+    registry.process.stop()
+
+
+def config(url: str) -> JobConfig:
+    """A job that adds up orders."""
+    return JobConfig.from_mapping(
+        {
+            "job.name": "totals",
+            "task.inputs": ["orders"],
+            "blob.store.uri": "s3://bucket/totals",
+            "task.backup.factories": ["blob-store", "kafka-changelog"],
+            "stores.last.key.serde": "string",
+            "schema.registry.url": url,
+        }
+    )
+
+
+def strict(registry: SchemaRegistry, subject: str) -> None:
+    """Let a subject refuse schemas that cannot read what the older ones wrote."""
+    registry._client.set_compatibility(subject, "BACKWARD")
+
+
+def test_an_incompatible_schema_is_refused_before_anything_changes(server: Registry) -> None:
+    """Also if the call may register schemas; the compatible one continues the state from either backend."""
+    job = config(server.url)
+    registry = SchemaRegistry(job)
+    order = registry.avro("orders-value", ORDER, register=True)
+    strict(registry, "orders-value")
+    for register in (False, True):
+        with pytest.raises(ConfigError, match="is not compatible with those of the subject"):
+            registry.avro("orders-value", INCOMPATIBLE, register=register)
+    newer = registry.avro("orders-value", NEWER, register=True)
+    serdes = {"value": order}
+
+    def process(task: Task, message: Any) -> None:
+        task.store("last", value_serde=serdes["value"]).put(message.key(), message.value())
+
+    with JobTester(job, process, key_serde="string", value_serde=newer) as tester:
+        tester.send("orders", "mug", order.serialize({"amount": 3}))
+        tester.commit()
+        for backend in ("blob-store", "kafka-changelog"):
+            serdes["value"] = newer
+            tester.crash()
+            tester.restore(backend)
+            store = tester._task(None).store("last", value_serde=newer)
+            assert store.get("mug") == {"amount": 3, "note": "-"}
+
+
+def test_json_and_protobuf(server: Registry) -> None:
+    """By their own serdes, and refused as Avro is."""
+    registry = SchemaRegistry({"url": server.url})
+    schema = '{"type": "object", "properties": {"n": {"type": "integer"}}, "additionalProperties": false}'
+    counts = registry.json_schema("counts-value", schema, register=True)
+    assert counts.deserialize(counts.serialize({"n": 1})) == {"n": 1}
+    strict(registry, "counts-value")
+    with pytest.raises(ConfigError, match="is not compatible"):
+        registry.json_schema("counts-value", schema.replace("integer", "string"), register=True)
+    kind = message_class("int32")
+    point = registry.protobuf("points-value", kind, register=True)
+    found = point.deserialize(point.serialize(kind(x=3)))
+    assert found.x == 3
+    strict(registry, "points-value")
+    with pytest.raises(ConfigError, match="is not compatible"):
+        registry.protobuf("points-value", message_class("string"), register=True)
+
+
+def test_a_registry_that_dies(tmp_path: Path) -> None:
+    """Known schemas still work; a schema that was never met needs the registry; doctor and a new start name it."""
+    dying = Registry(tmp_path)
+    job = config(dying.url)
+    registry = SchemaRegistry({**job.schema_registry(), "max.retries": 0})
+    order = registry.avro("orders-value", ORDER, register=True)
+    unmet = (
+        SchemaRegistry({"url": dying.url})
+        .avro("orders-value", NEWER, register=True)
+        .serialize({"amount": 5, "note": "x"})
+    )
+    met = order.serialize({"amount": 3})
+    report = Report()
+    check_registry(report, job)
+    assert [finding.status for finding in report.findings] == [Status.OK]
+    assert order.deserialize(met) == {"amount": 3}
+    dying.process.kill()
+    assert order.deserialize(met) == {"amount": 3}
+    seen: list[Any] = []
+    with JobTester(job, lambda _, message: seen.append(message.value()), value_serde=order) as tester:
+        tester.send("orders", "mug", order.serialize({"amount": 4}))
+        with pytest.raises(UnavailableError, match="does not answer") as error:
+            tester.send("orders", "mug", unmet)
+    assert seen == [{"amount": 4}]
+    assert (error.value.where["topic"], error.value.where["offset"]) == ("orders", 1)
+    with pytest.raises(StatemgrError, match="does not answer"):
+        SchemaRegistry({"url": dying.url, "max.retries": 0}).avro("orders-value")
+
+
+def message_class(kind: str) -> Any:
+    """The class that ``protoc`` makes for ``message Point { <kind> x = 1; }``."""
+    file = descriptor_pb2.FileDescriptorProto(name=f"point_{kind}.proto", package="points", syntax="proto3")
+    number = {"int32": 5, "string": 9}[kind]
+    field = descriptor_pb2.FieldDescriptorProto(name="x", number=1, type=number, label=1)  # type: ignore[arg-type]
+    file.message_type.append(descriptor_pb2.DescriptorProto(name="Point", field=[field]))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)  # type: ignore[no-untyped-call]
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("points.Point"))
