@@ -18,6 +18,7 @@ INTERVAL_S = 30.0
 #: Seconds after which a commit in progress has a line.
 LONG_S = 10.0
 _BLOBS, _KAFKA, _DISK, _CLEAN_UP = "the blob store", "Kafka", "the local disk", "the blob store, to clean up"
+_EITHER = "Kafka or the blob store, to begin the backups"
 #: What a task waits for while it is in a phase.
 _WAITS_FOR = {
     Phase.FENCE: "Kafka, to fence older owners",
@@ -29,8 +30,9 @@ _WAITS_FOR = {
     Phase.VERIFY: _DISK,
     Phase.SWAP: _DISK,
     Phase.OPEN: _DISK,
-    Phase.FLUSH: _DISK,
-    Phase.CHECKPOINT_DIR: _DISK,
+    # the flush has ended before a commit is in progress
+    Phase.FLUSH: _EITHER,
+    Phase.CHECKPOINT_DIR: _EITHER,
     Phase.DIFF: _BLOBS,
     Phase.UPLOAD: _BLOBS,
     Phase.PUT_INDEX: _BLOBS,

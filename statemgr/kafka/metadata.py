@@ -40,8 +40,8 @@ class TopicMetadata:
         self.errors = ClientErrors()
         self.client: AdminClient = admin(config, self.errors)
         self._clock = clock
-        #: The deadline of the wait in progress, and when a line in the log may say so.
-        self._waits_until = self._next_line = float("-inf")
+        #: When requests began to fail, when the last one did, and when a line in the log may say so.
+        self._waiting_since = self._paused = self._next_line = float("-inf")
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicDescription]:
         """The descriptions of those ``topics`` that exist. Raises: UnavailableError, AccessDenied."""
@@ -270,9 +270,11 @@ class TopicMetadata:
         now = self._clock.monotonic()
         if now >= deadline:
             raise late
-        if deadline != self._waits_until:
-            self._waits_until, self._next_line = deadline, now + _PATIENCE_S
-        elif now >= self._next_line:
+        if now - self._paused > REQUEST_S + _PATIENCE_S:
+            self._waiting_since = now  # a request has failed after others had succeeded
+        self._paused = now
+        waited = max(now - self._waiting_since, now - (deadline - DEADLINE_S))
+        if waited >= _PATIENCE_S and now >= self._next_line:
             self._next_line = now + _LOG_S
             tell(log, Event.WAITING, "waiting for Kafka, for at most %.0f s more: %s", deadline - now, late.message)
         self._clock.sleep(_PAUSE_S)

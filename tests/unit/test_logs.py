@@ -20,7 +20,8 @@ from statemgr.consumer.story import LoopStory
 from statemgr.engine.commit_log import CommitLog
 from statemgr.engine.metrics import Metrics
 from statemgr.errors import CorruptBlob, UnavailableError
-from statemgr.kafka.clients import ClientLog
+from statemgr.kafka.clients import DEADLINE_S, ClientLog
+from statemgr.kafka.metadata import TopicMetadata
 from statemgr.logs import Event, RateLimit, flush_suppressed, ranges, size, tell
 from statemgr.logs.formats import JsonFormat, TextFormat
 from statemgr.model.checkpoint import Checkpoint
@@ -279,6 +280,22 @@ def test_the_story_of_a_loop(said: list[logging.LogRecord]) -> None:
     assert again["backend"] in ("blob-store", "local")
     assert again["why"]
     assert {line["job"] for line in lines} == {"orders"}
+
+
+def test_waits_for_kafka_are_told(said: list[logging.LogRecord]) -> None:
+    """Two threads ask through one client while no broker answers: a line after two seconds, and then every ten."""
+    clock = ManualClock()
+    config = JobConfig.from_mapping({"job.name": "orders", "kafka.bootstrap.servers": "127.0.0.1:1"})
+    with TopicMetadata(config, clock) as metadata:
+        begun = clock.monotonic()
+        deadlines = [begun + DEADLINE_S, begun + DEADLINE_S + 0.05]
+        for _ in range(125):
+            for deadline in deadlines:
+                metadata._pause(deadline, UnavailableError("asking: no answer"))
+    lines = [line for line in map(as_json, said) if line["event"] == "waiting"]
+    assert [line["message"] for line in lines] == [
+        f"waiting for Kafka, for at most {left} s more: asking: no answer" for left in (28, 18, 8)
+    ]
 
 
 def test_a_signal_is_why_it_stops(said: list[logging.LogRecord]) -> None:
