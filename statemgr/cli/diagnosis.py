@@ -10,7 +10,7 @@ Steps of :meth:`Diagnosis.tasks`:
 
 1. compare the clocks of the owners with the broker's
 2. a task is stuck if its checkpoint is old, and messages have waited for it for as long: the brokers say which was the
-   first message after a time
+   first message after a time, and whether there is one
 3. the lag of a task grows if more messages have arrived since its oldest retained checkpoint than it has processed
 
 What costs a request for every blob, or writes, is not done here: ``gc --dry-run``, ``snapshots verify``, ``doctor``.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,8 +46,9 @@ from statemgr.cli.problems import (
     store_address,
 )
 from statemgr.config.factories import BLOB_STORE
-from statemgr.errors import MissingBlob, StatemgrError
+from statemgr.errors import MissingBlob, StatemgrError, UnavailableError
 from statemgr.ids import source_topic
+from statemgr.kafka.reader import PartitionReader
 from statemgr.model.checkpoint import BlobMarker, CheckpointRecord
 from statemgr.ports import BlobStore
 
@@ -59,6 +61,8 @@ PATIENCE_S = 3.0
 _FRESH_S = 2.0
 #: Partitions that are asked about for one list.
 _MOST_PARTITIONS = 5000
+#: Partitions in which one reading looks for a message that waits.
+_MOST_LOOKS = 50
 #: An offset after every message.
 _END = 1 << 63
 
@@ -75,6 +79,9 @@ class Diagnosis:
         #: A blob that a current checkpoint needs, as far as known.
         self._known_blob: str | None = None
         self._topics: set[str] = set()
+        self._messages = PartitionReader(self._config, self._clock, PATIENCE_S)
+        #: Source partition → an offset, and the number of offsets after it that have no message.
+        self._empty: dict[str, tuple[int, int]] = {}
 
     def problems(self, found: JobOverview) -> list[Problem]:
         """All that is wrong, causes first."""
@@ -180,17 +187,34 @@ class Diagnosis:
         first = self._first_after(
             {source: now_ms - late_ms(one, config) for one in late for source in _waiting(one, found.lags)}
         )
+        looks, confirmed = iter([True] * _MOST_LOOKS), 0
         for record in late:
-            waiting = [
-                source
-                for source in _waiting(record, found.lags)
-                if first.get(source, _END) > record.current.input_offsets[source]
-            ]
-            if waiting:
+            offsets = record.current.input_offsets
+            waiting = [at for at in _waiting(record, found.lags) if first.get(at, _END) > offsets[at]]
+            lags = {at: found.lags[at] or 0 for at in waiting if self._empty.get(at) != (offsets[at], found.lags[at])}
+            # if there are more, the next reading goes on without the partitions that were empty
+            looked = (next(looks, False) and self._has_message(at, offsets[at], lag) for at, lag in lags.items())
+            if lags and (confirmed >= MOST or any(looked)):
+                confirmed += 1
                 age_s = (now_ms - published(record.current)) / 1000
                 lag = sum(found.lags[source] or 0 for source in waiting)
-                detail = f"Its newest checkpoint is {age_s:.0f} s old, and {lag:,} messages wait, {waiting[0]} first."
+                wait = "1 message waits" if lag == 1 else f"{lag:,} messages wait"
+                detail = f"Its newest checkpoint is {age_s:.0f} s old, and {wait} in {waiting[0]}{_more(waiting)}."
                 yield Problem(Fault.MEMBER_STUCK, _part(record.task, owners), detail)
+
+    def _has_message(self, source: str, offset: int, lag: int) -> bool:
+        """Whether a consumer would get a message: ends of transactions, and aborted messages, count as lag as well."""
+        topic, number = str(source_topic(source)), int(source.rpartition("-")[2])
+        try:
+            with closing(self._messages.read(topic, number, offset, offset + lag)) as batches:
+                if next(batches, None) is not None:
+                    return True
+        except UnavailableError:
+            return False  # a transaction is open there: nobody gets what follows
+        except StatemgrError:
+            return True
+        self._empty[source] = (offset, lag)
+        return False
 
     def _growing(self, found: JobOverview, behind: Sequence[CheckpointRecord]) -> Iterator[Problem]:
         known = [one for one in behind if len(one.checkpoints) > 1 and one.checkpoints[-1].published_ms]
@@ -241,6 +265,10 @@ class Diagnosis:
 def _waiting(record: CheckpointRecord, lags: Mapping[str, int | None]) -> list[str]:
     """The source partitions of a task that have messages after its checkpoint."""
     return [source for source in sorted(record.current.input_offsets) if lags.get(source)]
+
+
+def _more(sources: Sequence[str]) -> str:
+    return f" and {len(sources) - 1} more partitions" if len(sources) > 1 else ""
 
 
 def _part(task: str, owners: Mapping[str, str]) -> str:

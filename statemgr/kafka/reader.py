@@ -8,7 +8,7 @@ wanted end, a transaction is still open there, and the reader waits until it has
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -41,7 +41,7 @@ class PartitionReader:
         self._clock = clock
         self._stall_s = config.commit_timeout_ms / 1000 + _GRACE_S if stall_s is None else stall_s
 
-    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[Message]]:
+    def read(self, topic: str, partition: int, start: int, end: int) -> Generator[list[Message]]:
         """Committed records with ``start`` ≤ offset < ``end``, in batches.
 
         Raises: MissingState (the topic or the offset is gone), UnavailableError (deadline), AccessDenied, CorruptRecord

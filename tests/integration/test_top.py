@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from click.testing import CliRunner, Result
 
 from statemgr import JobConfig, StateManager, Task
 from statemgr.cli import overview
+from statemgr.cli.diagnosis import Diagnosis
 from statemgr.cli.main import cli
 from statemgr.cli.overview import JobMonitor
+from statemgr.cli.problems import Fault
 from statemgr.model import codecs
 from statemgr.model.checkpoint_records import JobCheckpoint, publish_of, task_part
 from tests.jobs import job_mapping, with_changes
@@ -241,3 +244,26 @@ def test_stages_that_the_configuration_asks_for(running: list[Task], config: Job
     blobs = {"task__backup__factories": ["blob-store"], "task__restore__factories": ["blob-store"]}
     with JobMonitor(with_changes(config, **blobs)) as monitor:
         assert dict(monitor.overview().tasks[0].stages) == {"totals": "2, configured 4"}
+
+
+def test_the_end_of_a_transaction_in_the_input_is_no_message_that_waits(
+    running: list[Task], config: JobConfig, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts as lag for ever, so only a message that a consumer would get makes a late task stuck."""
+    monkeypatch.setattr("statemgr.cli.diagnosis.late_ms", lambda *_: -60_000)
+    producer = plain_producer(config, f"{topic}-writer")
+    producer.begin_transaction()
+    producer.produce(topic, b"x", partition=0)
+    producer.commit_transaction(30)
+    for number, offset in enumerate((8, 3)):  # all messages of both partitions
+        running[number].store("totals").put(b"a", b"2")
+        running[number].commit({f"{topic}-{number}": offset})
+    with JobMonitor(config) as monitor, closing(Diagnosis(monitor)) as diagnosis:
+        found = monitor.overview()
+        assert found.lag == 1
+        assert diagnosis.tasks(found) == []
+        assert diagnosis.tasks(found) == [], "it remembers that there is none"
+        producer.begin_transaction()
+        producer.produce(topic, b"y", partition=0)
+        producer.commit_transaction(30)
+        wait_until(lambda: [one.fault for one in diagnosis.tasks(monitor.overview())] == [Fault.MEMBER_STUCK])
