@@ -7,7 +7,7 @@ Steps of :meth:`JobMonitor.overview`, each of which costs a few requests however
 3. compare the checkpoints with these
 
 The topic names no process, machine or thread: an owner is known by its transactional ID and its epoch. It has no times
-of phases either, and no restores: only the metrics and the log of the owner's process have them.
+of phases either, no failures and no restores: only the metrics and the log of the owner's process have them.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ _BUSY_S = 2
 _SHOWN = 2000
 _BEHIND_TOPIC = (
     "The checkpoint topic does not say how long the phases of a commit took, which process or machine owned the task, "
-    "or when and why a store was restored. The owner's metrics have the phases of its last commit and count its "
-    "restores by backend; its log has the reasons."
+    "or when and why a store was restored. The owner's metrics have the phases of its last commit, its lag, "
+    "and its restores by backend and reason; its log has the reasons in full."
 )
 
 
@@ -93,7 +93,8 @@ def tasks(view: JobView, given: Parameters) -> Page:
             _task_charts(ordered),
             table("Tasks, those with a problem first", headers, rows, "The job has no checkpoint yet."),
             _pages(start, len(ordered), {"sort": order}),
-            _metrics("Restores", [one for one in samples if "restore" in one.name], view),
+            _metrics("Restores, by backend and reason", _restores(samples), view),
+            _metrics("Failures, by the class of the error", _failures(samples), view) if view.metrics else None,
         ]
     )
     return Page(found.job, body, again_s, look.error)
@@ -327,6 +328,16 @@ def _damaged(lines: Iterable[CheckpointLine]) -> Iterable[str]:
 
 def _phases(samples: Iterable[Sample]) -> list[tuple[str, float, str]]:
     return [(one.labels.get("phase", ""), one.value, f"{one.value * 1000:.1f} ms") for one in samples]
+
+
+def _restores(samples: Iterable[Sample]) -> list[Sample]:
+    """The restores that have ended, by backend, and those in progress."""
+    found = [one for one in samples if "restore" in one.name]
+    return [one for one in found if one.name != "statemgr_restore_progress_ratio" or one.value < 1]
+
+
+def _failures(samples: Iterable[Sample]) -> list[Sample]:
+    return [one for one in samples if one.name == "statemgr_failures_total" and one.value]
 
 
 def _metrics(title: str, samples: Sequence[Sample], view: JobView) -> Child:

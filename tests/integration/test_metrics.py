@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from statemgr import JobConfig, StateManager
 from statemgr.engine.task import Task
-from tests.commits import write
+from tests.commits import attempt, write
 from tests.jobs import job_mapping
+from tests.kafka_jobs import wait_until
+from tests.loop_members import make_topic, produce
 from tests.servers import KafkaServer
 
 pytestmark = pytest.mark.integration
@@ -57,3 +60,29 @@ def test_two_jobs_in_a_process_count_their_own_steps(kafka: KafkaServer, tmp_pat
                 "statemgr_publish_seconds_count", {"job": manager.config.job_name}
             )
             assert published == found[own, "publish.acknowledged"]
+
+
+def test_an_owner_of_the_whole_job_has_the_same_series(kafka: KafkaServer, tmp_path: Path) -> None:
+    """As on Spark: lag, age and tasks have the names that they have in a consumer loop; with the owner they go."""
+    topic = kafka.fresh_name("input")
+    make_topic(kafka, topic, 1)
+    produce(kafka, topic, 1, range(5))
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=2))
+    with StateManager(config) as manager:
+        epoch = manager.acquire()
+        names = ["Partition 0", "Partition 1"]
+        commits = [replace(attempt(config, epoch, task, {b"a": b"1"}, 0), input_offsets=None) for task in names]
+        manager.publish(commits, input_offsets={f"{topic}-0": 2})
+        registry, job = manager.metrics.registry, {"job": config.job_name}
+        lag = {**job, "task": "", "topic": topic, "partition": "0"}
+        wait_until(lambda: registry.get_sample_value("statemgr_input_lag", lag) == 3)
+        assert registry.get_sample_value("statemgr_tasks", job) == 2
+        for task in names:
+            taken = registry.get_sample_value("statemgr_checkpoint_timestamp_seconds", {**job, "task": task})
+            last = registry.get_sample_value("statemgr_last_commit_timestamp_seconds", {**job, "task": task})
+            assert taken is not None
+            assert last is not None
+            assert 0 <= last - taken < 60
+            assert registry.get_sample_value("statemgr_blobs_with_ttl", {**job, "task": task}) == 0
+    left = {sample.name for metric in registry.collect() for sample in metric.samples}
+    assert not left & {"statemgr_input_lag", "statemgr_checkpoint_timestamp_seconds", "statemgr_blobs_with_ttl"}

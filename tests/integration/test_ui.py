@@ -188,6 +188,10 @@ def test_tasks_and_the_checkpoints_of_a_task(site: Site, tasks: list[Task]) -> N
     first = site.ask("/0/")
     assert first.status == 200
     assert "2 of 2" in first.text
+    assert "Restores, by backend and reason" in first.text
+    assert "backend=empty, reason=new" in first.text
+    assert "statemgr_restore_progress_ratio" not in first.text, "none is in progress"
+    assert "Failures, by the class of the error" in first.text
     task = site.ask(urljoin("/0/", first.link("task?task=Partition+0")))
     newest = tasks[0].last_checkpoint
     assert newest is not None
