@@ -5,8 +5,7 @@ the broker said when the task was restored, or the later answer to an admin clie
 one request, at most every :data:`ASK_EVERY_S` seconds and on a thread of its own. The answer is also right while a
 partition is paused, or while ``process`` is stuck and nothing is fetched.
 
-librdkafka also knows an end from its last fetch. It is not used: it is old while nothing is fetched, and asking the
-client for it from another thread than the one that polls was seen to block both.
+``docs/decisions/0022-lag-at-a-scrape.md`` has what else was measured.
 """
 
 from __future__ import annotations
