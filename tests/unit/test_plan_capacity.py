@@ -72,7 +72,6 @@ def _close(formula: float, counted: float) -> bool:
         (1, 1, 10, 2_000, 100),
         (1, 1, 400, 6_000, 100),
         pytest.param(1, 1, 2_100, 12_000, 30, marks=pytest.mark.long),
-        pytest.param(4, 2, 300, 4_000, 100, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -127,10 +126,8 @@ def test_formulas_agree_with_commits(
         gets = counted.of["get"] / tasks
 
     rates, seconds = plan.commits, commits * COMMIT_S
-    if tasks == 1:
-        assert _close(rates.puts_per_s * seconds, seen["put"]), (rates.puts_per_s * seconds, seen)
-    else:  # how many tasks share a blob depends on how fast each of them is
-        assert (1 - TOLERANCE) * rates.puts_per_s * seconds <= seen["put"] <= seen["remove_ttl"]
+    # with one task: how many tasks share a blob depends on how fast each of them is
+    assert _close(rates.puts_per_s * seconds, seen["put"]), (rates.puts_per_s * seconds, seen)
     assert _close(rates.untags_per_s * seconds, seen["remove_ttl"]), (rates.untags_per_s * seconds, seen)
     assert _close(rates.uploaded_per_s * seconds, seen["bytes"]), (rates.uploaded_per_s * seconds, seen)
     assert _close(rates.deletes_per_s * seconds, seen["delete_many"]), (rates.deletes_per_s * seconds, seen)
