@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from statemgr.engine.metrics import Metrics
     from statemgr.flows.open_store import OpenStore
 
-#: Seconds between two looks at the sizes of a task's stores.
-SIZES_EVERY_S = 10.0
-
 
 class TaskMetrics:
     """The state and the commits of one task."""
@@ -29,7 +26,6 @@ class TaskMetrics:
         #: What the log says about its commits.
         self.log = CommitLog(metrics.job, task, metrics.clock, lambda: metrics.last_phase.get(task))
         self._blocked_at: float | None = None
-        self._sizes_due = float("-inf")
         #: Everything that was set for this task, in order to remove it.
         self._set: set[tuple[Gauge, tuple[str, ...]]] = set()
         self._setting = threading.Lock()
@@ -101,13 +97,10 @@ class TaskMetrics:
         self._gauge(self._metrics.bytes, size)
 
     def measure(self, stores: Mapping[str, OpenStore]) -> None:
-        """Ask open stores for keys and bytes, at most every :data:`SIZES_EVERY_S` seconds. On the task's thread."""
-        now = self._metrics.clock.monotonic()
-        if now >= self._sizes_due:
-            self._sizes_due = now + SIZES_EVERY_S
-            with suppress(StatemgrError):  # the next use of the store reports it
-                counted = [store.content.statistics() for store in stores.values()]
-                self.holds(total(counted, KEYS), total(counted, BYTES))
+        """Ask open stores for their keys and bytes. On the task's thread."""
+        with suppress(StatemgrError):  # the next use of the store reports it
+            counted = [store.content.statistics() for store in stores.values()]
+            self.holds(total(counted, KEYS), total(counted, BYTES))
 
     def backlog(self, store: str, segments: int, size: int) -> None:
         """Set the number and the bytes of the segments in a store's published chain."""

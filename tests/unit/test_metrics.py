@@ -167,6 +167,8 @@ def test_a_consumer_loop() -> None:
         assert "statemgr_checkpoint_timestamp_seconds/Partition 0" not in found
         ages = {name: found[f"statemgr_last_commit_timestamp_seconds/{name}"] for name in (ZERO, ONE)}
         assert ages["Partition 1"] >= ages["Partition 0"] > 0
+        assert found["statemgr_state_keys/Partition 1"] == 1
+        assert found["statemgr_state_bytes/Partition 0"] == 0
         assert found["statemgr_blobs_with_ttl/Partition 1"] == 0
         assert found["statemgr_restore_progress_ratio/Partition 1/totals"] == 1
         assert found["statemgr_restores_total/empty/new"] == 2
