@@ -66,6 +66,8 @@ _BUILT_IN = {
 #: The extra that a command needs, if it is not `spark`.
 _EXTRAS = {"demo": "demo"}
 _INTERRUPTED = 130
+#: Of a few digits, which no password is.
+_NUMBER = re.compile(r"[+-]?[0-9]{1,7}(\.[0-9]{1,7})?")
 
 
 class _Notices(logging.Handler):
@@ -155,7 +157,7 @@ class CommandLine(click.Group):
 def _without_values(message: str, arguments: Sequence[str]) -> str:
     """A message of click's without the values from the command line: a mistyped option may show a password.
 
-    Names of options stay, and so do words that are nearly a command.
+    Names of options, numbers, and words that are nearly a command stay.
     """
     from statemgr.config.secrets import MASK  # `--help` needs no configuration
 
@@ -164,7 +166,9 @@ def _without_values(message: str, arguments: Sequence[str]) -> str:
         given = [value] if argument.startswith("-") else [argument, value]
         if get_close_matches(argument, [*_BUILT_IN, *_others()], n=1):
             continue
-        for text in filter(None, given):
+        for text in given:
+            if not text or _NUMBER.fullmatch(text):
+                continue
             message = re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", lambda _: MASK, message)
             message = message.replace(repr(text), repr(MASK))
     return message

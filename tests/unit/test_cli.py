@@ -382,3 +382,16 @@ def test_a_backend_without_the_newest_checkpoint(factory: str) -> None:
     assert f"{factory} lacks the newest checkpoint of 1 stores" in found.detail
     assert found.fix is not None
     assert ("`statemgr materialize`" in found.fix) == (factory == "blob-store")
+
+
+def test_messages_show_numbers_and_hide_other_values(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistyped option may hold a password; a number that is refused is shown."""
+    for arguments in (["plan-capacity", "--changes", "1k", "--commit", "0"], ["top", "--every", "a-secret"]):
+        monkeypatch.setattr(sys, "argv", ["statemgr", *arguments])
+        with pytest.raises(SystemExit, match="2"):
+            cli.main()
+    shown = capsys.readouterr().err
+    assert "0.0 is not in the range x>0" in shown
+    assert "a-secret" not in shown
