@@ -23,6 +23,10 @@ _LAYERS = {
     "spark": pytest.mark.spark,
 }
 
+# the client of Spark Connect would restart its threads in each child of this process, between fork and exec, where they
+# break the child: no session could start after it
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 _SERVERS = {"kafka", "s3", "forgetful", "own_kafka", "secured_kafka"}
 
 

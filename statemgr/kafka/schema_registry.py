@@ -141,7 +141,7 @@ class SchemaRegistry:
                 if not register:
                     raise ConfigError(
                         "the subject does not have this schema",
-                        hint="register it when you deploy, or pass register=True",
+                        hint="register it when you deploy, or let this call do it (register)",
                         subject=subject,
                         registry=self._url,
                     ) from error
@@ -211,7 +211,7 @@ class SchemaRegistry:
                     **where,
                 ) from error
             if status == 404 and otherwise is ConfigError:
-                hint = "check the subject's name, or pass a schema with register=True"
+                hint = "check the subject's name, or give a schema and let this call register it"
                 raise ConfigError("the registry has no such subject", hint=hint, **where) from error
             hint = _READ_HINT if otherwise is CorruptError else "correct the schema or the value"
             raise otherwise(f"{what}: {str(error) or type(error).__name__}", hint=hint, **where) from error

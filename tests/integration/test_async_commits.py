@@ -183,7 +183,7 @@ def test_what_is_dropped_at_the_close_is_said(
         write(task, {b"c": b"3", b"a": None}, ("totals", "index"))
         task.close()
         [line] = caplog.messages
-        assert line.startswith(f"task {TASK}: ")
+        assert line.startswith(f"{TASK}: ")
         assert line.endswith("2 of index, 4 of totals")
         caplog.clear()
         with manager.open_task(TASK) as task:

@@ -45,6 +45,7 @@ def test_connect_is_refused_before_anything_is_taken_over(kafka: KafkaServer, tm
                 query.input(source).start()
             assert "spark-submit" in str(refused.value.hint)
         owner.confirm()  # nobody has fenced it
+    remote.client.close()
 
 
 @pytest.mark.long
