@@ -20,6 +20,7 @@ from statemgr.config.values import (
     FACTORIES,
     INTERVAL,
     NAME_KIND,
+    REGISTRY,
     TEXT,
     TOPIC,
     TOPICS,
@@ -221,7 +222,7 @@ KEYS: tuple[Key, ...] = (
     Key("kafka.*", CLIENT_VALUE, None,
         "Passed to every client under librdkafka's names. SASL and TLS work as they do in librdkafka.",
         "librdkafka's"),
-    Key("schema.registry.url", CLIENT_VALUE, None,
+    Key("schema.registry.url", REGISTRY, None,
         "Address of the Schema Registry, for serdes of `SchemaRegistry`.", "none"),
     Key("schema.registry.*", CLIENT_VALUE, None,
         "Passed to confluent-kafka's SchemaRegistryClient under its names, such as `basic.auth.user.info` and "

@@ -169,12 +169,17 @@ def _blob_uri(value: object) -> str:
     return text
 
 
-def _endpoint(value: object) -> str:
+def _endpoint(value: object, schemes: tuple[str, ...] = ("http", "https")) -> str:
     text = _string(value)
     uri = urlsplit(text)
-    if uri.scheme not in ("http", "https") or not uri.hostname or uri.username or uri.password or uri.port == 0:
+    if uri.scheme not in schemes or not uri.hostname or uri.username or uri.password or uri.port == 0:
         raise ValueError  # reading the port checks it
     return text
+
+
+def _registry(value: object) -> str:
+    """Addresses of one registry; ``mock`` is that of its client in memory."""
+    return ",".join(_endpoint(part.strip(), ("http", "https", "mock")) for part in _string(value).split(","))
 
 
 def _schemas(value: object) -> list[str]:
@@ -225,4 +230,5 @@ FACTORIES = texts(TEXT, "a list of different factory names, or a text with comma
 BLOB_URI = Kind("file:///directory or s3://bucket/prefix, without credentials", _blob_uri, deferred=True)
 AVRO_SCHEMAS = Kind("a list of Avro schemas as JSON texts, or one JSON array of them", _schemas, deferred=True)
 INTERVAL = Kind("one limit of each kind, such as 50 commits, 256 MiB, 10 min", _interval)
+REGISTRY = Kind("http://…, https://… or a list of them with commas, without credentials", _registry, deferred=True)
 ENDPOINT = Kind("http://… or https://…, without credentials", _endpoint, deferred=True)

@@ -6,6 +6,7 @@ message type). Source: Confluent's wire format of Schema Registry.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 _PREREQUISITE = "pip install 'statemgr[schema-registry]'"
 #: URLs of the client's own registry for tests.
 _IN_MEMORY = "mock://"
+_TIMEOUT_S = 30
+#: Of a value: a zero byte, and the ID of its schema.
+_HEADER = 5
 _READ_HINT = "find out who wrote it, and with which registry"
 
 
@@ -56,6 +60,7 @@ class SchemaRegistry:
         if not self._url:
             hint = 'for example schema.registry.url = "http://localhost:8081"'
             raise ConfigError("schema.registry.url is not set", hint=hint, key="schema.registry.url")
+        settings.setdefault("timeout", _TIMEOUT_S)  # the client's own default is to wait for ever
         try:
             self._client: SchemaRegistryClient = SchemaRegistryClient.new_client(settings)
         except Exception as error:  # the client raises many types for its settings
@@ -135,7 +140,7 @@ class SchemaRegistry:
             try:
                 self._client.lookup_schema(subject, given)
             except SchemaRegistryError as error:
-                if error.http_status_code != 404:
+                if not _is_unknown(error):
                     raise
                 self._check_compatible(subject, given)
                 if not register:
@@ -157,7 +162,7 @@ class SchemaRegistry:
             if self._client.test_compatibility(subject, schema):
                 return
         except SchemaRegistryError as error:
-            if error.http_status_code == 404:  # the subject is new
+            if _is_unknown(error):  # the subject is new
                 return
             raise
         raise ConfigError(
@@ -181,6 +186,9 @@ class SchemaRegistry:
                 return data
 
         def deserialize(data: bytes) -> Any:
+            if len(data) >= _HEADER and data[0] == 0:  # the client gets it once, and not again when it reads the value
+                with self._asking(subject, UnavailableError, "the answer of the Schema Registry cannot be read"):
+                    self._client.get_schema(int.from_bytes(data[1:_HEADER], "big"), subject_name=subject)
             with self._asking(subject, CorruptError, "a value cannot be read with the schema of its ID"):
                 return read(data, context)
 
@@ -197,34 +205,51 @@ class SchemaRegistry:
         except StatemgrError:
             raise
         except Exception as error:
-            status, network = _cause(error)
-            if network or (status is not None and (status >= 500 or status == 429)):
-                raise UnavailableError(
-                    f"the Schema Registry does not answer: {error}",
-                    hint="check schema.registry.url and the server, then try again",
-                    **where,
-                ) from error
+            status, code, network = _cause(error)
             if status in (401, 403):
                 raise AccessDenied(
                     f"the Schema Registry refuses access: {error}",
                     hint="check schema.registry.basic.auth.user.info and the rights of this user",
                     **where,
                 ) from error
-            if status == 404 and otherwise is ConfigError:
-                hint = "check the subject's name, or give a schema and let this call register it"
-                raise ConfigError("the registry has no such subject", hint=hint, **where) from error
+            if status == 404 and code > 0:  # its own answer, and not that of a proxy
+                if otherwise is ConfigError:
+                    hint = "check the subject's name, or give a schema and let this call register it"
+                    raise ConfigError("the registry has no such subject", hint=hint, **where) from error
+                raise CorruptError(
+                    f"the Schema Registry does not know the schema of a value: {error}", hint=_READ_HINT, **where
+                ) from error
+            asks = otherwise in (ConfigError, UnavailableError)  # and reads no value of somebody else
+            # the registry says that a schema is wrong with 409 and 422
+            if network or (status is not None and status not in (409, 422)) or (asks and _is_no_json(error)):
+                raise UnavailableError(
+                    f"the Schema Registry does not answer as it should: {error}",
+                    hint="check schema.registry.url, the server and what is between, then try again",
+                    **where,
+                ) from error
             hint = _READ_HINT if otherwise is CorruptError else "correct the schema or the value"
             raise otherwise(f"{what}: {str(error) or type(error).__name__}", hint=hint, **where) from error
 
 
-def _cause(error: BaseException) -> tuple[int | None, bool]:
-    """The HTTP status in an error or in one of its causes, and whether the network is the cause."""
+def _is_unknown(error: Any) -> bool:
+    """Whether the registry itself says that it has no such subject, version or schema."""
+    return bool(error.http_status_code == 404 and error.error_code > 0)
+
+
+def _is_no_json(error: BaseException) -> bool:
+    """Whether an answer was not JSON, such as a page of a proxy."""
+    return isinstance(error, json.JSONDecodeError) or isinstance(error.__cause__, json.JSONDecodeError)
+
+
+def _cause(error: BaseException) -> tuple[int | None, int, bool]:
+    """The HTTP status and the registry's code in an error or in one of its causes, and whether the network is the
+    cause. The client has the code -1 for an answer that is not the registry's."""
     at: BaseException | None = error
     while at is not None:
         status = getattr(at, "http_status_code", None)
         if isinstance(status, int):
-            return status, status <= 0
-        if type(at).__module__.startswith("httpx") or isinstance(at, ConnectionError | TimeoutError):
-            return None, True
+            return status, int(getattr(at, "error_code", -1)), status <= 0
+        if type(at).__module__.startswith(("httpx", "authlib")) or isinstance(at, ConnectionError | TimeoutError):
+            return None, -1, True
         at = at.__cause__ or at.__context__
-    return None, False
+    return None, -1, False

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +86,7 @@ def test_json_is_checked_against_its_schema(registry: SchemaRegistry) -> None:
 def test_bytes_of_somebody_else_are_corrupt(registry: SchemaRegistry, data: bytes) -> None:
     """Not a value, or one whose schema the registry does not know."""
     serde = registry.avro("orders-value", ORDER, register=True)
-    with pytest.raises(CorruptError, match="cannot be read with the schema of its ID"):
+    with pytest.raises(CorruptError, match=r"cannot be read with the schema of its ID|does not know the schema"):
         serde.deserialize(data)
     with pytest.raises(InvalidError, match="does not fit"):
         serde.serialize({"amount": "three"})
@@ -96,6 +100,62 @@ def test_a_registry_that_is_away_is_unavailable() -> None:
         SchemaRegistry({"url": "http://127.0.0.1:1", "nix": 1})
     with pytest.raises(ConfigError, match=r"schema\.registry\.url is not set"):
         SchemaRegistry(JobConfig.from_mapping({"job.name": "totals"}))
+
+
+@contextmanager
+def gateway(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """An HTTP server that is no registry. Gives its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("status", [200, 302, 400, 404, 407, 503])
+def test_a_page_of_a_proxy_condemns_no_message(registry: SchemaRegistry, status: int) -> None:
+    """It is not the registry's answer: the message may be whole, and the registry may be back soon."""
+
+    def page(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(status)
+        request.send_header("Content-Type", "text/html")
+        request.send_header("Content-Length", "13")
+        request.end_headers()
+        request.wfile.write(b"<html></html>")
+
+    data = registry.avro("orders-value", ORDER, register=True).serialize({"amount": 3})
+    with gateway(page) as url:
+        behind = SchemaRegistry({"url": url, "max.retries": 0})
+        made = behind._serde("orders-value", "avro", lambda value, context: b"", lambda data, context: data)
+        with pytest.raises(UnavailableError):
+            made.deserialize(data)
+        with pytest.raises(UnavailableError):
+            behind.avro("orders-value")
+        with pytest.raises(UnavailableError):
+            behind.avro("orders-value", ORDER, register=True)
+
+
+def test_a_registry_that_never_answers_has_a_limit() -> None:
+    """The client's own default is to wait for ever."""
+    ended = threading.Event()
+    with gateway(lambda _: bool(ended.wait(30)) and None) as url:
+        assert SchemaRegistry({"url": url})._client._rest_client.timeout == 30
+        with pytest.raises(UnavailableError):
+            SchemaRegistry({"url": url, "max.retries": 0, "timeout": 0.2}).subjects()
+        ended.set()
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +177,8 @@ def test_its_secrets_are_masked() -> None:
     config = JobConfig.from_mapping(CONFIG)
     assert "a-secret-word" not in repr(config) + str(config.masked())
     assert config.schema_registry()["basic.auth.user.info"] == "ann:a-secret-word"
+    with pytest.raises(ConfigError, match=r"schema\.registry\.url must be .* without credentials"):
+        JobConfig.from_mapping({**CONFIG, "schema.registry.url": "http://ann:a-secret-word@registry:8081"})
 
 
 def test_the_program_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
