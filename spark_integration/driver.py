@@ -397,9 +397,11 @@ class Driver:
             publishing = pool.submit(self._publish, prepared, batch)
             try:
                 rows = None if to_kafka else local_rows(spark, self._plan.config, stored)
-            finally:
-                seconds = publishing.result()  # its error explains the other one
-        return rows, seconds
+            except Exception:
+                publishing.result()  # its error explains this one
+                self._manager.confirm()  # or another owner has removed the rows
+                raise
+            return rows, publishing.result()
 
     def _publish(self, prepared: list[PreparedCommit], batch: MicroBatch) -> float:
         """Returns: the seconds that it took."""

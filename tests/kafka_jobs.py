@@ -61,14 +61,14 @@ def make_topic(config: JobConfig, topic: str, partitions: int = 1, **settings: s
     new = NewTopic(topic, partitions, 1, config={k.replace("__", "."): v for k, v in settings.items()})
     admin = client(config)
     admin.create_topics([new])[topic].result(30)
-    wait_until(lambda: topic in admin.list_topics(timeout=10).topics)
+    wait_until(lambda: topic in admin.list_topics(timeout=60).topics)
 
 
 def recreate(config: JobConfig, topic: str) -> None:
     """Delete a topic and make it anew with the job's settings."""
     admin = client(config)
     admin.delete_topics([topic])[topic].result(30)
-    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
+    wait_until(lambda: topic not in admin.list_topics(timeout=60).topics)
     make_topics(config)
 
 
@@ -85,7 +85,7 @@ def plain_producer(config: JobConfig, transactional_id: str | None = None) -> Pr
     made = Producer(settings)
     if transactional_id is not None:
         for _ in range(2):  # without a connection that stays, it would ask for its coordinator again after 500 ms
-            made.list_topics(config.checkpoint_topic, timeout=30)
+            made.list_topics(config.checkpoint_topic, timeout=60)
         made.init_transactions(30)
     return made
 
@@ -163,7 +163,7 @@ def a_record(config: JobConfig, number: int, task: str = "Partition 0", **fields
     )
 
 
-def wait_until(done: Callable[[], bool], deadline_s: float = 60.0) -> None:
+def wait_until(done: Callable[[], bool], deadline_s: float = 300.0) -> None:
     """Wait for something that another process does."""
     end = time.monotonic() + deadline_s
     while not done():

@@ -32,14 +32,14 @@ def make_topic(kafka: KafkaServer, name: str, partitions: int, **settings: str) 
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     new = NewTopic(name, partitions, 1, config={key.replace("__", "."): value for key, value in settings.items()})
     admin.create_topics([new])[name].result(15)
-    wait_until(lambda: name in admin.list_topics(timeout=10).topics)
+    wait_until(lambda: name in admin.list_topics(timeout=60).topics)
 
 
 def delete_topic(kafka: KafkaServer, name: str) -> None:
     """Delete a topic, and wait until the broker's metadata do not have it any more."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.delete_topics([name])[name].result(15)
-    wait_until(lambda: name not in admin.list_topics(timeout=10).topics)
+    wait_until(lambda: name not in admin.list_topics(timeout=60).topics)
 
 
 def produce(kafka: KafkaServer, topic: str, partitions: int, numbers: Iterable[int], size: int = 0) -> None:
@@ -125,7 +125,7 @@ class Process:
         """The messages that it has processed, in order."""
         return [line for line in self.lines() if not line.startswith("phase ")]
 
-    def wait_for(self, done: Callable[[list[str]], bool], deadline_s: float = 60.0) -> None:
+    def wait_for(self, done: Callable[[list[str]], bool], deadline_s: float = 300.0) -> None:
         """Wait until its lines are as wanted."""
 
         def ready() -> bool:
@@ -143,7 +143,7 @@ class Process:
     def ended(self, began: float | None = None) -> tuple[float, StatemgrError | None]:
         """Wait for the end. Returns: the seconds since ``began``, and its typed error."""
         began = time.monotonic() if began is None else began
-        out, _ = self.child.communicate(timeout=60)
+        out, _ = self.child.communicate(timeout=300)
         seconds = time.monotonic() - began
         if self.child.returncode == 0:
             return seconds, None

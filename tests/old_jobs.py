@@ -25,7 +25,7 @@ def make(kafka: KafkaServer, topic: str, partitions: int = 2, **settings: str) -
     config = {"cleanup.policy": "compact"} | {key.replace("__", "."): value for key, value in settings.items()}
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(30)
-    wait_until(lambda: topic in admin.list_topics(timeout=10).topics)
+    wait_until(lambda: topic in admin.list_topics(timeout=60).topics)
 
 
 def write(kafka: KafkaServer, topic: str, partition: int, changes: Changes) -> None:
@@ -67,7 +67,7 @@ def ends(kafka: KafkaServer, *topics: str) -> dict[tuple[str, int], tuple[int, i
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "look"})
     found = {}
     for topic in topics:
-        for partition in consumer.list_topics(topic, timeout=10).topics[topic].partitions:
+        for partition in consumer.list_topics(topic, timeout=60).topics[topic].partitions:
             found[topic, partition] = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)
     consumer.close()
     return found
@@ -75,7 +75,7 @@ def ends(kafka: KafkaServer, *topics: str) -> dict[tuple[str, int], tuple[int, i
 
 def topics_of(kafka: KafkaServer, job: str) -> set[str]:
     """The topics that have a job's name in theirs. Other tests make topics on the broker at the same time."""
-    found = AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=10).topics
+    found = AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=60).topics
     return {name for name in found if job in name}
 
 

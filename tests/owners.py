@@ -37,7 +37,7 @@ def forgotten(broker: KafkaServer, *transactional_ids: str) -> None:
         {"bootstrap.servers": broker.bootstrap_servers, "group.id": "look", "auto.offset.reset": "earliest"}
     )
     topic = "__transaction_state"
-    partitions = reader.list_topics(topic, timeout=10).topics[topic].partitions
+    partitions = reader.list_topics(topic, timeout=60).topics[topic].partitions
     reader.assign([TopicPartition(topic, partition, 0) for partition in partitions])
     known: dict[bytes, bool] = {}
 
@@ -68,14 +68,14 @@ class Suspended:
     def go_on(self) -> list[dict[str, Any]]:
         """Wake it up. Returns: what its commits from then on ended with."""
         self._process.send_signal(signal.SIGCONT)
-        out, _ = self._process.communicate(timeout=60)
+        out, _ = self._process.communicate(timeout=300)
         return [json.loads(line) for line in out.splitlines()]
 
 
 def killed_in_all_commits(config: JobConfig) -> None:
     """Run a process that opens every task of a job, and is killed while each has a transaction open."""
     order = json.dumps({"config": dict(config.to_mapping())})
-    ended = subprocess.run([sys.executable, "-m", "tests.owners", order], check=False, timeout=120)
+    ended = subprocess.run([sys.executable, "-m", "tests.owners", order], check=False, timeout=600)
     assert ended.returncode == -signal.SIGKILL
 
 

@@ -151,9 +151,9 @@ class SecuredS3:
         ]  # fmt: skip
         environment = os.environ | {"ROOT_ACCESS_KEY": server.access_key, "ROOT_SECRET_KEY": server.secret_key}
         self._process: ServerProcess = spawn(command, log=self.directory / "s3.log", environment=environment)
-        wait_until_ready(self._process, server.answers, name="the S3 server", deadline_s=30)
+        wait_until_ready(self._process, server.answers, name="the S3 server", deadline_s=300)
         admin = [str(program), "admin", "-a", server.access_key, "-s", server.secret_key, "-er", server.endpoint]
-        subprocess.run([*admin, "create-user", "-a", USER, "-s", PASSWORD, "-r", "user"], check=True, timeout=30)
+        subprocess.run([*admin, "create-user", "-a", USER, "-s", PASSWORD, "-r", "user"], check=True, timeout=300)
         return self
 
     def __exit__(self, *_: object) -> None:

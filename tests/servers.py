@@ -30,7 +30,7 @@ RUN_DIRECTORY_VARIABLE = "STATEMGR_TEST_RUN_DIR"
 _RUN_PREFIX = "statemgr-tests-"
 _CP_KAFKA_IMAGE = "confluentinc/cp-kafka:8.1.1"
 _VERSITYGW_IMAGE = "versity/versitygw:v1.8.0"
-_CONTAINER_DEADLINE_S = 120
+_CONTAINER_DEADLINE_S = 300
 #: Quick cleaning and expiry, so that a test can see compaction; topics ask for it by their settings.
 BROKER_SETTINGS = {"log.cleaner.backoff.ms": "500", "log.retention.check.interval.ms": "1000"}
 

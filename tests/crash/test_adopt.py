@@ -51,7 +51,7 @@ def test_killed_in_an_adoption(kafka: KafkaServer, tmp_path: Path, phase: Phase,
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert child.returncode == -signal.SIGKILL, child.stderr

@@ -28,7 +28,7 @@ from tests.old_jobs import state
 from tests.peers.samza import BLOBS, SamzaJob
 from tests.servers import KafkaServer
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 #: Where the process dies: at which of these steps, counted from the first.
 STEPS = [
     (Phase.FENCE, 1),
@@ -68,7 +68,7 @@ def test_killed_while_snapshots_are_adopted(
     arguments = ["adopt", *adopter.old, "--config", str(adopter.file), "--settle", "0", "--write", *how]
     child = subprocess.run(
         [sys.executable, "-m", "tests.crash.adopt_child", phase.value, str(number), *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert child.returncode == -signal.SIGKILL, child.stderr
     if phase is Phase.ACKNOWLEDGED:

@@ -44,7 +44,7 @@ def killed(config: JobConfig, point: str, number: int) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert child.returncode == -signal.SIGKILL, child.stderr

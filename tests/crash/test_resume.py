@@ -61,7 +61,7 @@ def killed(config: JobConfig, marker: BlobMarker, die_at: int) -> None:
     """A process that begins to restore, and dies."""
     assert marker.inline is not None
     order = {"config": config.to_mapping(), "marker": marker.inline.hex(), "die_at": die_at}
-    child = subprocess.run([sys.executable, "-m", "tests.crash.resume_child", json.dumps(order)], cwd=ROOT, timeout=60)
+    child = subprocess.run([sys.executable, "-m", "tests.crash.resume_child", json.dumps(order)], cwd=ROOT, timeout=600)
     assert child.returncode == -signal.SIGKILL
 
 

@@ -14,7 +14,7 @@ from tests.old_jobs import Adopter, await_empty, ends, make, state
 from tests.peers.environments import run, streams_java
 from tests.servers import KafkaServer
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 STORES = ("headers", "plain", "timestamped")
 KEYS = 40
 

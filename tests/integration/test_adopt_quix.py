@@ -15,7 +15,7 @@ from tests.peers import environments
 from tests.peers.environments import HERE, run
 from tests.servers import KafkaServer
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 KEYS = 40
 
 

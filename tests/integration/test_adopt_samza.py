@@ -14,7 +14,7 @@ from tests.old_jobs import ends, make, state, write
 from tests.peers.samza import BLOBS, SamzaJob
 from tests.servers import KafkaServer
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 #: The job dies before its first commit that has rows.
 CRASH = {"crash": "yes", "task__commit__ms": "3600000"}
 Make = Callable[..., SamzaJob]

@@ -141,7 +141,7 @@ def test_a_topic_that_is_gone_is_missing_state(kafka: KafkaServer) -> None:
     for ask in (lambda: changelog.describe("not-there"), lambda: changelog.bounds("not-there", 0)):
         with pytest.raises(MissingState):
             ask()
-    assert "not-there" not in client(config).list_topics(timeout=30).topics
+    assert "not-there" not in client(config).list_topics(timeout=60).topics
 
 
 def test_a_topic_made_anew_has_another_id(kafka: KafkaServer) -> None:

@@ -401,7 +401,7 @@ def test_a_foreign_record_is_left_out_by_a_repair(run: Run, job: JobConfig, runn
     assert [entry["key"] for entry in dry["left_out"]] == ["?", "?"]
     assert all(entry["why"] for entry in dry["left_out"])
     new = f"{job.checkpoint_topic}-repaired"
-    assert new not in client(job).list_topics(timeout=10).topics
+    assert new not in client(job).list_topics(timeout=60).topics
     done = json.loads(run("topics", "repair", "--json").stdout)
     assert (done["to"], done["left_out"], done["valid"]) == (new, dry["left_out"], dry["valid"])
     with pytest.raises(FencedError):  # nobody publishes to the old topic any more

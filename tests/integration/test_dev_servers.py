@@ -23,7 +23,7 @@ from statemgr_tools.dev.s3 import S3Server, find_versitygw
 from statemgr_tools.dev.servers import read_state
 from tests import servers
 
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 60.0
 
 
 def _create_topic(bootstrap_servers: str, topic: str) -> None:
@@ -152,7 +152,7 @@ def test_a_reused_pid_is_never_stopped(tmp_path: Path) -> None:
 def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     """After the grace time comes SIGKILL."""
     server = spawn(["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"], log=tmp_path / "log")
-    wait_until_ready(server, lambda: "ready" in server.log.read_text(), name="it", deadline_s=10)
+    wait_until_ready(server, lambda: "ready" in server.log.read_text(), name="it", deadline_s=60)
     assert server.stop(grace_s=0.3)
     assert not server.running
 
@@ -161,7 +161,7 @@ def test_a_server_that_ends_at_once_is_an_error_with_its_last_words(tmp_path: Pa
     """The error names the log and quotes it."""
     server = spawn(["sh", "-c", "echo 'error: no room'; exit 3"], log=tmp_path / "log")
     with pytest.raises(UnavailableError, match="no room") as raised:
-        wait_until_ready(server, lambda: False, name="it", deadline_s=10)
+        wait_until_ready(server, lambda: False, name="it", deadline_s=60)
     assert raised.value.where["log"] == str(tmp_path / "log")
 
 

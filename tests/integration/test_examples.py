@@ -15,7 +15,7 @@ import pytest
 from tests.peers.environments import kept
 from tests.servers import KafkaServer
 
-pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 ROOT = Path(__file__).resolve().parents[2]
 
 

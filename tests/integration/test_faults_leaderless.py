@@ -44,7 +44,7 @@ def second(own_kafka: Callable[..., KafkaBroker], tmp_path: Path) -> Iterator[Se
 def _lose(broker: SecondBroker) -> None:
     broker.kill()
     admin = AdminClient({"bootstrap.servers": broker.first.bootstrap_servers})
-    wait_until(lambda: admin.list_topics(_TOPIC, timeout=10).topics[_TOPIC].partitions[0].leader == -1)
+    wait_until(lambda: admin.list_topics(_TOPIC, timeout=60).topics[_TOPIC].partitions[0].leader == -1)
 
 
 def _job(broker: SecondBroker) -> JobConfig:

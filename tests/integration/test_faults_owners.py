@@ -237,7 +237,7 @@ def recreated_by_the_broker(config: JobConfig, topic: str) -> None:
     """Delete a topic and have the broker make it again, as it does for a producer that asks for it."""
     admin, other = client(config), plain_producer(config)
     admin.delete_topics([topic])[topic].result(30)
-    wait_until(lambda: other.list_topics(topic, timeout=10).topics[topic].error is None)
+    wait_until(lambda: other.list_topics(topic, timeout=60).topics[topic].error is None)
 
 
 @pytest.mark.parametrize("how", ["by hand", pytest.param("by the broker", marks=pytest.mark.long), "and written to"])

@@ -36,7 +36,7 @@ def delete_topic(config: JobConfig, topic: str) -> None:
     """Delete a topic and wait until it is gone."""
     admin = client(config)
     admin.delete_topics([topic])[topic].result(30)
-    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
+    wait_until(lambda: topic not in admin.list_topics(timeout=60).topics)
 
 
 def refused(config: JobConfig, error: type[StatemgrError], match: str | None = None) -> StatemgrError:
@@ -60,7 +60,7 @@ def test_a_deleted_checkpoint_topic_is_no_empty_start(kafka: KafkaServer, tmp_pa
     assert "allow_empty_start=True" in str(error)
     if evidence != "changelog":
         # not even created: a second try is refused as well, and for the same reason
-        assert config.checkpoint_topic not in client(config).list_topics(timeout=10).topics
+        assert config.checkpoint_topic not in client(config).list_topics(timeout=60).topics
     refused(config, PermissionNeeded)
     with (
         StateManager(config) as manager,

@@ -25,7 +25,7 @@ def run(what: str, mapping: dict[str, object], directory: Path, **more: object) 
     order = {"what": what, "config": mapping, "directory": str(directory), **more}
     child = subprocess.run(
         [sys.executable, "-m", "tests.few_files", json.dumps(order)],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=200,
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert child.returncode == 0, child.stderr[-3000:]
     found: list[dict[str, Any]] = json.loads(child.stdout)

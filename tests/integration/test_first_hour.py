@@ -16,7 +16,7 @@ import pytest
 from statemgr.errors import MissingError
 from statemgr_tools.dev import down
 
-_DEADLINE_S = 120.0
+_DEADLINE_S = 600.0
 _CUSTOMERS = 8
 
 

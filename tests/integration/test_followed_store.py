@@ -25,7 +25,7 @@ def follow(copy: FollowedStore, keys: Sequence[bytes], values: Sequence[bytes | 
         copy.refresh()
         return copy.get_many(keys) == values
 
-    wait_until(there, 60)
+    wait_until(there)
 
 
 @pytest.mark.parametrize(("factory", "kind"), ALL)

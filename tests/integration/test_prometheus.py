@@ -83,7 +83,7 @@ def test_prometheus_scrapes_a_job_and_knows_every_rule_and_panel(kafka: KafkaSer
         for child in (server, member.child):
             child.terminate()
         server.wait(60)
-        member.child.communicate(timeout=60)
+        member.child.communicate(timeout=300)
 
 
 def health(port: int) -> list[str]:

@@ -128,7 +128,7 @@ class History:
                 process.child.send_signal(signal.SIGCONT)
             self._take(process, chance.choice((0.0, 0.3, 1.0)))
         for process in self.processes:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 600
             while process.order is not None:
                 assert time.monotonic() < deadline, f"it hangs: {process.order}"
                 process.child.send_signal(signal.SIGCONT)

@@ -17,6 +17,7 @@ from statemgr.flows.repair import find_damage
 from statemgr.model.checkpoint import CheckpointRecord
 from tests.commits import TASK, blob_files, commit, current, referenced, totals, write
 from tests.jobs import INTERVALS, SEGMENTS, SNAPSHOTS, elsewhere, job_mapping, with_changes
+from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 
 FACTORY = "blob-store"
@@ -39,14 +40,6 @@ def dual(kafka: KafkaServer, directory: Path, kind: str, **more: object) -> JobC
             **more,  # type: ignore[arg-type]
         )
     )
-
-
-def wait_until(what: Callable[[], bool], seconds: float = 60) -> None:
-    """Return when it is so."""
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.05)
 
 
 def record_of(config: JobConfig) -> CheckpointRecord:

@@ -453,7 +453,7 @@ def test_one_rescale_at_a_time(kafka: KafkaServer, tmp_path: Path, run: Run) -> 
     assert "has records that no rescale on this machine wrote" in foreign.stderr
     admin = client(config)
     admin.delete_topics([topic])[topic].result(30)
-    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
+    wait_until(lambda: topic not in admin.list_topics(timeout=60).topics)
     with observed(another):
         assert run(config, "--tasks", "3", "--write").exit_code == 0
     assert second[0].exit_code == 3, second[0].output + second[0].stderr  # it could be run later

@@ -24,7 +24,7 @@ from tests.old_jobs import commit, make, write
 from tests.secured import BUCKET, Right, SecuredKafka, SecuredS3, documented
 from tests.servers import KafkaServer
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.integration
 GROUP, INPUT, PREFIX = "clicks-group", "clicks-in", "team"
 OLD_TOPIC, OLD_GROUP = "older-changelog", "older"
 #: What a life of a job consists of, as the page names it.

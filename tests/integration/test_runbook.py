@@ -34,7 +34,7 @@ from tests.loop_members import ROOT, Process, make_topic, produce
 from tests.secured import Right, SecuredKafka, documented
 from tests.servers import KafkaServer, S3Server
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("runbook")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("runbook")]
 INPUT, GROUP = "orders", "orders-group"
 #: What a page lists: fault, part at fault, what was seen.
 Line = tuple[str, str, str]
@@ -157,7 +157,7 @@ def served(metrics: str, *files: str) -> Iterator[int]:
         yield int(child.stdout.readline().strip().rstrip("/").rpartition(":")[2])
     finally:
         child.terminate()
-        child.communicate(timeout=30)
+        child.communicate(timeout=300)
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def test_every_kind_of_store_is_backed_up_as_configured(kafka: KafkaServer, tmp_
                 "scratch-memory": "empty",
             }
     assert not [name for name in blob_files(tmp_path) if "scratch" in name]
-    topics = client(config).list_topics(timeout=10).topics
+    topics = client(config).list_topics(timeout=60).topics
     assert not [topic for topic in topics if topic.startswith(config.job_name) and "scratch" in topic]
 
 

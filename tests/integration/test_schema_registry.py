@@ -52,7 +52,7 @@ def program() -> Path:
             plugin = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
             command = [maven, "-q", "-B", plugin, f"-Dartifact={artifact}", f"-DoutputDirectory={work}"]
             done = subprocess.run(
-                command, timeout=200, cwd=work, stdin=subprocess.DEVNULL, capture_output=True, text=True
+                command, timeout=600, cwd=work, stdin=subprocess.DEVNULL, capture_output=True, text=True
             )
             if done.returncode:
                 pytest.skip(f"the registry could not be fetched: {done.stdout[-300:]}")
@@ -74,7 +74,7 @@ class Registry:
         command = [str(find_java().program), *options, "-jar", str(program())]
         self.process: ServerProcess = spawn(command, log=self._log, cwd=directory)
         try:
-            wait_until_ready(self.process, self._answers, name="the registry", deadline_s=120)
+            wait_until_ready(self.process, self._answers, name="the registry", deadline_s=300)
         except BaseException:
             self.process.kill()
             raise

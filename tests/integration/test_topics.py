@@ -36,7 +36,7 @@ def test_missing_topics_are_created_as_they_must_be(kafka: KafkaServer) -> None:
         assert admin.exists(changelog)
         assert admin.check(specs) == []
         admin.verify(specs)
-    found = client(config).list_topics(timeout=30).topics
+    found = client(config).list_topics(timeout=60).topics
     assert [len(found[t].partitions) for t in (config.checkpoint_topic, changelog)] == [1, 3]
     assert _settings(config, config.checkpoint_topic)["cleanup.policy"] == "compact"
     settings = _settings(config, changelog)

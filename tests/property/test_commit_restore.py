@@ -87,7 +87,6 @@ class Job:
         self._stack.close()
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("factories", "interval"), [(DUAL, "1 commit"), (("blob-store",), "2 commits")])
 @settings(max_examples=settings().max_examples // 10, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)

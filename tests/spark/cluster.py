@@ -71,7 +71,7 @@ class Cluster:
             self._answers.put(line)
         self._answers.put("")
 
-    def ask(self, order: Mapping[str, Any], timeout: float = 200) -> dict[str, Any]:
+    def ask(self, order: Mapping[str, Any], timeout: float = 600) -> dict[str, Any]:
         """Give an order and wait for the answer."""
         assert self.driver.stdin is not None
         self.driver.stdin.write(json.dumps(order) + "\n")
@@ -81,7 +81,7 @@ class Cluster:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def ask_to_die(self, order: Mapping[str, Any], timeout: float = 200) -> None:
+    def ask_to_die(self, order: Mapping[str, Any], timeout: float = 600) -> None:
         """Give an order during which the driver is killed, and wait for its end."""
         assert self.driver.stdin is not None
         self.driver.stdin.write(json.dumps(order) + "\n")
@@ -173,7 +173,7 @@ class Standalone:
         self._processes.append(process)
 
     def _address(self) -> str:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         log = self._directory / "master.log"
         while not (found := re.search(r"(spark://127\.0\.0\.1:\d+)", log.read_text(errors="replace"))):
             assert self._processes[0].poll() is None, log.read_text(errors="replace")

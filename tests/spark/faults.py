@@ -23,7 +23,7 @@ from statemgr.phases import Phase, add_observer
 from tests.spark.conftest import count
 
 #: The longest wait for another attempt, in seconds.
-_PATIENCE = 120
+_PATIENCE = 300
 
 
 def first(flag: Path) -> bool:

@@ -111,7 +111,7 @@ class Comparison:
     def _while_batches_go_on(self, running: StreamingQuery) -> None:
         """With a clock Spark makes batches without end: stop after the input was read."""
         try:
-            wait_until(lambda: sum(progress.numInputRows for progress in running.recentProgress) >= self.produced, 120)
+            wait_until(lambda: sum(progress.numInputRows for progress in running.recentProgress) >= self.produced)
         finally:
             running.stop()
 

@@ -1,7 +1,8 @@
 """A query whose driver stops itself after a publish, before the output, for ``test_fenced_output``.
 
-``suspended_job.py config.json topic directory``: SIGSTOP comes right after the first publish was acknowledged. The
-sink replaces whatever a sequence had, as a sink without any precaution does.
+``suspended_job.py config.json topic directory rows``: SIGSTOP comes right after the first publish was acknowledged. The
+driver has fetched its output rows by then (rows ``before``), or fetches them when it wakes up (``after``). The sink
+replaces whatever a sequence had, as a sink without any precaution does.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_integration import StatefulQuery
+from spark_integration import StatefulQuery, driver
 from statemgr import JobConfig
 from statemgr.errors import StatemgrError
 from statemgr.phases import Phase, add_observer
@@ -24,7 +27,7 @@ from tests.spark.conftest import OUTPUT
 from tests.spark.test_outbox import large
 
 
-def main(config: str, topic: str, directory: str) -> None:
+def main(config: str, topic: str, directory: str, rows: str) -> None:
     """Run until the query ends; print the sink's calls and the kind of error that ended it."""
     job = JobConfig.from_mapping(json.loads(Path(config).read_text()))
     settings = {
@@ -54,9 +57,23 @@ def main(config: str, topic: str, directory: str) -> None:
             .load()
         )
 
+    fetched, woken = threading.Event(), threading.Event()
+
     def stop(phase: Phase, subject: str) -> None:
         if phase is Phase.ACKNOWLEDGED:
+            if rows == "before":
+                fetched.wait()
             os.kill(os.getpid(), signal.SIGSTOP)
+            woken.set()
+
+    def local_rows(*arguments: Any) -> DataFrame | None:
+        if rows == "after":
+            woken.wait()
+        found = fetch(*arguments)
+        fetched.set()
+        return found
+
+    fetch, driver.local_rows = driver.local_rows, local_rows
 
     add_observer(stop)
     query = StatefulQuery(job).input(source).key_by("key").process(large, OUTPUT).output(write)

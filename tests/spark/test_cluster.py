@@ -12,7 +12,6 @@ from tests.spark.conftest import make_pipeline
 
 
 @pytest.mark.long
-@pytest.mark.timeout(480)
 def test_two_executors_commit_one_checkpoint(kafka: KafkaServer, tmp_path: Path) -> None:
     """Tasks on two executors without a common disk, two batches: state from both backends and output equal the
     input."""
@@ -20,7 +19,7 @@ def test_two_executors_commit_one_checkpoint(kafka: KafkaServer, tmp_path: Path)
     job.produce(120)
     cluster = Cluster(tmp_path / "cluster")
     try:
-        assert cluster.ask({"kind": "executors", "wanted": 2, "timeout": 120}) == {"executors": 2}
+        assert cluster.ask({"kind": "executors", "wanted": 2, "timeout": 300}) == {"executors": 2}
         cluster.run(job, ["tests.spark.conftest:count"], per_batch=60)
     finally:
         cluster.close()

@@ -49,7 +49,6 @@ def test_connect_is_refused_before_anything_is_taken_over(kafka: KafkaServer, tm
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_state_is_read_through_connect(kafka: KafkaServer, tmp_path: Path) -> None:
     """On a real server of Spark Connect: the data sources and a StateTable work; a query is refused."""
     pytest.importorskip("grpc")
@@ -70,7 +69,7 @@ def test_state_is_read_through_connect(kafka: KafkaServer, tmp_path: Path) -> No
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=600,
     )
     assert run.returncode == 0, run.stderr[:3000]
     found = json.loads(run.stdout.splitlines()[-1])

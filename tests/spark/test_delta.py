@@ -19,7 +19,6 @@ DELTA = jars.Artifact("io.delta", "delta-spark_4.2_2.13", "4.4.0")
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_a_delta_table_has_each_sequence_once(kafka: KafkaServer, tmp_path: Path) -> None:
     """Killed between the publish and the output, in the output, and right after it."""
     # the others are Spark's own

@@ -55,7 +55,6 @@ def run(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(480)
 def test_killed_after_the_publish_and_before_the_output(run: Callable[..., tuple[int, str]], table: Path) -> None:
     """SIGKILL to driver, JVM and workers right after the publish: restored from blobs, replayed, all sides equal."""
     status, page = run(
@@ -106,7 +105,6 @@ def test_wrong_use_is_one_line(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(480)
 def test_the_summary_for_machines(kafka: KafkaServer, table: Path, tmp_path: Path) -> None:
     """With --json stdout is one object, and everything that people read is on stderr."""
     command = [*demo_command(tmp_path / "my work"), "--json", "--kills", "0", "--seed", "3"]
@@ -115,7 +113,7 @@ def test_the_summary_for_machines(kafka: KafkaServer, table: Path, tmp_path: Pat
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=600,
         env=environment(STATEMGR_TEST_KAFKA=kafka.bootstrap_servers),
     )
     assert done.returncode == 0, done.stderr
@@ -127,7 +125,7 @@ def test_the_summary_for_machines(kafka: KafkaServer, table: Path, tmp_path: Pat
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_migration(kafka: KafkaServer, tmp_path: Path) -> None:
     """A running job through all stages and back, with a kill in each and another number of tasks: equal at the end."""
     command = [*demo_command(tmp_path / "my work"), "--json", "--migrate", "--seed", "3"]
@@ -137,7 +135,7 @@ def test_a_migration(kafka: KafkaServer, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=800,
+        timeout=1700,
         env=environment(STATEMGR_TEST_KAFKA=kafka.bootstrap_servers),
     )
     assert done.returncode == 0, done.stderr

@@ -417,7 +417,6 @@ EVENT_TIME = {
 
 
 @pytest.mark.long
-@pytest.mark.timeout(480)
 @pytest.mark.parametrize("processor", [Cases, CasesInPandas])
 @pytest.mark.parametrize(
     ("cases", "mode"),

@@ -106,9 +106,9 @@ def recreate(job: Pipeline) -> None:
     """Delete the input topic and create it again."""
     admin = AdminClient({"bootstrap.servers": job.kafka.bootstrap_servers})
     admin.delete_topics([job.topic])[job.topic].result(30)
-    wait_until(lambda: job.topic not in admin.list_topics(timeout=10).topics)
+    wait_until(lambda: job.topic not in admin.list_topics(timeout=60).topics)
     admin.create_topics([NewTopic(job.topic, 1, 1)])[job.topic].result(30)
-    wait_until(lambda: job.topic in admin.list_topics(timeout=10).topics)
+    wait_until(lambda: job.topic in admin.list_topics(timeout=60).topics)
 
 
 def test_a_location_with_a_history_that_the_topic_lacks(pipeline: MakePipeline) -> None:

@@ -211,7 +211,7 @@ def test_each_timer_and_each_ttl_expires_once(spark: SparkSession, kafka: KafkaS
 
     by_command(job, 2, "--tasks", "2")
     fired = [(key, "timer, None") for key in keys]
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not seen.keys() >= set(fired) and time.monotonic() < deadline:
         comparison.produce([{"id": "other", "n": 1}])
         comparison.run(Forgetting(tmp_path), SEEN, "ProcessingTime", write=write)

@@ -75,7 +75,6 @@ def test_fewer_tasks(spark: SparkSession, kafka: KafkaServer, s3: S3Server, tmp_
 
 
 @pytest.mark.long
-@pytest.mark.timeout(480)
 def test_a_driver_and_an_executor_die(kafka: KafkaServer, tmp_path: Path) -> None:
     """Executors in processes of their own: one is killed while it uploads; the driver, when it has the first answer.
     The job commits, and the next driver orders only what is missing."""

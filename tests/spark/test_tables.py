@@ -70,7 +70,7 @@ def test_the_documented_enrichment(
             assert reads({"EUR": 100, "USD": 101, "GBP": None, None: None})
             for number in (2, 3):
                 commit(number)
-                wait_until(lambda number=number: reads({"USD": 100 * number + 1, "EUR": 100 * number}), 60)
+                wait_until(lambda number=number: reads({"USD": 100 * number + 1, "EUR": 100 * number}))
         finally:
             running.stop()
         commit(4)
@@ -86,7 +86,7 @@ def test_a_table_on_the_driver(kafka: KafkaServer, tmp_path: Path) -> None:
             task.commit({f"rates-{index}": 1})
     table = StateTable(config, "rates", refresh_seconds=0)
 
-    wait_until(lambda: table.get("EUR") == 1, 60)
+    wait_until(lambda: table.get("EUR") == 1)
     assert table.get_many(iter(["USD", None, "GBP"])) == [0, None, None]
     assert table.lookup(pa.array(["EUR", None])).equals(pa.array([1, None], pa.int64()))
     assert StateTable(config, "rates", tasks=[0]).get("EUR") is None

@@ -161,7 +161,7 @@ except CorruptError as error:
 def decoded_in_a_child(decoder: str, data: bytes) -> str:
     """What a decoder says in a process with little memory."""
     command = [sys.executable, "-c", CHILD, decoder]
-    child = subprocess.run(command, input=data, capture_output=True, check=True, timeout=120)
+    child = subprocess.run(command, input=data, capture_output=True, check=True, timeout=600)
     return child.stdout.decode()
 
 

@@ -17,7 +17,7 @@ def test_a_small_run_measures_both_sides(tmp_path: Path, case: str) -> None:
     """Every line has a value and a reference that was measured beside it; the work directory is left empty."""
     command = [sys.executable, "-m", "statemgr", "bench", "--case", case, "--size", "small", "--rounds", "1"]
     run = subprocess.run(
-        [*command, "--json", "--work", str(tmp_path)], capture_output=True, text=True, timeout=100, check=False
+        [*command, "--json", "--work", str(tmp_path)], capture_output=True, text=True, timeout=600, check=False
     )
     assert run.returncode == 0, run.stderr
     lines = json.loads(run.stdout)

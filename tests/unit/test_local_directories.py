@@ -635,7 +635,7 @@ def test_forked_child_does_not_declare_its_parent_dead(directories: StoreDirecto
         "print(live.is_dir())\n"
     )
     run = subprocess.run(
-        [sys.executable, "-c", script, str(root)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script, str(root)], capture_output=True, text=True, timeout=600, check=True
     )
     assert run.stdout == "True\n"
     assert live.is_dir()

@@ -385,7 +385,7 @@ def test_killed_while_tables_are_ingested(job: Services, tmp_path: Path, when: s
     inline = BlobMarker(inline=encode_chain(chain_of(job, marker)))
     moved = with_changes(job.config, state__dir=str(tmp_path / "moved" / "state"))
     arguments = [json.dumps(moved.to_mapping()), (inline.inline or b"").hex(), str(tmp_path / "died"), when]
-    run = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=60)
+    run = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=600)
     assert run.returncode == -signal.SIGKILL
     left = [path for path in (tmp_path / "moved").rglob("*.sst") if path.is_file()]
     assert len(left) == (5 if when == "before" else 0)

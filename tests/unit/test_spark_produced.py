@@ -120,6 +120,6 @@ def test_a_full_disk(tmp_path: Path) -> None:
 def test_without_the_extra() -> None:
     """The import says what to install."""
     program = "import sys; sys.modules['pyarrow'] = None\nfrom spark_integration import StatefulQuery"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600)
     assert "PrerequisiteMissing: spark_integration needs pyarrow" in done.stderr
     assert "pip install 'statemgr[spark]'" in done.stderr
