@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.plug_ins.sqlite_blobs import SqliteBlobStore
 from statemgr.blobs import names, open_blob_store
 from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.memory import MemoryBlobStore
@@ -16,7 +17,6 @@ from statemgr.local.clock import SystemClock
 from statemgr.ports import BlobStore, list_blobs
 from statemgr.testing.conformance import BlobStoreSuite
 from statemgr.testing.conformance.blob_store import read
-from tests.sqlite_blobs import SqliteBlobStore
 
 
 class TestBlobStores(BlobStoreSuite):

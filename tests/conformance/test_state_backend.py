@@ -42,6 +42,24 @@ class TestInMemory(StateBackendSuite):
         forget(name)
 
 
+class TestAnotherPackage(StateBackendSuite):
+    """The backend of examples/plug_ins, which docs/extending.md shows: it copies the state into a directory."""
+
+    @pytest.fixture
+    def settings(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mapping[str, object]]:
+        """A job that only has this backend, on a broker in memory."""
+        monkeypatch.setenv("SHARED_STATE", str(tmp_path / "shared"))
+        factory = "examples.plug_ins.shared_directory:SharedDirectory"
+        name = token_hex(8)
+        with served(MemoryBroker(), f"memory:{name}"):
+            yield {
+                "job.name": "orders",
+                "kafka.bootstrap.servers": f"memory:{name}",
+                "task.backup.factories": [factory],
+                "task.restore.factories": [factory],
+            }
+
+
 class TestBlobStore(StateBackendSuite):
     """Snapshots, and the changes after them."""
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from examples.plug_ins import sqlite_blobs
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
-from tests import sqlite_blobs
 from tests.commits import TASK, write
 from tests.jobs import job_mapping
 from tests.plug_ins import install

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from examples.plug_ins import sqlite_blobs
 from statemgr.blobs import open_blob_store, open_raw_blob_store
 from statemgr.blobs.file import FileBlobStore
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, ConfigError, CorruptBlob, PrerequisiteMissing
 from statemgr.ports import list_blobs
-from tests import sqlite_blobs
 from tests.blob_faults import ManualClock
 from tests.plug_ins import install
 
