@@ -30,7 +30,7 @@ class LoopStory:
         self._count = services.config.tasks
         self._tasks = tasks
         self._metrics = metrics
-        self._why = "stop() was called"
+        self._why = "a call of stop()"
         self._stopping_since: float | None = None
         #: When tasks began to wait for their restore, and when a line may say so.
         self._waiting_since: float | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from statemgr import JobConfig, StateManager, Task
 from statemgr.errors import MissingState
 from statemgr.reader import JobReader
 from tests.commits import commit
+from tests.docs.blocks import blocks
 from tests.jobs import contents, elsewhere, job_mapping
 from tests.kafka_jobs import wait_until
 from tests.loop_members import count, make_topic, member, produce
@@ -114,23 +114,20 @@ def test_an_input_topic_that_does_not_exist_is_named(kafka: KafkaServer, tmp_pat
 
 
 def test_the_example_of_the_readme_runs(kafka: KafkaServer, tmp_path: Path) -> None:
-    """The README's ten lines and its job.toml, typed as they stand: messages counted, clean stop on SIGTERM."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    python = re.search(r"## Ten lines\n\n```python\n(.*?)```", text, re.S)
-    toml = re.search(r"```toml\n(.*?)```", text, re.S)
-    assert python is not None
-    assert toml is not None
+    """The README's ten lines and its job.toml, typed as they stand: messages counted, clean stop on SIGTERM. Then its
+    lines for a loop of one's own."""
+    program, own_loop = blocks("README.md", "## Ten lines")
+    (toml,) = blocks("README.md", "## Ten lines", "toml")
     name, topic = kafka.fresh_name("orders"), kafka.fresh_name("orders-in")
     settings = (
-        toml[1]
-        .replace("localhost:9092", kafka.bootstrap_servers)
+        toml.replace("localhost:9092", kafka.bootstrap_servers)
         .replace('name = "orders"', f'name = "{name}"')
         .replace('inputs = ["orders"]', f'inputs = ["{topic}"]')
         .replace("file:///var/lib/statemgr/blobs", (tmp_path / "blobs").as_uri())
         .replace("commit.ms = 10000", "commit.ms = 300")
     )
     (tmp_path / "job.toml").write_text(settings, encoding="utf-8")
-    (tmp_path / "main.py").write_text(python[1].replace('consumer("orders")', f'consumer("{name}")'))
+    (tmp_path / "main.py").write_text(program.replace('consumer("orders")', f'consumer("{name}")'))
     make_topic(kafka, topic, 4)
     produce(kafka, topic, 4, range(200))
     child = subprocess.Popen([sys.executable, "main.py"], cwd=tmp_path)
@@ -144,3 +141,7 @@ def test_the_example_of_the_readme_runs(kafka: KafkaServer, tmp_path: Path) -> N
         for value in contents(config, f"Partition {partition}")[0]["totals"].values()
     )
     assert total == 200
+    with StateManager(config) as manager:
+        exec(own_loop.replace("orders-0", f"{topic}-0"), {"manager": manager})
+    stored, offsets = contents(config, "Partition 0")
+    assert (stored["totals"][b"key"], offsets[f"{topic}-0"]) == (b"1", 1234)

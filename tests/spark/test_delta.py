@@ -8,11 +8,11 @@ import pytest
 
 from statemgr.phases import Phase
 from statemgr_tools.dev import connector_jars, jars
+from tests.docs.blocks import blocks
 from tests.jobs import SEGMENTS
 from tests.servers import KafkaServer
 from tests.spark.cluster import Cluster, order_for
 from tests.spark.conftest import make_pipeline
-from tests.spark.guide import programs
 
 #: The newest one in Maven Central for PySpark 4.2.
 DELTA = jars.Artifact("io.delta", "delta-spark_4.2_2.13", "4.4.0")
@@ -34,7 +34,7 @@ def test_a_delta_table_has_each_sequence_once(kafka: KafkaServer, tmp_path: Path
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     }
-    (program,) = programs("### Delta Lake")
+    (program,) = blocks("docs/spark.md", "### Delta Lake")
     job = make_pipeline(None, kafka, tmp_path, tasks=2, kind=SEGMENTS)
     table = str(tmp_path / "delta")
     deaths = [Phase.OUTPUT, "inside", "after", None]

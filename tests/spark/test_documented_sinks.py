@@ -14,14 +14,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from statemgr_tools.demo.pipeline import deliver
-from tests.spark.guide import programs
+from tests.docs.blocks import blocks
 
 Sink = Callable[[DataFrame, int], None]
 
 
 def documented(directory: Path) -> Sink:
     """The page's ``write``, with another directory."""
-    program = programs("### A function of your own")[0].partition("query = (")[0]
+    program = blocks("docs/spark.md", "### A function of your own")[0].partition("query = (")[0]
     imports = "\n".join(re.findall(r"^(?:import (?:os|tempfile)|from pathlib .*)$", program, re.MULTILINE))
     write = program[program.index("def write(") :]
     names: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def test_a_sink_delivers_a_sequence_once(spark: SparkSession, tmp_path: Path, si
 
 def test_a_database_gets_a_sequence_once(spark: SparkSession, tmp_path: Path) -> None:
     """docs/spark.md: a sequence that is given again, an older one, and one that fails half way."""
-    (program,) = programs("### foreachBatch")
+    (program,) = blocks("docs/spark.md", "### foreachBatch")
     names: dict[str, Any] = {}
     exec(program, names)
     names["DATABASE"] = str(tmp_path / "totals.db")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -9,13 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql import Row
 
+from tests.docs.blocks import blocks
 from tests.integration.test_cli import write_toml
-from tests.spark.conftest import ROOT, Pipeline
-from tests.spark.guide import programs
+from tests.spark.conftest import Pipeline
 
 MakePipeline = Callable[..., Pipeline]
+#: Of a table of customer, orders and amount.
+_ROW = re.compile(r"\| *(\w+)\| *(\d+)\| *(\d+)\|")
+
+
+def batches(output: str) -> dict[int, dict[str, int]]:
+    """Sequence → word → count, of what Spark's console sink has printed."""
+    found: dict[int, dict[str, int]] = {}
+    for part in output.split("Sequence: ")[1:]:
+        counts = re.findall(r"\| *(\w+)\| *(\d+)\|", part)
+        found[int(part.partition("\n")[0])] = {word: int(count) for word, count in counts}
+    return found
 
 
 @pytest.mark.long
@@ -25,7 +38,8 @@ def test_the_first_query(
     """Each run counts on, also when everything that was on the machine is gone: then the last output comes again."""
     job = pipeline()
     monkeypatch.chdir(tmp_path)
-    (program,) = programs("## Start")
+    (program,) = blocks("docs/spark.md", "## Start")
+    (output,) = blocks("docs/spark.md", "## Start", "text")
     for old, new in {
         '"localhost:9092"': repr(job.kafka.bootstrap_servers),
         '"words"': repr(job.topic),
@@ -37,14 +51,10 @@ def test_the_first_query(
     def run() -> dict[int, dict[str, int]]:
         capsys.readouterr()
         exec(program, {"__name__": "__main__"})  # its class is shipped by value
-        found: dict[int, dict[str, int]] = {}
-        for part in capsys.readouterr().out.split("Sequence: ")[1:]:
-            counts = re.findall(r"\| *(\w+)\| *(\d+)\|", part)
-            found[int(part.partition("\n")[0])] = {word: int(count) for word, count in counts}
-        return found
+        return batches(capsys.readouterr().out)
 
     counts = {"to": 2, "be": 2, "or": 1, "not": 1}
-    assert run() == {1: counts}
+    assert run() == batches(output) == {1: counts}
     second = {word: 2 * count for word, count in counts.items()}
     assert run() == {2: second}
     shutil.rmtree(tmp_path / ".statemgr")
@@ -58,8 +68,8 @@ def test_a_function_of_your_own(pipeline: MakePipeline, tmp_path: Path, monkeypa
     job.produce(20, keys=4)
     write_toml(job.config, tmp_path / "job.toml")
     monkeypatch.chdir(tmp_path)
-    (program,) = programs("### A function of your own")
-    (listener,) = programs("## Metrics")
+    (program,) = blocks("docs/spark.md", "### A function of your own")
+    (listener,) = blocks("docs/spark.md", "## Metrics")
     for old, new in {
         '"localhost:9092"': repr(job.kafka.bootstrap_servers),
         '"orders"': repr(job.topic),
@@ -92,7 +102,7 @@ def test_a_function_with_a_group_state_to_kafka(
     """``applyInPandasWithState``, and its rows as JSON on a topic."""
     job, visits = pipeline(tasks=2), pipeline(partitions=1).topic
     job.produce(9, keys=3)
-    (function,), (sink,) = programs("### applyInPandasWithState"), programs("## Sinks")
+    (function,), (sink,) = blocks("docs/spark.md", "### applyInPandasWithState"), blocks("docs/spark.md", "## Sinks")
     for old, new in {'"visits"': repr(visits), "/data/location": str(job.location)}.items():
         assert old in sink
         sink = sink.replace(old, new)
@@ -119,7 +129,7 @@ def test_the_query_in_the_readme(pipeline: MakePipeline, tmp_path: Path) -> None
     """Totals of each customer, in a directory that Spark reads."""
     job = pipeline(tasks=2)
     job.produce(10, keys=2)
-    (program,) = re.findall(r"## On Spark\n.*?```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (program,) = blocks("README.md", "## On Spark")
     assert "/data" in program
     names: dict[str, Any] = {
         "__name__": "__main__",
@@ -134,3 +144,38 @@ def test_the_query_in_the_readme(pipeline: MakePipeline, tmp_path: Path) -> None
 
     found = {row.customer or "(null)": row.total for row in job.spark.read.parquet(str(tmp_path / "totals")).collect()}
     assert found == job.produced
+
+
+@pytest.mark.long
+def test_the_quickstart_on_spark(
+    pipeline: MakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """docs/quickstart.md: its program and its `job.toml`; a hundredth of its orders gives a hundredth of its totals."""
+    job = pipeline(tasks=4, partitions=4)
+    (program,) = blocks("docs/quickstart.md", "## The same on Spark")
+    (settings,) = blocks("docs/quickstart.md", "## The same on Spark", "toml")
+    (table,) = blocks("docs/quickstart.md", "## The same on Spark", "text")
+    for old, new in {
+        "127.0.0.1:9092": job.kafka.bootstrap_servers,
+        "/tmp/totals": str(tmp_path),
+        'name = "totals"': f'name = "{job.topic}"',
+        '"subscribe", "orders"': f'"subscribe", "{job.topic}"',
+        ".start()": ".trigger(availableNow=True).start()",
+    }.items():
+        assert old in settings + program
+        settings, program = settings.replace(old, new), program.replace(old, new)
+    (tmp_path / "job.toml").write_text(settings, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    totals = {name: (int(count) // 100, int(amount) // 100) for name, count, amount in _ROW.findall(table)}
+    assert len(totals) == 8
+    producer = Producer({"bootstrap.servers": job.kafka.bootstrap_servers})
+    for name, (count, amount) in totals.items():
+        for rest in [amount - count + 1, *[1] * (count - 1)]:
+            producer.produce(job.topic, key=name, value=json.dumps({"amount": rest}))
+    assert producer.flush(60) == 0
+
+    capsys.readouterr()
+    exec(program, {"__name__": "__main__"})
+    printed = capsys.readouterr().out
+    assert "Sequence: 1\n" in printed
+    assert {name: (int(count), int(amount)) for name, count, amount in _ROW.findall(printed)} == totals

@@ -11,6 +11,7 @@ from spark_integration import materialize
 from statemgr import JobConfig, StateManager
 from statemgr.errors import MissingState
 from tests.commits import attempt, totals, write
+from tests.docs.blocks import blocks
 from tests.kafka_jobs import recreate
 from tests.offers import BLOBS, CHANGELOG, offers, stage_one, stage_two
 from tests.servers import KafkaServer
@@ -27,7 +28,9 @@ def commit_all(config: JobConfig, items: dict[bytes, bytes | None], number: int)
 
 
 def test_executors_build_the_first_snapshots(spark: SparkSession, kafka: KafkaServer, tmp_path: Path) -> None:
-    """One Spark task for each task and store; a task that is open goes on committing; the job adopts all offers."""
+    """One Spark task for each task and store; a task that is open goes on committing; the job adopts all offers. The
+    call of docs/migrating.md, a second one, builds nothing."""
+    (program,) = blocks("docs/migrating.md", "## A large state")
     config = stage_one(kafka, tmp_path, tasks=3, stores=("totals", "seen"))
     commit_all(config, ROWS, 1)
     with StateManager(config) as manager, manager.open_task(TASKS[1]) as task:
@@ -36,6 +39,8 @@ def test_executors_build_the_first_snapshots(spark: SparkSession, kafka: KafkaSe
         task.commit({"orders-0": 2})
     assert {(one.task, one.store) for one in found} == {(task, store) for task in TASKS for store in ("totals", "seen")}
     assert all(one.offered and one.records == len(ROWS) for one in found)
+    assert len(offers(config)) == 6
+    exec(program, {"spark": spark, "config": config})
     assert len(offers(config)) == 6
     assert materialize(spark, config) == []
     dual = stage_two(config)

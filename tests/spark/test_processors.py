@@ -17,10 +17,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from spark_integration import stateful
 from statemgr import JobConfig
 from statemgr.errors import InvalidError
+from tests.docs.blocks import blocks
 from tests.integration.test_cli import write_toml
 from tests.jobs import DUAL
 from tests.spark.conftest import Pipeline
-from tests.spark.guide import programs
 from tests.spark.processors import (
     SEEN,
     Comparison,
@@ -305,8 +305,8 @@ def test_the_documented_initial_state(pipeline: MakePipeline, tmp_path: Path, mo
     job.spark.sql("FROM VALUES ('key-0', 100L) AS totals(user, visits)").write.parquet(table)
     write_toml(job.config, tmp_path / "job.toml")
     monkeypatch.chdir(tmp_path)
-    visits = programs("## Processors")[0].partition("query = ")[0]
-    (continued,) = programs("### An initial state")
+    visits = blocks("docs/spark.md", "## Processors")[0].partition("query = ")[0]
+    (continued,) = blocks("docs/spark.md", "### An initial state")
     names: dict[str, Any] = {
         "__name__": "__main__",  # its classes are shipped by value
         "spark": job.spark,

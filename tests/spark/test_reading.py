@@ -20,11 +20,11 @@ from spark_integration import register, stateful
 from spark_integration.reading.sources import StateSource
 from statemgr import JobConfig, StateManager, Task
 from statemgr.errors import InvalidError
+from tests.docs.blocks import blocks
 from tests.integration.test_cli import write_toml
 from tests.jobs import DUAL, SEGMENTS, job_mapping
 from tests.servers import KafkaServer
 from tests.spark.conftest import Pipeline
-from tests.spark.guide import programs
 
 Read = Callable[..., DataFrame]
 TASKS = ("Partition 0", "Partition 1")
@@ -272,7 +272,7 @@ def test_the_documented_example(
     kafka: KafkaServer, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/spark.md, "Looking at state": its program runs as it is, up to the processor."""
-    program = programs("## Looking at state")[0].partition("visits = ")[0]
+    program = blocks("docs/spark.md", "## Looking at state")[0].partition("visits = ")[0]
     mapping = job_mapping(kafka, tmp_path, stores=["totals"], task__checkpoint__retained=5)
     config = JobConfig.from_mapping({**mapping, "stores.totals.key.serde": "string"})
     with StateManager(config) as manager:

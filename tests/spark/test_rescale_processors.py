@@ -20,12 +20,12 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import StructType
 
-from spark_integration import rescale
 from spark_integration.processors.keys import encode_key
 from spark_integration.processors.states import variable_prefix
 from statemgr import JobConfig
 from statemgr.cli.main import cli
 from statemgr.model.partitioners import candidates
+from tests.docs.blocks import blocks
 from tests.integration.test_cli import write_toml
 from tests.servers import KafkaServer
 from tests.spark.conftest import Pipeline, make_pipeline
@@ -151,9 +151,12 @@ def by_command(job: Pipeline, tasks: int, *more: str) -> None:
 
 
 def by_executors(job: Pipeline, tasks: int, *_: str) -> None:
-    """Rescale the job with Spark."""
-    assert job.spark is not None
-    done = rescale(job.spark, job.config, tasks)
+    """Rescale the job with the lines of docs/scaling.md."""
+    (program,) = blocks("docs/scaling.md", "## More tasks or fewer")
+    names: dict[str, Any] = {"spark": job.spark, "config": job.config}
+    exec(program.replace("64", str(tasks)), names)
+    done = names["done"]
+    assert done.changes["job.tasks"] == tasks
     assert done.partitioner == "spark-hash(string,int)"
     job.config = done.config
 

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from spark_integration import SparkJobTester, StatefulQuery, stateful
 from statemgr import JobConfig
 from statemgr.errors import InvalidError
+from tests.docs.blocks import blocks
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -221,5 +222,5 @@ def test_the_example_passes(tmp_path: Path) -> None:
 
 def test_the_page_shows_the_example() -> None:
     """docs/testing.md quotes the tests of examples/spark/sessions.py."""
-    tests = (ROOT / "examples" / "spark" / "test_sessions.py").read_text().partition("@pytest.fixture\n")[2]
-    assert tests.strip() in (ROOT / "docs" / "testing.md").read_text()
+    (shown,) = blocks("docs/testing.md", "## A query on Spark")
+    assert (ROOT / "examples" / "spark" / "test_sessions.py").read_text().endswith(shown)

@@ -13,12 +13,12 @@ from confluent_kafka import Producer
 from spark_integration import StateTable
 from statemgr import JobConfig, StateManager
 from statemgr.errors import ConfigError
+from tests.docs.blocks import blocks
 from tests.integration.test_cli import write_toml
 from tests.jobs import SEGMENTS, job_mapping
 from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 from tests.spark.conftest import Pipeline
-from tests.spark.guide import programs
 
 
 def rates_job(kafka: KafkaServer, directory: Path, *, stores: tuple[str, ...] = ("rates",)) -> JobConfig:
@@ -38,7 +38,7 @@ def test_the_documented_enrichment(
     config = rates_job(kafka, tmp_path)
     write_toml(config, tmp_path / "rates.toml")
     monkeypatch.chdir(tmp_path)
-    (program,) = programs("### Enriching a stream")
+    (program,) = blocks("docs/spark.md", "### Enriching a stream")
     names: dict[str, Any] = {"__name__": "__main__", "JobConfig": JobConfig, "spark": job.spark}
     names["orders"] = job.rows("earliest").selectExpr("cast(key as string) currency", "cast(value as string) amount")
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})

@@ -16,6 +16,7 @@ from statemgr.cli.main import cli
 from statemgr_tools.sizing.resources import PUBLISH_S, Resources
 from statemgr_tools.sizing.simulation import Services, simulate
 from statemgr_tools.sizing.workload import Workload
+from tests.docs.blocks import blocks
 
 FAST = Services(brokers=3, transactions_per_s=1e6, topic_per_s=1e6, store_per_s=1e6)
 SMALL = Workload(tasks=60, processes=6, keys=6e6, changes_per_s=6e4, put_s=0.05)
@@ -63,8 +64,8 @@ def test_every_kind_of_job_can_be_simulated(more: tuple[str, ...]) -> None:
 
 def test_the_walk_shows_what_the_command_prints() -> None:
     """The simulation of 10,000 tasks in docs/sizing.md is what its command prints."""
-    walk = PAGE.read_text().partition("## 10,000 tasks")[2].split("```")
-    command, printed = walk[1], walk[5]
+    (command,) = blocks("docs/sizing.md", "## 10,000 tasks and 1 PB", "sh")
+    _, printed = blocks("docs/sizing.md", "## 10,000 tasks and 1 PB", "text")
 
     def words(text: str) -> list[Any]:
         return [line.split() for line in text.splitlines() if line.strip()]

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import tomllib
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
+
+from examples.plug_ins.sqlite_blobs import open_store
+from statemgr import JobConfig
+from statemgr.ports import BlobStore, Clock
+from tests.docs.blocks import blocks, run
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "examples" / "plug_ins"
 
 
 def test_the_page_shows_the_files() -> None:
-    """The backend and the project file are there whole, and the tests from their imports on."""
-    page = (ROOT / "docs" / "extending.md").read_text()
-    shown = [(PACKAGE / name).read_text().rstrip() for name in ("pyproject.toml", "shared_directory.py")]
-    shown.append((PACKAGE / "test_plug_ins.py").read_text().partition("import pytest\n")[2].rstrip())
-    assert [text[:80] for text in shown if text not in page] == []
+    """The backend and the project file are there whole, and the tests without the docstring of their module."""
+    (project,) = blocks("docs/extending.md", "# Extending statemgr", "toml")
+    (backend,) = blocks("docs/extending.md", "## A state backend")
+    (tests,) = blocks("docs/extending.md", "## Tests")
+    assert (PACKAGE / "pyproject.toml").read_text() == project
+    assert (PACKAGE / "shared_directory.py").read_text() == backend
+    assert (PACKAGE / "test_plug_ins.py").read_text().endswith(f"\n\n{tests}")
+
+
+def test_the_page_shows_how_a_store_is_opened() -> None:
+    """The function of the example takes what the page says, and returns a store."""
+    (shown,) = blocks("docs/extending.md", "## A blob store")
+    names = {"JobConfig": JobConfig, "Clock": Clock, "BlobStore": BlobStore}
+    documented, real = (signature(one, eval_str=True) for one in (run(shown, names)["open_store"], open_store))
+    assert documented.parameters == real.parameters
+    assert documented.return_annotation is BlobStore
 
 
 def test_the_entry_points_exist() -> None:

@@ -22,6 +22,7 @@ from statemgr.engine.open_tasks import Assignment, OpenTasks
 from statemgr.errors import UnavailableError
 from statemgr.testing import JobTester
 from tests.blob_faults import ManualClock
+from tests.docs.blocks import blocks
 
 
 @pytest.fixture
@@ -60,6 +61,9 @@ def test_the_pages_say_what_is_wrong(metrics: Metrics) -> None:
     metrics.health.watch(lambda: now[0])
     assert page(port, "/healthz")[0] == 200
     assert page(port, "/readyz") == (503, {"ready": False, "open": 1, "restoring": ["Partition 3"], "why": []})
+    now[0] = Condition(restoring=("Partition 7",), open=3)
+    (documented,) = blocks("docs/operations.md", "## Health and readiness", "json")
+    assert page(port, "/readyz") == (503, json.loads(documented))
     now[0] = Condition(open=2)
     assert page(port, "/readyz") == (200, {"ready": True, "open": 2, "restoring": [], "why": []})
     now[0] = Condition(dead=("it hangs",), open=2)

@@ -17,6 +17,7 @@ from statemgr.errors import ConfigError, InvalidError, StatemgrError
 from statemgr.local.clock import SystemClock
 from statemgr.ports import list_blobs
 from statemgr.testing import JobTester
+from tests.docs.blocks import blocks
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "consumer-loop"
@@ -272,11 +273,9 @@ def test_the_servers_of_a_configuration_are_not_touched() -> None:
 
 def test_the_example_passes_and_the_page_shows_it(tmp_path: Path) -> None:
     """examples/consumer-loop is tested with its own tests, and docs/testing.md quotes both files."""
-    page = (ROOT / "docs" / "testing.md").read_text()
-    program = (EXAMPLE / "totals.py").read_text().partition("\ndef process")[2].partition("\n\n\nif")[0]
-    tests = (EXAMPLE / "test_totals.py").read_text().partition("@pytest.fixture")[2]
-    assert f"def process{program}" in page
-    assert tests.strip() in page
+    program, tests = blocks("docs/testing.md", "# Testing a job")
+    assert program in (EXAMPLE / "totals.py").read_text()
+    assert (EXAMPLE / "test_totals.py").read_text().endswith(tests)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c"]
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     began = time.monotonic()

@@ -275,7 +275,7 @@ def test_the_story_of_a_loop(said: list[logging.LogRecord]) -> None:
     assert of_first[0]["message"] == "orders: assigned 2 of 2 tasks (0-1), and restores them"
     assert of_first[2]["message"].endswith("open without a checkpoint; continues at orders-0:0")
     assert of_first[3]["changes"] == 1
-    assert of_first[4]["why"] == "stop() was called"
+    assert of_first[4]["why"] == "a call of stop()"
     again = next(line for line in of_first[len(story) :] if line["event"] == "restored")
     assert again["backend"] in ("blob-store", "local")
     assert again["why"]

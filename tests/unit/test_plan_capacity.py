@@ -27,6 +27,7 @@ from statemgr_tools.sizing.commits import walk_chain
 from statemgr_tools.sizing.prices import default_table, load_prices
 from statemgr_tools.sizing.resources import Resources
 from statemgr_tools.sizing.workload import Workload
+from tests.docs.blocks import blocks
 
 #: How far a formula may be from what was counted.
 TOLERANCE = 0.25
@@ -295,8 +296,8 @@ def test_a_missing_or_wrong_number_is_named(arguments: tuple[str, ...], why: str
 
 def test_the_page_shows_what_the_command_prints() -> None:
     """The lines of the first example in docs/sizing.md are those of its first command."""
-    page = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text()
-    _, commands, _, lines, *_ = page.split("```")
+    (commands,) = blocks("docs/sizing.md", "# Sizing a job", "sh")
+    (lines,) = blocks("docs/sizing.md", "# Sizing a job", "text")
     first = commands.strip().splitlines()[0].split()[2:]
     printed = [line.split() for line in _run(*first).stdout.splitlines()]
     for line in lines.strip().splitlines():

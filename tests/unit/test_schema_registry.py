@@ -22,6 +22,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.testing import JobTester
+from tests.docs.blocks import blocks
 
 ROOT = Path(__file__).parents[2]
 ORDER = '{"type": "record", "name": "Order", "fields": [{"name": "amount", "type": "long"}]}'
@@ -183,8 +184,7 @@ def test_its_secrets_are_masked() -> None:
 
 def test_the_program_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """docs/schema-registry.md: totals survive a crash, and a message that is no order can be put aside."""
-    page = (ROOT / "docs" / "schema-registry.md").read_text()
-    program = page.partition("```python\n")[2].partition("```")[0]
+    (program,) = blocks("docs/schema-registry.md", "# Schema Registry")
     (tmp_path / "job.toml").write_text(
         """
         blob.store.uri = "s3://bucket/totals"

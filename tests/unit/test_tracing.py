@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from statemgr import Task
 from statemgr.engine.tracing import Tracing, trace_job
 from statemgr.phases import Flow, Phase, announce, current_flow, flow
 from statemgr.testing import JobTester
+from tests.docs.blocks import blocks
 
 JOB = "orders/1"
 ZERO = "Partition 0"
@@ -151,3 +154,38 @@ def test_spans_of_a_loop(spans: Any) -> None:
     children = tree(spans)
     assert {"commit.flush", "commit.upload", "publish.commit-transaction"} <= set(children["statemgr.commit"])
     assert {"restore.fetch", "restore.swap", "restore.open"} <= set(children["statemgr.restore"])
+
+
+def test_the_program_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/operations.md: its provider sends the spans of a job to the collector that the environment names."""
+    trace = pytest.importorskip("opentelemetry.trace")
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    (program,) = blocks("docs/operations.md", "## Traces")
+    received: list[bytes] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *of_a_request: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+        # the whole process would keep the provider
+        monkeypatch.setattr(
+            trace, "set_tracer_provider", lambda made: monkeypatch.setattr(trace, "get_tracer", made.get_tracer)
+        )
+        names: dict[str, Any] = {}
+        exec(program, names)
+        config = {"job.name": "orders", "task.inputs": ["orders"], "blob.store.uri": "memory://orders"}
+        with JobTester({**config, "stores.totals.type": "rocksdb"}, lambda task, message: None) as tester:
+            tester.send("orders", "ann", "1")
+            tester.commit()
+        names["provider"].shutdown()
+        server.shutdown()
+    assert b"statemgr.commit" in b"".join(received)

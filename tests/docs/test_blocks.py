@@ -1,0 +1,88 @@
+"""Every block of the documentation says its language, and something checks it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.docs.blocks import Block, blocks, claims, every_block, run
+
+#: Each block of these languages is a case of a test in this folder.
+_EACH_IS_CHECKED = {"sh", "console", "toml", "json"}
+#: Blocks of these languages are checked by tests that ask for them with `blocks(page, heading, language)`; Python that
+#: no test asks for is run as it is.
+_ASKED_FOR = {"python", "yaml", "text"}
+#: Text that nothing can be compared with, by its page and its beginning, and why.
+DRAWINGS = {
+    ("README.md", "┌"): "a drawing of the parts",
+    ("docs/architecture.md", "input topics"): "a drawing of the parts",
+    ("docs/format.md", "offset  size  what"): "a layout, which tests/unit/test_codec.py has byte by byte",
+    ("docs/format.md", "…     8     sequence"): "a layout, which tests/unit/test_codec.py covers",
+    ("docs/format.md", "<job.name>/"): "patterns of names, which tests/unit/test_ids.py covers",
+    (
+        "docs/format.md",
+        'header   5   "SMCS"',
+    ): "a layout, which tests/unit/test_segment_format.py reads",
+    ("docs/sizing.md", "1 producers,"): "a measurement, made once on a real broker",
+    (
+        "docs/spark.md",
+        'rows.groupBy("user")',
+    ): "Spark's line above the one that replaces it; the program below it runs",
+}
+
+
+def drawing(block: Block) -> tuple[str, str] | None:
+    """The entry of the table that a text has."""
+    return next((key for key in DRAWINGS if key[0] == block.page and block.text.lstrip().startswith(key[1])), None)
+
+
+def problem(block: Block) -> str | None:
+    """Why nothing checks a block, and what to do."""
+    if not block.language:
+        return f"{block}: write its language after the fence: one of {sorted(_EACH_IS_CHECKED | _ASKED_FOR)}"
+    if block.language not in _EACH_IS_CHECKED | _ASKED_FOR:
+        return f"{block}: nothing checks {block.language!r}. Use a known language, or add a test for it to tests/docs"
+    if block.language in {*_EACH_IS_CHECKED, "python"} or drawing(block):
+        return None
+    if (block.page, block.heading, block.language) not in claims():
+        asked = f"blocks({block.page!r}, {block.heading!r}, {block.language!r})"
+        return f"{block}: no test checks it. Compare it in a test with what the program gives, and get it with {asked}"
+    return None
+
+
+def test_something_checks_every_block() -> None:
+    """A block without a language, of an unknown language or without a test is named, with what to do."""
+    found = [wrong for block in every_block() if (wrong := problem(block))]
+    assert not found, "\n".join(found)
+
+
+def test_the_table_of_drawings_has_only_what_is_there() -> None:
+    """A reason without a block is deleted."""
+    assert set(DRAWINGS) - {drawing(block) for block in every_block("text")} == set()
+
+
+def test_every_claim_finds_blocks() -> None:
+    """A page, a heading or a language that a test names wrongly is noticed here, also if the test is a long one."""
+    assert claims() - {(b.page, b.heading, b.language) for b in every_block()} == set()
+
+
+@pytest.mark.parametrize(
+    ("language", "why"), [("", "write its language"), ("bash", "nothing checks"), ("text", "no test checks it")]
+)
+def test_a_block_that_nothing_checks_is_found(language: str, why: str) -> None:
+    """The test above notices each way in which a block can escape."""
+    assert why in (problem(Block("docs/new.md", 7, "## New", language, "…")) or "")
+
+
+def test_results_in_comments_are_compared() -> None:
+    """`# -> 3` behind an expression is its result; elsewhere it would be a claim that nobody checks."""
+    run("a = 1\na + 2  # -> 3\n", {})
+    with pytest.raises(AssertionError, match="it is 3"):
+        run("1 + 2  # -> 4\n", {})
+    with pytest.raises(AssertionError, match="only an expression"):
+        run("a = 3  # -> 3\n", {})
+
+
+def test_a_section_without_blocks_is_named() -> None:
+    """A heading that was renamed is in the message."""
+    with pytest.raises(AssertionError, match="no python block below the heading '## Nowhere'"):
+        blocks("README.md", "## " + "Nowhere")

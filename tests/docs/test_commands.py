@@ -1,0 +1,59 @@
+"""Commands of the shell on the pages, in blocks and within sentences."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from tests.docs.blocks import ROOT, Block, every_block, every_quote
+from tests.docs.commands import CHECKED, commands, problem
+
+_SOURCES = [*(ROOT / "tests").glob("*.py"), *(ROOT / "statemgr").rglob("*.py"), ROOT / "Makefile"]
+
+
+@pytest.mark.parametrize("block", every_block("sh", "console"), ids=str)
+def test_every_command_of_a_block_can_be_typed(block: Block) -> None:
+    """`statemgr` commands are parsed by the command line itself; targets, modules, extras and files exist."""
+    session = block.language == "console"
+    assert block.text.startswith("$ ") == session, "`console` has prompts and output, and `sh` only commands"
+    found = [f"{shlex.join(words)}: {wrong}" for words in commands(block.text) if (wrong := problem(words))]
+    assert not found, "\n".join(found)
+
+
+def test_every_command_in_a_sentence_exists() -> None:
+    """Also in tables. Arguments may be missing, and … stands for what the reader knows."""
+    wrong = []
+    for quote in every_quote():
+        words = shlex.split(quote.text) if quote.text.startswith(CHECKED) else []
+        if len(words) > 1 and words[0] in CHECKED and (why := problem(words, whole=False)):
+            wrong.append(f"{quote.page}:{quote.line}: `{quote.text}`: {why}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_variable_of_the_environment_exists() -> None:
+    """A name that begins with STATEMGR_ is one that the code or the tests read."""
+    known = "\n".join(path.read_text(encoding="utf-8") for path in _SOURCES)
+    named = {name for block in every_block("sh") for name in re.findall(r"\bSTATEMGR_\w+", block.text)}
+    assert {name for name in named if name not in known} == set()
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("statemgr topics fix", "No such command"),
+        ("statemgr gc --force", "No such option"),
+        ("statemgr rescale --tasks many", "Invalid value"),
+        ("statemgr snapshots diff --task 0", "Missing argument"),
+        ("make tea", "no target"),
+        ("make bench PEER=DIR", "no variable"),
+        ("python -m statemanager", "no module"),
+        ("python nowhere.py", "no file"),
+        ("pip install 'statemgr[kafka]'", "no extras"),
+        ("terraform apply", "no test checks"),
+    ],
+)
+def test_a_command_that_is_wrong_is_found(command: str, why: str) -> None:
+    """The tests above notice each kind of mistake."""
+    assert why in (problem(shlex.split(command)) or "")

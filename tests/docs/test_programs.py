@@ -1,0 +1,165 @@
+"""Programs of the pages that run in memory. Those that need servers or Spark are run by the tests of their subjects."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from statemgr import Serde, StateManager, Store, Task
+from statemgr.errors import CorruptRecord
+from statemgr.testing import JobTester
+from tests.docs.blocks import Block, blocks, claims, every_block, run
+
+_SETTINGS: dict[str, Any] = {
+    "job.name": "orders",
+    "task.inputs": ["orders"],
+    "blob.store.uri": "memory://orders",
+    "stores.totals.value.serde": "json",
+}
+
+
+def _not_asked_for() -> list[Block]:
+    asked = claims()
+    return [b for b in every_block("python") if (b.page, b.heading, "python") not in asked]
+
+
+@pytest.mark.parametrize("block", _not_asked_for(), ids=str)
+@pytest.mark.timeout(60)
+def test_a_program_that_no_other_test_asks_for_runs(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is, in a directory with the README's job.toml. If that cannot work, run it in a test of its own, which gets
+    it with `blocks(page, heading)`."""
+    (toml,) = blocks("README.md", "## Ten lines", "toml")
+    (tmp_path / "job.toml").write_text(toml, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    statements = ast.parse(block.text).body
+    inert = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    assert not all(isinstance(one, inert) for one in statements), "it only defines something: call it in a test"
+    assert not re.search(r"spark|manager\.run", block.text), "it needs a test of its own, with Spark or a loop"
+    run(block.text, {"__name__": "__main__"})
+
+
+class Manager:
+    """Stands for a manager: its ``run`` starts the application in memory."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.started: list[JobTester] = []
+
+    def run(self, consumer: object, process: Any = None, **more: Any) -> None:
+        assert not set(more) - set(StateManager.run.__annotations__)
+        self.started.append(JobTester(self.config, process, **more))
+
+    def __enter__(self) -> Manager:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+def test_the_loop_of_the_page() -> None:
+    """docs/consumer-loop.md: a manager runs `process` with the consumer of a group."""
+    (program,) = blocks("docs/consumer-loop.md", "# Consumer loops")
+    managers: list[Manager] = []
+
+    def process(task: Task, message: Any) -> None:
+        task.store("totals").put(message.key(), 1)
+
+    def made(config: Any) -> Manager:
+        managers.append(Manager(_SETTINGS))
+        return managers[0]
+
+    config = SimpleNamespace(consumer={"orders": "the consumer of this group"}.__getitem__)
+    run(program, {"StateManager": made, "config": config, "process": process})
+    with managers[0].started[0] as tester:
+        tester.send("orders", "ann", "1")
+        assert dict(tester.store("totals").range()) == {b"ann": 1}
+
+
+def test_the_function_of_the_quickstart() -> None:
+    """docs/quickstart.md: orders and amount of each customer."""
+    (program,) = blocks("docs/quickstart.md", "## A service")
+    serdes = {"stores.totals.key.serde": "string"}
+    with JobTester({**_SETTINGS, **serdes}, run(program, {})["process"]) as tester:
+        for amount in (2, 3):
+            tester.send("orders", "ann", f'{{"amount": {amount}}}')
+        assert tester.store("totals").get("ann") == {"orders": 2, "amount": 5}
+
+
+def test_the_batches_of_the_page() -> None:
+    """docs/consumer-loop.md: counts of each key, with one read and one write for a batch."""
+    (program,) = blocks("docs/consumer-loop.md", "## Batches")
+    manager = Manager(_SETTINGS)
+    run(program, {"manager": manager, "consumer": None, "Counter": Counter})
+    with manager.started[0] as tester:
+        for key in ("ann", "bob", "ann"):
+            tester.send("orders", key, "1")
+        assert dict(tester.store("totals").range()) == {b"ann": 2, b"bob": 1}
+
+
+def test_the_timer_of_the_page() -> None:
+    """docs/consumer-loop.md: `flush` is called every minute."""
+    (program,) = blocks("docs/consumer-loop.md", "## Timers")
+    manager = Manager(_SETTINGS)
+    names = {"manager": manager, "consumer": None, "process": lambda task, message: None}
+    run(program, names)
+    calls: list[Task] = []
+    names["flush"] = calls.append
+    with manager.started[0] as tester:
+        for _ in range(3):
+            tester.advance(seconds=60)
+        assert len(calls) == 3
+
+
+def test_a_poison_message_is_put_aside() -> None:
+    """docs/operations.md: it is on another topic once, with its key, its value and the error."""
+    (program,) = blocks("docs/operations.md", "## A poison message")
+    names = run(program, {"CorruptRecord": CorruptRecord})
+    with JobTester({**_SETTINGS, "task.input.value.serde": "json"}, names["process"]) as tester:
+        tester.send("orders", "ann", "no JSON")
+        tester.send("orders", "ann", "1")
+        tester.commit()
+        (rejected,) = tester.output("orders-rejected")
+    assert (rejected.key, rejected.value) == (b"ann", b"no JSON")
+    ((name, error),) = rejected.headers
+    assert name == "error"
+    assert b"offset=0" in (error or b"")
+
+
+def test_the_calls_of_a_store() -> None:
+    """docs/stores.md: the calls and their results."""
+    (program,) = blocks("docs/stores.md", "# Stores")
+    serdes = {"stores.totals.key.serde": "string", "stores.totals.value.serde": "integer"}
+    with opened({**_SETTINGS, **serdes}) as task:
+        names = run(program, {"task": task})
+        assert (names["key"], names["value"]) == ("bob", 2)
+        assert task.store("totals").get("eve") is None
+
+
+def test_the_types_of_stores() -> None:
+    """docs/stores.md: a serde of one's own, and a store whose serdes the configuration names."""
+    (program,) = blocks("docs/stores.md", "## Types")
+    serdes = {"stores.totals.key.serde": "string", "stores.totals.value.serde": "integer"}
+    codec = {"to_bytes": lambda order: order.encode(), "from_bytes": bytes.decode, "Order": str}
+    with opened({**_SETTINGS, **serdes, "stores.orders.type": "rocksdb"}) as task:
+        names = run(program, {"task": task, "Serde": Serde, "Store": Store, **codec})
+        names["totals"].put("ann", 1)
+        names["orders"].put("1", "two mugs")
+        assert (names["totals"].get("ann"), names["orders"].get("1")) == (1, "two mugs")
+
+
+@contextmanager
+def opened(settings: dict[str, Any]) -> Iterator[Task]:
+    """A task in memory."""
+    tasks: list[Task] = []
+    with JobTester(settings, lambda task, message: None, on_open=tasks.append):
+        yield tasks[0]
