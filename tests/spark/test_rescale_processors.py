@@ -152,7 +152,7 @@ def by_command(job: Pipeline, tasks: int, *more: str) -> None:
 
 def by_executors(job: Pipeline, tasks: int, *_: str) -> None:
     """Rescale the job with the lines of docs/scaling.md."""
-    (program,) = blocks("docs/scaling.md", "## More tasks or fewer")
+    (program,) = blocks("docs/scaling.md", "### With Spark's executors")
     names: dict[str, Any] = {"spark": job.spark, "config": job.config}
     exec(program.replace("64", str(tasks)), names)
     done = names["done"]
