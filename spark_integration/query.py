@@ -267,6 +267,14 @@ class StatefulQuery:
                 hint="executors leave output rows and changes there for the driver: set blob.store.uri",
                 key="blob.store.uri",
             )
+        for name, store in self.config.stores.items():
+            if store.ttl_ms is not None:
+                raise ConfigError(
+                    f"store {name!r} has a TTL, which only tasks of consumer loops apply",
+                    hint=f"remove stores.{name}.ttl.ms; state variables of a processor may have a TTL (docs/spark.md)",
+                    key=f"stores.{name}.ttl.ms",
+                    store=name,
+                )
 
     def output_schema(self, spark: SparkSession) -> StructType:
         """The columns of the output. Raises: AnalysisException, if a step does not fit."""

@@ -13,10 +13,11 @@ from typing import Any
 
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.services import Services
-from statemgr.config import JobConfig
+from statemgr.config import JobConfig, StoreConfig
 from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import ConfigError, InvalidError, MissingState
 from statemgr.flows.compare import KeyChange, Pair, compare, find_pairs
+from statemgr.flows.expiry import as_published, live_items
 from statemgr.flows.restore import StoreRestore, restore_store
 from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
@@ -28,7 +29,7 @@ from statemgr.model.offers import Offer, OfferKey
 from statemgr.model.permissions import Permit
 from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.model.snapshot import SnapshotIndex
-from statemgr.ports import BlobInfo, LocalStore, Progress, no_progress
+from statemgr.ports import BlobInfo, Progress, ReadableStore, no_progress
 from statemgr.wiring import open_services
 
 
@@ -196,15 +197,21 @@ class JobReader:
     @contextmanager
     def open_store(
         self, task: str, store: str, checkpoint_id: str | None = None, progress: Progress = no_progress
-    ) -> Iterator[LocalStore]:
-        """A store as of one checkpoint, restored into a temporary directory that is deleted after the block."""
+    ) -> Iterator[ReadableStore]:
+        """A store as of one checkpoint, restored into a temporary directory that is deleted after the block.
+
+        A store with a TTL has the entries that had not expired at the time of the checkpoint.
+        """
         with tempfile.TemporaryDirectory(prefix="statemgr-") as temporary:
             into = Path(temporary)
-            self.restore(task, into, checkpoint_id, [store], progress=progress)
+            record = self.records().get(task)
+            checkpoint = self._find(record, task, checkpoint_id)
+            assert record is not None
+            self._restore(record, checkpoint, into, [store], None, progress)
             config = self.config.stores[store]
             opened = open_snapshot(config.type, into / store, config.rocksdb)
             try:
-                yield opened
+                yield as_published(opened, checkpoint, self._services.identity(task, store))
             finally:
                 opened.close()
 
@@ -217,7 +224,8 @@ class JobReader:
         end: bytes | None = None,
         size: int = 10_000,
     ) -> Generator[list[tuple[bytes, bytes]]]:
-        """The items of a store with ``start`` ≤ key < ``end``, in key order, in lists of up to ``size``.
+        """The items of a store with ``start`` ≤ key < ``end``, in key order, in lists of up to ``size``. A store with a
+        TTL has those that had not expired at the time of the checkpoint.
 
         The store is restored into a temporary directory, which is deleted when the generator ends or is closed. Reads
         no checkpoint topic, so it needs Kafka only to restore from a changelog.
@@ -233,17 +241,22 @@ class JobReader:
         with tempfile.TemporaryDirectory(prefix="statemgr-") as temporary:
             into = Path(temporary)
             self._restore(record, checkpoint, into, [store], None, no_progress)
-            config = self.config.stores[store]
-            if config.type == "rocksdb":
-                yield from scan_in_batches(into / store, config.rocksdb, start, end, size)
-                return
-            opened = open_snapshot(config.type, into / store, config.rocksdb)
-            try:
-                items = opened.scan(start, end)
-                while batch := list(islice(items, size)):
-                    yield batch
-            finally:
-                opened.close()
+            for batch in self._scan(into / store, self.config.stores[store], start, end, size):
+                yield live_items(batch, checkpoint, self._services.identity(record.task, store))
+
+    def _scan(
+        self, directory: Path, config: StoreConfig, start: bytes | None, end: bytes | None, size: int
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        if config.type == "rocksdb":
+            yield from scan_in_batches(directory, config.rocksdb, start, end, size)
+            return
+        opened = open_snapshot(config.type, directory, config.rocksdb)
+        try:
+            items = opened.scan(start, end)
+            while batch := list(islice(items, size)):
+                yield batch
+        finally:
+            opened.close()
 
     def pairs(self, before: str, after: str | None = None, tasks: Sequence[str] = ()) -> list[Pair]:
         """The two checkpoints of each task that retains both. Without an ID, ``after`` is the task's current one.

@@ -15,7 +15,7 @@ from statemgr.config import JobConfig, StoreConfig
 from statemgr.errors import ConfigError, InvalidError, StatemgrError
 
 if TYPE_CHECKING:
-    from statemgr.ports import LocalStore
+    from statemgr.ports import ReadableStore
     from statemgr.serdes import Serde
 
 _SERDES = click.Choice(["bytes", "hex", "string", "integer", "json", "msgpack"])
@@ -197,7 +197,7 @@ def _configured(config: JobConfig, store: str) -> StoreConfig:
     return config.stores[store]
 
 
-def _stores(call: Call, store: str) -> Iterator[tuple[str, LocalStore]]:
+def _stores(call: Call, store: str) -> Iterator[tuple[str, ReadableStore]]:
     """Each task's store, opened one after the other. Raises: MissingState."""
     with call.reader() as reader:
         for task in call.tasks or reader.tasks(call.checkpoint_id):

@@ -141,6 +141,9 @@ KEYS: tuple[Key, ...] = (
     Key("stores.<name>.value.avro.schemas", AVRO_SCHEMAS, None,
         "For the serde `avro`: every version of the schema of the values, oldest first. New values are written with "
         "the last one. `${file:PATH}` reads the JSON array from a file.", "none"),
+    Key("stores.<name>.ttl.ms", integer(1, 100 * 365 * DAY_MS, _MS), None,
+        "How long an entry lives after it was last written, in stores of consumer loops. A store cannot get a TTL, or "
+        "lose it, after its first commit.", "entries do not expire"),
     Key("stores.<name>.write.batch.size", integer(1, 1_000_000), 5000,
         "Number of changes (at most 4 MiB) that are collected in memory and written as one batch. Reads see them "
         "immediately."),

@@ -12,13 +12,17 @@ from statemgr.config.secrets import has_reference, resolve
 from statemgr.config.values import Value
 from statemgr.ids import topic_name
 
+#: After the label of a value serde: the values begin with their expiry.
+WITH_TTL = " with TTL"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
     """One store. See ``keys`` for the meaning of each key.
 
     ``restore_factories`` is in order of preference. ``value_schemas`` has references unresolved, and is None unless the
-    values are Avro. ``rocksdb`` has every option by its name after ``rocksdb.``.
+    values are Avro. ``ttl_ms``: None if entries do not expire. ``rocksdb`` has every option by its name after
+    ``rocksdb.``.
     """
 
     name: str
@@ -30,6 +34,7 @@ class StoreConfig:
     key_serde: str
     value_serde: str
     value_schemas: list[str] | str | None
+    ttl_ms: int | None
     write_batch_size: int
     rocksdb: Mapping[str, Value]
 
@@ -37,6 +42,15 @@ class StoreConfig:
     def durable(self) -> bool:
         """Whether any backend backs it up."""
         return bool(self.backup_factories)
+
+    @property
+    def serdes(self) -> tuple[str, str]:
+        """The labels of its configured serdes, as a checkpoint records them."""
+        return self.key_serde, self.value_label(self.value_serde)
+
+    def value_label(self, serde: str) -> str:
+        """What a checkpoint records of a value serde."""
+        return serde if self.ttl_ms is None else serde + WITH_TTL
 
     def avro_schemas(self) -> list[str]:
         """Versions of the values' Avro schema as JSON, oldest first. Raises: ConfigError if they cannot be read."""
@@ -74,6 +88,7 @@ def store_from_values(name: str, values: Mapping[str, Value], job: tuple[str, st
         key_serde=value("key.serde"),
         value_serde=value("value.serde"),
         value_schemas=value("value.avro.schemas"),
+        ttl_ms=value("ttl.ms"),
         write_batch_size=value("write.batch.size"),
         rocksdb={option: value(f"rocksdb.{option}") for option in rocksdb_defaults()},
     )

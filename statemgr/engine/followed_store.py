@@ -12,6 +12,7 @@ from typing import Any
 from statemgr.backends.services import Services
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, MissingState, StatemgrError
+from statemgr.flows.expiry import as_published
 from statemgr.flows.standby import Followed, Follower
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import open_snapshot
@@ -108,10 +109,12 @@ class FollowedStore:
                 self.refresh()
             found: list[bytes | None] = [None] * len(keys)
             missing: Sequence[int] = range(len(keys))
-            for copy in self._copies.values():
+            for task, copy in self._copies.items():
                 if copy.local is None or not missing:
                     continue
-                for at, value in zip(missing, copy.local.get_many([keys[at] for at in missing]), strict=True):
+                identity = self._services.identity(task, self._store)
+                there = as_published(copy.local, copy.checkpoint, identity)
+                for at, value in zip(missing, there.get_many([keys[at] for at in missing]), strict=True):
                     found[at] = value
                 missing = [at for at in missing if found[at] is None]
             return found

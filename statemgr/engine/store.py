@@ -63,7 +63,7 @@ class Store(Generic[K, V]):
 
     def __init__(self, opened: OpenStore, key_serde: Serde[K], value_serde: Serde[V]) -> None:
         self._open = opened
-        self._content = opened.content
+        self._content = opened.entries
         self._key = _named(key_serde, "key", opened)
         self._value = _named(value_serde, "value", opened)
         #: Whether keys and values are plain bytes, which need no call of a serde for each item.

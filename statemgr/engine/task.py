@@ -17,6 +17,7 @@ from statemgr.engine.task_metrics import TaskMetrics
 from statemgr.engine.timers import Timer, Timers
 from statemgr.errors import ClosedError, ConfigError, CorruptFile, MissingFile, StatemgrError
 from statemgr.flows.commit import CommitBase, FrozenCommit, discard, freeze, prepare
+from statemgr.flows.expiry import STEP_S, ExpiringEntries
 from statemgr.flows.open_store import OpenStore
 from statemgr.flows.persist_ahead import PersistAhead
 from statemgr.flows.restore import StoreRestore
@@ -74,6 +75,8 @@ class Task:
         self._closed = False
         for store in stores.values():
             self._ahead.watch(store, self._base_ahead)
+            if isinstance(store.entries, ExpiringEntries):
+                self._timers.add(STEP_S, store.entries.delete_expired)
         self.damage.note(restored)
 
     # --- state ---------------------------------------------------------------------------------------------------
@@ -111,7 +114,9 @@ class Task:
         key = serdes.serde(key_serde) if key_serde else serdes.key_serde(opened.config)
         value = serdes.serde(value_serde) if value_serde else serdes.value_serde(opened.config)
         self._check_serdes(
-            name, None if key_serde == "bytes" else key.label, None if value_serde == "bytes" else value.label
+            name,
+            None if key_serde == "bytes" else key.label,
+            None if value_serde == "bytes" else opened.config.value_label(value.label),
         )
         return Store(opened, key, value)
 
@@ -125,9 +130,9 @@ class Task:
             task=self.name,
         )
         config = self._services.config.stores[store]
-        serdes_in_force = self._coordinator.published.serdes
-        known = serdes_in_force.get(store, (config.key_serde, config.value_serde))
-        serdes_in_force[store] = (key or known[0], value or known[1])
+        in_force = self._coordinator.published.serdes
+        known = in_force.get(store) or config.serdes
+        self._coordinator.published.serdes = {**in_force, store: (key or known[0], value or known[1])}
 
     def produce(
         self,
@@ -166,7 +171,7 @@ class Task:
         return self._timers.add(seconds, lambda: callback(self))
 
     def run_timers(self) -> bool:
-        """Call the timers that are due. A consumer loop does this by itself.
+        """Call the timers that are due, and delete entries that have expired. A consumer loop does this by itself.
 
         Returns: whether one was due. Raises: what a callback raises.
         """

@@ -121,6 +121,13 @@ def check_target(services: Services, found: OldJob, blobs: OldSnapshots | None, 
     for name in found.names:
         factory, there = (BLOB_STORE, "snapshots") if name in found.snapshots else (KAFKA_CHANGELOG, "a changelog")
         ours = config.stores[name]
+        if ours.ttl_ms is not None:
+            raise ConfigError(
+                f"store {name!r} has a TTL, and the values of the old job have no expiry",
+                hint=f"remove stores.{name}.ttl.ms; to let entries expire, write them to a new store with a TTL later",
+                key=f"stores.{name}.ttl.ms",
+                store=name,
+            )
         for key, factories in (("backup", ours.backup_factories), ("restore", ours.restore_factories)):
             if factory not in factories:
                 raise ConfigError(

@@ -24,6 +24,7 @@ from statemgr.local import open_snapshot, remove
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.content import differing
+from statemgr.model.expiry import without_expiry
 from statemgr.model.plan import plan_retained
 from statemgr.ports import LocalDirectories, LocalStore, Progress
 
@@ -91,6 +92,9 @@ def _not_both(who: str, before: str, after: str) -> MissingState:
 def compare(services: Services, pair: Pair, store: str, progress: Progress) -> Generator[KeyChange]:
     """The keys of a store that differ, in key order. Close the generator if you do not read it to its end.
 
+    In a store with a TTL, an entry whose value was written again differs by its expiry. An entry that has expired is
+    there until the task deletes it.
+
     Raises: MissingState, MissingBlob, CorruptError if a checkpoint cannot be restored; UnavailableError, AccessDenied,
         DiskFull.
     """
@@ -112,7 +116,11 @@ def compare(services: Services, pair: Pair, store: str, progress: Progress) -> G
             for one in (pair.before, pair.after)
         ]
         for key, (before, after) in differing(scans):  # 3
-            yield KeyChange(key, before, after)
+            yield KeyChange(
+                key,
+                without_expiry(before) if pair.before.has_ttl(store) else before,
+                without_expiry(after) if pair.after.has_ttl(store) else after,
+            )
 
 
 def _restored(

@@ -13,6 +13,7 @@ from pathlib import Path
 from statemgr.backends.services import Services
 from statemgr.config import StoreConfig
 from statemgr.errors import CorruptFile, LocalStateLost, MissingFile, StatemgrError
+from statemgr.flows.expiry import ExpiringEntries
 from statemgr.flows.write_buffer import WriteBuffer
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
 from statemgr.local.clock import moment
@@ -60,6 +61,7 @@ class OpenStore:
 
     Attributes:
         content: the write buffer; reads and writes go through it.
+        entries: what the application reads and writes: the content, or in a store with a TTL the entries that live.
         local: the database below it, without the gathered changes.
         copies: state IDs whose local directories are kept: the current one, or those that it is rebuilt from.
         changes_are_whole: whether the unacknowledged changes are the whole state: the store began empty, and no commit
@@ -104,6 +106,9 @@ class OpenStore:
         tracked = self._buffer if track_first or committed is not None else None
         self.changes_are_whole = tracked is not None and committed is None
         self.content = WriteBuffer(identity, self.local, tracked, config.write_batch_size, self.give_up)
+        self.entries: WriteBuffer | ExpiringEntries = self.content
+        if config.ttl_ms is not None:
+            self.entries = ExpiringEntries(identity, self.content, services.clock, config.ttl_ms)
         self._closed = False
 
     @property

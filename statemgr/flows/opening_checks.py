@@ -24,7 +24,7 @@ from statemgr.ids import task_index, task_name, task_path
 from statemgr.local import durable, levels
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.permissions import Permissions
-from statemgr.model.plan import Labels, check_listing, check_serdes
+from statemgr.model.plan import Labels, check_listing, check_serdes, check_ttl
 from statemgr.ports import CheckpointLog, list_blobs
 
 _PERMISSION = (
@@ -163,30 +163,33 @@ def check_changes(
     """
     config = services.config
     labels = {
-        name: _configured(services, store) if application_may_choose else (store.key_serde, store.value_serde)
+        name: _configured(services, store) if application_may_choose else store.serdes
         for name, store in config.stores.items()
         if store.durable
     }
+    has_ttl = {name: store.ttl_ms is not None for name, store in config.stores.items()}
     for task, record in records.items():
         if record is None:
             continue
         check_listing(
             record.current, config.stores, permissions[task], durable=services.durable, job=config.job_name, task=task
         )
+        check_ttl(record.current, has_ttl, job=config.job_name, task=task)
         check_serdes(
             record.current, labels, allowed=permissions[task].allow_serde_change, job=config.job_name, task=task
         )
 
 
-def serdes_in_force(services: Services, checkpoint: Checkpoint | None) -> dict[str, tuple[str, str]]:
+def serdes_in_force(services: Services, checkpoint: Checkpoint | None) -> dict[str, tuple[str, str] | None]:
     """Store → labels of its serdes: the configured ones, or the checkpoint's until the application asks for the
-    store."""
-    found = {}
+    store. None for a new store whose serdes the application may still choose."""
+    found: dict[str, tuple[str, str] | None] = {}
     for name, store in services.config.stores.items():
         key, value = _configured(services, store)
         recorded = checkpoint.serdes.get(name) if checkpoint else None
-        before = recorded or (store.key_serde, store.value_serde)
-        found[name] = (key or before[0], value or before[1])
+        if recorded is not None:
+            key, value = key or recorded[0], value or recorded[1]
+        found[name] = (key, value) if key is not None and value is not None else None
     return found
 
 
@@ -196,5 +199,5 @@ def _configured(services: Services, store: StoreConfig) -> Labels:
     prefix = f"stores.{store.name}"
     return (
         store.key_serde if f"{prefix}.key.serde" in given else None,
-        store.value_serde if f"{prefix}.value.serde" in given else None,
+        store.serdes[1] if f"{prefix}.value.serde" in given else None,
     )

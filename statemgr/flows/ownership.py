@@ -49,7 +49,7 @@ class Published:
         records: task → its newest record.
         fence_others: fences the other kind of owner again, after the own ID was initialised again.
         still_owned: whether the caller still has the tasks; called before ``fence_others``.
-        serdes: store → labels of its serdes, if they are not those of the configuration.
+        serdes: store → labels of its serdes, if they are not those of the configuration; None if not known yet.
         pending: the records of a publish that was sent but not answered. :func:`settle` must come next.
         job_records: the sequence numbers of the job records on the topic, for a publisher of several tasks.
         permits: one-shot permissions of the opening, which the first publish uses up.
@@ -65,7 +65,7 @@ class Published:
     layout: Layout
     fence_others: Callable[[], None]
     still_owned: Callable[[], bool] = always
-    serdes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    serdes: Mapping[str, tuple[str, str] | None] = field(default_factory=dict)
     pending: dict[str, CheckpointRecord] = field(default_factory=dict)
     job_records: set[int] = field(default_factory=set)
     permits: tuple[Permit, ...] = ()

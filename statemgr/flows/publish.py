@@ -274,7 +274,7 @@ class _Publish:
             attachments=commit.attachments,
             outstanding_ttl=tuple(self.outstanding.get(commit.task, ())),
             input_topic_ids=ids,
-            serdes={s: published.serdes.get(s, (stores[s].key_serde, stores[s].value_serde)) for s in commit.stores},
+            serdes={s: labels for s in commit.stores if (labels := published.serdes.get(s, stores[s].serdes))},
             retired_changelogs=retired_changelogs(published.checkpoint(commit.task), markers),
             kept=published.kept_by(commit.task),
         )

@@ -98,7 +98,10 @@ def _largest(config: JobConfig) -> CheckpointRecord:
         attachments=(Attachment("output", inline=bytes(inline_attachments_limit(1))),),
         outstanding_ttl=(OutstandingTtl(blob, _MOST),) * MOST_OUTSTANDING,
         kept=(str(CheckpointId(1_700_000_000_000, 0)),) * MOST_KEPT,
-        serdes={name: (store.key_serde, store.value_serde + " v00000") for name, store in config.stores.items()},
+        serdes={
+            name: (store.key_serde, store.value_label(store.value_serde + " v00000"))
+            for name, store in config.stores.items()
+        },
     )
     layout = Layout(1, config.tasks, "p" * 200)
     return CheckpointRecord(config.job_name, config.job_id, task, layout, (checkpoint,))

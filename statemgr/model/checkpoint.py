@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from statemgr.ids import CheckpointId
+from statemgr.model.expiry import expires
 
 #: Checkpoints that a task may keep beyond its retention: each has a record of its own.
 MOST_KEPT = 32
@@ -168,6 +169,10 @@ class Checkpoint:
     def marker(self, factory: str, store: str) -> Marker | None:
         """A backend's marker for a store. None if it has none."""
         return self.state_checkpoint_markers.get(factory, {}).get(store)
+
+    def has_ttl(self, store: str) -> bool:
+        """Whether the stored values begin with their expiry (:mod:`statemgr.model.expiry`)."""
+        return store in self.serdes and expires(self.serdes[store][1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from statemgr.errors import MissingState, PermissionNeeded
+from statemgr.errors import ConfigError, MissingState, PermissionNeeded
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker
 from statemgr.model.permissions import NO_PERMISSIONS, Permissions
 from statemgr.model.snapshot import DirIndex, FileIndex
@@ -234,6 +234,31 @@ def check_serdes(
             f"but the store now has {now!r}: {_CONSEQUENCES[what]}",
             hint=f"set {key} back, or pass the old serde. To continue with the new one, use "
             "`statemgr permit --allow-serde-change`, or open the job once with allow_serde_change=True",
+            job=job,
+            task=task,
+            store=store,
+        )
+
+
+def check_ttl(checkpoint: Checkpoint, has_ttl: Mapping[str, bool], *, job: str, task: str) -> None:
+    """Check that a store has a TTL if and only if its stored values have an expiry.
+
+    Args:
+        has_ttl: store → whether a TTL is configured.
+
+    Raises: ConfigError.
+    """
+    for store in checkpoint.serdes:
+        was, key = checkpoint.has_ttl(store), f"stores.{store}.ttl.ms"
+        if has_ttl.get(store, was) == was:
+            continue
+        raise ConfigError(
+            f"checkpoint {checkpoint.checkpoint_id} was written {'with' if was else 'without'} {key}, "
+            f"which the configuration {'lacks' if was else 'has'}: the stored values "
+            f"{'begin with their expiry' if was else 'have no expiry'}",
+            hint=f"set {key} again; a larger number lets entries live longer"
+            if was
+            else f"remove {key}. To let entries expire, declare a new store with a TTL, and write them there",
             job=job,
             task=task,
             store=store,

@@ -56,6 +56,7 @@ from statemgr.ports.local import (
     LocalDirectories,
     LocalStore,
     Moment,
+    ReadableStore,
     wait_for,
 )
 
@@ -92,6 +93,7 @@ __all__ = [
     "PreparedBackup",
     "Progress",
     "Publisher",
+    "ReadableStore",
     "RestoreManager",
     "RestoreRequest",
     "Restored",

@@ -94,12 +94,19 @@ class Items(Iterator[tuple[bytes, bytes]], Protocol):
         """End the scan early and release what it holds. Idempotent."""
 
 
-class LocalStore(Protocol):
-    """Keys and values on the local machine, in the order of the keys (RocksDB, or memory)."""
+class ReadableStore(Protocol):
+    """Keys and values in the order of the keys, for reading."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
+
+    def scan(self, start: bytes | None, end: bytes | None) -> Items:
+        """Items with ``start`` ≤ key < ``end`` in key order, at the time of the call. None is an open end."""
+
+
+class LocalStore(ReadableStore, Protocol):
+    """Keys and values on the local machine (RocksDB, or memory)."""
 
     def write(self, changes: Iterable[Change]) -> None:
         """Apply the changes in order: all of them, or none if it raises."""
@@ -111,9 +118,6 @@ class LocalStore(Protocol):
 
     def delete_range(self, start: bytes | None, end: bytes | None) -> None:
         """Delete all keys with ``start`` ≤ key < ``end``, or none if it raises. None is an open end."""
-
-    def scan(self, start: bytes | None, end: bytes | None) -> Items:
-        """Items with ``start`` ≤ key < ``end`` in key order, at the time of the call. None is an open end."""
 
     @property
     def sequence_number(self) -> int:

@@ -22,7 +22,7 @@ from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, CorruptError, InvalidError, MissingError, StatemgrError, UnavailableError
 from statemgr.flows.migration import positions, survey
 from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, Checkpoint, CheckpointRecord, Marker
-from statemgr.ports import LocalStore
+from statemgr.ports import ReadableStore
 from statemgr_tools.ui.checks import Checks, Run
 from statemgr_tools.ui.processes import Processes, Sample
 
@@ -102,7 +102,7 @@ class _Open:
     """The store that is open, and what closes it and deletes its files."""
 
     name: tuple[str, str, str]
-    store: LocalStore
+    store: ReadableStore
     closing: ExitStack = field(repr=False)
 
 
@@ -218,13 +218,13 @@ class JobView:
         Raises: InvalidError if the store is too large to restore it for this; as :meth:`JobReader.open_store`.
         """
 
-        def read(opened: LocalStore) -> Found:
+        def read(opened: ReadableStore) -> Found:
             items = list(islice(opened.scan(start, end), PAGE + 1))
             return Found(tuple(items[:PAGE]), items[PAGE][0] if len(items) > PAGE else None)
 
         return self._look(task, store, checkpoint_id, read)
 
-    def _look(self, task: str, store: str, checkpoint_id: str, read: Callable[[LocalStore], T]) -> T:
+    def _look(self, task: str, store: str, checkpoint_id: str, read: Callable[[ReadableStore], T]) -> T:
         with self._looking:
             name = (task, store, checkpoint_id)
             if self._open is None or self._open.name != name:
