@@ -1,6 +1,6 @@
 """Hooks of MkDocs: the pages of docs/ stay as GitHub renders them, and become a site.
 
-- The README, the changelog and CONTRIBUTING.md become pages.
+- The changelog and CONTRIBUTING.md become pages. The site has a first page of its own in place of the README.
 - Links to files of the repository that are no pages lead to GitHub.
 - The pages of the reference are generated from the code (:mod:`reference`).
 """
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import reference  # noqa: E402
 
 #: Files outside of docs/ that are pages, and their names on the site.
-_OUTSIDE = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+_OUTSIDE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 

@@ -85,6 +85,12 @@ def test_the_loop_of_the_page() -> None:
         assert dict(tester.store("totals").range()) == {b"ann": 1}
 
 
+def test_the_first_page_has_the_program_of_the_readme() -> None:
+    """docs/index.md: a test of the loop runs it."""
+    (program,) = blocks("docs/index.md", "# statemgr")
+    assert program == blocks("README.md", "## Ten lines")[0]
+
+
 def test_the_function_of_the_quickstart() -> None:
     """docs/quickstart.md: orders and amount of each customer."""
     (program,) = blocks("docs/quickstart.md", "## A service")
