@@ -1,4 +1,4 @@
-"""Where the report of a finished batch goes: the list of recent ones, listeners, Prometheus, and one line in the log.
+"""Where the report of a finished batch goes: the list of recent ones, listeners, Prometheus, and lines in the log.
 
 Runs on the driver, after the batch's output was written. Nothing here can fail the batch.
 """
@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from spark_integration.reports import BatchReport, OnBatch, StatefulQueryListener
-from statemgr.logs import Event, tell
+from spark_integration.story import BatchLog
 
 if TYPE_CHECKING:
     from statemgr import StateManager
@@ -25,6 +25,7 @@ class Observers:
     def __init__(self, manager: StateManager, on_batch: OnBatch | None) -> None:
         self.recent: deque[BatchReport] = deque(maxlen=_REPORTS_KEPT)
         self._metrics = manager.metrics
+        self._log = BatchLog(manager.clock)
         self._on_batch = on_batch
         self._listeners: tuple[StatefulQueryListener, ...] = ()
 
@@ -39,11 +40,7 @@ class Observers:
     def observe(self, report: BatchReport) -> None:
         """Pass the report of a finished batch on."""
         self.recent.append(report)
-        tell(
-            log, Event.COMMITTED, "%s", report, job=report.job, batch_id=report.batch_id, sequence=report.sequence,
-            replayed=report.replayed, rows=report.input_rows, changes=report.keys_written, bytes=report.commit_bytes,
-            phases=_phases(report),
-        )  # fmt: skip
+        self._log.published(report)
         functions = [] if self._on_batch is None else [("on_batch", self._on_batch)]
         functions += [(type(listener).__name__, listener.onBatch) for listener in self._listeners]
         functions.append(("metrics", self._measure))
@@ -54,6 +51,10 @@ class Observers:
                 log.exception(
                     "%s failed for the report of batch %s, sequence %s", name, report.batch_id, report.sequence
                 )
+
+    def close(self) -> None:
+        """No batch follows. Idempotent."""
+        self._log.close()
 
     def _measure(self, report: BatchReport) -> None:
         metrics, phases = self._metrics, _phases(report)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from statemgr.logs import counted
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -205,20 +207,22 @@ class BatchReport:
             )
         slowest = self.slowest
         parts = [
-            f"{self.input_rows} rows in ({self.late_rows} late), {self.output_rows} out",
-            f"{self.keys_read} keys read, {self.keys_written} written, about {self.keys_estimated} in all "
+            f"{counted(self.input_rows, 'row')} in ({self.late_rows} late), {self.output_rows} out",
+            f"{counted(self.keys_read, 'key')} read, {self.keys_written} written, about {self.keys_estimated} in all "
             f"({self.state_bytes} bytes)",
-            f"commit of {self.inline_bytes} bytes and {self.commit_bytes} in {self.commit_requests} blobs",
+            f"commit of {self.inline_bytes} bytes and {self.commit_bytes} in {counted(self.commit_requests, 'blob')}",
             f"stage {self.stage_seconds:.3f} s, publish {self.publish_seconds:.3f} s",
             f"output {self.output_seconds:.3f} s",
         ]
         if slowest is not None:
             parts.append(f"slowest {slowest.task} with {slowest.seconds:.3f} s")
         if self.retries:
-            parts.append(f"{self.retries} retries")
+            parts.append(counted(self.retries, "retry", "retries"))
         fetched = [one for one in self.restored if one.factory not in ("local", "empty")]
         if fetched:
-            parts.append(f"restored {len(fetched)} stores ({sum(one.bytes_fetched for one in fetched)} bytes)")
+            parts.append(
+                f"restored {counted(len(fetched), 'store')} ({sum(one.bytes_fetched for one in fetched)} bytes)"
+            )
         if self.watermark_ms is not None:
             parts.append(f"watermark {self.watermark_ms}")
         return f"{self.job}: batch {self.batch_id} is published as sequence {self.sequence}: {'; '.join(parts)}"

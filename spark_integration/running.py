@@ -84,6 +84,7 @@ class RunningQuery:
     def _closed(self, why: str) -> None:
         if not self._told:
             self._told = True
+            self._driver.observers.close()
             story.stopped(self._manager.config.job_name, why)
         self._manager.close()
 

@@ -1,16 +1,78 @@
 """What the log of the driver says about a query: took over, restored, failed, publishing again, stopping, stopped. The
-line about each batch is the report itself (:mod:`spark_integration.observing`)."""
+lines about published batches are bounded, as those about commits of a consumer loop are."""
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Sequence
 
-from spark_integration.reports import RestoreReport
+from spark_integration.reports import BatchReport, RestoreReport
 from statemgr import JobConfig
 from statemgr.engine import Epoch
-from statemgr.logs import Event, ranges, size, tell
+from statemgr.logs import Event, counted, ranges, size, tell
+from statemgr.ports import Clock
 
 log = logging.getLogger(__name__)
+#: Seconds between two lines about published batches.
+INTERVAL_S = 30.0
+
+
+class BatchLog:
+    """What the log says about the batches of one query: the report of the first, and then at most one line in
+    :data:`INTERVAL_S` seconds with the sums since the line before. A batch whose output is delivered again has a line
+    of its own."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last: float | None = None
+        self._reports: list[BatchReport] = []
+
+    def published(self, report: BatchReport) -> None:
+        """Count a batch, and write the line if it is time."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if report.replayed:
+                self._write([report], 0.0)
+                return
+            self._reports.append(report)
+            if self._last is None or now - self._last >= INTERVAL_S:
+                self._flush(now)
+
+    def close(self) -> None:
+        """Write the line about batches that no line has counted."""
+        with self._lock:
+            self._flush(self._clock.monotonic())
+
+    def _flush(self, now: float) -> None:
+        reports, self._reports = self._reports, []
+        if reports:
+            self._write(reports, now - (now if self._last is None else self._last))
+            self._last = now
+
+    def _write(self, reports: Sequence[BatchReport], seconds: float) -> None:
+        last = reports[-1]
+        rows, changes = sum(one.input_rows for one in reports), sum(one.keys_written for one in reports)
+        uploaded = sum(one.commit_bytes for one in reports)
+        phases = {
+            "stage": sum(one.stage_seconds for one in reports),
+            "publish": sum(one.publish_seconds for one in reports),
+            "output": sum(one.output_seconds for one in reports),
+        }
+        line = str(last)
+        if len(reports) > 1:
+            took = ", ".join(f"{name} {part:.3f} s" for name, part in phases.items())
+            line = (
+                f"{last.job}: {counted(len(reports), 'batch', 'batches')} published in {seconds:.0f} s, up to batch "
+                f"{last.batch_id} as sequence {last.sequence} ({counted(rows, 'row')} in, "
+                f"{counted(changes, 'change')}, {size(uploaded)} uploaded; {took})"
+            )
+        tell(
+            log, Event.COMMITTED, "%s", line, job=last.job, batch_id=last.batch_id, sequence=last.sequence,
+            replayed=last.replayed, batches=len(reports), rows=rows, changes=changes, bytes=uploaded,
+            phases={name: round(part, 3) for name, part in phases.items()},
+        )  # fmt: skip
 
 
 def took_over(config: JobConfig, epoch: Epoch) -> None:
@@ -19,7 +81,7 @@ def took_over(config: JobConfig, epoch: Epoch) -> None:
     newest = max((one.sequence for one in epoch.checkpoints.values() if one is not None), default=0)
     at = f"continues after sequence {newest}" if newest else "nothing is published yet"
     tell(
-        log, Event.ASSIGNED, "%s: took over all %d tasks; %s", job, config.tasks, at,
+        log, Event.ASSIGNED, "%s: took over %s; %s", job, counted(config.tasks, "task"), at,
         job=job, tasks=ranges(range(config.tasks)), sequence=newest,
     )  # fmt: skip
 
@@ -28,9 +90,9 @@ def restored(job: str, report: RestoreReport) -> None:
     """An executor has restored a store from a backend."""
     why = "; ".join(f"{factory} was not used: {reason}" for factory, reason in report.reasons.items())
     tell(
-        log, Event.RESTORED, "%s/%s: restored on an executor from %s in %.3f s (%s fetched, %s reused, %d records); %s",
+        log, Event.RESTORED, "%s/%s: restored on an executor from %s in %.3f s (%s fetched, %s reused, %s); %s",
         report.task, report.store, report.factory, report.seconds, size(report.bytes_fetched),
-        size(report.bytes_reused), report.records, why or "the first of task.restore.factories",
+        size(report.bytes_reused), counted(report.records, "record"), why or "the first of task.restore.factories",
         job=job, task=report.task, store=report.store, backend=report.factory,
         why=why or "the first of task.restore.factories", bytes=report.bytes_fetched,
         bytes_reused=report.bytes_reused, records=report.records, seconds=round(report.seconds, 3),

@@ -9,6 +9,7 @@ from typing import Any
 from statemgr.cli.output import print_table, say, size
 from statemgr.flows.adopt import Adopted
 from statemgr.flows.adopt_snapshots import SnapshotCounts
+from statemgr.logs import counted
 
 #: Store → what each task's snapshot has.
 _Snapshots = Mapping[str, Sequence[SnapshotCounts]]
@@ -111,6 +112,6 @@ def print_report(adopted: Adopted, counts: _Snapshots) -> None:
         say("no input record is processed twice")
     if published:
         first = next(iter(published.values()))
-        say(f"adopted: checkpoint {first.checkpoint_id} of {len(published)} tasks is published")
+        say(f"adopted: checkpoint {first.checkpoint_id} of {counted(len(published), 'task')} is published")
     else:
         say("this was a dry run: nothing was written; --write adopts the job")

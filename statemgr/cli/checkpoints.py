@@ -15,6 +15,7 @@ from statemgr.cli.rollback import rollback_command
 from statemgr.cli.tag import tag_command
 from statemgr.errors import MissingState
 from statemgr.ids import task_index
+from statemgr.logs import counted
 from statemgr.model.checkpoint import (
     BlobMarker,
     ChangelogMarker,
@@ -150,7 +151,7 @@ def _marker(marker: Marker) -> str:
         case BlobMarker(blob, inline):
             chain = inline_chain(marker)
             if chain is not None:
-                return f"{chain.snapshot.index.blob_id} and {len(chain.segments)} segments"
+                return f"{chain.snapshot.index.blob_id} and {counted(len(chain.segments), 'segment')}"
             return f"inline ({len(inline or b'')} bytes)" if blob is None else f"{blob.blob_id} at {blob.offset or 0}"
         case OpaqueMarker(data):
-            return f"{len(data)} bytes"
+            return f"{counted(len(data), 'byte')}"

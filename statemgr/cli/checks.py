@@ -20,6 +20,7 @@ from statemgr.cli.java import find_java
 from statemgr.cli.output import describe
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, StatemgrError
+from statemgr.logs import counted
 
 if TYPE_CHECKING:
     from statemgr.model.checkpoint import CheckpointRecord
@@ -157,7 +158,7 @@ def check_registry(report: Report, config: JobConfig) -> None:
     with report.guarded("registry"):
         from statemgr.kafka.schema_registry import SchemaRegistry
 
-        report.ok("registry", f"{len(SchemaRegistry(config).subjects())} subjects")
+        report.ok("registry", f"{counted(len(SchemaRegistry(config).subjects()), 'subject')}")
 
 
 def check_brokers(report: Report, config: JobConfig) -> bool:
@@ -205,8 +206,8 @@ def check_job(report: Report, config: JobConfig, groups: Sequence[str]) -> None:
     records: Mapping[str, CheckpointRecord] = {}
     with report.guarded("checkpoints"), closing(CheckpointTopic(config, SystemClock())) as log:
         records = log.read()
-        counted = f"{len(records)} of {config.tasks} tasks have one" if records else "the job has none yet"
-        report.ok("checkpoints", f"all records are readable; {counted}")
+        having = f"{len(records)} of {counted(config.tasks, 'task')} have one" if records else "the job has none yet"
+        report.ok("checkpoints", f"all records are readable; {having}")
     check_layout(report, config, records)
     _check_inputs(report, config, records)
     for group in groups:
@@ -219,12 +220,12 @@ def check_layout(report: Report, config: JobConfig, records: Mapping[str, Checkp
     layouts = sorted({(r.layout.tasks, r.layout.partitioner) for r in records.values() if r.layout.tasks})
     for tasks, partitioner in layouts:
         if tasks == config.tasks:
-            report.ok("layout", f"{tasks} tasks, keys spread by {partitioner}")
+            report.ok("layout", f"{counted(tasks, 'task')}, keys spread by {partitioner}")
         else:
-            detail = f"the checkpoints were made with {tasks} tasks, the configuration has {config.tasks}"
+            detail = f"the checkpoints were made with {counted(tasks, 'task')}, the configuration has {config.tasks}"
             report.problem("layout", detail, f"set job.tasks = {tasks}, or `statemgr rescale --tasks {config.tasks}`")
     if len(layouts) > 1:
-        names = ", ".join(f"{tasks} tasks by {partitioner}" for tasks, partitioner in layouts)
+        names = ", ".join(f"{counted(tasks, 'task')} by {partitioner}" for tasks, partitioner in layouts)
         report.problem("layout", f"the tasks' checkpoints disagree: {names}")
 
 

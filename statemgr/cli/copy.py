@@ -12,6 +12,7 @@ from statemgr.cli.options import Call, checkpoint_id_of, job_options
 from statemgr.cli.output import print_json, print_table, say, size
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptError, MissingError
+from statemgr.logs import counted
 
 if TYPE_CHECKING:
     from statemgr.flows.copy import Copied
@@ -120,4 +121,7 @@ def _print(tasks: Sequence[TaskCopy], offsets: Mapping[str, int], copied: Copied
         f"{done.found} were there from an earlier run"
     )
     first = next(iter(copied.checkpoints.values()))
-    say(f"checkpoint {first.checkpoint_id} of {len(copied.checkpoints)} tasks is published; start the new job")
+    say(
+        f"checkpoint {first.checkpoint_id} of {counted(len(copied.checkpoints), 'task')} is published; "
+        "start the new job"
+    )

@@ -11,6 +11,7 @@ from statemgr.cli import checks
 from statemgr.cli.options import Call, job_options
 from statemgr.cli.output import console, print_json
 from statemgr.config import JobConfig
+from statemgr.logs import counted
 
 _STYLES = {checks.Status.OK: "green", checks.Status.NOTE: "yellow", checks.Status.PROBLEM: "bold red"}
 
@@ -29,7 +30,7 @@ def command(call: Call, groups: tuple[str, ...], fix: bool) -> None:
     if call.as_json:
         print_json([asdict(finding) for finding in report.findings])
     else:
-        click.echo("all is well" if not problems else f"{problems} problem{'s' if problems > 1 else ''}")
+        click.echo("all is well" if not problems else counted(problems, "problem"))
     if problems:
         raise SystemExit(1)
 

@@ -16,7 +16,7 @@ from statemgr.engine.commit_log import INTERVAL_S, LONG_S, waits_for
 from statemgr.engine.metrics import Metrics
 from statemgr.errors import StatemgrError
 from statemgr.ids import task_name
-from statemgr.logs import Event, flush_suppressed, ranges, tell
+from statemgr.logs import Event, counted, flush_suppressed, ranges, tell
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +115,8 @@ class LoopStory:
     def _restoring(self, names: list[str], waited: float) -> None:
         phase = self._metrics.last_phase.get(names[0])
         tell(
-            log, Event.WAITING, "%s: %d tasks are not restored after %.0f s; %s waits for %s",
-            self._job, len(names), waited, names[0], waits_for(phase),
+            log, Event.WAITING, "%s: %s not restored after %.0f s; %s waits for %s",
+            self._job, counted(len(names), "task"), waited, names[0], waits_for(phase),
             job=self._job, task=names[0], tasks=len(names), seconds=round(waited, 1), phase=phase,
         )  # fmt: skip
 

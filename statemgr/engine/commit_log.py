@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from statemgr.logs import Event, size, tell
+from statemgr.logs import Event, counted, size, tell
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.phases import Phase
 from statemgr.ports import Clock
@@ -113,12 +113,13 @@ class CommitLog:
 
     def _write(self, now: float, checkpoint: Checkpoint) -> None:
         phases = {name: round(seconds, 3) for name, seconds in self._seconds.items()}
-        count = f"{self._commits} commit{'s' if self._commits > 1 else ''}"
+        count = counted(self._commits, "commit")
         tell(
-            log, Event.COMMITTED, "%s: committed %s (%s: %d changes, %s uploaded; %s)",
+            log, Event.COMMITTED, "%s: committed %s (%s: %s, %s uploaded; %s)",
             self._task, checkpoint.checkpoint_id,
             count if self._last is None else f"{count} in {now - self._last:.0f} s",
-            self._changes, size(self._bytes), ", ".join(f"{name} {seconds:.3f} s" for name, seconds in phases.items()),
+            counted(self._changes, "change"), size(self._bytes),
+            ", ".join(f"{name} {seconds:.3f} s" for name, seconds in phases.items()),
             job=self._job, task=self._task, checkpoint=str(checkpoint.checkpoint_id),
             sequence=checkpoint.sequence, commits=self._commits, changes=self._changes, bytes=self._bytes,
             phases=phases,

@@ -19,6 +19,7 @@ from statemgr.backends.services import Services
 from statemgr.config.units import DAY_MS
 from statemgr.errors import ConfigError, CorruptError, MissingBlob, MissingError, RetryableError, StatemgrError
 from statemgr.flows.repair import Damage
+from statemgr.logs import counted
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker, OutstandingTtl
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.record_size import MOST_OUTSTANDING
@@ -185,7 +186,7 @@ class CleanUp:
             for blob, error in self._services.transfer().delete_all(list(blobs)).items():
                 log.warning("%s: could not delete %s: %s", self._task, blob, error)
         except StatemgrError as error:
-            log.warning("%s: could not delete %d blobs: %s", self._task, len(blobs), error)
+            log.warning("%s: could not delete %s: %s", self._task, counted(len(blobs), "blob"), error)
 
     def _delete_evicted(self, evicted: Sequence[Checkpoint], record: CheckpointRecord) -> None:
         stores: dict[str, set[str]] = {}

@@ -35,7 +35,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.flows.open_store import OpenStore
-from statemgr.logs import Event, size, tell
+from statemgr.logs import Event, counted, size, tell
 from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.model.permissions import NO_PERMISSIONS, Permissions
 from statemgr.model.plan import StorePlan, plan_stores
@@ -80,7 +80,7 @@ class StoreRestore:
             return "starts empty, because no checkpoint has this store"
         cost = (
             f"restored from {self.factory} in {self.seconds:.3f} s ({size(self.bytes_fetched)} fetched, "
-            f"{size(self.bytes_reused)} reused, {self.records} records)"
+            f"{size(self.bytes_reused)} reused, {counted(self.records, 'record')})"
         )
         return f"{cost}; {self.why()}"
 

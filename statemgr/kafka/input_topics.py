@@ -22,6 +22,7 @@ from statemgr.kafka.errors import MISSING, ClientErrors, translate
 from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.kafka.input_position import RECREATED
 from statemgr.kafka.metadata import TopicMetadata
+from statemgr.logs import counted
 from statemgr.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ def topic_problem(
         published_tasks: how many tasks have checkpoints; None: none yet.
     """
     if partitions is None:
-        hint = f"create it with {published_tasks or config.tasks} partitions, or correct task.inputs"
+        hint = f"create it with {counted(published_tasks or config.tasks, 'partition')}, or correct task.inputs"
         return MissingState("the input topic does not exist", hint=hint, topic=topic)
     if partitions == config.tasks and published_tasks in (None, config.tasks):
         return None
@@ -200,9 +201,9 @@ def topic_problem(
             f"partitions and are not processed yet; or write new input to a topic with {published_tasks} partitions, "
             "and set task.inputs to it"
         )
-    state = "no state yet" if published_tasks is None else f"state of {published_tasks} tasks"
+    state = "no state yet" if published_tasks is None else f"state of {counted(published_tasks, 'task')}"
     return ConfigError(
-        f"the input topic has {partitions} partitions and needs as many tasks, but the job has {state}, "
+        f"the input topic has {counted(partitions, 'partition')} and needs as many tasks, but the job has {state}, "
         f"and job.tasks is {config.tasks}",
         hint=hint,
         topic=topic,

@@ -19,6 +19,7 @@ from statemgr.errors import TopicMisconfigured, UnavailableError
 from statemgr.kafka.clients import DEADLINE_S, REQUEST_S
 from statemgr.kafka.errors import translated
 from statemgr.kafka.metadata import TopicMetadata
+from statemgr.logs import counted
 from statemgr.ports import Clock
 
 #: A changelog keeps its tombstones this long, so that a replay that began earlier still reads them.
@@ -163,7 +164,7 @@ class TopicAdmin(TopicMetadata):
     ) -> Iterator[TopicProblem]:
         partitions = len(found.partitions)
         if partitions != spec.partitions:
-            message = f"it has {partitions} partitions instead of {spec.partitions}"
+            message = f"it has {counted(partitions, 'partition')} instead of {spec.partitions}"
             if spec.partitions == 1:
                 command = "set task.checkpoint.topic to a new topic, or delete this one if nothing else uses it"
             else:
@@ -178,7 +179,7 @@ class TopicAdmin(TopicMetadata):
         if replicas < spec.replication_factor:
             yield TopicProblem(
                 spec.name,
-                f"it has {replicas} replicas instead of {spec.replication_factor}",
+                f"it has {counted(replicas, 'replica')} instead of {spec.replication_factor}",
                 f"kafka-reassign-partitions.sh --bootstrap-server {self._servers} --execute "
                 "--reassignment-json-file FILE (or lower task.checkpoint.replication.factor)",
             )

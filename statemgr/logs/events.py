@@ -51,6 +51,11 @@ def tell(
         log.log(level, message, *args, extra={"event": event.value, **given}, stacklevel=2)
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number of things for people, such as ``1 task`` or ``2 tasks``. ``plural``: if it is not ``noun`` with an s."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def size(count: int) -> str:
     """A number of bytes for people, such as ``12.3 MiB``."""
     value, unit = float(count), 0

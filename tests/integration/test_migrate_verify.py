@@ -122,7 +122,7 @@ def test_the_keys_that_differ_are_shown_to_people(kafka: KafkaServer, tmp_path: 
     assert shown.exit_code == 1
     assert "key new-0: kafka-changelog has 1 bytes, blob-store lacks it" in shown.stdout
     assert shown.stdout.count("lacks it") == 2
-    assert "1 of 1 stores are not proved equal" in shown.stdout
+    assert "1 of 1 store not proved equal" in shown.stdout
 
 
 def test_a_retained_checkpoint(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:

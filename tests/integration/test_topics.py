@@ -111,7 +111,7 @@ def test_too_few_replicas_are_refused(kafka: KafkaServer) -> None:
     wanted = job(kafka, config.job_name, task__checkpoint__replication__factor=3)
     with TopicAdmin(wanted, SystemClock()) as admin:
         problems = admin.check([checkpoint_topic_spec(wanted)])
-    assert [p.message for p in problems] == ["it has 1 replicas instead of 3"]
+    assert [p.message for p in problems] == ["it has 1 replica instead of 3"]
     assert problems[0].fix_command.startswith("kafka-reassign-partitions.sh")
 
 

@@ -379,7 +379,7 @@ def test_a_backend_without_the_newest_checkpoint(factory: str) -> None:
     assert newest_markers([position_of(sample.RECORD, "totals", Stage.DUAL_COMMIT)], factory).met
     found = newest_markers([position_of(record, "totals", Stage.DUAL_COMMIT)], factory)
     assert not found.met
-    assert f"{factory} lacks the newest checkpoint of 1 stores" in found.detail
+    assert f"{factory} lacks the newest checkpoint of 1 store" in found.detail
     assert found.fix is not None
     assert ("`statemgr materialize`" in found.fix) == (factory == "blob-store")
 

@@ -7,12 +7,15 @@ import logging
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
 
+from spark_integration.reports import BatchReport, TaskReport
+from spark_integration.story import BatchLog
 from statemgr import JobConfig, Task, configure_logging
 from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.config import RetryPolicy
@@ -22,7 +25,7 @@ from statemgr.engine.metrics import Metrics
 from statemgr.errors import CorruptBlob, UnavailableError
 from statemgr.kafka.clients import DEADLINE_S, ClientLog
 from statemgr.kafka.metadata import TopicMetadata
-from statemgr.logs import Event, RateLimit, flush_suppressed, ranges, size, tell
+from statemgr.logs import Event, RateLimit, counted, flush_suppressed, ranges, size, tell
 from statemgr.logs.formats import JsonFormat, TextFormat
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.phases import Phase
@@ -221,6 +224,35 @@ def test_commits_are_summed_up(said: list[logging.LogRecord]) -> None:
     assert len(said) == 4
 
 
+def test_batches_on_spark_are_summed_up(said: list[logging.LogRecord], caplog: pytest.LogCaptureFixture) -> None:
+    """The first has a line, then there is at most one in 30 seconds; output that is given again has one of its own."""
+    caplog.set_level(logging.INFO, logger="spark_integration")
+    clock = ManualClock()
+    batches = BatchLog(clock)
+    for number in range(65):
+        clock.sleep(1.0)
+        batches.published(_batch(number))
+        if number == 40:
+            batches.published(replace(_batch(number), replayed=True, tasks=()))
+    batches.close()
+    batches.close()
+    lines = [as_json(one) for one in said]
+    assert [line["batches"] for line in lines] == [1, 30, 1, 30, 4]
+    assert [line["replayed"] for line in lines] == [False, False, True, False, False]
+    assert [line["changes"] for line in lines] == [1, 30, 0, 30, 4]
+    assert lines[0]["message"] == str(_batch(0))
+    assert "1 row in (0 late), 1 out; 1 key read" in lines[0]["message"]
+    assert lines[3]["message"] == (
+        "orders: 30 batches published in 30 s, up to batch 60 as sequence 61 (30 rows in, 30 changes, "
+        "30.0 KiB uploaded; stage 7.500 s, publish 0.000 s, output 0.000 s)"
+    )
+
+
+def _batch(number: int) -> BatchReport:
+    task = TaskReport("Partition 0", 0, 1, 0, 1, 1, 1, 1, 10, 1024, 1, 0, 0.0, 0.0, 0.0, 0.0, ())
+    return BatchReport("orders", number, number + 1, False, 0, None, 0.25, 0.0, 0.0, {}, (task,))
+
+
 def test_a_long_commit_says_what_it_waits_for(said: list[logging.LogRecord]) -> None:
     """After ten seconds, and then every thirty."""
     phase: list[Phase | None] = [Phase.UPLOAD]
@@ -326,7 +358,7 @@ def test_a_member_without_tasks_says_so(said: list[logging.LogRecord]) -> None:
     for _ in range(50):
         clock.sleep(1.0)
         story.waiting()
-    assert "1 tasks are not restored after 40 s; Partition 3 waits for a free thread" in said[-1].getMessage()
+    assert "1 task not restored after 40 s; Partition 3 waits for a free thread" in said[-1].getMessage()
 
 
 def test_an_error_of_the_application_is_told(said: list[logging.LogRecord]) -> None:
@@ -345,7 +377,9 @@ def test_an_error_of_the_application_is_told(said: list[logging.LogRecord]) -> N
 
 
 def test_numbers_for_people() -> None:
-    """Bytes with a unit; the numbers of tasks as ranges."""
+    """Bytes with a unit; counts with a singular; the numbers of tasks as ranges."""
+    assert [counted(number, "task") for number in (0, 1, 2)] == ["0 tasks", "1 task", "2 tasks"]
+    assert counted(2, "batch", "batches") == "2 batches"
     assert [size(count) for count in (0, 1023, 1536, 5 * 1024**3)] == ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
     assert [ranges(given) for given in ([], [3], [7, 1, 2, 0], [1, 3])] == ["none", "3", "0-2, 7", "1, 3"]
 

@@ -16,6 +16,7 @@ from statemgr.errors import MissingError, RetryableError, StatemgrError
 from statemgr.flows.migration import StoreStatus, survey
 from statemgr.flows.verify_blobs import verify_blobs
 from statemgr.ids import task_index
+from statemgr.logs import counted
 from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord
 from statemgr.model.stages import Stage, Step, StorePosition
 from statemgr.ports import Progress
@@ -155,7 +156,8 @@ def newest_markers(positions: Sequence[StorePosition], factory: str) -> Precondi
     detail = f"{factory} has the newest checkpoint of every task"
     fix = "wait until every task has committed"
     if without:
-        detail = f"{factory} lacks the newest checkpoint of {len(without)} stores, such as {without[0].record.task}"
+        stores = counted(len(without), "store")
+        detail = f"{factory} lacks the newest checkpoint of {stores}, such as {without[0].record.task}"
     if factory == BLOB_STORE:
         fix += "; if the state is too large for one commit, run `statemgr materialize`, and restart the job"
     return Precondition("markers", not without, detail, fix)
@@ -192,7 +194,7 @@ def _blobs(services: Services, reader: JobReader, progress: Progress) -> Precond
         fix = "use `statemgr snapshots verify` to see all of them"
         return Precondition("blobs", False, f"{found.damaged[0].blob_id}: {found.damaged[0].problem}", fix)
     if found.expiring:
-        detail = f"{len(found.expiring)} blobs still have a TTL, such as {found.expiring[0].blob_id}"
+        detail = f"{counted(len(found.expiring), 'blob')} with a TTL, such as {found.expiring[0].blob_id}"
         return Precondition("blobs", False, detail, "use `statemgr gc --fix` to remove it")
     return Precondition("blobs", True, f"all {found.blobs} blobs are there, and none has a TTL")
 

@@ -15,6 +15,7 @@ from statemgr.cli.options import Call, job_options
 from statemgr.cli.output import console, messages, print_json, size
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, UnavailableError
+from statemgr.logs import counted
 
 if TYPE_CHECKING:
     from statemgr.cli.migrate.preconditions import FirstCommits, Precondition
@@ -231,7 +232,7 @@ def _wait(call: Call, config: JobConfig, stores: Sequence[str], timeout: int) ->
                     break
                 if services.clock.monotonic() > deadline:
                     raise UnavailableError(
-                        f"{len(late)} of {len(found)} stores have not committed in stage {targets}",
+                        f"{len(late)} of {counted(len(found), 'store')} have not committed in stage {targets}",
                         hint="restart the job with the new configuration, and look at `statemgr migrate status`",
                     )
                 services.clock.sleep(_POLL_S)

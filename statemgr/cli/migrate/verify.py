@@ -16,6 +16,7 @@ from statemgr.cli.store import render, text
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG, RAW_TOPIC
 from statemgr.errors import ConfigError, CorruptError, MissingError, MissingState, UnavailableError
+from statemgr.logs import counted
 
 if TYPE_CHECKING:
     from statemgr.flows.verify import Difference, StoreToVerify, StoreVerified, Verifier
@@ -145,7 +146,8 @@ def _print_verified(found: Sequence[StoreVerified], as_json: bool) -> None:
         if one.problem is not None:
             out.print(f"{one.task} / {one.store}: {one.problem}", markup=False, soft_wrap=True)
     unequal = sum(not one.equal for one in found)
-    verdict = f"{unequal} of {len(found)} stores are not proved equal" if unequal else f"{len(found)} stores are equal"
+    stores = counted(len(found), "store")
+    verdict = f"{unequal} of {stores} not proved equal" if unequal else f"{stores} proved equal"
     out.print(verdict, style="bold red" if unequal else "green")
 
 
