@@ -7,7 +7,7 @@ PYTHON ?=
 ARGS ?=
 PEERS ?= $(wildcard ../shared/peers)
 PYTEST_ARGS ?=
-# four tests at a time (they wait more than they compute); those that share a Spark session stay on one of two workers
+# four tests at a time (they wait more than they compute); those of Spark stay on one of two workers
 PARALLEL ?= -n 4 --dist loadgroup
 # examples of each property in the long tests
 EXAMPLES ?= 300

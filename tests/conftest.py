@@ -50,8 +50,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         layer = item.path.relative_to(root).parts[0]
         if layer in _LAYERS:
             item.add_marker(_LAYERS[layer])
-            if "spark" in getattr(item, "fixturenames", ()):
-                # a session for each half of the modules: one worker with all of them would end last
+            if layer == "spark":
+                # two workers for all that starts a JVM with Spark: more at a time would wait for each other, and one
+                # with all of them would end last
                 item.add_marker(pytest.mark.xdist_group(f"spark-{crc32(item.path.name.encode()) % 2}"))
         if layer not in ("crash", "spark") and _SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(_LAYERS["integration"])

@@ -24,11 +24,7 @@ KINDS = {
     ]),
     "changelog": (SNAPSHOTS, "kafka-changelog", [Phase.REPLAY]),
 }  # fmt: skip
-CASES = [
-    pytest.param(kind, phase, id=f"{kind}-{phase}", marks=pytest.mark.xdist_group("cluster"))
-    for kind, (_, _, phases) in KINDS.items()
-    for phase in phases
-]
+CASES = [pytest.param(kind, phase, id=f"{kind}-{phase}") for kind, (_, _, phases) in KINDS.items() for phase in phases]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +75,6 @@ def test_an_executor_is_killed_in_an_attempt(
     exact(job)
 
 
-@pytest.mark.xdist_group("cluster")
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_shuffle_files_are_lost_in_a_batch(cluster: Cluster, kafka: KafkaServer, tmp_path: Path, adaptive: str) -> None:
     """Some tasks have ended when the files go: Spark reads the input again for the others, with and without AQE."""

@@ -21,7 +21,7 @@ from statemgr.errors import InvalidError
 from tests.docs.blocks import blocks
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 CONFIG = JobConfig.from_mapping(
     {
