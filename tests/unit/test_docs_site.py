@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 
@@ -38,6 +39,17 @@ def test_every_page_is_in_the_navigation(reference: ModuleType) -> None:
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     generated = {*reference.names(), "changelog.md", "contributing.md"}
     assert listed == pages | generated
+
+
+def test_every_picture_has_a_title_and_is_readable_on_a_dark_page() -> None:
+    """Pictures are text: a title for those who do not see them, colours for both schemes, and the width of a phone."""
+    pictures = sorted((ROOT / "docs" / "images").glob("*.svg"))
+    assert len(pictures) >= 6
+    for picture in pictures:
+        root = ElementTree.parse(picture).getroot()
+        assert root.findtext("{http://www.w3.org/2000/svg}title"), picture.name
+        assert "prefers-color-scheme:dark" in picture.read_text(encoding="utf-8"), picture.name
+        assert int(root.attrib["width"]) <= 400, picture.name
 
 
 def test_the_reference_has_every_command_and_every_kind_of_error(reference: ModuleType) -> None:
