@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 import click
 
 from statemgr.cli.options import Call, job_options
+
+if TYPE_CHECKING:
+    from statemgr.config import JobConfig
+    from statemgr.kafka.topics import TopicAdmin, TopicProblem
 
 
 @click.group("topics")
@@ -47,13 +52,16 @@ def create_command(call: Call, allow_empty_start: bool) -> None:
 @command.command("check", short_help="Check the topics and their settings.")
 @job_options()
 def check_command(call: Call) -> None:
-    """Check that every topic exists and has the right settings; exit status 1 if not."""
+    """Check that every topic exists and has the right settings; exit status 1 if not.
+
+    Input topics (task.inputs) must exist, with one partition for each task.
+    """
     from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
     from statemgr.local.clock import SystemClock
 
     specs = [checkpoint_topic_spec(call.config), *changelog_topic_specs(call.config)]
     with TopicAdmin(call.config, SystemClock()) as admin:
-        problems = admin.check(specs)
+        problems = [*admin.check(specs), *_input_problems(call.config, admin)]
     if problems or call.as_json:
         call.show(
             [{"topic": p.topic, "problem": p.message, "fix": p.fix_command} for p in problems],
@@ -62,9 +70,35 @@ def check_command(call: Call) -> None:
             empty="",
         )
     else:
-        click.echo(f"ok: {', '.join(spec.name for spec in specs)}")
+        click.echo(f"ok: {', '.join([*(spec.name for spec in specs), *call.config.inputs])}")
     if problems:
         raise SystemExit(1)
+
+
+def _input_problems(config: JobConfig, admin: TopicAdmin) -> list[TopicProblem]:
+    """What is wrong with the input topics. Only their number of partitions makes this read the checkpoint topic.
+
+    Raises: UnavailableError, AccessDenied, CorruptRecord.
+    """
+    from statemgr.kafka.checkpoint_topic import CheckpointTopic
+    from statemgr.kafka.input_topics import topic_problem
+    from statemgr.kafka.topics import TopicProblem
+    from statemgr.local.clock import SystemClock
+    from statemgr.model.partitioners import BY_INPUT_PARTITION
+
+    found = admin.describe(config.inputs) if config.inputs else {}
+    counts = {topic: len(found[topic].partitions) if topic in found else None for topic in config.inputs}
+    published = None
+    if any(count not in (None, config.tasks) for count in counts.values()) and admin.exists(config.checkpoint_topic):
+        with closing(CheckpointTopic(config, SystemClock())) as log:
+            layouts = [record.layout for record in log.read().values() if record.layout.tasks]
+        if any(layout.partitioner != BY_INPUT_PARTITION for layout in layouts):
+            # the job spreads keys itself, so that its input may have any number of partitions
+            counts = {topic: None if count is None else config.tasks for topic, count in counts.items()}
+        else:
+            published = max((layout.tasks for layout in layouts), default=None)
+    errors = {topic: topic_problem(config, topic, count, published) for topic, count in counts.items()}
+    return [TopicProblem(topic, error.message, error.hint or "") for topic, error in errors.items() if error]
 
 
 @command.command("repair", short_help="Copy the valid checkpoint records to a new topic.")

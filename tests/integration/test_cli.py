@@ -91,6 +91,28 @@ def test_topics_are_created_once_and_checked(run: Run, job: JobConfig) -> None:
     assert json.loads(run("topics", "create", "--json").stdout)["created"] == []
 
 
+@pytest.mark.long
+def test_topics_check_looks_at_the_input(run: Run, job: JobConfig) -> None:
+    """A missing input topic, and one with too many partitions, are named; a job that spreads keys itself may have any
+    number; nothing is created."""
+    topic = f"{job.job_name}-input"
+    check = ("topics", "check", "--set", f"task.inputs={topic}")
+    run("topics", "create")
+    missing = run(*check)
+    assert missing.exit_code == 1
+    assert "the input topic does not exist" in missing.output
+    assert topic not in client(job).list_topics(timeout=60).topics
+    make_topic(job, topic, 3)
+    (problem,) = json.loads(run(*check, "--json").stdout)
+    assert problem["topic"] == topic
+    assert problem["problem"].startswith("the input topic has 3 partitions and needs as many tasks")
+    assert problem["fix"].startswith("set job.tasks = 3")
+    with StateManager(job, "kafka-murmur2") as manager:
+        for number in range(2):
+            manager.open_task(f"Partition {number}").commit({})
+    assert run(*check).exit_code == 0
+
+
 def test_a_lost_checkpoint_topic_is_not_created_silently(run: Run, job: JobConfig, tmp_path: Path) -> None:
     """Blobs of the job are there, its topic is not: only the one-shot permission creates it."""
     blob = tmp_path / "blobs" / job.job_name / job.job_id / "Partition_0" / "totals" / "a" / "index"
