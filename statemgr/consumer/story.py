@@ -143,10 +143,13 @@ class LoopStory:
     def _stopped(self, begun: float, error: str | None) -> None:
         now = self._clock.monotonic()
         took = "" if self._stopping_since is None else f" {now - self._stopping_since:.1f} s after it was asked to"
+        # a scrape may come too late to see the last failures in the metrics
+        failures = self._metrics.failures()
+        counts = ", ".join(f"{count} {kind}" for kind, count in failures.items())
         tell(
-            log, Event.STOPPED, "%s: stopped%s%s, after running for %.0f s",
-            self._job, took, f" by {error}" if error else "", now - begun,
-            job=self._job, error=error, seconds=round(now - begun, 1),
+            log, Event.STOPPED, "%s: stopped%s%s, after running for %.0f s%s",
+            self._job, took, f" by {error}" if error else "", now - begun, f"; failures: {counts}" if counts else "",
+            job=self._job, error=error, seconds=round(now - begun, 1), failures=failures,
         )  # fmt: skip
 
     def _line(self, event: Event, message: str, tasks: set[int], *args: object, **fields: Any) -> None:

@@ -62,6 +62,7 @@ class Metrics:
         #: Steps that were counted, in order to remove those of a task.
         self._steps: dict[str, set[str]] = {}
         self._kinds = set(KINDS)
+        self._failed: dict[str, int] = {}
         self._changing = threading.Lock()
         self._blob_counts = counts_of(job_key)
         self._asked = Asked(job, self.registry)
@@ -147,7 +148,13 @@ class Metrics:
             if kind not in self._kinds and len(self._kinds) >= MOST_KINDS:
                 kind = "other"
             self._kinds.add(kind)
+            self._failed[kind] = self._failed.get(kind, 0) + 1
         self._failures.labels(self.job, kind).inc()
+
+    def failures(self) -> dict[str, int]:
+        """Kind → how often something has failed so far, without the kinds that never have."""
+        with self._changing:
+            return dict(sorted(self._failed.items()))
 
     def blobs(self, counted: Counted) -> None:
         """Add the requests to the blob store that another process of the job made."""

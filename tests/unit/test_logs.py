@@ -373,6 +373,8 @@ def test_an_error_of_the_application_is_told(said: list[logging.LogRecord]) -> N
     lines = [as_json(one) for one in said]
     assert [line["event"] for line in lines][-2:] == ["failed", "stopped"]
     assert lines[-1]["error"] == "ZeroDivisionError"
+    assert lines[-1]["failures"] == {"ZeroDivisionError": 1}
+    assert lines[-1]["message"].endswith(" s; failures: 1 ZeroDivisionError")
     assert "ZeroDivisionError('told to')" in lines[-2]["message"]
 
 
