@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -66,8 +66,8 @@ _BUILT_IN = {
 #: The extra that a command needs, if it is not `spark`.
 _EXTRAS = {"demo": "demo"}
 _INTERRUPTED = 130
-#: Of a few digits, which no password is.
-_NUMBER = re.compile(r"[+-]?[0-9]{1,7}(\.[0-9]{1,7})?")
+#: Of a few digits, perhaps with a unit, which no password is.
+_NUMBER = re.compile(r"[+-]?[0-9]{1,7}(\.[0-9]{1,7})?([kKMGTPE]?(i?B)?|ms|s|min|h)")
 
 
 class _Notices(logging.Handler):
@@ -134,7 +134,8 @@ class CommandLine(click.Group):
             result = super().main(arguments, prog_name, standalone_mode=False, **extra)
             return result if isinstance(result, int) else 0
         except click.ClickException as error:
-            error.message = _without_values(error.message, arguments)  # type: ignore[misc]
+            near = getattr(error, "possibilities", None) or ()
+            error.message = _without_values(error.message, arguments, near)  # type: ignore[misc]
             error.show()
             return error.exit_code
         except click.Abort:
@@ -154,17 +155,18 @@ class CommandLine(click.Group):
             return 1
 
 
-def _without_values(message: str, arguments: Sequence[str]) -> str:
+def _without_values(message: str, arguments: Sequence[str], near: Iterable[str]) -> str:
     """A message of click's without the values from the command line: a mistyped option may show a password.
 
-    Names of options, numbers, and words that are nearly a command stay.
+    Names of options, numbers, and words that are nearly a command, or nearly what click suggests (``near``), stay.
     """
     from statemgr.config.secrets import MASK  # `--help` needs no configuration
 
+    known = {*_BUILT_IN, *_others(), *near}
     for argument in sorted(set(arguments), key=len, reverse=True):
         value = argument.partition("=")[2]
         given = [value] if argument.startswith("-") else [argument, value]
-        if get_close_matches(argument, [*_BUILT_IN, *_others()], n=1):
+        if get_close_matches(argument, known, n=1):
             continue
         for text in given:
             if not text or _NUMBER.fullmatch(text):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from statemgr_tools.sizing.workload import Workload
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([A-Za-z]*)\Z")
+#: Tasks of a simulation: 100,000 take about 10 s and 1 GB of memory.
+_MOST_SIMULATED = 100_000
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
 _FACTORS: dict[str, int] = _DECIMAL | {f"{letter}i": 1024**power for power, letter in enumerate("kmgtp", 1)}
 
@@ -142,6 +144,11 @@ def command(
     found = results(workload, prices)
     outcomes = {}
     if simulate:
+        if workload.tasks > _MOST_SIMULATED:
+            raise click.UsageError(
+                f"--simulate takes at most {_MOST_SIMULATED:,} tasks, and {workload.tasks:,} are planned: simulate a "
+                "part of the job, or leave --simulate out"
+            )
         rates = {"transactions_per_s": publish_rate, "topic_per_s": publish_rate, "store_per_s": store_rate}
         outcomes = simulated(workload, Services(brokers=brokers, **rates))
     if as_json:

@@ -74,12 +74,14 @@ class Workload:
     def __post_init__(self) -> None:
         """Raises: InvalidError if a number makes no sense."""
         positive = ("tasks", "processes", "stores", "keys", "commit_s", "bandwidth", "disk_ratio", "parallelism")
-        for name in (*positive, "part_bytes", "write_buffer_bytes", "target_file_bytes", "level0_trigger"):
-            if not getattr(self, name) > 0:
-                raise InvalidError(f"{name} is {getattr(self, name)}", hint="give a number above 0")
-        for name in ("key_bytes", "value_bytes", "changes_per_s", "get_s", "put_s"):
+        bytes_ = ("store_bandwidth", "part_bytes", "write_buffer_bytes", "target_file_bytes")
+        finite = {"keys", "commit_s", "disk_ratio"}
+        for name in (*positive, *bytes_, "level0_trigger"):
+            if not getattr(self, name) > 0 or (name in finite and getattr(self, name) == math.inf):
+                raise InvalidError(f"{name} is {getattr(self, name)}", hint="give a finite number above 0")
+        for name in ("key_bytes", "value_bytes", "changes_per_s", "get_s", "put_s", "lost_share"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise InvalidError(f"{name} is {getattr(self, name)}", hint="give a number that is not negative")
+                raise InvalidError(f"{name} is {getattr(self, name)}", hint="give a finite number that is not negative")
         if self.processes > self.tasks:
             raise InvalidError(
                 f"{self.processes} processes are more than the {self.tasks} tasks",

@@ -388,10 +388,19 @@ def test_messages_show_numbers_and_hide_other_values(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A mistyped option may hold a password; a number that is refused is shown."""
-    for arguments in (["plan-capacity", "--changes", "1k", "--commit", "0"], ["top", "--every", "a-secret"]):
+    for arguments in (
+        ["plan-capacity", "--changes", "1k", "--commit", "0"],
+        ["plan-capacity", "--changes", "20k", "--state", "lots"],
+        ["migrate", "advanse"],
+        ["topics", "another-secret"],
+        ["top", "--every", "a-secret"],
+    ):
         monkeypatch.setattr(sys, "argv", ["statemgr", *arguments])
         with pytest.raises(SystemExit, match="2"):
             cli.main()
     shown = capsys.readouterr().err
     assert "0.0 is not in the range x>0" in shown
+    assert "not a number such as 20k, 500GB" in shown
+    assert "No such command 'advanse'. Did you mean 'advance'?" in shown
     assert "a-secret" not in shown
+    assert "another-secret" not in shown

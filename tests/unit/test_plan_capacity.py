@@ -285,6 +285,10 @@ def test_the_table_is_for_people(tmp_path: Path) -> None:
         (("--state", "1GB", "--changes", "1"), "--tasks N"),
         (("--state", "lots", "--changes", "1"), "not a number such as"),
         (("--state", "1GB", "--changes", "1", "--tasks", "1", "--snapshot", "often"), "--snapshot"),
+        (("--state", "1GB", "--changes", "1", "--tasks", "1", "--store-bandwidth", "0"), "store_bandwidth is 0.0"),
+        (("--state", "1GB", "--changes", "1", "--tasks", "1", "--commit", "inf"), "commit_s is inf"),
+        (("--state", "1GB", "--changes", "1", "--tasks", "1", "--lost", "nan"), "lost_share is nan"),
+        (("--state", "1GB", "--changes", "1", "--tasks", "100001", "--simulate"), "at most 100,000 tasks"),
     ],
 )
 def test_a_missing_or_wrong_number_is_named(arguments: tuple[str, ...], why: str) -> None:
