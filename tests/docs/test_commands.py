@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from tests.docs.blocks import ROOT, Block, every_block, every_quote
+from statemgr.cli.main import cli
+from tests.docs.blocks import ROOT, Block, blocks, every_block, every_quote
 from tests.docs.commands import CHECKED, commands, problem
 
 _SOURCES = [*(ROOT / "tests").glob("*.py"), *(ROOT / "statemgr").rglob("*.py"), ROOT / "Makefile"]
@@ -20,6 +23,25 @@ def test_every_command_of_a_block_can_be_typed(block: Block) -> None:
     assert block.text.startswith("$ ") == session, "`console` has prompts and output, and `sh` only commands"
     found = [f"{shlex.join(words)}: {wrong}" for words in commands(block.text) if (wrong := problem(words))]
     assert not found, "\n".join(found)
+
+
+_ALONE = [
+    shlex.join(words)
+    for block in every_block("sh", "console")
+    for words in commands(block.text)
+    if words[:2] in (["statemgr", "plan-capacity"], ["statemgr", "config"]) and "--simulate" not in words
+]
+
+
+@pytest.mark.parametrize("command", sorted({line for line in _ALONE if "sqlite" not in line}))
+def test_commands_that_need_no_server_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a directory with the README's job.toml. Other tests run the simulation, and a job with the plug-in for SQLite."""
+    (settings,) = blocks("README.md", "## Ten lines", "toml")
+    (tmp_path / "job.toml").write_text(settings, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, shlex.split(command)[1:], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert done.stdout
 
 
 def test_every_command_in_a_sentence_exists() -> None:

@@ -43,8 +43,11 @@ def test_a_program_that_no_other_test_asks_for_runs(
     monkeypatch.chdir(tmp_path)
     statements = ast.parse(block.text).body
     inert = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-    assert not all(isinstance(one, inert) for one in statements), "it only defines something: call it in a test"
-    assert not re.search(r"spark|manager\.run", block.text), "it needs a test of its own, with Spark or a loop"
+    own = f"write a test that gets it with blocks({block.page!r}, {block.heading!r})"
+    if all(isinstance(one, inert) for one in statements):
+        pytest.fail(f"{block} only defines something: {own}, and calls it", pytrace=False)
+    if re.search(r"spark|manager\.run", block.text):
+        pytest.fail(f"{block} needs Spark or a loop: {own}", pytrace=False)
     run(block.text, {"__name__": "__main__"})
 
 

@@ -1,0 +1,141 @@
+"""The first commands of a new user, from the README and from docs/quickstart.md, typed into one shell in their order."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import blocks
+
+_DEADLINE_S = 120.0
+_END = "end of the command"
+#: Commands that only look: repeated until they print what the page shows.
+_LOOKS = ("cat ", "grep ", "tail ", "statemgr checkpoints ", "statemgr snapshots ", "statemgr store ", "statemgr top ")
+#: Commands whose output is the same each time.
+_EXACT = ("python send.py", "statemgr config check", "statemgr init", "statemgr store scan")
+#: What differs from run to run, and what stands for it in a comparison.
+_DIFFERENT = {
+    r"\S+/orders/": "DIRECTORY/",
+    r"(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d\.\d+Z": "TIME",
+    r"\b\d{13}-[0-9a-f]{6,16}\b": "ID",
+    r"\b(commit|change|record)s\b": r"\1",
+    r"tasks \((\d+(-\d+)?|none)\)": "tasks",  # who types fast may stop a process before its tasks are open
+    r"\d[\d.,]*( [KMGk]?i?B\b)?": "0",
+    r"[ \t]+": " ",
+}
+
+
+class Shell:
+    """A shell that stays open, so that `$!`, `%1` and `cd` mean what they mean to somebody who types."""
+
+    def __init__(self, directory: Path) -> None:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self._bash = subprocess.Popen(
+            ["bash", "--norc", "--noprofile"], cwd=directory, env=os.environ | {"PATH": path}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self.type("set -m")
+
+    def type(self, command: str) -> list[str]:
+        """The lines that a command prints."""
+        assert self._bash.stdin is not None
+        assert self._bash.stdout is not None
+        self._bash.stdin.write(f"{command}\njobs > /dev/null\necho; echo {_END}\n")
+        self._bash.stdin.flush()
+        lines: list[str] = []
+        for line in self._bash.stdout:
+            if line.strip() == _END:
+                return lines
+            lines.append(line.rstrip())
+        raise AssertionError(f"the shell has ended: {lines}")
+
+    def close(self) -> None:
+        """End the processes that were started in the background, and the shell."""
+        self.type("kill -9 $(jobs -p)")
+        self._bash.communicate(timeout=60)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """A shell in an empty directory; no broker survives it."""
+    made = Shell(tmp_path)
+    yield made
+    made.type(f"cd {tmp_path}/orders && statemgr dev down")
+    made.close()
+
+
+def typed(session: str) -> Iterator[tuple[str, list[str]]]:
+    """Each command of a session, and the lines below it; … alone stands for lines that the page leaves out."""
+    for part in session.removeprefix("$ ").split("\n$ "):
+        command, *lines = part.splitlines()
+        yield command, [line for line in lines if line != "…"]
+
+
+def missing(command: str, shown: list[str], printed: list[str]) -> list[str]:
+    """The lines of the page that a command has not printed."""
+    found = [shape(line, command) for line in printed]
+    wanted = {line: shape(line.removesuffix("…").rstrip(), command) for line in shown}
+    return [line for line, start in wanted.items() if not any(one.startswith(start) for one in found)]
+
+
+def shape(line: str, command: str) -> str:
+    """A line without what differs from run to run."""
+    for pattern, same in () if command.startswith(_EXACT) else _DIFFERENT.items():
+        line = re.sub(pattern, same, line)
+    return line
+
+
+@pytest.mark.long
+@pytest.mark.crash
+@pytest.mark.timeout(600)
+def test_the_service_of_the_quickstart(shell: Shell, tmp_path: Path) -> None:
+    """Every order counts once after `kill -9`, the loss of the disk and the loss of the blobs; each command prints what
+    the page shows."""
+    for session in [
+        *blocks("docs/quickstart.md", "## A service", "console"),
+        *blocks("docs/quickstart.md", "## Kill it, and take its disk away", "console"),
+        *blocks("docs/quickstart.md", "## Take the backup away, too", "console"),
+        *blocks("docs/quickstart.md", "## Two processes, and a clean stop", "console"),
+    ]:
+        for command, shown in typed(session):
+            if not command.startswith("pip "):
+                follow(shell, command, shown, tmp_path / "orders" / "job.toml")
+
+
+@pytest.mark.long
+@pytest.mark.crash
+@pytest.mark.timeout(600)
+def test_the_five_minutes_of_the_readme(shell: Shell, tmp_path: Path) -> None:
+    """The totals of the service are right after `kill -9` and the loss of its disk. In place of sleeping, the test looks
+    until they are."""
+    (script,) = blocks("README.md", "## A service in five minutes", "sh")
+    orders_of_each = iter(("125", "250"))
+    for line in script.splitlines():
+        command = line.partition(" #")[0].rstrip()
+        if command == "statemgr store scan totals":
+            wanted, deadline = [next(orders_of_each)] * 8, time.monotonic() + _DEADLINE_S
+            while (found := re.findall(r'"orders": (\d+)', "\n".join(shell.type(command)))) != wanted:
+                assert time.monotonic() < deadline, f"{line}: {found}"
+        elif not command.startswith(("pip ", "sleep ")):
+            follow(shell, command, [], tmp_path / "orders" / "job.toml")
+    assert next(orders_of_each, None) is None
+
+
+def follow(shell: Shell, command: str, shown: list[str], settings: Path) -> None:
+    """Type a command, until it prints what the page shows. The broker gets a free port."""
+    given = command.replace("dev up --no-s3", "dev up --no-s3 --kafka-port 0").replace("tail -f", "cat")
+    deadline = time.monotonic() + _DEADLINE_S
+    printed = shell.type(given)
+    while (wrong := missing(command, shown, printed)) and given.startswith(_LOOKS) and time.monotonic() < deadline:
+        time.sleep(0.2)
+        printed = shell.type(given)
+    assert not wrong, "\n".join(["", f"$ {command}", *printed, "", "The page also shows:", *wrong])
+    for address in re.findall(r"^bootstrap servers +(\S+)$", "\n".join(printed), re.MULTILINE):
+        settings.write_text(settings.read_text("utf-8").replace("127.0.0.1:9092", address), "utf-8")
