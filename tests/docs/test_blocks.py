@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.docs.blocks import Block, blocks, claims, every_block, run
 
 #: Each block of these languages is a case of a test in this folder.
 _EACH_IS_CHECKED = {"sh", "console", "toml", "json"}
-#: Blocks of these languages are checked by tests that ask for them with `blocks(page, heading, language)`; Python that
-#: no test asks for is run as it is.
+#: Blocks of these languages, and sessions that show output, are checked by tests that ask for them with
+#: `blocks(page, heading, language)`; Python that no test asks for is run as it is.
 _ASKED_FOR = {"python", "yaml", "text"}
 #: Text that nothing can be compared with, by its page and its beginning, and why.
-DRAWINGS = {
+NOT_COMPARED = {
     ("README.md", "┌"): "a drawing of the parts",
     ("docs/architecture.md", "input topics"): "a drawing of the parts",
     ("docs/format.md", "offset  size  what"): "a layout, which tests/unit/test_codec.py has byte by byte",
@@ -22,6 +24,11 @@ DRAWINGS = {
         "docs/format.md",
         'header   5   "SMCS"',
     ): "a layout, which tests/unit/test_segment_format.py reads",
+    (
+        "docs/quickstart.md",
+        "$ python totals.py",
+    ): "tests/spark/test_guide.py runs it, and compares its totals",
+    ("docs/quickstart.md", "$ rm -r .statemgr/state /tmp"): "a restart of that program; its log was copied from a run",
     ("docs/sizing.md", "1 producers,"): "a measurement, made once on a real broker",
     (
         "docs/spark.md",
@@ -30,9 +37,9 @@ DRAWINGS = {
 }
 
 
-def drawing(block: Block) -> tuple[str, str] | None:
+def not_compared(block: Block) -> tuple[str, str] | None:
     """The entry of the table that a text has."""
-    return next((key for key in DRAWINGS if key[0] == block.page and block.text.lstrip().startswith(key[1])), None)
+    return next((key for key in NOT_COMPARED if key[0] == block.page and block.text.lstrip().startswith(key[1])), None)
 
 
 def problem(block: Block) -> str | None:
@@ -41,7 +48,8 @@ def problem(block: Block) -> str | None:
         return f"{block}: write its language after the fence: one of {sorted(_EACH_IS_CHECKED | _ASKED_FOR)}"
     if block.language not in _EACH_IS_CHECKED | _ASKED_FOR:
         return f"{block}: nothing checks {block.language!r}. Use a known language, or add a test for it to tests/docs"
-    if block.language in {*_EACH_IS_CHECKED, "python"} or drawing(block):
+    shows_output = block.language == "console" and re.search("^[^$]", block.text, re.MULTILINE)
+    if (block.language in {*_EACH_IS_CHECKED, "python"} and not shows_output) or not_compared(block):
         return None
     if (block.page, block.heading, block.language) not in claims():
         asked = f"blocks({block.page!r}, {block.heading!r}, {block.language!r})"
@@ -55,9 +63,9 @@ def test_something_checks_every_block() -> None:
     assert not found, "\n".join(found)
 
 
-def test_the_table_of_drawings_has_only_what_is_there() -> None:
+def test_the_table_of_exceptions_has_only_what_is_there() -> None:
     """A reason without a block is deleted."""
-    assert set(DRAWINGS) - {drawing(block) for block in every_block("text")} == set()
+    assert set(NOT_COMPARED) - {not_compared(block) for block in every_block("text", "console")} == set()
 
 
 def test_every_claim_finds_blocks() -> None:

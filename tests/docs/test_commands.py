@@ -35,7 +35,7 @@ _ALONE = [
 
 @pytest.mark.parametrize("command", sorted({line for line in _ALONE if "sqlite" not in line}))
 def test_commands_that_need_no_server_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a directory with the README's job.toml. Other tests run the simulation, and a job with the plug-in for SQLite."""
+    """In a directory with the README's job.toml. Other tests run the simulation, and the plug-in for SQLite."""
     (settings,) = blocks("README.md", "## Ten lines", "toml")
     (tmp_path / "job.toml").write_text(settings, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

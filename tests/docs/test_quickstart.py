@@ -1,4 +1,4 @@
-"""The first commands of a new user, from the README and from docs/quickstart.md, typed into one shell in their order."""
+"""The first commands of a new user, in the README and in docs/quickstart.md, typed into a shell in their order."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def test_the_service_of_the_quickstart(shell: Shell, tmp_path: Path) -> None:
 @pytest.mark.crash
 @pytest.mark.timeout(600)
 def test_the_five_minutes_of_the_readme(shell: Shell, tmp_path: Path) -> None:
-    """The totals of the service are right after `kill -9` and the loss of its disk. In place of sleeping, the test looks
-    until they are."""
+    """The totals of the service are right after `kill -9` and the loss of its disk. Where the page sleeps, the test
+    looks until they are."""
     (script,) = blocks("README.md", "## A service in five minutes", "sh")
     orders_of_each = iter(("125", "250"))
     for line in script.splitlines():
