@@ -68,7 +68,8 @@ class JobOverview:
         expected: the configured number of tasks.
         together: whether an owner of the whole job publishes all tasks at once, as on Spark. Each task then shows the
             lag of the whole job.
-        lag: messages of all input partitions after the newest checkpoints. None if a partition's end is unknown.
+        lag: messages of all input partitions after the newest checkpoints. None if a partition's end is unknown, or if
+            no task has a checkpoint.
         lags: source partition → its share of the lag.
         permits: one-shot permissions that wait for an opening.
         offers: first snapshots that wait for their owners, also expired ones.
@@ -141,7 +142,7 @@ class JobMonitor:
             expected=self.config.tasks,
             together=together,
             taken_ms=now_ms,
-            lag=_sum(lags.values()),
+            lag=_sum(lags.values()) if compared else None,
             lags=lags,
             tasks=found,
             permits=len(self.reader.permits()),

@@ -130,6 +130,15 @@ def test_input_that_was_created_again_is_a_problem(
     assert f"{topic} was deleted and created again" in found["tasks"][0]["problems"]
 
 
+def test_without_a_checkpoint_the_lag_is_unknown(run: Run, config: JobConfig) -> None:
+    """Nobody knows where such a job will begin to read, so the lag is not 0."""
+    with StateManager(config) as manager:
+        manager.open_task("Partition 0")
+    found = json.loads(run("top", "--json").stdout)
+    assert (found["lag"], found["tasks"]) == (None, [])
+    assert "lag ?" in run("top", "--once").stdout
+
+
 def test_a_thousand_tasks_take_a_few_requests(kafka: KafkaServer, topic: str) -> None:
     """A reading costs as many requests for a thousand tasks as for one."""
     config = job(kafka, job__tasks=1000, stores__totals__backup__factories=[])
