@@ -18,6 +18,8 @@ from statemgr.kafka.errors import ClientErrors
 from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.testing.memory_kafka import MemoryBroker, Txn, failure
 
+#: librdkafka's default of ``message.max.bytes``.
+MESSAGE_MAX_BYTES = 1_000_000
 Callback = Callable[[Any, list[TopicPartition]], None]
 
 
@@ -43,6 +45,7 @@ class MemoryProducer:
     def __init__(self, broker: MemoryBroker, settings: Mapping[str, Any]) -> None:
         self._broker = broker
         self._id = settings.get("transactional.id")
+        self._most_bytes = int(settings.get("message.max.bytes", MESSAGE_MAX_BYTES))
         self._epoch = -1
         self._txn: Txn | None = None
         self._reports: list[tuple[Callable[[KafkaError | None, Message], None], KafkaError | None, Message]] = []
@@ -66,13 +69,16 @@ class MemoryProducer:
     def produce(
         self,
         topic: str,
-        value: bytes | None = None,
-        key: bytes | None = None,
+        value: str | bytes | None = None,
+        key: str | bytes | None = None,
         partition: int | None = None,
         on_delivery: Callable[[KafkaError | None, Message], None] | None = None,
         timestamp: int | None = None,
-        headers: Iterable[tuple[str, bytes | None]] = (),
+        headers: Iterable[tuple[str, str | bytes | None]] = (),
     ) -> None:
+        key, value, headers = _encoded(key), _encoded(value), _encoded_headers(headers)
+        if len(key or b"") + len(value or b"") > self._most_bytes:
+            raise failure(KafkaError.MSG_SIZE_TOO_LARGE, "Broker: Message size too large")
         if self._id is not None and self._txn is None:
             raise failure(KafkaError._STATE, "no transaction is open")
         error, offset, stamp = None, -1, (0, -1)
@@ -371,6 +377,21 @@ class MemoryAdmin:
             SimpleNamespace(id=number, replicas=list(range(found.replicas))) for number in range(len(found.logs))
         ]
         return SimpleNamespace(name=name, topic_id=found.topic_id, partitions=partitions)
+
+
+def _encoded(given: str | bytes | None) -> bytes | None:
+    """Text as UTF-8, as confluent_kafka sends it. Raises: TypeError."""
+    if given is None or isinstance(given, bytes):
+        return given
+    return given.encode() if isinstance(given, str) else bytes(memoryview(given))
+
+
+def _encoded_headers(given: Iterable[tuple[str, str | bytes | None]]) -> list[tuple[str, bytes | None]]:
+    """Raises: TypeError."""
+    headers = list(given)
+    if not all(isinstance(one, tuple) and len(one) == 2 for one in headers):
+        raise TypeError("Headers are expected to be a list of (key, value) tuples")
+    return [(name, _encoded(value)) for name, value in headers]
 
 
 def place(partition: TopicPartition) -> tuple[str, int]:

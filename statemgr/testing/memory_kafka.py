@@ -7,6 +7,7 @@ producer. It compacts and deletes nothing. :mod:`statemgr.testing.memory_clients
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import zlib
@@ -19,6 +20,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition, Uuid
 if TYPE_CHECKING:
     from statemgr.testing.memory_clients import MemoryGroupConsumer
 
+#: What a broker accepts as the name of a topic (``Topic.validate`` of Kafka).
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 Header = tuple[str, bytes | None]
 
 
@@ -157,6 +160,8 @@ class MemoryBroker:
         Returns: partition, offset, and timestamp with its type. Raises: KafkaException.
         """
         with self.changed:
+            if not _NAME.fullmatch(topic) or topic in (".", ".."):
+                raise failure(KafkaError.TOPIC_EXCEPTION, "Broker: Invalid topic")
             if topic not in self.topics:
                 self.create(topic, self._partitions)
             found = self.topics[topic]

@@ -113,5 +113,9 @@ def _in_memory(given: JobConfig | Mapping[str, object], name: str) -> JobConfig:
     places = {"kafka.bootstrap.servers": f"memory:{name}", "blob.store.uri": f"memory://{name}"}
     config = given if isinstance(given, JobConfig) else JobConfig.from_mapping(given, places)
     replaced = ("kafka.", "blob.store.s3.", "metrics.port", "state.dir")
-    kept = {key: value for key, value in config.to_mapping().items() if not key.startswith(replaced)}
+    kept = {
+        key: value
+        for key, value in config.to_mapping().items()
+        if not key.startswith(replaced) or key.endswith(".message.max.bytes")  # a record may be as large as elsewhere
+    }
     return JobConfig.from_mapping(kept, places)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from secrets import token_hex
+from typing import Any
 
 import pytest
 
 from statemgr.config import JobConfig
-from statemgr.errors import FencedError, MissingState
+from statemgr.errors import FencedError, InvalidError, MissingState
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_id
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
@@ -121,6 +123,29 @@ def test_a_newer_owner_fences_an_older_one(config: JobConfig, changelog: Changel
     publish(new, topic, b"a")
     assert keys(changelog, topic) == [b"a"]
     new.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("topic", "value", "headers", "error"),
+    [
+        (None, "text", [("a", "text"), ("b", None)], None),
+        (None, b"x" * 1_000_001, [], InvalidError),
+        ("no such topic!", b"v", [], InvalidError),
+        (None, b"v", {"a": b"v"}, TypeError),
+        (None, ["v"], [], TypeError),
+    ],
+)
+def test_records_are_encoded_or_refused(
+    config: JobConfig, changelog: ChangelogTopics, topic: str | None, value: Any, headers: Any, error: Any
+) -> None:
+    """Text becomes UTF-8. What a client or a broker does not take ends the transaction with the same kind of error."""
+    known, by = config.stores["totals"].changelog_topic, publisher(config)
+    with pytest.raises(error) if error else nullcontext(), by.transaction() as transaction:
+        transaction.send(topic or known, b"a", value, partition=0, headers=headers)
+        transaction.flush()
+    by.close()
+    assert keys(changelog, known) == ([] if error else [b"a"])
 
 
 def test_a_missing_topic_is_missing(config: JobConfig, changelog: ChangelogTopics) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from statemgr.blobs import open_blob_store
 from statemgr.errors import ConfigError, InvalidError, StatemgrError
 from statemgr.local.clock import SystemClock
 from statemgr.ports import list_blobs
-from statemgr.testing import JobTester
+from statemgr.testing import JobTester, OutputRecord
 from tests.docs.blocks import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -253,6 +253,35 @@ def test_it_works_only_in_its_block() -> None:
         tester.commit()
     with pytest.raises(InvalidError, match=r"task\.inputs"):
         JobTester({**CONFIG, "task.inputs": []}, append)
+
+
+def test_output_is_refused_as_by_a_broker() -> None:
+    """Text is encoded; a record that is too large, a wrong topic and headers that are no pairs end the job."""
+    ways: dict[bytes, Callable[[Task], None]] = {
+        b"text": lambda task: task.produce("out", "é", "é", headers=[("a", "é")]),  # type: ignore[arg-type,list-item]
+        b"large": lambda task: task.produce("out", b"a", b"x" * 1_000_000),
+        b"topic": lambda task: task.produce("no such topic!", b"a", b"x"),
+        b"headers": lambda task: task.produce("out", b"a", b"x", headers={"a": b"x"}),  # type: ignore[arg-type]
+    }
+
+    def process(task: Task, message: Message) -> None:
+        ways[message.value() or b""](task)
+
+    def run(value: str, **settings: object) -> list[OutputRecord]:
+        with JobTester({**CONFIG, **settings}, process) as tester:
+            tester.send("orders", "a", value, partition=0)
+            tester.commit()
+            return tester.output("out")
+
+    (text,) = run("text")
+    assert (text.key, text.value, text.headers) == ("é".encode(), "é".encode(), (("a", "é".encode()),))
+    with pytest.raises(InvalidError, match="a record is larger than the broker allows"):
+        run("large")
+    with pytest.raises(InvalidError, match="Invalid topic"):
+        run("topic")
+    with pytest.raises(TypeError, match="list of"):
+        run("headers")
+    assert len(run("large", **{"kafka.message.max.bytes": 3_000_000})) == 1
 
 
 def test_the_servers_of_a_configuration_are_not_touched() -> None:
