@@ -28,7 +28,6 @@ NOT_COMPARED = {
         "docs/quickstart.md",
         "$ python totals.py",
     ): "tests/spark/test_guide.py runs it, and compares its totals",
-    ("docs/quickstart.md", "$ rm -r .statemgr/state /tmp"): "a restart of that program; its log was copied from a run",
     ("docs/sizing.md", "1 producers,"): "a measurement, made once on a real broker",
     (
         "docs/spark.md",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Callable
@@ -148,13 +149,19 @@ def test_the_query_in_the_readme(pipeline: MakePipeline, tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_the_quickstart_on_spark(
-    pipeline: MakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pipeline: MakePipeline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """docs/quickstart.md: its program and its `job.toml`; a hundredth of its orders gives a hundredth of its totals."""
+    """docs/quickstart.md: its program and its `job.toml`; a hundredth of its orders gives a hundredth of its totals. A
+    restart without anything on the machine logs what the page shows, and prints the last batch again."""
     job = pipeline(tasks=4, partitions=4)
     (program,) = blocks("docs/quickstart.md", "## The same on Spark")
     (settings,) = blocks("docs/quickstart.md", "## The same on Spark", "toml")
     (table,) = blocks("docs/quickstart.md", "## The same on Spark", "text")
+    again = blocks("docs/quickstart.md", "## The same on Spark", "console")[-1]
     for old, new in {
         "127.0.0.1:9092": job.kafka.bootstrap_servers,
         "/tmp/totals": str(tmp_path),
@@ -164,18 +171,39 @@ def test_the_quickstart_on_spark(
     }.items():
         assert old in settings + program
         settings, program = settings.replace(old, new), program.replace(old, new)
+    settings += f'[state]\ndir = "{tmp_path}/state"\n'  # the workers of the shared session run in another directory
     (tmp_path / "job.toml").write_text(settings, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     totals = {name: (int(count) // 100, int(amount) // 100) for name, count, amount in _ROW.findall(table)}
     assert len(totals) == 8
     producer = Producer({"bootstrap.servers": job.kafka.bootstrap_servers})
-    for name, (count, amount) in totals.items():
-        for rest in [amount - count + 1, *[1] * (count - 1)]:
-            producer.produce(job.topic, key=name, value=json.dumps({"amount": rest}))
-    assert producer.flush(60) == 0
 
-    capsys.readouterr()
-    exec(program, {"__name__": "__main__"})
-    printed = capsys.readouterr().out
-    assert "Sequence: 1\n" in printed
-    assert {name: (int(count), int(amount)) for name, count, amount in _ROW.findall(printed)} == totals
+    def send() -> None:
+        for name, (count, amount) in totals.items():
+            for part in [amount - count + 1, *[1] * (count - 1)]:
+                producer.produce(job.topic, key=name, value=json.dumps({"amount": part}))
+        assert producer.flush(60) == 0
+
+    def batches_printed() -> list[dict[str, tuple[int, int]]]:
+        capsys.readouterr()
+        exec(program, {"__name__": "__main__"})
+        parts = capsys.readouterr().out.split("Sequence: ")[1:]
+        return [{name: (int(count), int(amount)) for name, count, amount in _ROW.findall(part)} for part in parts]
+
+    send()
+    assert batches_printed() == [totals]
+    shutil.rmtree(tmp_path / "state")
+    shutil.rmtree(tmp_path / "location")
+    send()
+    with caplog.at_level(logging.INFO, logger="spark_integration"):
+        caplog.clear()
+        doubled = {name: (2 * count, 2 * amount) for name, (count, amount) in totals.items()}
+        assert batches_printed() == [totals, doubled]
+    said = "\n".join(f"{record.name}: {record.getMessage()}" for record in caplog.records)
+    for line in re.findall(" INFO (.*)", again):
+        assert _without_numbers(line) in _without_numbers(said.replace(job.topic, "totals")), said
+
+
+def _without_numbers(text: str) -> str:
+    """Lines of the log without what differs from run to run."""
+    return re.sub(r"\d[\d.]*( [KMG]?i?B\b)?", "0", text)
