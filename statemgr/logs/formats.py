@@ -34,7 +34,8 @@ class TextFormat(logging.Formatter):
 
 class JsonFormat(logging.Formatter):
     """One JSON object on each line: ``time`` (ISO 8601, UTC), ``level``, ``logger``, ``event``, ``message``, ``job``,
-    ``task``, ``store``, the fields of the event, and ``traceback``. What is not known is null.
+    ``task``, ``store``, the fields of the event, and ``traceback``. What is not known is null. A field
+    that JSON cannot show is text, as Python shows it.
 
     Args:
         job: the name of the job, for lines that do not name one.
@@ -61,7 +62,20 @@ class JsonFormat(logging.Formatter):
             record.exc_text = self.formatException(record.exc_info)
         if record.exc_text:
             line["traceback"] = record.exc_text
-        return json.dumps(line, ensure_ascii=False, default=str)
+        # in ASCII, so that no encoding of the stream and no line separator of Unicode can break the line
+        try:
+            return json.dumps(line, default=str, allow_nan=False)
+        except (TypeError, ValueError):  # a field of the application with keys that are no text, NaN, or a cycle
+            return json.dumps({name: _plain(value) for name, value in line.items()}, default=str)
+
+
+def _plain(value: object) -> object:
+    """The value if JSON has it, else as Python shows it."""
+    try:
+        json.dumps(value, default=str, allow_nan=False)
+    except (TypeError, ValueError):
+        return repr(value)
+    return value
 
 
 def _where(record: logging.LogRecord) -> dict[str, str]:

@@ -106,6 +106,24 @@ def test_where_is_found_in_the_arguments() -> None:
     assert as_json(record("could not be deleted"))["event"] == "failed"
 
 
+def test_every_record_is_one_line_of_json() -> None:
+    """Separators of lines, lone surrogates, NaN, keys that are no text, and cycles, in any encoding of the stream."""
+    cycle: dict[str, object] = {}
+    cycle["self"] = cycle
+    fields = {"offsets": {("orders", 0): 5}, "ratio": float("nan"), "cycle": cycle}
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    for name, value in fields.items():
+        line = JsonFormat("orders").format(record("é\n\u2028\x85 \udcff", seconds=1.5, **{name: value}))
+        assert len(line.encode("ascii").splitlines()) == len(line.splitlines()) == 1
+        found = json.loads(line, parse_constant=refuse)
+        assert found["message"] == "é\n\u2028\x85 \udcff"
+        assert found[name] == repr(value)
+        assert (found["seconds"], found["task"]) == (1.5, None)
+
+
 def test_a_traceback_stays_in_its_line() -> None:
     """In JSON it is a member; in text it follows the line."""
     try:
