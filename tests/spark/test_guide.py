@@ -207,3 +207,38 @@ def test_the_quickstart_on_spark(
 def _without_numbers(text: str) -> str:
     """Lines of the log without what differs from run to run."""
     return re.sub(r"\d[\d.]*( [KMG]?i?B\b)?", "0", text)
+
+
+@pytest.mark.long
+def test_a_processor_and_its_state(pipeline: MakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/spark.md: the query with the processor, and the line that reads the state of one user."""
+    job = pipeline(tasks=2, partitions=1)
+    write_toml(job.config, tmp_path / "job.toml")
+    monkeypatch.chdir(tmp_path)
+    producer = Producer({"bootstrap.servers": job.kafka.bootstrap_servers})
+    for user in ("ann", "bob", "ann"):
+        producer.produce(job.topic, key=user, value="home")
+    assert producer.flush(60) == 0
+    (program,) = blocks("docs/spark.md", "## Processors")
+    for old, new in {
+        "file:///data/location": job.location.as_uri(),
+        ".start()": ".trigger(availableNow=True).start()",
+    }.items():
+        assert old in program
+        program = program.replace(old, new)
+    written: list[Row] = []
+    names: dict[str, Any] = {
+        "__name__": "__main__",  # its class is shipped by value
+        "spark": job.spark,
+        "rows": lambda offsets: job.rows(offsets).selectExpr("cast(key as string) user", "cast(value as string) page"),
+        "write": lambda df, sequence: written.extend(df.collect()),
+    }
+    exec(program, names)
+    names["query"].awaitTermination()
+    assert sorted(written) == [Row(user="ann", visits=2), Row(user="bob", visits=1)]
+
+    (reading,) = blocks("docs/spark.md", "## Looking at state")
+    start, end = reading.index("totals = "), reading.index("visits = ")
+    reading = reading[:start] + reading[end:]  # tests/spark/test_reading.py runs the lines between
+    exec(reading.replace('"job.toml"', repr(str(tmp_path / "job.toml"))), names)
+    assert [(row.key.user, row.value["count"]) for row in names["visits"].collect()] == [("ann", 2)]
