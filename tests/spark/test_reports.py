@@ -74,7 +74,7 @@ def test_every_number_of_a_batch(
         for number, (second, key) in enumerate(times)
     ]
     processor = CountingOnce(tmp_path / "failed")
-    caplog.set_level(logging.INFO, logger="spark_integration.observing")
+    caplog.set_level(logging.INFO, logger="spark_integration")
     listener, removed, added = Kept(), Kept(), threading.Event()
 
     def started(running: RunningQuery) -> None:
@@ -137,7 +137,7 @@ def test_every_number_of_a_batch(
     assert (shown["retries"], shown["tasks"][1]["restored"][0]["factory"]) == (1, "local")
     assert shown["slowest"] == reports[1].slowest.task  # type: ignore[union-attr]
 
-    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    lines = [record.getMessage() for record in caplog.records if getattr(record, "event", None) == "committed"]
     job_name = job.config.job_name
     assert [lines[0], lines[-1]] == [str(reports[0]), str(reports[2])]
     assert all(line.startswith(f"{job_name}: batch ") for line in lines)  # the second, after 30 s or at the close
