@@ -32,7 +32,6 @@ def _not_asked_for() -> list[Block]:
 
 
 @pytest.mark.parametrize("block", _not_asked_for(), ids=str)
-@pytest.mark.timeout(60)
 def test_a_program_that_no_other_test_asks_for_runs(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
