@@ -21,7 +21,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install docs demo bench test test-long journeys soak-spark test-all test-containers lint format dev-up dev-down release clean
+.PHONY: help install docs demo bench test test-long test-heavy journeys soak-spark test-all test-containers lint format dev-up dev-down release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' Makefile
@@ -38,10 +38,13 @@ bench: $(STAMP) ## Measure beside the references (PEERS=directory of harnesses, 
 	@$(BIN)/statemgr bench $(if $(PEERS),--peers $(call quoted,$(PEERS))) $(ARGS)
 
 test: $(STAMP) ## Run the tests on local servers, but for the long ones (PYTEST_ARGS=...)
-	@$(BIN)/python -m pytest $(PARALLEL) -m 'not long' $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not long and not heavy' $(PYTEST_ARGS)
 
 test-long: $(STAMP) ## Run the long tests: full crash matrices, several brokers, long properties
-	@STATEMGR_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(PARALLEL) -m 'long or property' $(PYTEST_ARGS)
+	@STATEMGR_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(PARALLEL) -m '(long or property) and not heavy' $(PYTEST_ARGS)
+
+test-heavy: $(STAMP) ## Run the tests that take minutes and several JVMs, one after the other
+	@$(BIN)/python -m pytest -m heavy $(PYTEST_ARGS)
 
 journeys: $(STAMP) ## Adopt, move, rescale and roll back other software's jobs of a million keys (KEYS=n)
 	@STATEMGR_TEST_JOURNEY_KEYS=$(or $(KEYS),1000000) $(BIN)/python -m pytest -s tests/integration/test_journeys.py $(PYTEST_ARGS)

@@ -124,7 +124,7 @@ def test_the_summary_for_machines(kafka: KafkaServer, table: Path, tmp_path: Pat
     assert "seed 3" in done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.timeout(1800)
 def test_a_migration(kafka: KafkaServer, tmp_path: Path) -> None:
     """A running job through all stages and back, with a kill in each and another number of tasks: equal at the end."""

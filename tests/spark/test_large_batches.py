@@ -20,7 +20,7 @@ PAYLOAD = 128
 LIMIT = 450 * 1024 * 1024
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_five_million_rows_of_which_one_key_has_nearly_all(
     spark: SparkSession, kafka: KafkaServer, tmp_path: Path
 ) -> None:
