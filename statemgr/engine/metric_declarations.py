@@ -78,7 +78,8 @@ METRICS: dict[str, tuple[Declared, ...]] = {
     "failures": (
         _counter(
             "failures",
-            "Openings, commits, snapshots, batches and loops that failed. `kind` is the class of the error",
+            "Openings, commits, snapshots, batches and loops that failed. `kind` is the class of the error. If an "
+            "error ends the process, a scrape may come too late: the line `stopped` of the log has the final counts",
             "kind", most="41",
         ),
     ),

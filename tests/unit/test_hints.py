@@ -26,7 +26,9 @@ SOURCES = sorted([*(ROOT / "statemgr").rglob("*.py"), *(ROOT / "spark_integratio
 _KEYWORDS = {"hint", "fix", "fix_command"}
 _UNKNOWN = "…"
 #: What passes a hint on that another place made, and that is therefore collected there.
-_PASSED_ON = re.compile(r"\w+\.(hint|fix|fix_command)|(fix or )?error\.hint|hint|fix|data\['hint'\]|lines\[-1\].*")
+_PASSED_ON = re.compile(
+    r"\w+\.(hint|fix|fix_command)|(fix or )?error\.hint( or '')?|hint|fix|data\['hint'\]|lines\[-1\].*"
+)
 #: "statemgr" in a sentence, not as a command.
 _PROSE = {"again", "may", "where"}
 #: Options that nearly every command has.
