@@ -41,8 +41,6 @@ STEPS = [
 WAYS = [(SNAPSHOTS, "file"), (SNAPSHOTS, "s3"), (SEGMENTS, "file"), (SEGMENTS, "s3")]
 #: The others are in the long run.
 QUICK = [
-    ((Phase.COPY_BLOB, 3), (SEGMENTS, "s3")),
-    ((Phase.SWAP, 1), (SNAPSHOTS, "file")),
     ((Phase.COMMIT_TRANSACTION, 1), (SEGMENTS, "file")),
     ((Phase.ACKNOWLEDGED, 1), (SNAPSHOTS, "s3")),
 ]

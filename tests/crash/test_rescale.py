@@ -37,7 +37,7 @@ STEPS = {
     (Phase.COMMIT_TRANSACTION, 1): False,
     (Phase.ACKNOWLEDGED, 1): True,
 }
-QUICK = {(Phase.STORED, 1), (Phase.COMMIT_TRANSACTION, 1)}
+QUICK = {(Phase.COMMIT_TRANSACTION, 1)}
 #: Steps of an undo.
 UNDO_STEPS = {Phase.FENCE: False, Phase.SEND_CHECKPOINT: False, Phase.ACKNOWLEDGED: True}
 

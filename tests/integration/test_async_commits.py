@@ -262,6 +262,7 @@ def loop_job(kafka: KafkaServer, directory: Path, **more: object) -> tuple[JobCo
     return JobConfig.from_mapping(mapping | more), topic
 
 
+@pytest.mark.long
 def test_a_commit_that_lasts_is_left_out_then_holds_its_task_back(kafka: KafkaServer, tmp_path: Path) -> None:
     """A39: periodic commits that fall due beside one are left out; beyond the delay the task's input waits, the other
     task goes on, and no rebalance comes of it."""

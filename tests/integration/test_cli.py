@@ -453,6 +453,7 @@ def test_doctor_compares_the_layout_and_the_input_topics(run: Run, job: JobConfi
     assert (findings(result)["inputs"], findings(result)["group"]) == ({"ok"}, {"ok"}), result.output
 
 
+@pytest.mark.long
 def test_doctor_finds_that_the_group_may_not_be_read(run: Run, own_kafka: Callable[..., Any], tmp_path: Path) -> None:
     """A broker with an ACL on the group for somebody else."""
     broker = own_kafka(

@@ -117,6 +117,7 @@ def test_a_copy_is_exact_and_goes_its_own_way(
     assert "is not new" in refused.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [SNAPSHOTS, SEGMENTS])
 def test_the_server_copies_within_a_bucket(
     kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run, kind: str, monkeypatch: pytest.MonkeyPatch

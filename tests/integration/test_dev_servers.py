@@ -66,6 +66,7 @@ def test_the_shared_s3_server_keeps_objects_and_tags(s3: servers.S3Server) -> No
     client.close()
 
 
+@pytest.mark.long
 def test_servers_whose_starter_died_are_known(tmp_path: Path) -> None:
     """Ended between the start and the answer, `dev up` leaves a broker that `up` waits for and `down` stops."""
     code = "import sys; from statemgr_tools.dev import up; up(sys.argv[1], s3=False)"
@@ -85,6 +86,7 @@ def test_servers_whose_starter_died_are_known(tmp_path: Path) -> None:
     assert status(tmp_path).kafka_pid is None
 
 
+@pytest.mark.long
 def test_an_own_broker_keeps_its_data_over_a_kill_and_goes_on_after_a_pause(own_kafka) -> None:
     """Killed and started again, suspended and resumed: same address, same topics."""
     broker = own_kafka()
@@ -238,6 +240,7 @@ def test_progress_is_shown_where_its_output_is_no_terminal(tmp_path: Path) -> No
         down(tmp_path)
 
 
+@pytest.mark.long
 def test_an_installed_kafka_is_used_where_a_variable_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """KAFKA_HOME: the broker runs with its jars, and nothing is fetched."""
     libraries = tmp_path / "kafka" / "libs"

@@ -91,6 +91,7 @@ def test_a_flipped_bit_on_the_checkpoint_topic(own_kafka: Callable[..., KafkaBro
             assert error.where["offset"] == batch.offset
 
 
+@pytest.mark.long
 def test_a_flipped_bit_of_the_newest_checkpoint(own_kafka: Callable[..., KafkaBroker]) -> None:
     """FAULT 43: the newest record is never passed over for the one before it."""
     broker = own_kafka()
@@ -113,6 +114,7 @@ def test_a_flipped_bit_of_the_newest_checkpoint(own_kafka: Callable[..., KafkaBr
         assert refused.value.where["offset"] in (newest.offset, newest.offset - 1)
 
 
+@pytest.mark.long
 def test_a_flipped_bit_of_a_changelog(own_kafka: Callable[..., KafkaBroker], tmp_path: Path) -> None:
     """FAULT 43: a changelog whose log is damaged is refused with the place, and the next factory restores the state."""
     broker = own_kafka()

@@ -93,6 +93,7 @@ def test_a_lost_acknowledgement_of_a_publish_is_taken_over(
         assert totals(config, factory)[TASK] == {b"a": b"2", b"c": b"3"}
 
 
+@pytest.mark.long
 def test_a_lost_commit_that_another_owner_settles(
     own_kafka: Callable[..., KafkaBroker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

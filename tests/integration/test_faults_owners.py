@@ -189,7 +189,7 @@ def test_an_idle_owner_commits_as_if_nothing_had_happened(forgetful: KafkaServer
     ("phase", "slow"),
     [
         pytest.param(Phase.SEND_CHECKPOINT, False, marks=pytest.mark.long),
-        (Phase.COMMIT_TRANSACTION, False),
+        pytest.param(Phase.COMMIT_TRANSACTION, False, marks=pytest.mark.long),
         (Phase.COMMIT_TRANSACTION, True),
     ],
 )

@@ -50,6 +50,7 @@ def mapping_of(kafka: KafkaServer, directory: Path, **more: Any) -> dict[str, ob
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["file", "s3"])
 def test_blobs_without_descriptors(where: str, kafka: KafkaServer, s3: S3Server, tmp_path: Path) -> None:
     """FAULT 24: too many open files at a PUT or a GET: UnavailableError that names the limit, never a lost blob."""

@@ -17,6 +17,7 @@ def never(task: Task, message: Message) -> None:
     raise AssertionError("a message was given out")
 
 
+@pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_a_wrong_password_of_the_input_consumer_is_access_denied(

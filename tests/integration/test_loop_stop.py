@@ -59,6 +59,7 @@ def test_a_stop_and_a_commit_wait_for_one_message(kafka: KafkaServer, tmp_path: 
     assert sum(int(value) for value in state["totals"].values()) == done
 
 
+@pytest.mark.long
 def test_a_slow_member_stays_in_its_group(kafka: KafkaServer, tmp_path: Path, start: Start) -> None:
     """FAULT 56: messages that together take twice max.poll.interval.ms: nothing is taken away or read again."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")

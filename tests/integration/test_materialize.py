@@ -354,6 +354,7 @@ def test_an_unanswered_adoption_is_settled(config: JobConfig, tmp_path: Path) ->
     assert totals(config, BLOBS) == totals(config, CHANGELOG)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["directory", "s3"])
 def test_an_engine_adopts_for_all_tasks_at_once(kafka: KafkaServer, s3: S3Server, tmp_path: Path, where: str) -> None:
     """`acquire` publishes the adopted offers of all tasks in one transaction, before the first attempt."""

@@ -185,6 +185,7 @@ def test_a_file_of_windows_keeps_its_bytes(kafka: KafkaServer, tmp_path: Path, m
     assert job.file.read_bytes() == old.replace(one, one[:-1] + b', "blob-store"]')
 
 
+@pytest.mark.long
 def test_status_for_people_fits_on_a_screen(kafka: KafkaServer, tmp_path: Path) -> None:
     """Many tasks in the same place are one line, and those elsewhere another."""
     job = Job(kafka, tmp_path, stage=1, tasks=20)
@@ -377,6 +378,7 @@ def test_a_rollback_from_stage_4_goes_on_after_a_kill(
     assert job.run("verify").exit_code == 0
 
 
+@pytest.mark.long
 def test_a_rollback_from_stage_4_while_somebody_starts_the_job_again(kafka: KafkaServer, tmp_path: Path) -> None:
     """FAULT 61: a task that was done commits in stage 4, without its changelog. The command does not report success; a
     second run does."""

@@ -78,7 +78,7 @@ def stages(config: JobConfig) -> list[int]:
         pytest.param(3, 4, marks=pytest.mark.long),
         pytest.param(4, 3, marks=pytest.mark.long),
         pytest.param(3, 2, marks=pytest.mark.long),
-        (2, 1),
+        pytest.param(2, 1, marks=pytest.mark.long),
     ],
 )
 def test_old_and_new_members_side_by_side(kafka: KafkaServer, tmp_path: Path, old: int, new: int) -> None:

@@ -111,6 +111,7 @@ def test_a_difference_is_found_and_named(
     assert found["stores"][0]["differences"] == [{"key": key, "value_sizes": {"raw-topic": changelog, BLOBS: blobs}}]
 
 
+@pytest.mark.long
 def test_the_keys_that_differ_are_shown_to_people(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:
     """As many as asked for, and a verdict."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))

@@ -83,6 +83,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.long
 def test_a_link_in_place_of_any_level(kafka: KafkaServer, tmp_path: Path) -> None:
     """FAULT 49, invariant 16: a link to a directory with files of all our own names is refused with an error that names
     the place, or not used; nothing behind it is changed, and without it the job goes on."""

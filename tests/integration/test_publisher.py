@@ -222,6 +222,7 @@ def test_a_fenced_owner_learns_it_when_it_settles(own_kafka: Callable[..., Kafka
     assert [key for key, _ in committed(config, topic)][-2:] == [b"newer", b"newest"]
 
 
+@pytest.mark.long
 def test_a_restarted_broker_delays_a_commit_and_loses_nothing(own_kafka: Callable[..., KafkaBroker]) -> None:
     """The broker is killed inside the transaction and comes back (fault 15): published once, or retried."""
     broker = own_kafka()
@@ -235,6 +236,7 @@ def test_a_restarted_broker_delays_a_commit_and_loses_nothing(own_kafka: Callabl
     assert committed(config, topic) == [(b"a", b"v"), (b"b", b"v")]
 
 
+@pytest.mark.long
 def test_a_transaction_that_cannot_be_aborted_now_is_aborted_before_the_next(
     own_kafka: Callable[..., KafkaBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:

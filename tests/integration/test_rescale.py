@@ -202,7 +202,14 @@ def test_garbage_collection_collects_the_old_layout(
     assert "no earlier layout" in refused.stderr
 
 
-@pytest.mark.parametrize("backup", [DUAL, ("kafka-changelog",), ("blob-store",)], ids=["dual", "changelog", "blobs"])
+@pytest.mark.parametrize(
+    "backup",
+    [
+        pytest.param(DUAL, id="dual"),
+        pytest.param(("kafka-changelog",), id="changelog", marks=pytest.mark.long),
+        pytest.param(("blob-store",), id="blobs", marks=pytest.mark.long),
+    ],
+)
 def test_a_running_owner_is_fenced(
     kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +251,9 @@ def test_a_running_owner_is_fenced(
     fill(new, some_state(20, "more-"), 20)
 
 
-@pytest.mark.parametrize("backup", [DUAL, ("blob-store",)], ids=["dual", "blobs"])
+@pytest.mark.parametrize(
+    "backup", [pytest.param(DUAL, id="dual"), pytest.param(("blob-store",), id="blobs", marks=pytest.mark.long)]
+)
 def test_a_build_that_was_cut_off_continues(
     kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...]
 ) -> None:
@@ -347,6 +356,7 @@ def test_keys_that_no_partitioner_explains(kafka: KafkaServer, tmp_path: Path, r
     assert contents(alone)[1] == {"orders-0": 1}
 
 
+@pytest.mark.long
 def test_keys_that_quix_streams_wrote(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """They stay with the key of their message. A key that does not show it is refused, wherever it is."""
     config = job(kafka, tmp_path, 2, backup=("blob-store",))
@@ -367,6 +377,7 @@ def test_keys_that_quix_streams_wrote(kafka: KafkaServer, tmp_path: Path, run: R
         assert contents(written(tmp_path), task_name(task))[0] == dict.fromkeys(config.stores, of_task(task, 3))
 
 
+@pytest.mark.long
 def test_rows_that_were_written_for_the_old_tasks(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """Invariant 17, FAULT 51: rows that are not processed and whose keys belong to another task now; those whose keys
     stay are no reason, and neither is input that was processed."""
@@ -394,6 +405,7 @@ def test_rows_that_were_written_for_the_old_tasks(kafka: KafkaServer, tmp_path: 
     assert contents(written(tmp_path), "Partition 3")[1] == {}
 
 
+@pytest.mark.long
 def test_run_again_after_the_publish(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """A command that died between the publish and the configuration: the next one only writes the configuration.
     Until then, the job is refused, and the hint names the command; so does doctor's."""
@@ -412,6 +424,7 @@ def test_run_again_after_the_publish(kafka: KafkaServer, tmp_path: Path, run: Ru
     check(new, some_state(100), tmp_path / "other")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("undo", [False, True])
 def test_back_to_changelogs_after_a_rescale_on_blobs(
     kafka: KafkaServer, tmp_path: Path, run: Run, *, undo: bool
@@ -433,6 +446,7 @@ def test_back_to_changelogs_after_a_rescale_on_blobs(
     check(back, state, tmp_path / "back")
 
 
+@pytest.mark.long
 def test_one_rescale_at_a_time(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """Another one on this machine is refused while one runs; a changelog with records of others stops it."""
     config = job(kafka, tmp_path, 2)

@@ -150,6 +150,7 @@ def test_a_command_that_died_continues_elsewhere(kafka: KafkaServer, tmp_path: P
     check(rescaled(config, 3, nowhere).config, state, tmp_path / "other")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backup", [DUAL, ("blob-store",)], ids=["dual", "blobs"])
 def test_a_try_that_was_given_up_and_still_runs(kafka: KafkaServer, tmp_path: Path, backup: tuple[str, ...]) -> None:
     """Its blobs harm nobody. It may write to a changelog after the try that counts: then nothing is published, and the

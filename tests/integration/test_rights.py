@@ -147,6 +147,7 @@ def test_the_documented_rights_suffice(servers: tuple[SecuredKafka, SecuredS3], 
     assert all(found["Key"].startswith(own) for found in listed), "nothing is outside of the job's prefix"
 
 
+@pytest.mark.long
 def test_the_documented_rights_suffice_to_adopt(servers: tuple[SecuredKafka, SecuredS3], tmp_path: Path) -> None:
     """The rows of `adopt` and those of a job are enough to look at an older job, and to adopt it."""
     life = Life(servers, tmp_path, "adopted")

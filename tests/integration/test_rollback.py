@@ -159,6 +159,7 @@ def test_all_tasks_go_back_together(kafka: KafkaServer, tmp_path: Path, run: Run
     assert identity_of(config, 0, TASK) == identity_of(config, 0, OTHER)
 
 
+@pytest.mark.long
 def test_tasks_that_commit_one_by_one(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """Each task has IDs of its own: one goes back alone, or all to a checkpoint each; the other ones say how."""
     config = job(kafka, tmp_path, tasks=2)
@@ -302,6 +303,7 @@ def test_input_that_is_gone_is_reported(kafka: KafkaServer, tmp_path: Path, run:
     assert found["input_problems"] == [f"{name}-0 ends at offset 1 now, before 5"]
 
 
+@pytest.mark.long
 def test_on_s3_with_chains_in_blobs(kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run) -> None:
     """Long chains do not fit into the record: the chain alone is stored again, and later changes are not mistaken for
     those that were taken back when the newest snapshot is damaged."""
@@ -349,7 +351,7 @@ def test_a_failure_leaves_the_old_or_the_new_checkpoint(
     check_state(config, states[1])
 
 
-@pytest.mark.parametrize("kind", [SNAPSHOTS, SEGMENTS])
+@pytest.mark.parametrize("kind", [pytest.param(SNAPSHOTS, marks=pytest.mark.long), SEGMENTS])
 def test_a_tagged_checkpoint_outlives_retention_and_gc(kafka: KafkaServer, tmp_path: Path, run: Run, kind: str) -> None:
     """Commits carry the tag on, also of later owners; clean-up and gc leave its blobs; one can go back to it. Released,
     the next commit drops it and deletes what only it needed."""

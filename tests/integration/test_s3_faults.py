@@ -172,6 +172,7 @@ def test_a_body_without_a_length_is_read(store: RetryingBlobStore, proxy: S3Prox
     assert read(store, "a/b") == data
 
 
+@pytest.mark.long
 def test_a_body_below_the_floor_ends_at_the_deadline(
     settings: dict[str, object], store: RetryingBlobStore, proxy: S3Proxy
 ) -> None:

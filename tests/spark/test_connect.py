@@ -26,6 +26,7 @@ from tests.spark.test_tables import rates_job
 MakePipeline = Callable[..., Pipeline]
 
 
+@pytest.mark.long
 def test_connect_is_refused_before_anything_is_taken_over(kafka: KafkaServer, tmp_path: Path) -> None:
     """The input is a real client's, whose server does not exist: it is not asked, and no owner is fenced."""
     pytest.importorskip("grpc")
@@ -105,6 +106,7 @@ def test_a_query_without_the_jvm(pipeline: MakePipeline) -> None:
     assert job.state("blob-store") == job.outputs.counts() == job.produced
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("without_jvm")
 def test_what_needs_the_jvm_is_refused(pipeline: MakePipeline, tmp_path: Path) -> None:
     """Spark's file sink at the start; an operator with state at the first batch, which publishes nothing."""

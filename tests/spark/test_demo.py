@@ -209,6 +209,7 @@ def test_terminated_while_its_broker_starts(
     assert not psutil.pid_exists(broker) or psutil.Process(broker).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.long
 def test_hung_up_while_the_pipeline_runs(
     started: Callable[..., subprocess.Popen[bytes]], kafka: KafkaServer, table: Path, tmp_path: Path
 ) -> None:

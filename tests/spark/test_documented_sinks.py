@@ -31,6 +31,7 @@ def documented(directory: Path) -> Sink:
     return sink
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sink", ["documented", "demo"])
 def test_a_sink_delivers_a_sequence_once(spark: SparkSession, tmp_path: Path, sink: str) -> None:
     """FAULT 42: a sequence that is given again, an older one with other rows, and one that fails half way."""
@@ -47,6 +48,7 @@ def test_a_sink_delivers_a_sequence_once(spark: SparkSession, tmp_path: Path, si
     assert _delivered(spark, tmp_path) == {1: 1, 2: 2, 4: 4}
 
 
+@pytest.mark.long
 def test_a_database_gets_a_sequence_once(spark: SparkSession, tmp_path: Path) -> None:
     """docs/spark.md: a sequence that is given again, an older one, and one that fails half way."""
     (program,) = blocks("docs/spark.md", "### foreachBatch")

@@ -82,6 +82,7 @@ def seconds_of(time: datetime) -> float:
     return (time.astimezone(UTC) - BEGIN).total_seconds()
 
 
+@pytest.mark.long
 def test_windows_are_counted_when_they_close(pipeline: MakePipeline) -> None:
     """As plain Python counts them, though rows come out of order, and in several batches; a row that is too late is
     reported, and counts nowhere."""

@@ -298,7 +298,8 @@ def test_timeouts_of_event_time_as_on_spark(pipeline: MakePipeline) -> None:
     assert not different(found, expected, EVENT_TIME)
 
 
-@pytest.mark.parametrize("timeout", ["none", pytest.param("ProcessingTime", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("timeout", ["none", "ProcessingTime"])
 def test_frames_of_a_group_that_is_split(pipeline: MakePipeline, timeout: str) -> None:
     """A group that is larger than a record batch comes in several frames, and its state is kept once."""
     many = Case(counts, [[("a", n) for n in range(25)]])

@@ -63,6 +63,7 @@ def test_the_first_query(
     assert run() == {2: second, 3: {word: 3 * count for word, count in counts.items()}}
 
 
+@pytest.mark.long
 def test_a_function_of_your_own(pipeline: MakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The query, its output in a directory for each sequence, and the listener."""
     job = pipeline(tasks=2)

@@ -134,9 +134,8 @@ def test_event_time_goes_on_once_after_the_watermark_has_moved(pipeline: MakePip
     assert batches == comparison.on_spark(Events(), SEEN, "EventTime")
 
 
-@pytest.mark.parametrize(
-    "lost", [pytest.param(False, id="kept"), pytest.param(True, id="lost", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("lost", [pytest.param(False, id="kept"), pytest.param(True, id="lost")])
 def test_an_idle_batch_that_is_interrupted_runs_again(pipeline: MakePipeline, tmp_path: Path, lost: bool) -> None:
     """Before its publish, and after it before its output: with the same time and rows if the location is kept. If it
     is lost, the timer still fires once."""
@@ -174,6 +173,7 @@ def test_an_idle_batch_that_is_interrupted_runs_again(pipeline: MakePipeline, tm
     assert len(set(times)) == (2 if lost else 1)
 
 
+@pytest.mark.long
 def test_the_trigger_available_now_ends(pipeline: MakePipeline, tmp_path: Path) -> None:
     """It reads its input in batches of the size that was asked for, and a start without input makes one batch."""
     comparison = Comparison(pipeline(tasks=2, partitions=1), rows_per_batch=2)

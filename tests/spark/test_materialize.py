@@ -27,6 +27,7 @@ def commit_all(config: JobConfig, items: dict[bytes, bytes | None], number: int)
         manager.publish([attempt(config, epoch, task, items, number) for task in TASKS])
 
 
+@pytest.mark.long
 def test_executors_build_the_first_snapshots(spark: SparkSession, kafka: KafkaServer, tmp_path: Path) -> None:
     """One Spark task for each task and store; a task that is open goes on committing; the job adopts all offers. The
     call of docs/migrating.md, a second one, builds nothing."""

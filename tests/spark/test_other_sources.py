@@ -46,7 +46,8 @@ class Files:
         return self.job.query().input(rows)
 
 
-@pytest.mark.parametrize("with_kafka", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("with_kafka", [False, True])
 def test_files_are_counted_once(pipeline: MakePipeline, tmp_path: Path, *, with_kafka: bool) -> None:
     """Failures before and after the publish; a location that is lost, or older."""
     job = pipeline(tasks=2, backup=DUAL)

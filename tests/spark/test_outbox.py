@@ -127,6 +127,7 @@ def test_a_batch_replayed_after_its_publish_gives_the_same_rows_again(pipeline: 
     assert job.state("blob-store") == job.outputs.counts() == job.produced
 
 
+@pytest.mark.long
 def test_output_cut_off_before_the_location_was_lost_is_given_at_the_next_start(pipeline: MakePipeline) -> None:
     """Published, the output failed, the location is gone: no Spark replay can come, so the start itself gives it."""
     job = pipeline()
@@ -224,6 +225,7 @@ class Unavailable:
         yield from count(batches, stores, context)
 
 
+@pytest.mark.long
 def test_a_retryable_error_is_retried_by_spark_and_typed_when_it_stays(pipeline: MakePipeline, tmp_path: Path) -> None:
     """Once: the second attempt succeeds. Every time: the query ends with the worker's own error, names and hint."""
     job = pipeline()

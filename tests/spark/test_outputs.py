@@ -71,7 +71,7 @@ def job(pipeline: MakePipeline) -> Pipeline:
     return made
 
 
-@pytest.mark.parametrize("phase", [Phase.COMMIT_TRANSACTION, Phase.OUTPUT])
+@pytest.mark.parametrize("phase", [Phase.COMMIT_TRANSACTION, pytest.param(Phase.OUTPUT, marks=pytest.mark.long)])
 def test_records_for_kafka_are_sent_with_the_state(job: Pipeline, phase: Phase) -> None:
     """Killed before the commit of the transaction and after it: a consumer sees each change once."""
     topic = job.kafka.fresh_name("out")
@@ -105,6 +105,7 @@ def test_records_for_kafka_are_sent_with_the_state(job: Pipeline, phase: Phase) 
     assert added([(told["key"], told["change"]) for _, told in sent]) == job.produced
 
 
+@pytest.mark.long
 def test_what_is_no_record_is_refused_at_the_start(pipeline: MakePipeline) -> None:
     """Before the job is taken over, by the name of the column; a topic that does not exist publishes nothing."""
     job = pipeline(tasks=2, partitions=1, task__commit__timeout__ms=4000)
@@ -129,6 +130,7 @@ def test_what_is_no_record_is_refused_at_the_start(pipeline: MakePipeline) -> No
     assert seen[0][0] == 1, "nothing was published before"
 
 
+@pytest.mark.long
 def test_files_and_tables_hold_each_sequence_once(job: Pipeline, tmp_path: Path, spark: SparkSession) -> None:
     """A query writes files, and the next one, at a lost location, a table; each adds up to the input."""
     path = str(tmp_path / "out put")

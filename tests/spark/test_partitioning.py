@@ -64,6 +64,7 @@ def test_each_task_sees_its_own_partition_only(pipeline: MakePipeline) -> None:
     assert job.outputs.calls[0][1] == [("Partition 0", 0, ""), ("Partition 1", 1, "")]
 
 
+@pytest.mark.long
 def test_a_topic_that_grew(pipeline: MakePipeline) -> None:
     """New partitions are read from their beginning; at a new location they must be named, and the error says so."""
     job = pipeline(partitions=1)

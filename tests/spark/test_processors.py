@@ -199,6 +199,7 @@ class Once(StatefulProcessor):
         pass
 
 
+@pytest.mark.long
 def test_a_batch_that_runs_again_sees_the_same_time(comparison: Comparison) -> None:
     """So expiries are the same, also when the query was started again in between."""
     comparison.produce([{"id": "a", "n": 1}])
@@ -224,6 +225,7 @@ class Declaring(Counting):
         self.state = handle.getValueState("count", StructType([*self.columns]))
 
 
+@pytest.mark.long
 def test_a_schema_that_changes(comparison: Comparison) -> None:
     """One that Avro's rules resolve goes on; another is refused before a batch starts, and publishes nothing."""
     count, note = StructField("count", LongType()), StructField("note", StringType())

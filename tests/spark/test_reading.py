@@ -115,6 +115,7 @@ def test_the_columns_of_every_serde_from_every_backend(kafka: KafkaServer, tmp_p
         assert (found.count(), found.rdd.getNumPartitions()) == (20, 1)
 
 
+@pytest.mark.long
 def test_checkpoints_and_the_changes_between_them(kafka: KafkaServer, tmp_path: Path, read: Read) -> None:
     """Every retained checkpoint, what it had, and each key that differs, with both values."""
     config = a_job(kafka, tmp_path, {"json": STORES["json"]})
@@ -148,9 +149,17 @@ def test_checkpoints_and_the_changes_between_them(kafka: KafkaServer, tmp_path: 
     ("store", "condition", "pushed", "taken", "shown"),
     [
         ("bytes", "key >= x'30303038'", [GreaterThanOrEqual(("key",), bytearray(b"0008"))], range(8, 40), range(8, 40)),
-        ("json", "key LIKE 'ä-000%'", [StringStartsWith(("key",), "ä-000")], range(10), range(10)),
-        ("msgpack", "key > 5 AND key < 8", [GreaterThan(("key",), 5), LessThan(("key",), 8)], range(25, 29), (26, 27)),
-        ("msgpack", "key IN (-20, -17)", [In(("key",), (-20, -17))], range(4), (0, 3)),
+        pytest.param(
+            "json", "key LIKE 'ä-000%'", [StringStartsWith(("key",), "ä-000")], range(10), range(10),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "msgpack", "key > 5 AND key < 8", [GreaterThan(("key",), 5), LessThan(("key",), 8)], range(25, 29),
+            (26, 27), marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "msgpack", "key IN (-20, -17)", [In(("key",), (-20, -17))], range(4), (0, 3), marks=pytest.mark.long
+        ),
     ],
 )  # fmt: skip
 def test_a_filter_reads_only_its_range(
@@ -208,6 +217,7 @@ class Everything(StatefulProcessor):
         yield Row(n=len(numbers))
 
 
+@pytest.mark.long
 def test_the_variables_of_a_processor(pipeline: Callable[..., Pipeline], read: Read) -> None:
     """Each variable with the types that the processor declared, and the timers. A filter on the key finds it."""
     job = pipeline(tasks=2)

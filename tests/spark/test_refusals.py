@@ -45,6 +45,7 @@ def test_other_ends_of_a_published_batch(pipeline: MakePipeline) -> None:
     assert job.outputs.calls == []
 
 
+@pytest.mark.long
 def test_an_older_checkpoint_location(pipeline: MakePipeline) -> None:
     """A location restored from an old copy would count rows twice; the error says which partition is where."""
     job = pipeline(partitions=1)
@@ -85,6 +86,7 @@ def test_an_input_topic_that_was_created_again(pipeline: MakePipeline, location:
         assert job.state("blob-store") == job.outputs.counts() == job.produced
 
 
+@pytest.mark.long
 def test_an_input_topic_that_is_created_again_while_the_query_runs(pipeline: MakePipeline) -> None:
     """FAULT 51: the next batch ends the query, and publishes nothing."""
     job = pipeline(tasks=2, partitions=1)
@@ -132,6 +134,7 @@ def test_a_kafka_partition_that_no_task_owns(pipeline: MakePipeline) -> None:
         job.run(job.query().partition_by_kafka_partition())
 
 
+@pytest.mark.long
 def test_rows_that_are_not_of_their_partition(pipeline: MakePipeline) -> None:
     """A column that is not Kafka's partition: beyond the tasks, or null, the worker refuses the row."""
     job = pipeline(tasks=3, partitions=3)
@@ -197,6 +200,7 @@ def broken(batches: Iterator[pa.RecordBatch], stores: object, context: object) -
     yield
 
 
+@pytest.mark.long
 def test_what_a_process_function_does_wrong(pipeline: MakePipeline) -> None:
     """Rows of another schema and no iterator are typed; an exception of the user's own is Spark's to report."""
     job = pipeline(tasks=2)

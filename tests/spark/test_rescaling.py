@@ -59,6 +59,7 @@ def test_more_tasks_while_an_executor_dies(
     check(done.config, state, tmp_path / "other")
 
 
+@pytest.mark.long
 def test_fewer_tasks(spark: SparkSession, kafka: KafkaServer, s3: S3Server, tmp_path: Path) -> None:
     """6 → 3 on S3; then the job has that many tasks already; errors keep their type."""
     blobs = job_mapping(kafka, tmp_path, tasks=6, s3=s3, kind=SEGMENTS, backup=BLOBS)

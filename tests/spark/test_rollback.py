@@ -16,6 +16,7 @@ from tests.jobs import DUAL, SEGMENTS
 from tests.spark.conftest import Pipeline
 
 
+@pytest.mark.long
 def test_a_query_goes_on_from_the_micro_batch_that_it_went_back_to(pipeline: Callable[..., Pipeline]) -> None:
     """The old location is refused. A new one repeats the output of that micro-batch, and then the rows after it."""
     job = pipeline(backup=DUAL, kind=SEGMENTS, task__checkpoint__retained=5)

@@ -15,6 +15,7 @@ from tests.spark.conftest import Pipeline
 MakePipeline = Callable[..., Pipeline]
 
 
+@pytest.mark.long
 def test_checkpoints_in_a_blob(pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a job of many tasks: workers fetch their own checkpoints, and the blob of a batch is gone after it."""
     monkeypatch.setattr("statemgr.engine.shared_checkpoints.INLINE_LIMIT", 0)

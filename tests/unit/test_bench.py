@@ -227,6 +227,7 @@ class _EchoHandler(BaseHTTPRequestHandler):
         """Nothing is logged."""
 
 
+@pytest.mark.long
 def test_a_plot_is_a_file_of_the_kind_that_its_name_says(tmp_path: Path) -> None:
     """Curves over numbers and over names."""
     pictures = [

@@ -12,6 +12,7 @@ import pytest
 _FIELDS = {"case", "value", "unit", "reference", "reference_value", "ratio", "target", "reached"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["store-calls", "restore-file"])
 def test_a_small_run_measures_both_sides(tmp_path: Path, case: str) -> None:
     """Every line has a value and a reference that was measured beside it; the work directory is left empty."""

@@ -76,6 +76,7 @@ def test_a_difference_in_the_last_digit_is_found(tmp_path: Path) -> None:
     assert len(differences(truth, Side("lost", {b"x": truth.tallies[b"x"]}))) == 1
 
 
+@pytest.mark.long
 def test_the_flights_have_their_known_totals() -> None:
     """336,776 flights, 350,217,607 miles, 4,152,200 minutes of delay with 8,255 missing."""
     total = recounted(recount(flights(("dep_delay", "distance")), ("dep_delay", "distance"))).total()

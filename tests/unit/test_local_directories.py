@@ -801,6 +801,7 @@ def test_lock_held_by_another_has_a_deadline(directories: StoreDirectories, root
         directories.find("s1")
 
 
+@pytest.mark.long
 def test_ten_thousand_files(directories: StoreDirectories) -> None:
     """Fault 32: many files go through adopt, find and clone."""
     files = {f"{i:06d}.sst": b"%d" % i for i in range(10_000)}
