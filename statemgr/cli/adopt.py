@@ -16,7 +16,7 @@ from statemgr.cli.options import DEFAULT_FILE, json_option, overrides
 from statemgr.cli.output import print_json, progress_bars, say
 from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
-from statemgr.model.origins import ORIGINS, CheckpointingOrigin
+from statemgr.model.origins import ORIGINS, CheckpointingOrigin, Raw
 
 if TYPE_CHECKING:
     from statemgr.backends.services import Services
@@ -145,6 +145,10 @@ def command(
         raise click.UsageError(f"--checkpoint-topic does not go with --from {origin}: its offsets are those of a group")
     if blobs and not isinstance(chosen, CheckpointingOrigin):
         raise click.UsageError(f"--blobs does not go with --from {origin}: it has no snapshots")
+    if not changelogs and isinstance(chosen, Raw):
+        raise click.UsageError(f"--from {origin} needs --changelog STORE=TOPIC: such changelogs have any name")
+    if not changelogs and not job and not checkpoint_topic:
+        raise click.UsageError("name the old job with --job, or its changelogs with --changelog STORE=TOPIC")
     if settle_s is None:
         settle_s = _SETTLE_CHECKPOINTS_S if isinstance(chosen, CheckpointingOrigin) else _SETTLE_S
     if init:

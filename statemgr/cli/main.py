@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -134,7 +134,7 @@ class CommandLine(click.Group):
             result = super().main(arguments, prog_name, standalone_mode=False, **extra)
             return result if isinstance(result, int) else 0
         except click.ClickException as error:
-            near = getattr(error, "possibilities", None) or ()
+            near = [*(getattr(error, "possibilities", None) or ()), *_choices(error)]
             error.message = _without_values(error.message, arguments, near)  # type: ignore[misc]
             error.show()
             return error.exit_code
@@ -155,10 +155,17 @@ class CommandLine(click.Group):
             return 1
 
 
+def _choices(error: click.ClickException) -> Iterator[str]:
+    """The words that the options of the command may have as values."""
+    context = getattr(error, "ctx", None)
+    for option in context.command.params if context is not None else ():
+        yield from getattr(option.type, "choices", ())
+
+
 def _without_values(message: str, arguments: Sequence[str], near: Iterable[str]) -> str:
     """A message of click's without the values from the command line: a mistyped option may show a password.
 
-    Names of options, numbers, and words that are nearly a command, or nearly what click suggests (``near``), stay.
+    Names of options, numbers, and words that are nearly a command, or nearly one of ``near``, stay.
     """
     from statemgr.config.secrets import MASK  # `--help` needs no configuration
 

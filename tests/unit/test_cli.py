@@ -394,6 +394,9 @@ def test_messages_show_numbers_and_hide_other_values(
         ["migrate", "advanse"],
         ["topics", "another-secret"],
         ["top", "--every", "a-secret"],
+        ["adopt", "--from", "kafka-stream"],
+        ["adopt", "--from", "raw", "--job", "orders"],
+        ["adopt", "--from", "quix"],
     ):
         monkeypatch.setattr(sys, "argv", ["statemgr", *arguments])
         with pytest.raises(SystemExit, match="2"):
@@ -402,5 +405,8 @@ def test_messages_show_numbers_and_hide_other_values(
     assert "0.0 is not in the range x>0" in shown
     assert "not a number such as 20k, 500GB" in shown
     assert "No such command 'advanse'. Did you mean 'advance'?" in shown
+    assert "'kafka-stream' is not one of 'kafka-streams'," in shown
+    assert "--from raw needs --changelog STORE=TOPIC" in shown
+    assert "name the old job with --job, or its changelogs" in shown
     assert "a-secret" not in shown
     assert "another-secret" not in shown

@@ -26,6 +26,7 @@ __all__ = [
     "OldRecord",
     "Origin",
     "Place",
+    "Raw",
     "Skip",
 ]
 
