@@ -27,10 +27,12 @@ def processes() -> Iterator[list[Process]]:
         process.kill()
 
 
+@pytest.mark.parametrize("strategy", ["range", pytest.param("cooperative-sticky", marks=pytest.mark.long)])
 def test_partitions_that_come_and_go_during_their_restore(
-    kafka: KafkaServer, s3: S3Server, tmp_path: Path, processes: list[Process]
+    kafka: KafkaServer, s3: S3Server, tmp_path: Path, processes: list[Process], strategy: str
 ) -> None:
-    """FAULT 40: members join and leave while restores run: none ends, every row is counted once."""
+    """FAULT 40: members join and leave while restores run: none ends, every row is counted once. Also with a strategy
+    that takes partitions away one by one."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, PARTITIONS)
     config = JobConfig.from_mapping(
@@ -43,6 +45,7 @@ def test_partitions_that_come_and_go_during_their_restore(
             task__commit__ms=300,
             kafka__consumer__session__timeout__ms=6000,
             kafka__consumer__heartbeat__interval__ms=500,
+            kafka__consumer__partition__assignment__strategy=strategy,
         )
     )
     rows = {b"old%d" % number: b"0" for number in range(2000)}

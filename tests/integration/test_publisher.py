@@ -199,6 +199,7 @@ def test_a_lost_acknowledgement_is_settled(own_kafka: Callable[..., KafkaBroker]
     assert keys in ([b"before", b"unknown", b"after"], [b"before", b"after"])
 
 
+@pytest.mark.long
 def test_a_fenced_owner_learns_it_when_it_settles(own_kafka: Callable[..., KafkaBroker]) -> None:
     """While the outcome is unknown a newer owner opens: settling never fences it, and the older is fenced."""
     broker = own_kafka()

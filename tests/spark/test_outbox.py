@@ -24,7 +24,8 @@ def accepted(job: Pipeline) -> set[str]:
     return {content[b"!attempt"].decode() for content in job.contents().values()}
 
 
-@pytest.mark.parametrize("fetched_by", [pytest.param("driver", marks=pytest.mark.long), "executors"])
+@pytest.mark.long
+@pytest.mark.parametrize("fetched_by", ["driver", "executors"])
 def test_a_dropped_cached_block_does_not_change_the_output(
     pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch, fetched_by: str
 ) -> None:

@@ -452,7 +452,7 @@ def test_odd_values_are_configuration_errors(key: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a = " + "[" * 100_000, "a = " + "9" * 5000, "a.b" * 20_000 + " = 1", "a = 1e999999", "\0", 'a = "\\ud800"',
+    ["a = " + "[" * 100_000, "a = " + "9" * 5000, "a.b" * 5000 + " = 1", "a = 1e999999", "\0", 'a = "\\ud800"',
      ".".join("a" * 5000) + " = 1", "[" + ".".join("a" * 5000) + "]", "a = {" + "a = {" * 5000, "d = 0000-00-00"],
     ids=lambda _: "odd",
 )  # fmt: skip

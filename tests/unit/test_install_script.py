@@ -57,6 +57,7 @@ def test_a_python_without_ensurepip_is_one_clear_line(tmp_path: Path) -> None:
     assert "apt install python3-venv" in _install(tmp_path, _WITHOUT_VENV)
 
 
+@pytest.mark.long
 def test_no_network_is_one_clear_line(tmp_path: Path) -> None:
     """An index that cannot be reached is told from a dependency that cannot be had."""
     settings = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_NO_CACHE_DIR": "1"}
