@@ -1,6 +1,6 @@
-"""Rewrites the table of metrics in docs/operations.md, between its two marks.
+"""Rewrites the table of metrics in docs/monitoring.md, between its two marks.
 
-``python scripts/metrics_table.py docs/operations.md``
+``python scripts/metrics_table.py docs/monitoring.md``
 """
 
 from __future__ import annotations

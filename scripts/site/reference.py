@@ -122,7 +122,7 @@ def metrics_page() -> str:
         [
             "# Metrics",
             "",
-            "The metrics that a process with `metrics.port` serves. [Operations](../operations.md#metrics) says which",
+            "The metrics that a process with `metrics.port` serves. [Monitoring](../monitoring.md#metrics) says which",
             "to watch.",
             "",
             "| metric | kind | labels | meaning |",

@@ -1,4 +1,4 @@
-"""Every metric that a process of a job serves, declared once. ``docs/operations.md`` has the table of them.
+"""Every metric that a process of a job serves, declared once. ``docs/monitoring.md`` has the table of them.
 
 All have the label ``job``. ``most`` bounds the number of series of a process: what the product is made of.
 """

@@ -1,7 +1,7 @@
 """OpenTelemetry spans of commits, publishes, restores and snapshots, with a child for each phase.
 
 Needs ``opentelemetry-api`` (``pip install 'statemgr[otel]'``). Without it, or in an application that has configured no
-tracer provider, nothing is recorded. ``docs/operations.md`` describes the spans.
+tracer provider, nothing is recorded. ``docs/monitoring.md`` describes the spans.
 
 A phase has a span from its announcement to the next one about the same store or task. A few phases are moments: they
 become events of the flow's span.

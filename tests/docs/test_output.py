@@ -36,8 +36,8 @@ def test_the_error_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_log_of_the_page(caplog: pytest.LogCaptureFixture) -> None:
-    """docs/operations.md: a loop says the same in the same order; times, sizes and numbers differ."""
-    (documented,) = blocks("docs/operations.md", "## Logs", "text")
+    """docs/monitoring.md: a loop says the same in the same order; times, sizes and numbers differ."""
+    (documented,) = blocks("docs/monitoring.md", "## Logs", "text")
 
     def count(task: Task, message: object) -> None:
         task.store("totals").put(b"key", b"1")

@@ -61,8 +61,8 @@ def test_both_ways_to_write_a_key_mean_the_same() -> None:
 
 
 def test_the_stateful_set_fits_the_service() -> None:
-    """docs/operations.md: its names and ports fit together, and its probes are pages that a service answers."""
-    (text,) = blocks("docs/operations.md", "## Health and readiness", "yaml")
+    """docs/monitoring.md: its names and ports fit together, and its probes are pages that a service answers."""
+    (text,) = blocks("docs/monitoring.md", "## Health and readiness", "yaml")
     found = yaml.safe_load(text)
     assert (found["apiVersion"], found["kind"]) == ("apps/v1", "StatefulSet")
     template = found["spec"]["template"]

@@ -62,7 +62,7 @@ def test_the_pages_say_what_is_wrong(metrics: Metrics) -> None:
     assert page(port, "/healthz")[0] == 200
     assert page(port, "/readyz") == (503, {"ready": False, "open": 1, "restoring": ["Partition 3"], "why": []})
     now[0] = Condition(restoring=("Partition 7",), open=3)
-    (documented,) = blocks("docs/operations.md", "## Health and readiness", "json")
+    (documented,) = blocks("docs/monitoring.md", "## Health and readiness", "json")
     assert page(port, "/readyz") == (503, json.loads(documented))
     now[0] = Condition(open=2)
     assert page(port, "/readyz") == (200, {"ready": True, "open": 2, "restoring": [], "why": []})

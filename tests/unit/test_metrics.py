@@ -183,9 +183,9 @@ def test_a_consumer_loop() -> None:
 
 
 def test_every_metric_is_declared_and_the_page_has_them() -> None:
-    """The table in docs/operations.md is what `python scripts/metrics_table.py docs/operations.md` makes of it, and a
+    """The table in docs/monitoring.md is what `python scripts/metrics_table.py docs/operations.md` makes of it, and a
     process serves nothing else."""
-    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     assert runpy.run_path(str(ROOT / "scripts" / "metrics_table.py"))["with_table"](page) == page
     metrics = made()
     known = {metric.name: (metric.kind, metric.text) for metric in declared()}

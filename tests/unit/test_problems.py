@@ -170,7 +170,7 @@ def test_the_runbook_has_a_section_for_each_fault_in_its_order_and_names_what_ex
     docs = Path(__file__).parents[2] / "docs"
     runbook = (docs / "runbook.md").read_text()
     assert re.findall(r"^## (.+)$", runbook, re.MULTILINE) == [fault.title for fault in Fault]
-    known = set(re.findall(r"^\| `(statemgr_\w+)`", (docs / "operations.md").read_text(), re.MULTILINE))
+    known = set(re.findall(r"^\| `(statemgr_\w+)`", (docs / "monitoring.md").read_text(), re.MULTILINE))
     assert set(re.findall(r"`(statemgr_\w+)", runbook)) <= known
     for section in runbook.split("\n## ")[1:-1]:
         assert "\nWhat to do:\n\n1. " in section

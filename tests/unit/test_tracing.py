@@ -157,10 +157,10 @@ def test_spans_of_a_loop(spans: Any) -> None:
 
 
 def test_the_program_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/operations.md: its provider sends the spans of a job to the collector that the environment names."""
+    """docs/monitoring.md: its provider sends the spans of a job to the collector that the environment names."""
     trace = pytest.importorskip("opentelemetry.trace")
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
-    (program,) = blocks("docs/operations.md", "## Traces")
+    (program,) = blocks("docs/monitoring.md", "## Traces")
     received: list[bytes] = []
 
     class Collector(BaseHTTPRequestHandler):
