@@ -37,8 +37,7 @@ def stored(config: JobConfig) -> int:
     return total
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", [SNAPSHOTS, SEGMENTS])
+@pytest.mark.parametrize("kind", [SNAPSHOTS, pytest.param(SEGMENTS, marks=pytest.mark.long)])
 def test_compression_comes_and_goes(kafka: KafkaServer, s3: S3Server, tmp_path: Path, kind: str) -> None:
     """Issue 4, A.6: recorded per blob, so that what was stored either way is restored together, and kept."""
     plain = JobConfig.from_mapping(

@@ -91,7 +91,6 @@ def test_a_flipped_bit_on_the_checkpoint_topic(own_kafka: Callable[..., KafkaBro
             assert error.where["offset"] == batch.offset
 
 
-@pytest.mark.long
 def test_a_flipped_bit_of_the_newest_checkpoint(own_kafka: Callable[..., KafkaBroker]) -> None:
     """FAULT 43: the newest record is never passed over for the one before it."""
     broker = own_kafka()

@@ -29,8 +29,7 @@ def with_rows(job: Pipeline) -> dict[int, list[tuple[object, ...]]]:
     return {sequence: rows for sequence, rows in job.outputs.calls if rows}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", [SNAPSHOTS, SEGMENTS])
+@pytest.mark.parametrize("kind", [pytest.param(SNAPSHOTS, marks=pytest.mark.long), SEGMENTS])
 def test_a_query_without_input_repairs_what_is_damaged(pipeline: MakePipeline, kind: str) -> None:
     """FAULT 45, invariant 12: no micro-batch comes; the driver repairs, and gives no row a second sequence number."""
     job = pipeline(backup=DUAL, restore=("kafka-changelog",), kind=kind)

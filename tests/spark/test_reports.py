@@ -60,7 +60,6 @@ def newest_tables(state: Path) -> int:
     return sum(table.stat().st_size for copy in copies for table in copy.glob("*.sst"))
 
 
-@pytest.mark.long
 def test_every_number_of_a_batch(
     pipeline: Callable[..., Pipeline], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
