@@ -138,7 +138,10 @@ class CommandLine(click.Group):
             error.message = _without_values(error.message, arguments, near)  # type: ignore[misc]
             error.show()
             return error.exit_code
-        except click.Abort:
+        except (click.Abort, SystemError) as error:
+            # the Kafka client turns an interrupt within its code into a SystemError
+            if isinstance(error, SystemError) and not isinstance(error.__cause__, KeyboardInterrupt):
+                raise
             show_error("interrupted")
             return _INTERRUPTED
         except StatemgrError as error:

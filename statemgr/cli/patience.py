@@ -53,6 +53,11 @@ class Patient(Generic[T]):
             waiting_s = None if self._began_s is None else self._clock.monotonic() - self._began_s
             return Answer(self._answer.value, self._answer.error, waiting_s)
 
+    def ends_within(self, wait_s: float) -> bool:
+        """Wait for the read that is running. Returns: whether none runs any more."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._began_s is None, wait_s)
+
     def _run(self) -> None:
         try:
             answer: Answer[T] = Answer(self._read())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,6 @@ import click
 
 from statemgr.cli.options import Call, job_options
 from statemgr.cli.output import console, describe, moment, print_json
-from statemgr.errors import StatemgrError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Lines of the screen that are not rows of the table.
 _FRAME = 7
+#: Seconds for the reading that is running at Ctrl-C.
+_LAST_S = 0.5
 #: As ``statemgr.cli.overview.ORDERS``, which this module loads only when it runs.
 _ORDERS = ("lag", "age", "task")
 
@@ -41,12 +43,14 @@ def command(call: Call, once: bool, order: str, interval: float) -> None:
     was published. Above the tasks are the faults that were found; docs/runbook.md says what to do about each. Tasks
     with a problem come first.
     """
-    from contextlib import closing
+    from contextlib import ExitStack, closing
 
     from statemgr.cli.diagnosis import Diagnosis
     from statemgr.cli.overview import JobMonitor
 
-    with JobMonitor(call.config) as monitor, closing(Diagnosis(monitor)) as diagnosis:
+    with ExitStack() as clients:
+        monitor = clients.enter_context(JobMonitor(call.config))
+        diagnosis = clients.enter_context(closing(Diagnosis(monitor)))
         if call.as_json or once or not console().is_terminal:
             found = monitor.overview(call.tasks)
             wrong = diagnosis.problems(found)
@@ -55,29 +59,43 @@ def command(call: Call, once: bool, order: str, interval: float) -> None:
             else:
                 console().print(_shown(found, wrong, found.ordered(order)))
             return
-        _refresh(monitor, diagnosis, call.tasks, order, interval)
+        if not _refresh(monitor, diagnosis, call.tasks, order, interval):
+            clients.pop_all()  # a reading waits for a server: the end of the process ends it
 
 
-def _refresh(monitor: JobMonitor, diagnosis: Diagnosis, tasks: Sequence[str], order: str, interval: float) -> None:
-    """Show readings until Ctrl-C. If one fails, the reading before it stays, with the error."""
+def _refresh(monitor: JobMonitor, diagnosis: Diagnosis, tasks: Sequence[str], order: str, interval: float) -> bool:
+    """Show readings until Ctrl-C. If one fails, the reading before it stays, with the error.
+
+    Readings run on another thread, because the Kafka client loses an interrupt that arrives within its code.
+    Returns: whether no reading is left that uses the clients.
+    """
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
 
-    out = Console(highlight=False)
+    from statemgr.cli.patience import Patient
+
+    def read() -> tuple[JobOverview, list[Problem]]:
+        found = monitor.overview(tasks)
+        return found, diagnosis.problems(found)
+
+    out, clock = Console(highlight=False), monitor.services.clock
+    readings = Patient(read, clock, fresh_s=0)
     shown: RenderableType = Text("reading the checkpoint topic …")
     with Live(shown, console=out, screen=True, auto_refresh=False) as live:
         try:
             while True:
-                try:
-                    found = monitor.overview(tasks)
-                    shown = _shown(found, diagnosis.problems(found), found.ordered(order), out.size.height - _FRAME)
+                answer = readings.ask(threading.TIMEOUT_MAX)
+                if answer.error is not None:
+                    error = Text(f"error: {describe(answer.error)}", style="bold red")
+                    live.update(Group(error, shown), refresh=True)
+                elif answer.value is not None:
+                    found, wrong = answer.value
+                    shown = _shown(found, wrong, found.ordered(order), out.size.height - _FRAME)
                     live.update(shown, refresh=True)
-                except StatemgrError as error:
-                    live.update(Group(Text(f"error: {describe(error)}", style="bold red"), shown), refresh=True)
-                monitor.services.clock.sleep(interval)
+                clock.sleep(interval)
         except KeyboardInterrupt:
-            return
+            return readings.ends_within(_LAST_S)
 
 
 def _shown(

@@ -6,10 +6,11 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from statemgr.cli.diagnosis import Diagnosis
 from statemgr.cli.main import cli
 from statemgr.cli.overview import JobMonitor
 from statemgr.cli.problems import Fault
+from statemgr.kafka.clients import DEADLINE_S
 from statemgr.model import codecs
 from statemgr.model.checkpoint_records import JobCheckpoint, publish_of, task_part
 from tests.jobs import job_mapping, with_changes
@@ -205,38 +207,55 @@ def test_a_checkpoint_topic_that_was_created_again(kafka: KafkaServer) -> None:
     assert found.oldest_s is None
 
 
+class Terminal:
+    """`statemgr top` in a terminal of its own."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self._screen = bytearray()
+        self._ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "statemgr", "top", *arguments]
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "24"}
+        self.child = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=directory, env=environment, start_new_session=True
+        )
+        os.close(theirs)
+        os.set_blocking(self._ours, False)
+
+    def shows(self, text: str) -> bool:
+        """Whether the text has been on the screen."""
+        assert self.child.poll() is None, self._screen.decode()
+        with suppress(BlockingIOError):
+            while data := os.read(self._ours, 65_536):
+                self._screen.extend(data)
+        return text.encode() in self._screen
+
+    def close(self) -> None:
+        """End it, also after a failure."""
+        self.child.kill()
+        self.child.wait()
+        os.close(self._ours)
+
+
 def test_it_refreshes_in_a_terminal_until_ctrl_c(run: Run, running: list[Task], tmp_path: Path, topic: str) -> None:
     """A new commit appears without a new call; Ctrl-C ends it with status 0."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "statemgr", "top", "--interval", "0.5"]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "24"}
-    child = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=environment, start_new_session=True
-    )
-    os.close(theirs)
-    os.set_blocking(ours, False)
-    screen = bytearray()
-
-    def shows(text: bytes) -> bool:
-        assert child.poll() is None, screen.decode()
-        try:
-            while data := os.read(ours, 65_536):
-                screen.extend(data)
-        except BlockingIOError:
-            pass
-        return text in screen
-
-    try:
-        wait_until(lambda: shows(b"Partition 1"))
+    with closing(Terminal(tmp_path, "--interval", "0.5")) as terminal:
+        wait_until(lambda: terminal.shows("Partition 1"))
         running[1].store("totals").put(b"b", b"1")
         checkpoint = running[1].commit({f"{topic}-1": 3})
-        wait_until(lambda: shows(str(checkpoint.checkpoint_id).encode()))
-        child.send_signal(signal.SIGINT)
-        assert child.wait(60) == 0
-    finally:
-        child.kill()
-        child.wait()
-        os.close(ours)
+        wait_until(lambda: terminal.shows(str(checkpoint.checkpoint_id)))
+        terminal.child.send_signal(signal.SIGINT)
+        assert terminal.child.wait(60) == 0
+
+
+def test_ctrl_c_does_not_wait_for_a_broker(run: Run, tmp_path: Path) -> None:
+    """A reading waits at least so long for a broker that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"kafka.bootstrap.servers=127.0.0.1:{silent.getsockname()[1]}"
+        with closing(Terminal(tmp_path, "--set", address)) as terminal:
+            wait_until(lambda: terminal.shows("reading the checkpoint topic"))
+            assert silent.accept()
+            terminal.child.send_signal(signal.SIGINT)
+            assert terminal.child.wait(DEADLINE_S) == 0
 
 
 def test_a_broker_that_is_gone_is_exit_status_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

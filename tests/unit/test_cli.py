@@ -168,10 +168,13 @@ def test_debug_shows_the_traceback(run: Run) -> None:
     assert "Traceback" not in run("config", "check", "--set", "job.tasks=0").stderr
 
 
-def test_ctrl_c_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit status 130, as shells expect."""
+@pytest.mark.parametrize("in_kafka_client", [False, True])
+def test_ctrl_c_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, in_kafka_client: bool) -> None:
+    """Exit status 130, as shells expect. Code in C that ignores an interrupt turns it into a SystemError."""
 
     def interrupt(**_: object) -> None:
+        if in_kafka_client:
+            raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "get_command", lambda _context, _name: click.Command("topics", callback=interrupt))
