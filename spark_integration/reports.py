@@ -50,7 +50,7 @@ class TaskReport:
             left the store's write buffer.
         keys_estimated: keys in its stores now, as RocksDB estimates them without reading: changes to a key that are
             not compacted yet count as more keys.
-        state_bytes: bytes of its stores on disk.
+        state_bytes: bytes of its stores on disk, without the changes that the batch still has in memory.
         commit_bytes: bytes of the blobs that the attempt stored, output rows included.
         commit_requests: the number of these blobs. Each takes one PUT, or more if PUTs fail and are repeated.
         inline_bytes: bytes that the attempt returned to the driver: the commit with whatever is too small for a blob.

@@ -47,7 +47,8 @@ class Phase(StrEnum):
     DELETE_BLOBS = "clean-up.delete-blobs"
     DELETE_INDEX = "clean-up.delete-index"
     CLEANED_UP = "clean-up.done"
-    # in the background, next to commits
+    # in the background, next to commits, or while a task is closed
+    LOCAL_COPY = "commit.local-copy"
     MATERIALIZE = "materialize.begin"
     MATERIALIZED = "materialize.done"
     OUTPUT = "output.write"

@@ -14,7 +14,6 @@ from itertools import accumulate, chain, groupby
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
@@ -255,11 +254,12 @@ def _runs(batch: pa.RecordBatch, keys: _Keys, form: Form) -> Iterator[_Keyed]:
     # of the other types, the rows of one key have the type that all rows have
     inferred = any(column.null_count and pa.types.is_boolean(column.type) for column in batch.columns)
     shown = list(zip(*(frame.iloc[:, i] for i in keys.at), strict=True))
-    runs = list(keys.runs())
-    numbers = np.repeat(np.arange(len(runs)), [end - start for _, start, end in runs])
-    parts = (part for _, part in frame.groupby(numbers, sort=False))  # several times as fast as a slice for each key
-    for (encoded, start, end), part in zip(runs, parts, strict=True):
-        part.index = pd.RangeIndex(end - start)
+    # what groupby does for each group, without its overhead: it takes half the time of frame.iloc[start:end]
+    manager = frame._mgr
+    for encoded, start, end in keys.runs():
+        own = manager.get_slice(slice(start, end), axis=1)
+        own.axes[1] = pd.RangeIndex.from_range(range(end - start))
+        part = pd.DataFrame._from_mgr(own, axes=own.axes)  # type: ignore[attr-defined]
         yield encoded, shown[start], part.infer_objects() if inferred else part
 
 

@@ -30,6 +30,8 @@ _STATE, _EXPIRY = b"s", b"x"
 #: The end of a name in a key.
 _END = b"\x00\x01"
 _INT = 8
+#: Types that are as Spark needs them.
+_PYTHONS = frozenset((int, str, float, bool, bytes, type(None)))
 #: Grouping keys whose values are read together.
 _AHEAD = 256
 #: Elements that a long list reads at a time, and expired values that are deleted at a time.
@@ -76,6 +78,8 @@ class Cells:
         self.name = variable.name
         self.prefix = variable_prefix(variable.name)
         self._schema = variable.schema
+        #: Whether Spark's internal form of a field differs from the one that a processor sees.
+        self._converts = any(field.dataType.needConversion() for field in variable.schema.fields)
         self._serde = value_serde(variable.versions)
         self._ttl_ms = variable.ttl_ms
         #: What is stored at the places of some grouping keys: the current one and those that come.
@@ -107,10 +111,21 @@ class Cells:
 
     def read(self, data: bytes | None) -> Row | None:
         """The row in a value's bytes; None if they are absent or have expired."""
+        internal = self._internal(data)
+        return None if internal is None else self._schema.fromInternal(internal)
+
+    def fields(self, data: bytes | None) -> tuple[Any, ...] | None:
+        """As :meth:`read`, but without the names of the fields."""
+        internal = self._internal(data)
+        if internal is None or not self._converts:
+            return internal
+        return tuple(self._schema.fromInternal(internal))
+
+    def _internal(self, data: bytes | None) -> tuple[Any, ...] | None:
         if data is None or not self.is_live(data):
             return None
-        internal = self._serde.deserialize(data if self._ttl_ms is None else data[_INT:])
-        return self._schema.fromInternal(internal)
+        found: tuple[Any, ...] = self._serde.deserialize(data if self._ttl_ms is None else data[_INT:])
+        return found
 
     def is_live(self, data: bytes) -> bool:
         return self._ttl_ms is None or _number(data) > self.batch.time_ms
@@ -148,8 +163,7 @@ class StoredValue(ValueState):
         return self._get("checking value state exists") is not None
 
     def get(self) -> tuple[Any, ...] | None:
-        row = self._get("getting value state")
-        return None if row is None else tuple(row)
+        return self._cells.fields(self._cells.own(self._cells.place("getting value state")))
 
     def update(self, newValue: tuple[Any, ...]) -> None:
         self._cells.put([self._cells.place("updating value state")], [newValue])
@@ -335,6 +349,8 @@ def chunks(items: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 def plain(value: Any) -> Any:
     """A value with NumPy's and pandas' scalars as Python's, as Spark converts what a processor writes."""
+    if type(value) is tuple and all(type(item) in _PYTHONS for item in value):
+        return value
     if isinstance(value, Row) or (isinstance(value, tuple) and hasattr(value, "_fields")):
         return type(value)(*[plain(item) for item in value])
     if isinstance(value, list | tuple):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,11 +15,11 @@ from typing import Any
 from statemgr.config import JobConfig
 from statemgr.engine.host import AttemptHost, attempt_host
 from statemgr.engine.store import Store
-from statemgr.errors import ClosedError, ConfigError, CorruptBlob, InvalidError
+from statemgr.errors import ClosedError, ConfigError, CorruptBlob, InvalidError, StatemgrError
 from statemgr.flows.background_snapshots import overdue_stores
 from statemgr.flows.commit import CommitBase, Refill, discard, freeze, prepare
 from statemgr.flows.local_copies import most_files, prefer_compacted
-from statemgr.flows.open_store import OpenStore
+from statemgr.flows.open_store import FrozenStore, OpenStore
 from statemgr.flows.persist_ahead import PersistAhead
 from statemgr.flows.restore import StoreRestore, restore_task
 from statemgr.ids import NAME, check_offsets, task_path
@@ -31,6 +32,7 @@ from statemgr.model.record_size import inline_attachments_limit
 from statemgr.ports import FileSlice, Progress, no_progress
 from statemgr.serdes import key_serde, value_serde
 
+log = logging.getLogger(__name__)
 #: Number of attachments that are read in parallel.
 _READERS = 16
 #: Most bytes of an attachment: a reader holds all of them in memory.
@@ -80,9 +82,16 @@ class Attempt:
     """One attempt at one task's part of a commit: private stores, opened at one checkpoint."""
 
     def __init__(
-        self, host: AttemptHost, base: CommitBase, stores: dict[str, OpenStore], restored: list[StoreRestore]
+        self,
+        host: AttemptHost,
+        base: CommitBase,
+        stores: dict[str, OpenStore],
+        restored: list[StoreRestore],
+        compacted: Mapping[str, Collection[str]],
     ) -> None:
         self.restored = restored
+        self._compacted = compacted
+        self._frozen: Mapping[str, FrozenStore] = {}
         self._host = host
         self._services = services = host.services
         self.attempt_id = services.ids.attempt_id()
@@ -170,10 +179,9 @@ class Attempt:
         for opened in self._open.values():
             opened.local.compact_if_needed(most_files(opened))
         overdue, self._segments = overdue_stores(self._services, self._open, self._base.checkpoint)
-        # the next batch's attempt begins with the copy that this one leaves
         with self._ahead.held():
             frozen = freeze(
-                self._services, self._open, self._base, input_offsets, attempt=self.attempt_id, local_copy=True
+                self._services, self._open, self._base, input_offsets, attempt=self.attempt_id, local_copies=overdue
             )
         try:
             self._ahead.wait()
@@ -189,21 +197,44 @@ class Attempt:
             attachments=self._attachments,
             attached_blobs=self._attached_blobs,
         )
-        kept = {self._open[name]: part.state_id for name, part in frozen.stores.items()}
-        self._host.compactions.start(kept)
+        self._frozen = frozen.stores
         return prepared
 
-    def close(self) -> None:
-        """Close and remove the private stores and the directory. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            with ExitStack() as closing:
-                closing.callback(self._host.attempts.discard, self.attempt_id)
-                if self._directory is not None:
-                    closing.callback(shutil.rmtree, self._directory, ignore_errors=True)
-                for opened in self._open.values():
-                    closing.callback(opened.close)
-                closing.callback(self._ahead.close)
+    def close(self, *, wait: bool = True) -> None:
+        """Leave local copies of the states that were prepared, from which the next attempt on this machine begins. Then
+        close and remove the private stores and the directory. Idempotent.
+
+        Args:
+            wait: False to do this on another thread, which the next attempt of this process waits for.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if wait or not self._host.closing.attempt(f"closing an attempt at {self.task}", self._end):
+            self._end()
+
+    def _end(self) -> None:
+        with ExitStack() as closing:
+            closing.callback(self._host.attempts.discard, self.attempt_id)
+            if self._directory is not None:
+                closing.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            for opened in self._open.values():
+                closing.callback(opened.close)
+            closing.callback(self._ahead.close)
+            try:
+                self._leave_copies()
+            except StatemgrError as error:
+                log.warning("%s: no local copy is left for the next attempt: %s", self.task, error)
+
+    def _leave_copies(self) -> None:
+        others = tuple(self._host.attempts)
+        for name, part in self._frozen.items():
+            opened, base = self._open[name], self._open[name].state_id
+            # this attempt may not be the one that is published, so the state that it began with stays
+            kept = {*self._compacted.get(name, ()), *(f"{attempt}-{name}" for attempt in others)}
+            opened.acknowledged(part, part.state_id)
+            opened.leave_copy(also_keep=kept if base is None else kept | {base})
+        self._host.compactions.start({self._open[name]: part.state_id for name, part in self._frozen.items()})
 
     def __enter__(self) -> Attempt:
         return self
@@ -227,6 +258,7 @@ def open_attempt(
     is given, for example with another clock. Raises: what :func:`statemgr.flows.restore.restore_task` does.
     """
     host = host or attempt_host(config)
+    host.closing.wait()
     compacted = prefer_compacted(host.services, task, checkpoint) if checkpoint is not None else {}
     stores, restored = restore_task(
         host.services,
@@ -236,17 +268,13 @@ def open_attempt(
         progress=progress,
     )
     if checkpoint is not None:
-        for store, state_id in checkpoint.stores.items():
-            if store in stores:  # directories that ended attempts made for other states are no longer needed
-                others = {f"{attempt}-{store}" for attempt in tuple(host.attempts)}
-                stores[store].directories.keep_only({state_id, *others, *compacted.get(store, ())})
         host.snapshots.start(stores, checkpoint)
     host.sweep.start()
     # the commit of this attempt makes the damaged backups again
     damaged = {(factory, one.store) for one in restored for factory in one.damaged}
     refill = epoch.refill.get(task, frozenset()) | damaged
     base = CommitBase(task, epoch.layout, epoch.number, checkpoint, refill)
-    return Attempt(host, base, stores, restored)
+    return Attempt(host, base, stores, restored, compacted)
 
 
 def read_attachment(config: JobConfig, attachment: Attachment) -> bytes:

@@ -11,6 +11,7 @@ from statemgr.backends.services import Services
 from statemgr.config import JobConfig, StoreConfig
 from statemgr.flows.background_snapshots import AttemptSnapshots
 from statemgr.flows.local_copies import Compactions, Sweep
+from statemgr.flows.worker import Worker
 from statemgr.local import levels, open_store
 from statemgr.ports import LocalStore
 from statemgr.wiring import open_services
@@ -23,12 +24,14 @@ class AttemptHost:
         services: the job's services. They open stores for short use.
         attempts: IDs of the attempts that are open.
         background: runs work that nobody waits for.
+        closing: closes an attempt that has ended; the next attempt waits for it.
     """
 
     def __init__(self, services: Services) -> None:
         self.services = replace(services, open_store=_open_briefly)
         self.attempts: set[str] = set()
         self.background = services.executors.worker("host", background=True)
+        self.closing: Worker[None] = Worker(services, "closing", services.config.job_name, background=True)
         job = levels.check(services.config.state_dir, services.config.job_name, services.config.job_id)
         self.snapshots = AttemptSnapshots(services)
         self.compactions = Compactions(services, job / "compaction.lock")

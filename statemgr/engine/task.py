@@ -242,7 +242,8 @@ class Task:
         input_ids = self._inputs.asked(input_offsets)
         with self._ahead.held(), self.metrics.phase("flush"):
             waiting = self._coordinator.output.waiting()
-            frozen = freeze(self._services, self._stores, base, input_offsets, waiting, local_copy=materialize)
+            copies = self._stores if materialize else ()
+            frozen = freeze(self._services, self._stores, base, input_offsets, waiting, local_copies=copies)
         self.metrics.measure(self._stores)
         self.metrics.carried(sum(self._stores[name].changes_in(part) for name, part in frozen.stores.items()))
         return self._pending.start(lambda: self._finish(frozen, input_ids, materialize, flow))

@@ -73,12 +73,12 @@ def freeze(
     produced: Sequence[ProducedRecord] = (),
     attempt: str | None = None,
     *,
-    local_copy: bool = False,
+    local_copies: Collection[str] = (),
 ) -> FrozenCommit:
     """Step 1, which the task waits for.
 
     Args:
-        local_copy: make a directory of every changed store, even if no backend needs one.
+        local_copies: stores of which to make a directory, even if no backend needs one.
 
     Raises: DiskFull; then nothing has changed, and the commit can be repeated.
     """
@@ -88,7 +88,7 @@ def freeze(
         for name, store in stores.items():
             if not store.config.backup_factories:
                 continue
-            needs_snapshot = _needs_snapshot(services, store, base, local_copy)
+            needs_snapshot = _needs_snapshot(services, store, base, name in local_copies)
             store.identity.announce(Phase.FLUSH)
             if needs_snapshot:
                 store.identity.announce(Phase.CHECKPOINT_DIR)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from statemgr.flows.write_buffer import WriteBuffer
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
 from statemgr.local.clock import moment
 from statemgr.model.commit import StoreSession
+from statemgr.phases import Phase
 from statemgr.ports import (
     CommittedDirectory,
     FinishedDirectory,
@@ -258,17 +259,21 @@ class OpenStore:
         with self._tidying:
             self.directories.keep_only(self.copies)
 
-    def leave_copy(self) -> None:
-        """Before closing: make a local copy of the published state, so that the next start on this machine is fast."""
+    def leave_copy(self, also_keep: Collection[str] = ()) -> None:
+        """Before closing: make a local copy of the acknowledged state, so that the next start on this machine is fast.
+
+        ``also_keep``: state IDs of other local copies to keep.
+        """
         if self.state_id is None or self.changed or self.state_id in self.copies or not self.config.backup_factories:
             return
         if self.lost is not None:
             return
+        self.identity.announce(Phase.LOCAL_COPY)
         self.local.flush()
         staging = self._staged(self.local.checkpoint)
         try:
             self.adopt(self.finished(staging), self.state_id, self._as_of)
-            self.copies = [self.state_id]
+            self.copies = [*also_keep, self.state_id]
             self.tidy()
         finally:
             self.directories.discard(staging)

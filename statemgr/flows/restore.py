@@ -138,8 +138,8 @@ def restore_task(
     progress: Progress = no_progress,
     watch: Watch = _unwatched,
 ) -> tuple[dict[str, OpenStore], list[StoreRestore]]:
-    """Restore and open all stores of a task (or ``only`` some) in parallel. ``progress`` and ``watch`` are called on
-    their threads.
+    """Restore and open all stores of a task (or ``only`` some) in parallel. ``progress`` and ``watch`` may be called on
+    other threads.
 
     Args:
         older: the other retained checkpoints, newest first; a local directory of one of them may help.
@@ -162,6 +162,9 @@ def restore_task(
     )
     wanted = [plan for plan in plans if only is None or plan.store in only]
     restores = [_Restore(services, task, plan, progress, as_of, watch) for plan in wanted]
+    if len(restores) == 1:  # a thread of its own would cost a micro-batch some milliseconds
+        only_store, restored = restores[0].restore_and_open()
+        return {restores[0].plan.store: only_store}, [restored]
     with services.executors.pool("restore", _STORES_AT_ONCE) as pool:
         running = {one.plan.store: pool.submit(one.restore_and_open) for one in restores}
     failed = [future for future in running.values() if future.exception() is not None]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 
 #: What commits are, which factory restores them, and the phases of such an attempt that no other kind has.
 KINDS = {
-    "segments": (SEGMENTS, "blob-store", [Phase.APPLY_SEGMENTS, Phase.PUT_SEGMENTS]),
+    "segments": (SEGMENTS, "blob-store", [Phase.APPLY_SEGMENTS, Phase.PUT_SEGMENTS, Phase.LOCAL_COPY]),
     "snapshots": (SNAPSHOTS, "blob-store", [
         Phase.GET_INDEX, Phase.FETCH, Phase.VERIFY, Phase.SWAP, Phase.OPEN, Phase.FLUSH, Phase.CHECKPOINT_DIR,
         Phase.DIFF, Phase.UPLOAD, Phase.PUT_INDEX, Phase.PREPARED,

@@ -8,6 +8,7 @@ budget. The limit is soft: blocks that are in use may exceed it.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,6 +99,8 @@ def _common(value: Mapping[str, object], *, create: bool) -> Options:
     made = Options(raw_mode=True)
     made.create_if_missing(create)
     made.set_compression_type(getattr(DBCompressionType, str(value["compression"]))())
+    # by default RocksDB starts 16 threads at each opening
+    made.set_max_file_opening_threads(min(os.cpu_count() or 1, 16))
     made.set_max_open_files(int(str(value["max.open.files"])))
     made.set_max_background_jobs(int(str(value["max.background.jobs"])))
     made.set_paranoid_checks(True)

@@ -1,0 +1,140 @@
+"""An attempt that has returned its commit leaves a local copy for the next one, perhaps on another thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from statemgr import JobConfig, StateManager
+from statemgr.engine import Attempt, PreparedCommit, open_attempt
+from statemgr.engine.host import _host, attempt_host
+from statemgr.errors import DiskFull
+from statemgr.flows.open_store import OpenStore
+from statemgr.model.checkpoint import Checkpoint
+from statemgr.phases import Phase, observed
+from tests.commits import TASK, totals
+from tests.jobs import SEGMENTS, elsewhere, job_mapping
+from tests.servers import KafkaServer
+
+FACTORY = "blob-store"
+
+
+class Batches:
+    """A job of one task whose commits are segments, and an executor on a machine of its own."""
+
+    def __init__(self, kafka: KafkaServer, directory: Path) -> None:
+        mapping = job_mapping(kafka, directory, backup=(FACTORY,), kind=SEGMENTS)
+        self.config = JobConfig.from_mapping(mapping)  # type: ignore[arg-type]
+        self.there = elsewhere(self.config, directory / "executor", FACTORY)
+        self.model: dict[bytes, bytes] = {}
+        self.driver = StateManager(self.config)
+        self.epoch = self.driver.acquire()
+        self.checkpoints: Mapping[str, Checkpoint | None] = self.epoch.checkpoints
+
+    def open(self) -> Attempt:
+        """An attempt of the next batch."""
+        return open_attempt(self.there, TASK, self.checkpoints[TASK], self.epoch)
+
+    def prepared(self, opened: Attempt) -> PreparedCommit:
+        """A batch that writes more than fits into the checkpoint."""
+        items = {b"%d" % (len(self.model) + number): b"v" * 100 for number in range(500)}
+        opened.stores["totals"].put_many(items)
+        self.model |= items
+        return opened.prepare({"orders-0": len(self.model)})
+
+    def publish(self, prepared: PreparedCommit) -> None:
+        """Make a commit the current one, and compare what is stored."""
+        self.checkpoints = self.driver.publish([prepared])
+        self.epoch = self.epoch.after_publish()
+        assert totals(self.config, FACTORY) == {TASK: self.model}
+
+    def committed(self) -> list[str]:
+        """The names of the local copies on the executor."""
+        task = self.there.state_dir / self.there.job_name / self.there.job_id / "Partition_0"
+        return [path.name for path in (task / "totals" / "committed").iterdir() if path.is_dir()]
+
+
+@pytest.fixture
+def batches(kafka: KafkaServer, tmp_path: Path) -> Iterator[Batches]:
+    """A job after its first batch, which stores a snapshot, and so makes a directory before it is published."""
+    made = Batches(kafka, tmp_path)
+    with made.driver:
+        with made.open() as opened:
+            first = made.prepared(opened)
+        made.publish(first)
+        yield made
+
+
+def test_the_next_attempt_of_a_process_waits_for_the_copy(batches: Batches) -> None:
+    """It begins with the copy, fetches nothing, and at most two copies stay."""
+    waiting, go_on = threading.Event(), threading.Event()
+
+    def slow(phase: Phase, subject: str) -> None:
+        if phase is Phase.LOCAL_COPY and threading.current_thread() is not threading.main_thread():
+            waiting.set()
+            assert go_on.wait(60)
+
+    with observed(slow):
+        for _ in range(4):
+            waiting.clear()
+            go_on.clear()
+            opened = batches.open()
+            assert [one.factory for one in opened.restored] == ["local"]
+            prepared = batches.prepared(opened)
+            opened.close(wait=False)
+            assert waiting.wait(60), "the caller goes on while another thread makes the copy"
+            batches.publish(prepared)
+            threading.Timer(0.2, go_on.set).start()
+    attempt_host(batches.there).closing.wait()
+    assert len(batches.committed()) <= 2
+
+
+def test_an_attempt_of_another_process_does_not_wait_for_the_copy(batches: Batches) -> None:
+    """It begins with an older copy and the segments since then, and the late copy does no harm."""
+    go_on = threading.Event()
+
+    def slow(phase: Phase, subject: str) -> None:
+        if phase is Phase.LOCAL_COPY and threading.current_thread() is not threading.main_thread():
+            assert go_on.wait(60)
+
+    host = attempt_host(batches.there)
+    with observed(slow):
+        opened = batches.open()
+        prepared = batches.prepared(opened)
+        opened.close(wait=False)
+        batches.publish(prepared)
+        _host.cache_clear()  # what follows belongs to another process
+        with batches.open() as other:
+            assert [one.factory for one in other.restored] == [FACTORY]
+            assert [one.bytes_reused > 0 for one in other.restored] == [True]
+            assert dict(other.stores["totals"].range()) == batches.model
+            prepared = batches.prepared(other)
+        go_on.set()
+        host.closing.wait()
+    batches.publish(prepared)
+    with batches.open() as last:
+        assert dict(last.stores["totals"].range()) == batches.model
+        batches.publish(batches.prepared(last))
+
+
+def test_a_copy_that_cannot_be_written_fails_no_commit(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is full after the commit was prepared: a warning, and the next attempt fetches the changes."""
+
+    def full(store: OpenStore, also_keep: object = ()) -> None:
+        raise DiskFull("no space is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenStore, "leave_copy", full)
+        with batches.open() as opened:
+            prepared = batches.prepared(opened)
+    assert "Partition 0: no local copy is left for the next attempt: no space is left" in caplog.text
+    batches.publish(prepared)
+    with batches.open() as opened:
+        assert [one.factory for one in opened.restored] == [FACTORY]
+        assert dict(opened.stores["totals"].range()) == batches.model
+        batches.publish(batches.prepared(opened))
