@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spark_integration.arrow_store import ArrowStore
     from spark_integration.context import StateContext
     from spark_integration.first_snapshots import materialize
     from spark_integration.processors.api import stateful
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from spark_integration.testing import SparkJobTester
 
 __all__ = [
+    "ArrowStore",
     "BatchReport",
     "RestoreReport",
     "RunningQuery",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "ArrowStore": "spark_integration.arrow_store",
     "BatchReport": "spark_integration.reports",
     "RestoreReport": "spark_integration.reports",
     "RunningQuery": "spark_integration.running",

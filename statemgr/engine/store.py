@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic
 
 from statemgr import ports
+from statemgr.config import StoreConfig
 from statemgr.errors import CorruptError, CorruptFile, InvalidError, LocalStateLost, MissingFile, StatemgrError
 from statemgr.flows.open_store import OpenStore
 from statemgr.serdes import SERDES, Serde
@@ -72,6 +73,16 @@ class Store(Generic[K, V]):
     @property
     def name(self) -> str:
         return self._open.identity.store
+
+    @property
+    def config(self) -> StoreConfig:
+        """The store's configuration."""
+        return self._open.config
+
+    @property
+    def raw(self) -> Store[bytes, bytes]:
+        """The same store without its serdes: bytes in and out."""
+        return Store(self._open, SERDES["bytes"], SERDES["bytes"])
 
     def get(self, key: K) -> V | None:
         """The value of a key, or None. Raises: LocalStateLost, ClosedError."""

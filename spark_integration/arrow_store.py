@@ -1,0 +1,183 @@
+"""A store whose keys and values are Arrow arrays, so that a process function needs no Python code for each row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_integration.avro_rows import avro_rows
+from spark_integration.reading.bulk import Unsupported
+from spark_integration.reading.columns import Column, arrow_type, key_column, value_column
+from statemgr import Store
+from statemgr.errors import InvalidError
+from statemgr.serdes.avro import header_of
+
+#: What :meth:`ArrowStore.merge` can do with a column → Arrow's aggregation of the rows of a key.
+FUNCTIONS = {"sum": "sum", "count": "count", "min": "min", "max": "max", "set": "distinct"}
+_SIGN = np.uint64(1 << 63)
+
+
+class ArrowStore:
+    """The keys and values of a store as Arrow arrays, by the serdes of the store's configuration.
+
+    The key serdes ``string``, ``bytes`` and ``integer`` have the Arrow types string, binary and int64. The value serde
+    ``avro`` has the type of its newest schema: a record is a struct. These are read and written in bulk; so are
+    Avro's numbers, booleans, texts, dates and times, also with null. Other types work, but take an object per row.
+
+    Args:
+        store: a store of the attempt, as the process function gets it.
+    """
+
+    def __init__(self, store: Store[Any, Any]) -> None:
+        self._store = store.raw
+        self._config = store.config
+        self._keys = key_column(store.config)
+        self._values = value_column(store.config)
+        self.key_type: pa.DataType = arrow_type(self._keys.kind)
+        self.value_type: pa.DataType = arrow_type(self._values.kind)
+
+    def get_many(self, keys: pa.Array) -> pa.Array:
+        """The values of many keys, in their order; null for an absent key. Raises: InvalidError, LocalStateLost."""
+        return self._values.decode(self._store.get_many(self._key_bytes(keys)))
+
+    def put_many(self, keys: pa.Array, values: pa.Array | pa.RecordBatch) -> None:
+        """Set many keys, all or none of them. Of a key that is there twice, the last value counts.
+
+        Args:
+            values: one for each key. The columns of a record batch are the fields of a record.
+
+        Raises: InvalidError for a null, another type, or another number of values than keys; DiskFull.
+        """
+        if isinstance(values, pa.RecordBatch):
+            values = values.to_struct_array()
+        if len(values) != len(keys):
+            raise self._wrong(f"there are {len(keys)} keys and {len(values)} values")
+        self._store.put_many(list(zip(self._key_bytes(keys), self._value_bytes(values), strict=True)))
+
+    def delete_many(self, keys: pa.Array) -> None:
+        """Remove many keys, all or none of them. An absent key is no error."""
+        self._store.delete_many(self._key_bytes(keys))
+
+    def merge(self, rows: pa.RecordBatch | pa.Table, key: str, **fields: tuple[str, str]) -> pa.RecordBatch:
+        """Add rows to the aggregates that the store has for their keys.
+
+        Nulls do not count, as in SQL: a sum of nulls only is null.
+
+        Args:
+            rows: the input.
+            key: the column of ``rows`` with the keys.
+            fields: for each field of the values, a column of ``rows`` and a function: ``sum``, ``count``, ``min``,
+                ``max`` or ``set`` (the different values, in their order).
+
+        Returns: the keys in ``rows``, each once, and the new values: the column ``key``, and a column for each field.
+        Raises: InvalidError for an unknown column or function, a null key, or a sum that does not fit its type.
+        """
+        self._check(rows, key, fields)
+        table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+        wanted = {(column, FUNCTIONS[how]) for column, how in fields.values()}
+        grouped = table.group_by(key, use_threads=False).aggregate(sorted(wanted))
+        keys = _one(grouped[key])
+        before = self.get_many(keys)
+        merged = []
+        for field in self.value_type:
+            column, how = fields[field.name]
+            new = _one(grouped[f"{column}_{FUNCTIONS[how]}"])
+            try:
+                merged.append(_COMBINED[how](pc.struct_field(before, field.name), new.cast(field.type)))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise self._wrong(f"the {how} of {column} is no {field.type}: {error}", field=field.name) from error
+        names = [field.name for field in self.value_type]
+        self.put_many(keys, pa.StructArray.from_arrays(merged, names))
+        return pa.RecordBatch.from_arrays([keys, *merged], [key, *names])
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _check(self, rows: pa.RecordBatch | pa.Table, key: str, fields: Mapping[str, tuple[str, str]]) -> None:
+        if not pa.types.is_struct(self.value_type):
+            raise self._wrong(
+                "only values that are records can be merged",
+                hint="set value.serde = 'avro', and a record in value.avro.schemas",
+            )
+        names = [field.name for field in self.value_type]
+        for name in sorted({*names} ^ {*fields}):
+            problem = "is not a field of the store's values" if name in fields else "is not given"
+            raise self._wrong(f"the field {name!r} {problem}", hint=f"merge needs {', '.join(names)}")
+        for column, how in fields.values():
+            if how not in FUNCTIONS:
+                raise self._wrong(f"merge has no function {how!r}", hint=f"choose one of {', '.join(FUNCTIONS)}")
+            if column not in rows.schema.names:
+                raise self._wrong(f"the rows have no column {column!r}")
+        if key not in rows.schema.names:
+            raise self._wrong(f"the rows have no column {key!r}")
+
+    def _key_bytes(self, keys: pa.Array) -> list[bytes]:
+        return self._bytes(keys, self._keys, self.key_type, "key")
+
+    def _value_bytes(self, values: pa.Array) -> list[bytes]:
+        if self._config.value_serde != "avro":
+            return self._bytes(values, self._values, self.value_type, "value")
+        schema = json.loads(self._config.avro_schemas()[-1])
+        if values.null_count:
+            raise self._wrong("a value is null", hint="delete_many removes keys")
+        try:
+            return avro_rows(schema, values, header_of(schema))
+        except Unsupported:
+            return [self._values.serialize(value) for value in values.to_pylist()]
+        except (ValueError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise self._wrong(f"a value does not fit its Avro schema: {error}") from error
+
+    def _bytes(self, array: pa.Array, column: Column, arrow: pa.DataType, what: str) -> list[bytes]:
+        if array.null_count:
+            raise self._wrong(f"a {what} is null", hint="replace it, for example with fill_null")
+        name = self._config.key_serde if what == "key" else self._config.value_serde
+        if name not in ("bytes", "string", "integer"):
+            return [column.serialize(value) for value in array.to_pylist()]
+        try:
+            array = array.cast(arrow)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise self._wrong(f"a {what} is {array.type}, and the serde {name} takes {arrow}: {error}") from error
+        if name != "integer":
+            found: list[bytes] = array.cast(pa.binary()).to_pylist()
+            return found
+        data = (array.to_numpy().view(np.uint64) ^ _SIGN).astype(">u8").tobytes()
+        return [data[at : at + 8] for at in range(0, len(data), 8)]
+
+    def _wrong(self, problem: str, hint: str | None = None, **where: object) -> InvalidError:
+        return InvalidError(problem, hint=hint, store=self._config.name, **where)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    found = column.combine_chunks()
+    if isinstance(found, pa.ChunkedArray):  # without rows
+        return pa.array([], column.type)
+    return found
+
+
+def _sum(before: pa.Array, new: pa.Array) -> pa.Array:
+    return pc.coalesce(pc.add_checked(before, new).cast(before.type), before, new)
+
+
+def _union(before: pa.Array, new: pa.Array) -> pa.Array:
+    """The items of both lists in each row, each once and in their order."""
+    both = (before, new)
+    rows = pa.concat_arrays([pc.list_parent_indices(lists) for lists in both])
+    items = pa.concat_arrays([pc.list_flatten(lists) for lists in both])
+    pairs = pa.table({"row": rows, "item": items}).filter(items.is_valid()).group_by(["row", "item"]).aggregate([])
+    pairs = pairs.sort_by([("row", "ascending"), ("item", "ascending")])
+    counts = np.bincount(_one(pairs["row"]).to_numpy(), minlength=len(before))
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), _one(pairs["item"])).cast(before.type)
+
+
+_COMBINED: Mapping[str, Callable[[pa.Array, pa.Array], pa.Array]] = {
+    "sum": _sum,
+    "count": _sum,
+    "min": pc.min_element_wise,
+    "max": pc.max_element_wise,
+    "set": _union,
+}

@@ -1,0 +1,266 @@
+"""ArrowStore: arrays are written as the bytes that the serdes write, and merge agrees with a model row by row."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import tomllib
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_integration import ArrowStore
+from spark_integration.avro_rows import avro_rows
+from spark_integration.reading.columns import arrow_type, avro_type
+from statemgr.errors import InvalidError
+from statemgr.serdes import avro_serde
+from statemgr.serdes.avro import header_of
+from tests.docs.blocks import blocks, run
+from tests.open_stores import CommittedStore
+
+LONG, TEXT = (-(2**63), 2**63 - 1), st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
+TYPES: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
+    "int": ("int", st.integers(-(2**31), 2**31 - 1)),
+    "long": ("long", st.integers(*LONG)),
+    "float": ("float", st.floats(width=32, allow_nan=False)),
+    "double": ("double", st.floats(allow_nan=False)),
+    "boolean": ("boolean", st.booleans()),
+    "string": ("string", TEXT),
+    "bytes": ("bytes", st.binary(max_size=300)),
+    "day": ({"type": "int", "logicalType": "date"}, st.dates(date(1000, 1, 1), date(3000, 1, 1))),
+    "time": (
+        {"type": "long", "logicalType": "timestamp-micros"},
+        st.datetimes(datetime(1000, 1, 1), datetime(3000, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001
+    ),
+}
+TOTALS = {
+    "type": "record",
+    "name": "totals",
+    "fields": [
+        {"name": "total", "type": ["null", "long"], "default": None},
+        {"name": "rows", "type": "long"},
+        {"name": "least", "type": ["null", "double"], "default": None},
+        {"name": "most", "type": ["null", "string"], "default": None},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+    ],
+}
+MERGED = {
+    "total": ("n", "sum"), "rows": ("n", "count"), "least": ("x", "min"), "most": ("s", "max"), "tags": ("s", "set"),
+}  # fmt: skip
+INPUT = pa.schema([("k", pa.string()), ("n", pa.int32()), ("x", pa.float64()), ("s", pa.string())])
+
+
+def store(directory: Path, schema: Any = None, **settings: object) -> CommittedStore:
+    """An open store with string keys, and Avro values if a schema is given."""
+    values = {} if schema is None else {"value.serde": "avro", "value.avro.schemas": [json.dumps(schema)]}
+    return CommittedStore(directory, track=False, settings={"key.serde": "string", **values, **settings})
+
+
+@pytest.fixture
+def totals(tmp_path: Path) -> Iterator[CommittedStore]:
+    """A store for the results of MERGED."""
+    made = store(tmp_path, TOTALS)
+    yield made
+    made.opened.close()
+
+
+@st.composite
+def records(draw: st.DrawFn) -> tuple[Any, list[dict[str, Any]]]:
+    """A flat record's schema and some values. Fields may be nullable, with null first or last, or nested."""
+    names = draw(st.lists(st.sampled_from(sorted(TYPES)), min_size=1, max_size=5))
+    fields, values = [], dict[str, st.SearchStrategy[Any]]()
+    for number, name in enumerate(names):
+        kind, strategy = TYPES[name]
+        null = draw(st.sampled_from(["never", "first", "last"]))
+        fields.append(
+            {"name": f"f{number}", "type": {"never": kind, "first": ["null", kind], "last": [kind, "null"]}[null]}
+        )
+        values[f"f{number}"] = strategy if null == "never" else st.none() | strategy
+    strategy = st.fixed_dictionaries(values)
+    if draw(st.booleans()):
+        inner = {"type": "record", "name": "inner", "fields": fields}
+        fields = [{"name": "i", "type": ["null", inner]}]
+        strategy = st.fixed_dictionaries({"i": st.none() | strategy})
+    return {"type": "record", "name": "r", "fields": fields}, draw(st.lists(strategy, max_size=20))
+
+
+@given(records())
+def test_bulk_encoding_gives_the_bytes_of_the_serde(record: tuple[Any, list[dict[str, Any]]]) -> None:
+    """Every flat type, with and without null, as a field of a record and of a record in a record."""
+    schema, values = record
+    kind = avro_type(schema)
+    assert kind is not None
+    column = pa.array(values, arrow_type(kind))
+    serialize = avro_serde([json.dumps(schema)]).serialize
+    expected = [serialize(value) for value in column.to_pylist()]
+    assert avro_rows(schema, column, header_of(schema)) == expected
+    some = pa.concat_arrays([column, column]).slice(len(column) // 2)
+    assert avro_rows(schema, some, header_of(schema)) == (expected * 2)[len(column) // 2 :]
+
+
+@pytest.mark.parametrize("serde", ["bytes", "string", "integer", "json", "avro"])
+def test_what_is_put_is_read_back_by_array_and_by_key(tmp_path: Path, serde: str) -> None:
+    """For each serde; absent keys are null, and deleted ones absent."""
+    values = {
+        "bytes": pa.array([b"\x00", b"v"]), "string": pa.array(["ä", ""]), "integer": pa.array([-(2**63), 7]),
+        "json": pa.array(['"x"', "y"]),
+    }.get(serde, pa.array([{"n": 1, "s": None}, {"n": None, "s": "x"}]))  # fmt: skip
+    fields = [{"name": "n", "type": ["null", "long"]}, {"name": "s", "type": ["null", "string"]}]
+    schema = {"type": "record", "name": "r", "fields": fields} if serde == "avro" else None
+    made = store(tmp_path, schema, **({} if serde == "avro" else {"value.serde": serde}))
+    arrow, keys = ArrowStore(made.store), pa.array(["a", "b"])
+    arrow.put_many(keys, values)
+    found = arrow.get_many(pa.array(["b", "absent", "a"]))
+    texts = {"json": ['"\\"x\\""', '"y"']}.get(serde, values.to_pylist())
+    assert found.to_pylist() == [texts[1], None, texts[0]]
+    assert [made.store.get(key) for key in ("a", "b")] == values.to_pylist()
+    arrow.delete_many(pa.array(["a", "absent"]))
+    assert arrow.get_many(keys).is_valid().to_pylist() == [False, True]
+    made.opened.close()
+
+
+def test_integer_keys_sort_as_numbers(tmp_path: Path) -> None:
+    """Any whole Arrow type is taken as a key, and the bytes are those of the serde."""
+    made = store(tmp_path, **{"key.serde": "integer", "value.serde": "string"})
+    arrow = ArrowStore(made.store)
+    arrow.put_many(pa.array([5, -3, 0], pa.int16()), pa.array(["five", "minus three", "zero"]))
+    assert list(made.store.range()) == [(-3, "minus three"), (0, "zero"), (5, "five")]
+    assert arrow.get_many(pa.array([-3, 4])).to_pylist() == ["minus three", None]
+    made.opened.close()
+
+
+def model_of(rows: list[dict[str, Any]], state: dict[str, dict[str, Any]]) -> set[str]:
+    """Merge rows into ``state`` one by one, as SQL does. Returns: their keys."""
+    for row in rows:
+        one = state.setdefault(row["k"], {"total": None, "rows": 0, "least": None, "most": None, "tags": []})
+        if row["n"] is not None:
+            one["total"] = (one["total"] or 0) + row["n"]
+            one["rows"] += 1
+        if row["x"] is not None:
+            one["least"] = row["x"] if one["least"] is None else min(one["least"], row["x"])
+        if row["s"] is not None:
+            one["most"] = row["s"] if one["most"] is None else max(one["most"], row["s"])
+            one["tags"] = sorted({*one["tags"], row["s"]})
+    return {row["k"] for row in rows}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_merge_agrees_with_a_row_by_row_model(totals: CommittedStore, seed: int) -> None:
+    """Sum, count, least, greatest and set over batches with nulls, without rows, and of nulls only."""
+    chance, arrow, state = random.Random(seed), ArrowStore(totals.store), dict[str, dict[str, Any]]()
+
+    def some(*values: Any) -> Any:
+        return chance.choice([None, *values])
+
+    for size in (0, 1, 50, 0, 200, 200):
+        rows = [
+            {
+                "k": f"k{chance.randrange(40)}",
+                "n": some(-5, 0, 3, 2**31 - 1),
+                "x": some(-math.inf, -0.5, 2.5),
+                "s": some("", "a", "ä", "z"),
+            }
+            for _ in range(size)
+        ]
+        keys = model_of(rows, state)
+        found = arrow.merge(pa.RecordBatch.from_pylist(rows, schema=INPUT), "k", **MERGED)
+        assert found.schema.names == ["k", *MERGED]
+        assert {row.pop("k"): row for row in found.to_pylist()} == {key: state[key] for key in keys}
+    assert dict(totals.store.range()) == state
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"total": ("n", "avg")}, "merge has no function 'avg'"),
+        ({"total": ("m", "sum")}, "the rows have no column 'm'"),
+        ({"total": None}, "the field 'total' is not given"),
+        ({"other": ("n", "sum")}, "the field 'other' is not a field of the store's values"),
+        ({"total": ("s", "max")}, "the max of s is no int64"),
+    ],
+)
+def test_merge_refuses_what_it_cannot_do(totals: CommittedStore, change: dict[str, Any], problem: str) -> None:
+    """The message names the field or column, and nothing is written."""
+    fields = {name: how for name, how in {**MERGED, **change}.items() if how is not None}
+    rows = pa.RecordBatch.from_pylist([{"k": "a", "n": 1, "x": 1.0, "s": "x"}], schema=INPUT)
+    with pytest.raises(InvalidError, match=problem):
+        ArrowStore(totals.store).merge(rows, "k", **fields)
+    assert dict(totals.store.range()) == {}
+
+
+def test_a_sum_that_does_not_fit_is_refused(totals: CommittedStore) -> None:
+    """It does not wrap around, and the old value stays."""
+    arrow = ArrowStore(totals.store)
+    schema = INPUT.set(1, pa.field("n", pa.int64()))
+    rows = pa.RecordBatch.from_pylist([{"k": "a", "n": 2**63 - 1, "x": None, "s": None}], schema=schema)
+    arrow.merge(rows, "k", **MERGED)
+    with pytest.raises(InvalidError, match="the sum of n is no int64: overflow"):
+        arrow.merge(rows, "k", **MERGED)
+    assert totals.store.get("a") == {"total": 2**63 - 1, "rows": 1, "least": None, "most": None, "tags": []}
+
+
+def test_wrong_arrays_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """Nulls, other types, other lengths, and values that are no records."""
+    schema = {"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"}]}
+    made = store(tmp_path, schema)
+    arrow, one = ArrowStore(made.store), pa.array([{"n": 1}])
+    with pytest.raises(InvalidError, match="a key is null"):
+        arrow.put_many(pa.array([None], pa.string()), one)
+    with pytest.raises(InvalidError, match="there are 2 keys and 1 values"):
+        arrow.put_many(pa.array(["a", "b"]), one)
+    with pytest.raises(InvalidError, match="a value is null"):
+        arrow.put_many(pa.array(["a"]), pa.array([None], one.type))
+    with pytest.raises(InvalidError, match="it is null, and the schema does not allow that"):
+        arrow.put_many(pa.array(["a"]), pa.array([{"n": None}], one.type))
+    with pytest.raises(InvalidError, match="it has no field 'n'"):
+        arrow.put_many(pa.array(["a"]), pa.array([{"m": 1}]))
+    with pytest.raises(InvalidError, match="it is double, not a whole number"):
+        arrow.put_many(pa.array(["a"]), pa.array([{"n": 1.5}]))
+    with pytest.raises(InvalidError, match="a key is list"):
+        arrow.get_many(pa.array([["a"]]))
+    assert dict(made.store.range()) == {}
+    made.opened.close()
+    plain = store(tmp_path / "plain")
+    with pytest.raises(InvalidError, match="only values that are records can be merged"):
+        ArrowStore(plain.store).merge(pa.record_batch({"k": ["a"]}), "k")
+    plain.opened.close()
+
+
+def test_times_and_records_of_batches_are_values(tmp_path: Path) -> None:
+    """A record batch is taken as records; times of another unit and zone are converted."""
+    times = {"type": "long", "logicalType": "timestamp-micros"}
+    fields = [{"name": "at", "type": ["null", times]}, {"name": "day", "type": {"type": "int", "logicalType": "date"}}]
+    made = store(tmp_path, {"type": "record", "name": "r", "fields": fields})
+    at = datetime(2024, 2, 29, 12, tzinfo=UTC)
+    batch = pa.record_batch(
+        {"at": pa.array([at, None], pa.timestamp("ms", "Asia/Tokyo")), "day": pa.array([at.date()] * 2, pa.date32())}
+    )
+    ArrowStore(made.store).put_many(pa.array(["a", "b"]), batch)
+    assert made.store.get("a") == {"at": at, "day": at.date()}
+    assert made.store.get("b") == {"at": None, "day": at.date()}
+    assert ArrowStore(made.store).get_many(pa.array(["a"]))[0]["at"].as_py() == at + timedelta(0)
+    made.opened.close()
+
+
+def test_the_aggregate_of_the_page(tmp_path: Path) -> None:
+    """docs/spark.md: the function with the configuration that is next to it."""
+    (settings,) = blocks("docs/spark.md", "### Aggregates without Python for each row", "toml")
+    (program,) = blocks("docs/spark.md", "### Aggregates without Python for each row")
+    found = tomllib.loads(settings)["stores"]["totals"]
+    made = store(tmp_path, json.loads(found["value"]["avro"]["schemas"][0]))
+    process = run(program, {})["totals"]
+    batch = pa.record_batch({"customer": ["ann", "bob", "ann"], "amount": [1, 2, 3]})
+    (first, second) = process(iter([batch, batch]), {"totals": made.store}, None)
+    assert second.to_pylist() == [
+        {"customer": "ann", "total": 8, "orders": 4, "largest": 3},
+        {"customer": "bob", "total": 4, "orders": 2, "largest": 2},
+    ]
+    assert first.schema == second.schema
+    made.opened.close()
