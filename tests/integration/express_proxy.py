@@ -1,7 +1,8 @@
-"""Makes a directory bucket of S3 Express One Zone out of a bucket of an ordinary S3 server.
+"""Turns a bucket of an ordinary S3 server into a directory bucket of S3 Express One Zone.
 
-After "Differences for directory buckets" in Amazon's user guide and the notes of the SDK's service model: requests are
-signed by a session; no object tagging; a listing has no order, no ``StartAfter`` and only prefixes that end in ``/``.
+The differences come from "Differences for directory buckets" in Amazon's user guide and from the SDK's service model: a
+session signs the requests, objects have no tags, and a listing has no order, no ``StartAfter`` and only prefixes that
+end in ``/``.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from tests.integration.s3_proxy import Answer, S3Proxy, error_body
 _SESSION = """<?xml version='1.0'?><CreateSessionResult><Credentials><AccessKeyId>session</AccessKeyId>
 <SecretAccessKey>session-secret</SecretAccessKey><SessionToken>session-token</SessionToken>
 <Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></CreateSessionResult>"""
-#: Headers of the client's own signature.
+#: Headers that belong to the client's own signature.
 _SIGNED = {"authorization", "x-amz-date", "x-amz-content-sha256", "x-amz-s3session-token", "x-amz-security-token"}
 
 
 @dataclass
 class ExpressProxy(S3Proxy):
-    """``bucket`` is the directory bucket, and also a bucket of the server; the keys are the server's."""
+    """``bucket`` is both the directory bucket and a bucket of the server; the keys are the server's."""
 
     bucket: str = ""
     access_key: str = ""
@@ -35,13 +36,13 @@ class ExpressProxy(S3Proxy):
     region: str = ""
 
     def create_bucket(self) -> None:
-        """The bucket, empty."""
+        """Create the bucket, empty."""
         path, headers = f"/{self.bucket}", {"host": urlsplit(self.upstream).netloc}
         status, _, body = super().forward("PUT", path, self._signed("PUT", path, headers, b""), b"")
         assert status == 200, body
 
     def forward(self, method: str, path: str, headers: Mapping[str, str], data: bytes) -> Answer:
-        """As Express would answer."""
+        """Answer as Express would."""
         lower = {name.lower(): value for name, value in headers.items()}
         query = parse_qs(urlsplit(path).query, keep_blank_values=True)
         if "session" in query:
@@ -77,7 +78,7 @@ def _error(status: int, code: str, message: str) -> Answer:
 
 
 def _shuffled(page: bytes) -> bytes:
-    """A page of a listing with its objects in another order."""
+    """Put the objects on a page of a listing in another order."""
     objects = re.findall(rb"<Contents>.*?</Contents>", page, re.DOTALL)
     if len(objects) < 2:
         return page

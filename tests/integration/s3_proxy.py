@@ -17,12 +17,13 @@ _HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "content-leng
 
 @dataclass
 class Fault:
-    """What to do to the next ``times`` requests of ``method`` whose path has ``path`` in it.
+    """What to do to the next ``times`` requests of ``method`` whose path contains ``path``.
 
-    ``answer``: (status, error code) sent instead of the server's; ``lands``: the request is forwarded nevertheless.
-    ``truncate``: the body ends after so many bytes. ``alter``: applied to the body. ``reset``: the connection is
-    reset. ``wait``: seconds without an answer. ``trickle``: the body comes so many bytes a second, but for
-    the first ``after`` bytes, which come at once. ``chunked``: it comes in chunks, without its length.
+    ``answer``: the (status, error code) sent instead of the server's answer. ``lands``: forward the request
+    nevertheless. ``truncate``: end the body after this many bytes. ``alter``: a function applied to the body.
+    ``reset``: reset the connection. ``wait``: seconds before anything is sent. ``trickle``: send the body at this many
+    bytes a second, except the first ``after`` bytes, which are sent at once. ``chunked``: send the body in chunks,
+    without its length.
     """
 
     method: str
@@ -41,8 +42,10 @@ class Fault:
 
 @dataclass
 class S3Proxy:
-    """Runs on a port of its own while it is entered; ``requests`` are (method, path) in order, ``headers`` theirs
-    (names in lower case)."""
+    """Listens on its own port while it is entered.
+
+    ``requests`` are (method, path) in order; ``headers`` are the headers of each request, with names in lower case.
+    """
 
     upstream: str
     faults: list[Fault] = field(default_factory=list)
@@ -67,11 +70,11 @@ class S3Proxy:
 
     @property
     def endpoint(self) -> str:
-        """The URL for clients."""
+        """The URL that clients use."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def take(self, method: str, path: str, headers: Mapping[str, str]) -> Fault | None:
-        """The fault for a request, counted down."""
+        """Return the fault for a request, and count it down."""
         with self._lock:
             self.headers.append({name.lower(): value for name, value in headers.items()})
             self.requests.append((method, path))
@@ -82,7 +85,7 @@ class S3Proxy:
         return None
 
     def forward(self, method: str, path: str, headers: Mapping[str, str], data: bytes) -> Answer:
-        """What the server answers: status, headers and body."""
+        """Return the server's answer: status, headers and body."""
         upstream = http.client.HTTPConnection(urlsplit(self.upstream).netloc, timeout=30)
         try:
             upstream.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
@@ -96,7 +99,7 @@ class S3Proxy:
             upstream.close()
 
     def wait(self, seconds: float) -> bool:
-        """Hold an answer back, not beyond the proxy's end. Returns whether that has come."""
+        """Hold an answer back, but no longer than the proxy runs. Returns whether the proxy has stopped."""
         return self._stopped.wait(seconds)
 
 
@@ -110,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
     proxy: S3Proxy
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Nothing on the terminal."""
+        """Print nothing on the terminal."""
 
     def _serve(self) -> None:
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))

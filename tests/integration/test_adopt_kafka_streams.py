@@ -1,4 +1,4 @@
-"""``statemgr adopt --from kafka-streams``: jobs that the real Kafka Streams ran, from the jars of its release."""
+"""``statemgr adopt --from kafka-streams``: adopts jobs that the real Kafka Streams ran, from its release jars."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StreamsJob:
         self.rows: list[tuple[int, bytes]] = []
 
     def send(self, rows: Iterable[tuple[int, bytes]]) -> int:
-        """Rows as key and text. Returns: how many."""
+        """Send rows of key and text. Returns how many."""
         producer, rows = Producer({"bootstrap.servers": self.kafka.bootstrap_servers}), list(rows)
         for key, row in rows:
             producer.produce(self.topic, row, b"key-%d" % key, key % 2)
@@ -38,11 +38,11 @@ class StreamsJob:
         return len(rows)
 
     def run(self, kind: str, count: int, status: int = 0) -> None:
-        """Process so many rows."""
+        """Process this many rows."""
         command = [*streams_java("StreamsJob"), self.kafka.bootstrap_servers, self.name, self.topic, kind, str(count)]
         run(command, status=status)
         if status == 0:
-            await_empty(self.kafka, self.name)  # its members do not say good-bye
+            await_empty(self.kafka, self.name)  # its members do not leave the group
 
     def changelogs(self) -> list[str]:
         return [f"{self.name}-{store}-changelog" for store in STORES]
@@ -52,7 +52,7 @@ class StreamsJob:
 
 
 def expected(rows: Iterable[tuple[int, bytes]]) -> list[dict[str, dict[bytes, bytes]]]:
-    """What the job keeps of rows in each store: for each partition, the number of rows of a key."""
+    """The state that the job keeps in each store: per partition, the number of rows of each key."""
     found: list[dict[bytes, bytes]] = [{}, {}]
     for number, row in rows:
         of, key = found[number % 2], b"key-%d" % number
@@ -64,7 +64,7 @@ def expected(rows: Iterable[tuple[int, bytes]]) -> list[dict[str, dict[bytes, by
 
 
 def some_rows(text: bytes) -> list[tuple[int, bytes]]:
-    """Rows of all keys, and rows that delete every fifth."""
+    """Rows of all keys, and rows that delete every fifth key."""
     rows = [(key, text) for _ in range(3) for key in range(KEYS)]
     return rows + [(key, b"0") for key in range(0, KEYS, 5)] + [(0, text)]
 
@@ -77,8 +77,8 @@ def job(kafka: KafkaServer) -> StreamsJob:
 
 @pytest.mark.parametrize("kind", ["plain", "exactly-once"])
 def test_a_stopped_job_is_adopted_key_by_key(job: StreamsJob, tmp_path: Path, kind: str) -> None:
-    """Stores with and without timestamps and headers give plain values, with the offsets of the group. An exactly-once
-    job is recognised by its changelogs. Nothing is written to the old topics."""
+    """Stores with and without timestamps and headers give plain values, with the group's offsets. The command
+    recognises an exactly-once job by its changelogs, and writes nothing to the old topics."""
     job.run(kind, job.send(some_rows(b"first")))
     job.run(kind, job.send(some_rows(b"second")))
     adopter = job.adopter(tmp_path)
@@ -99,8 +99,8 @@ def test_a_stopped_job_is_adopted_key_by_key(job: StreamsJob, tmp_path: Path, ki
 
 
 def test_a_job_that_died_may_have_doubled_its_tail(job: StreamsJob, tmp_path: Path) -> None:
-    """An at-least-once job died after it wrote its changelogs and before it committed: the state has the effects of all
-    rows, and the number of rows that are processed again is said."""
+    """An at-least-once job died after it wrote its changelogs and before it committed. The adopted state contains the
+    effects of all rows, and the command reports how many rows may be processed twice."""
     job.run("plain", job.send(some_rows(b"first")))
     count = len(job.rows)
     job.run("crash", job.send([(key, b"tail") for key in range(10)]), status=9)
@@ -116,7 +116,7 @@ def test_a_job_that_died_may_have_doubled_its_tail(job: StreamsJob, tmp_path: Pa
 
 @pytest.mark.parametrize(("kind", "why"), [("window", "windows or sessions"), ("versioned", "a versioned store")])
 def test_other_kinds_of_stores_are_refused_by_name(job: StreamsJob, tmp_path: Path, kind: str, why: str) -> None:
-    """The kind is named, and the other stores can be adopted without it."""
+    """The command names the kind of store, and adopts the other stores without it."""
     job.run(kind, job.send(some_rows(b"first")))
     adopter = job.adopter(tmp_path)
     named = [option for store in STORES for option in ("--changelog", f"{store}={job.name}-{store}-changelog")]
@@ -129,7 +129,7 @@ def test_other_kinds_of_stores_are_refused_by_name(job: StreamsJob, tmp_path: Pa
 
 
 def test_in_place(job: StreamsJob, tmp_path: Path) -> None:
-    """The changelogs are continued as they are, once their settings suit."""
+    """The new job continues the old changelogs in place once their settings are suitable."""
     job.run("plain", job.send(some_rows(b"first")))
     adopter = job.adopter(tmp_path)
     config = adopter.init(f"{job.name}-new", "--in-place")

@@ -1,4 +1,4 @@
-"""``statemgr adopt --from quix``: jobs that the real Quix Streams ran, in an environment of its own."""
+"""``statemgr adopt --from quix``: adopts jobs that the real Quix Streams ran, in a Python environment of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = 40
 
 
 class QuixJob:
-    """A job of Quix Streams with an input topic of two partitions: key n is in partition n % 2."""
+    """A Quix Streams job with an input topic of two partitions: key n is in partition n % 2."""
 
     def __init__(self, kafka: KafkaServer) -> None:
         self.kafka, self.group = kafka, kafka.fresh_name("quix")
@@ -29,7 +29,7 @@ class QuixJob:
         self.rows: list[tuple[int, int]] = []
 
     def send(self, rows: Iterable[tuple[int, int]]) -> int:
-        """Rows as key and number. Returns: how many."""
+        """Send rows of key and number. Returns how many."""
         producer, rows = Producer({"bootstrap.servers": self.kafka.bootstrap_servers}), list(rows)
         for key, row in rows:
             producer.produce(self.topic, row.to_bytes(4, "big", signed=True), b"key-%d" % key, key % 2)
@@ -38,7 +38,7 @@ class QuixJob:
         return len(rows)
 
     def run(self, kind: str, count: int, status: int = 0) -> None:
-        """Process so many rows."""
+        """Process this many rows."""
         command = [environments.quix_python(), HERE / "quix_job.py", self.kafka.bootstrap_servers]
         run([*command, self.group, self.topic, kind, str(count)], status=status)
 
@@ -47,7 +47,7 @@ class QuixJob:
 
 
 def expected(rows: Iterable[tuple[int, int]]) -> list[dict[bytes, bytes]]:
-    """What the job keeps of rows: for each partition, the number of rows of a key, and its last one."""
+    """The state that the job keeps: per partition, the number of rows of each key, and the key's last row."""
     found: list[dict[bytes, bytes]] = [{}, {}]
     for key, row in rows:
         of = found[key % 2]
@@ -61,7 +61,7 @@ def expected(rows: Iterable[tuple[int, int]]) -> list[dict[bytes, bytes]]:
 
 
 def some_rows(seed: int) -> list[tuple[int, int]]:
-    """Rows of all keys, and rows that delete every fifth."""
+    """Rows of all keys, and rows that delete every fifth key."""
     rows = [(key, key + turn + seed) for turn in range(1, 4) for key in range(KEYS)]
     return rows + [(key, 0) for key in range(0, KEYS, 5)] + [(0, 77)]
 
@@ -74,8 +74,8 @@ def job(kafka: KafkaServer) -> QuixJob:
 
 @pytest.mark.parametrize("kind", ["plain", "exactly-once", "ttl"])
 def test_a_stopped_job_is_adopted_key_by_key(job: QuixJob, tmp_path: Path, kind: str) -> None:
-    """Every key and value as the application wrote it (without the expiry), and the offsets of the group. Nothing is
-    written to the old topics."""
+    """The new job gets every key and value as the application wrote it (without the expiry), and the group's offsets.
+    The command writes nothing to the old topics."""
     job.run(kind, job.send(some_rows(0)))
     job.run(kind, job.send(some_rows(100)))
     adopter = job.adopter(tmp_path)
@@ -95,8 +95,8 @@ def test_a_stopped_job_is_adopted_key_by_key(job: QuixJob, tmp_path: Path, kind:
 
 
 def test_changes_that_were_not_committed_are_left_out(job: QuixJob, tmp_path: Path) -> None:
-    """The old job died after it wrote its changelog and before it committed: its state is that of the offsets, as Quix
-    Streams itself would recover it, so that nothing is counted twice."""
+    """The old job died after it wrote its changelog and before it committed. The new job gets the state at the
+    committed offsets, as Quix Streams itself would recover it, so that nothing is counted twice."""
     job.run("plain", job.send(some_rows(0)))
     rows = list(job.rows)
     job.run("crash", job.send([(key, 1000) for key in range(100, 130)]), status=9)
@@ -114,7 +114,7 @@ def test_changes_that_were_not_committed_are_left_out(job: QuixJob, tmp_path: Pa
 
 
 def test_stores_of_windows_are_refused(job: QuixJob, tmp_path: Path) -> None:
-    """Their column families are named, and nothing is adopted."""
+    """The command refuses window stores and says why."""
     job.run("window", job.send(some_rows(0)))
     adopter = job.adopter(tmp_path)
     adopter.init(f"{job.group}-new")
@@ -124,7 +124,7 @@ def test_stores_of_windows_are_refused(job: QuixJob, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "ttl"])
 def test_in_place_needs_plain_records(job: QuixJob, tmp_path: Path, kind: str) -> None:
-    """A changelog without expiries can be continued as it is; one with them cannot."""
+    """A changelog without expiries can be continued in place; a changelog with expiries cannot."""
     job.run(kind, job.send(some_rows(0)))
     adopter = job.adopter(tmp_path)
     config = adopter.init(f"{job.group}-new", "--in-place")

@@ -1,4 +1,4 @@
-"""``statemgr adopt --from raw``: plain changelogs and offsets, by hand or of a consumer group."""
+"""``statemgr adopt --from raw``: adopts plain changelogs, with offsets given by hand or taken from a consumer group."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def old(kafka: KafkaServer, tmp_path: Path) -> Adopter:
 
 
 def job_of(old: Adopter) -> str:
-    """The name of the old job, and its group."""
+    """The name of the old job, which is also its group."""
     return old.old[old.old.index("--job") + 1]
 
 
 def test_a_job_is_looked_at_then_adopted_and_goes_on(kafka: KafkaServer, old: Adopter) -> None:
-    """The dry run counts and writes nothing; the adopted job has every key and the group's offsets, goes on, and
-    nothing was written to the old topics."""
+    """The dry run counts records and writes nothing. The adopted job has every key and the group's offsets, continues
+    from there, and leaves the old topics untouched."""
     name = job_of(old)
     before = ends(kafka, f"{name}-totals", f"{name}-in")
     config = old.init(f"{name}-new")
@@ -83,7 +83,7 @@ def test_a_job_is_looked_at_then_adopted_and_goes_on(kafka: KafkaServer, old: Ad
 
 
 def test_in_place_the_old_changelog_becomes_the_jobs_own(kafka: KafkaServer, old: Adopter) -> None:
-    """No record is copied: the marker is the end of the old topic, whose settings must suit."""
+    """Adoption in place copies no record: the marker is the end of the old topic, whose settings must be suitable."""
     name = job_of(old)
     config = old.init(f"{name}-new", "--in-place")
     before = ends(kafka, f"{name}-totals")
@@ -102,7 +102,7 @@ def test_in_place_the_old_changelog_becomes_the_jobs_own(kafka: KafkaServer, old
 
 
 def test_offsets_by_hand(kafka: KafkaServer, old: Adopter) -> None:
-    """Without a group every partition that has records needs an offset, and the topic must have it."""
+    """Without a group, every partition that has records needs an offset, and the offset must exist in the topic."""
     name = job_of(old)
     config = old.init(f"{name}-new")
     by_hand = [*old.old[:2], *old.old[4:]]
@@ -115,7 +115,8 @@ def test_offsets_by_hand(kafka: KafkaServer, old: Adopter) -> None:
 
 
 def test_what_is_refused(kafka: KafkaServer, old: Adopter) -> None:
-    """A running job, an open transaction, other partitions, other stores: refused, and nothing is written."""
+    """A running job, an open transaction, and partitions or stores that do not match are refused, and nothing is
+    written."""
     name = job_of(old)
     old.init(f"{name}-new")
     with member(kafka, name, f"{name}-in"):
@@ -136,7 +137,7 @@ def test_what_is_refused(kafka: KafkaServer, old: Adopter) -> None:
 
 
 def test_changelogs_with_records_of_others_are_not_copied_over(kafka: KafkaServer, old: Adopter) -> None:
-    """Invariant 16: a new changelog that somebody else wrote to is left as it is."""
+    """Invariant 16: adoption does not touch a new changelog that somebody else has written to."""
     name = job_of(old)
     config = old.init(f"{name}-new")
     target = config.stores["totals"].changelog_topic
@@ -147,7 +148,7 @@ def test_changelogs_with_records_of_others_are_not_copied_over(kafka: KafkaServe
 
 
 def test_an_interrupted_copy_continues(old: Adopter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a crash between two transactions of the copy, the next run copies the rest, and nothing twice."""
+    """After a crash between two transactions of the copy, the next run copies the rest, and copies nothing twice."""
     config = old.init(f"{job_of(old)}-new")
     target = config.stores["totals"].changelog_topic
     monkeypatch.setattr(adopt_copy, "_MOST_RECORDS", 100)
@@ -166,8 +167,8 @@ def test_an_interrupted_copy_continues(old: Adopter, monkeypatch: pytest.MonkeyP
 
 
 def test_a_job_does_not_start_while_its_adoption_is_not_over(old: Adopter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAULT 60, invariant 8: the adoption was killed in its first partition, and somebody starts the job. A task whose
-    new changelog has no record yet must not start empty either; the adoption continues, or is given up."""
+    """FAULT 60, invariant 8: an adoption was killed in its first partition, and somebody starts the job. No task
+    starts, not even one whose new changelog has no record yet, until the adoption is continued or revoked."""
     config = old.init(f"{job_of(old)}-new")
     monkeypatch.setattr(adopt_copy, "_MOST_RECORDS", 100)
 
@@ -200,7 +201,8 @@ def test_a_job_does_not_start_while_its_adoption_is_not_over(old: Adopter, monke
 
 
 def test_a_changelog_with_a_record_without_a_key_is_not_adopted_in_place(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 60: from before the topic was compacted; no restore could ever read it: refused, and nothing published."""
+    """FAULT 60: a record without a key, from before the topic was compacted, could never be restored. Adoption refuses
+    the topic and publishes nothing."""
     name = kafka.fresh_name("old")
     make(kafka, f"{name}-totals", 1, cleanup__policy="delete")
     make(kafka, f"{name}-in", 1, cleanup__policy="delete")
@@ -221,7 +223,7 @@ def test_a_changelog_with_a_record_without_a_key_is_not_adopted_in_place(kafka: 
 
 
 def test_a_copy_that_took_too_long_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Where the old topic may have dropped deletes meanwhile, nothing is published."""
+    """If the old topic may have dropped deletes during the copy, nothing is published."""
     name = kafka.fresh_name("old")
     make(kafka, f"{name}-totals", 1, delete__retention__ms="1")
     make(kafka, f"{name}-in", 1)

@@ -1,4 +1,4 @@
-"""``statemgr adopt --from samza``: jobs that the real Apache Samza has run."""
+"""``statemgr adopt --from samza``: adopts jobs that the real Apache Samza ran."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Make = Callable[..., SamzaJob]
 
 @pytest.fixture
 def old(kafka: KafkaServer, tmp_path: Path) -> Make:
-    """Makes jobs of Samza."""
+    """Makes Samza jobs."""
     return lambda partitions=2, **more: SamzaJob(kafka, tmp_path, partitions, **more)
 
 
@@ -38,7 +38,8 @@ def some_rows(partitions: int = 2, keys: int = 30) -> dict[int, list[tuple[str, 
 
 
 def test_changelogs_and_offsets(old: Make) -> None:
-    """The newest checkpoints name the stores, and the last processed offsets; nothing is written to the old topics."""
+    """The newest checkpoints name the stores and the last processed offsets. The command writes nothing to the old
+    topics."""
     job = old()
     job.run(job.send(some_rows()))
     before = ends(job.kafka, job.topic, job.changelog, job.checkpoints)
@@ -53,14 +54,14 @@ def test_changelogs_and_offsets(old: Make) -> None:
     offsets = [{f"{job.topic}-{n}": 123} for n in (0, 1)]
     assert state(config) == ([{"counts": of} for of in job.expected], offsets)
     assert ends(job.kafka, job.topic, job.changelog, job.checkpoints) == before
-    # the old job goes on where it was, as if nothing had happened
+    # the old job continues where it was, as if nothing had happened
     job.run(job.send({0: [("0-key-5", "1")]}))
     assert ends(job.kafka, job.changelog)[job.changelog, 0][1] == before[job.changelog, 0][1] + 1
 
 
 def test_changes_that_were_not_committed_are_left_out(old: Make) -> None:
-    """The old job died between its changelog and its checkpoint. The checkpoint names the end of the changelog, so its
-    state is that of the offsets, as Samza itself would restore it."""
+    """The old job died after it wrote its changelog and before its checkpoint. The checkpoint names the end of the
+    changelog, so the new job gets the state at the offsets, as Samza itself would restore it."""
     job = old()
     job.run(job.send(some_rows()))
     job.run(job.send({0: [(f"0-key-{n}", "1") for n in range(40)]}, count=False), status=9, **CRASH)
@@ -74,8 +75,8 @@ def test_changes_that_were_not_committed_are_left_out(old: Make) -> None:
 
 
 def test_an_old_tail_is_adopted_and_may_count_twice(old: Make) -> None:
-    """Where compaction may have removed the committed values, the whole changelog is adopted, as Samza itself would
-    restore it, and the number of doubled records is said."""
+    """If compaction may have removed the committed values, the complete changelog is adopted, as Samza itself would
+    restore it, and the command reports how many input records may be processed twice."""
     job = old()
     rows = job.send(some_rows())
     lag = {"stores__counts__changelog__min__compaction__lag__ms": "1"}
@@ -90,7 +91,7 @@ def test_an_old_tail_is_adopted_and_may_count_twice(old: Make) -> None:
 
 
 def test_tasks_have_other_partitions_of_the_changelog(old: Make) -> None:
-    """Samza numbers the partitions of a changelog in the order of the tasks' names, in which 10 comes before 2."""
+    """Samza numbers the partitions of a changelog in the order of the task names, where 10 comes before 2."""
     job = old(12)
     job.run(job.send(some_rows(12, keys=5)))
     adopter = job.adopter()
@@ -104,7 +105,8 @@ def test_tasks_have_other_partitions_of_the_changelog(old: Make) -> None:
 
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_one_version_of_checkpoints(old: Make, version: str) -> None:
-    """Version 1 does not name the stores: they are given. The offsets of their changelogs are known nevertheless."""
+    """Checkpoints of version 1 do not name the stores, so the user gives them. They still contain the offsets of the
+    changelogs."""
     job = old()
     job.run(job.send(some_rows()), task__checkpoint__write__versions=version)
     named = () if version == "2" else ("--changelog", f"counts={job.changelog}")
@@ -118,7 +120,7 @@ def test_one_version_of_checkpoints(old: Make, version: str) -> None:
 
 
 def test_in_place(old: Make) -> None:
-    """The changelog that Samza made has the settings of a changelog, and becomes the job's own."""
+    """A changelog that Samza made has suitable settings and becomes the new job's own."""
     job = old()
     job.run(job.send(some_rows()))
     adopter = job.adopter()
@@ -130,7 +132,8 @@ def test_in_place(old: Make) -> None:
 
 
 def test_what_is_refused(old: Make) -> None:
-    """A store with a time to live, a job that is unknown, a task without a checkpoint, and a broken record."""
+    """A store with a time to live, an unknown job, a task without a checkpoint, input that is not grouped by partition,
+    and a broken record are refused."""
     job = old()
     job.run(job.send(some_rows()), stores__counts__rocksdb__ttl__ms="86400000")
     adopter = job.adopter()
@@ -154,17 +157,17 @@ def test_what_is_refused(old: Make) -> None:
 
 
 def snapshot_rows(keys: int = 3000) -> dict[int, list[tuple[str, str]]]:
-    """So many keys that RocksDB's table does not fit into an index."""
+    """Enough keys that RocksDB's table does not fit into an index."""
     return {n: [(f"{n}-{key}-{(key * 2654435761 + n) % 2**32:x}", "1") for key in range(keys)] for n in (0, 1)}
 
 
 def blob_files(directory: Path) -> dict[str, bytes]:
-    """Name → content of every file below a directory."""
+    """Maps the name of every file below a directory to its content."""
     return {str(file.relative_to(directory)): file.read_bytes() for file in directory.rglob("*") if file.is_file()}
 
 
 def test_snapshots_are_uploaded(old: Make, tmp_path: Path) -> None:
-    """The new job's first snapshot has the state of Samza's, in blobs of its own; nothing of Samza's is touched."""
+    """The new job's first snapshot has the state of Samza's, in blobs of its own. Samza's blobs stay as they are."""
     job = old(backends=(BLOBS,))
     job.run(job.send(snapshot_rows()))
     job.run(job.send(some_rows()))
@@ -192,7 +195,7 @@ def test_snapshots_are_uploaded(old: Make, tmp_path: Path) -> None:
 
 
 def test_snapshots_in_place_are_not_uploaded(old: Make, tmp_path: Path) -> None:
-    """The tables stay where Samza put them, and are the new job's from then on: a check, garbage collection and a
+    """The tables stay where Samza put them and belong to the new job from then on: a check, garbage collection and a
     restore find them."""
     job = old(backends=(BLOBS,))
     job.run(job.send(snapshot_rows()))
@@ -220,7 +223,7 @@ def test_snapshots_in_place_are_not_uploaded(old: Make, tmp_path: Path) -> None:
 
 
 def test_what_is_refused_of_snapshots(old: Make, tmp_path: Path) -> None:
-    """A blob that is damaged, one that is missing, and a store with a time to live."""
+    """A damaged blob, a missing blob and a store with a time to live are refused."""
     job = old(backends=(BLOBS,))
     job.run(job.send(snapshot_rows()))
     adopter = job.adopter("--blobs", job.blobs.as_uri())

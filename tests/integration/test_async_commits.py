@@ -1,4 +1,4 @@
-"""Commits that go on beside the processing: what waits for them, how long, and what the metrics say of it."""
+"""Commits that run in parallel with the processing: what waits for them, for how long, and what the metrics report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.servers import KafkaServer
 
 
 class Gate:
-    """Holds the uploads of one task up until it is opened, and notes which thread took which step."""
+    """Blocks the uploads of one task until it is opened, and records which thread took which step."""
 
     def __init__(self, task: str = TASK) -> None:
         self.task = task
@@ -52,13 +52,14 @@ def gate(task: str = TASK) -> Iterator[Gate]:
 
 
 def sample(manager: StateManager, name: str, **labels: str) -> float:
-    """A metric's value; 0 where it has none yet."""
+    """The value of a metric, or 0 if it has none yet."""
     value = manager.metrics.registry.get_sample_value(name, {"job": manager.config.job_name, **labels})
     return value or 0.0
 
 
 def test_the_work_of_a_commit_is_on_the_threads_meant_for_it(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A32: only flush and checkpoint directory are the caller's; reads, writes and output go on beside the rest."""
+    """A32: a commit only flushes and makes the checkpoint directory on the caller's thread. Reads, writes and output
+    continue during the rest."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     out = kafka.fresh_name("out")
     make_topic(kafka, out, 1)
@@ -85,7 +86,8 @@ def test_the_work_of_a_commit_is_on_the_threads_meant_for_it(kafka: KafkaServer,
 
 
 def test_an_explicit_commit_waits_and_fails_at_the_timeout(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A39: it waits for the one on its way, counted as blocked beyond the delay, and fails when that is too old."""
+    """A39: an explicit commit waits for the one in progress, counts as blocked after the delay, and fails at the
+    timeout."""
     config = JobConfig.from_mapping(
         job_mapping(kafka, tmp_path, task__commit__max__delay__ms=300, task__commit__timeout__ms=1500)
     )
@@ -94,7 +96,7 @@ def test_an_explicit_commit_waits_and_fails_at_the_timeout(kafka: KafkaServer, t
         with gate() as closed:
             first = task.commit_async({"orders-0": 1})
             write(task, {b"b": b"1"})
-            for _ in range(2):  # the second call finds it too old already
+            for _ in range(2):  # the second call finds that the first commit is too old already
                 with pytest.raises(RetryableError, match=r"task\.commit\.timeout\.ms = 1500"):
                     task.commit({"orders-0": 2})
             assert not first.done()
@@ -116,7 +118,8 @@ def test_an_explicit_commit_waits_and_fails_at_the_timeout(kafka: KafkaServer, t
 
 @pytest.mark.parametrize("kind", INTERVALS)
 def test_metrics_of_a_commit_by_phase(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
-    """B11: changes, uploaded bytes and the seconds of each phase, and what segments grow to; gone when the task is."""
+    """B11: metrics report changes, uploaded bytes, the seconds of each phase and the size of segments, and disappear
+    with the task."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), kind=kind))
     phases = ("flush", "upload", "publish", "clean-up")
     large = random.Random(0).randbytes(5000)
@@ -149,7 +152,7 @@ def test_metrics_of_a_commit_by_phase(kafka: KafkaServer, tmp_path: Path, kind: 
 def test_an_error_that_nobody_was_told_is_logged_at_the_close(
     kafka: KafkaServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A38: the last commit has no next one that could raise its error."""
+    """A38: no later commit can raise the error of the last commit, so the close logs it."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
@@ -167,7 +170,8 @@ def test_an_error_that_nobody_was_told_is_logged_at_the_close(
 def test_what_is_dropped_at_the_close_is_said(
     kafka: KafkaServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """C4: changes that no commit has published are gone after a close, and one line says how many of which store."""
+    """C4: changes that no commit has published are gone after a close, and one line says how many each store
+    dropped."""
     stores = ("totals", "index", "unchanged")
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), kind=SEGMENTS, stores=stores))
     with caplog.at_level(logging.WARNING, "statemgr"), StateManager(config) as manager:
@@ -179,7 +183,7 @@ def test_what_is_dropped_at_the_close_is_said(
         task = manager.open_task(TASK)
         write(task, {b"a": b"2", b"b": b"2"})
         task.store("totals").get_many([b"a"])
-        list(task.store("totals").range())  # one half is written to the database, the other is still gathered
+        list(task.store("totals").range())  # one half is written to the database, the other is still buffered
         write(task, {b"c": b"3", b"a": None}, ("totals", "index"))
         task.close()
         [line] = caplog.messages
@@ -197,13 +201,13 @@ class Opening(StateManager):
     opened = 0
 
     def open_task(self, *args: Any, **options: Any) -> Task:
-        """As every manager."""
+        """Open a task, and count it."""
         self.opened += 1
         return super().open_task(*args, **options)
 
 
 class Running:
-    """A consumer loop in a thread, and what it has processed of each partition."""
+    """A consumer loop in a thread, with the number of messages that it has processed from each partition."""
 
     def __init__(self, kafka: KafkaServer, config: JobConfig, topic: str) -> None:
         self.manager = Opening(config)
@@ -236,7 +240,7 @@ class Running:
             self.error = error
 
     def stop(self) -> None:
-        """Stop it, if it has not stopped by itself, and close everything."""
+        """Stop the loop if it has not stopped by itself, and close everything."""
         self.loop.stop()
         self._thread.join(60)
         assert not self._thread.is_alive()
@@ -244,11 +248,11 @@ class Running:
         self._consumer.close()
 
     def ended(self) -> bool:
-        """Whether it has stopped."""
+        """Whether the loop has stopped."""
         return not self._thread.is_alive()
 
     def has_processed(self, first: int, second: int) -> bool:
-        """Whether so many messages of each partition were processed; raises what the loop has raised."""
+        """Whether this many messages of each partition were processed. Raises the loop's error if it has one."""
         if self.error is not None:
             raise self.error
         return self.processed == {0: first, 1: second}
@@ -264,8 +268,8 @@ def loop_job(kafka: KafkaServer, directory: Path, **more: object) -> tuple[JobCo
 
 @pytest.mark.long
 def test_a_commit_that_lasts_is_left_out_then_holds_its_task_back(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A39: periodic commits that fall due beside one are left out; beyond the delay the task's input waits, the other
-    task goes on, and no rebalance comes of it."""
+    """A39: the loop skips periodic commits that fall due during a commit. After the delay the task's input waits, the
+    other task continues, and no rebalance follows."""
     config, topic = loop_job(kafka, tmp_path, **{"task.commit.max.delay.ms": 2500})
     with gate() as closed:
         running = Running(kafka, config, topic)
@@ -295,7 +299,7 @@ def test_a_commit_that_lasts_is_left_out_then_holds_its_task_back(kafka: KafkaSe
 
 
 def test_a_commit_that_never_ends_stops_the_loop(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A39: beyond task.commit.timeout.ms the loop fails, and says which task."""
+    """A39: after task.commit.timeout.ms the loop fails and names the task."""
     config, topic = loop_job(kafka, tmp_path, **{"task.commit.max.delay.ms": 200, "task.commit.timeout.ms": 2000})
     with gate() as closed:
         running = Running(kafka, config, topic)
@@ -303,7 +307,7 @@ def test_a_commit_that_never_ends_stops_the_loop(kafka: KafkaServer, tmp_path: P
         assert closed.reached.wait(60)
         began = time.monotonic()
         time.sleep(3.5)
-        closed.open.set()  # a task is closed only when its commit has ended
+        closed.open.set()  # a task can close only after its commit has ended
         wait_until(running.ended)
         assert time.monotonic() - began < 30
     running.stop()
@@ -313,7 +317,7 @@ def test_a_commit_that_never_ends_stops_the_loop(kafka: KafkaServer, tmp_path: P
 
 
 def test_the_last_commits_of_all_tasks_run_at_the_same_time(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A stop lasts as long as the slowest commit, not as long as all of them."""
+    """A stop lasts as long as the slowest commit, not as long as all commits together."""
     config, topic = loop_job(kafka, tmp_path, **{"task.commit.ms": 600_000})
     together = threading.Barrier(2, timeout=30)
 
@@ -333,7 +337,7 @@ def test_the_last_commits_of_all_tasks_run_at_the_same_time(kafka: KafkaServer, 
 def test_a_failed_last_commit_is_raised_by_the_loop(
     kafka: KafkaServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A38: at a stop the first task's error is raised, and every other one's is logged."""
+    """A38: at a stop the loop raises the first task's error and logs the errors of the others."""
     config, topic = loop_job(kafka, tmp_path, **{"task.commit.ms": 600_000})
     running = Running(kafka, config, topic)
     produce(kafka, topic, 2, range(100))

@@ -1,4 +1,4 @@
-"""An attempt that has returned its commit leaves a local copy for the next one, perhaps on another thread."""
+"""An attempt that has returned its commit leaves a local copy for the next attempt, perhaps on another thread."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Batches:
         self.checkpoints: Mapping[str, Checkpoint | None] = self.epoch.checkpoints
 
     def open(self) -> Attempt:
-        """An attempt of the next batch."""
+        """Open an attempt at the next batch."""
         return open_attempt(self.there, TASK, self.checkpoints[TASK], self.epoch)
 
     def prepared(self, opened: Attempt) -> PreparedCommit:
-        """A batch that writes more than fits into the checkpoint."""
+        """Prepare a batch that writes more than fits into the checkpoint."""
         items = {b"%d" % (len(self.model) + number): b"v" * 100 for number in range(500)}
         opened.stores["totals"].put_many(items)
         self.model |= items
         return opened.prepare({"orders-0": len(self.model)})
 
     def publish(self, prepared: PreparedCommit) -> None:
-        """Make a commit the current one, and compare what is stored."""
+        """Make a commit the current one, and compare the stored state with the model."""
         self.checkpoints = self.driver.publish([prepared])
         self.epoch = self.epoch.after_publish()
         assert totals(self.config, FACTORY) == {TASK: self.model}
@@ -59,7 +59,7 @@ class Batches:
 
 @pytest.fixture
 def batches(kafka: KafkaServer, tmp_path: Path) -> Iterator[Batches]:
-    """A job after its first batch, which stores a snapshot, and so makes a directory before it is published."""
+    """A job after its first batch, which stores a snapshot and therefore makes a directory before it is published."""
     made = Batches(kafka, tmp_path)
     with made.driver:
         with made.open() as opened:
@@ -69,7 +69,7 @@ def batches(kafka: KafkaServer, tmp_path: Path) -> Iterator[Batches]:
 
 
 def test_the_next_attempt_of_a_process_waits_for_the_copy(batches: Batches) -> None:
-    """It begins with the copy, fetches nothing, and at most two copies stay."""
+    """The next attempt starts from the copy and fetches nothing, and at most two copies remain."""
     waiting, go_on = threading.Event(), threading.Event()
 
     def slow(phase: Phase, subject: str) -> None:
@@ -93,7 +93,7 @@ def test_the_next_attempt_of_a_process_waits_for_the_copy(batches: Batches) -> N
 
 
 def test_an_attempt_of_another_process_does_not_wait_for_the_copy(batches: Batches) -> None:
-    """It begins with an older copy and the segments since then, and the late copy does no harm."""
+    """The attempt starts from an older copy and the segments since then, and the late copy does no harm."""
     go_on = threading.Event()
 
     def slow(phase: Phase, subject: str) -> None:
@@ -106,7 +106,7 @@ def test_an_attempt_of_another_process_does_not_wait_for_the_copy(batches: Batch
         prepared = batches.prepared(opened)
         opened.close(wait=False)
         batches.publish(prepared)
-        _host.cache_clear()  # what follows belongs to another process
+        _host.cache_clear()  # the next attempt belongs to another process
         with batches.open() as other:
             assert [one.factory for one in other.restored] == [FACTORY]
             assert [one.bytes_reused > 0 for one in other.restored] == [True]
@@ -123,7 +123,8 @@ def test_an_attempt_of_another_process_does_not_wait_for_the_copy(batches: Batch
 def test_a_copy_that_cannot_be_written_fails_no_commit(
     batches: Batches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The disk is full after the commit was prepared: a warning, and the next attempt fetches the changes."""
+    """If the disk is full after the commit was prepared, a warning is logged and the next attempt fetches the
+    changes."""
 
     def full(store: OpenStore, also_keep: object = ()) -> None:
         raise DiskFull("no space is left")

@@ -1,4 +1,4 @@
-"""Attempts on executors: stores are compacted next to them, and a restore begins with what the executor has."""
+"""Attempts on executors: stores are compacted outside the attempts, and a restore starts with what the executor has."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Model = dict[bytes, bytes]
 
 
 def job(kafka: KafkaServer, directory: Path, *backup: str, interval: str = "100000 commits") -> JobConfig:
-    """A job of one task that makes no snapshots, unless told so."""
+    """A job of one task that makes no snapshots, unless the interval says so."""
     more = {"task__commit__snapshot__interval": [interval]}
     return JobConfig.from_mapping(job_mapping(kafka, directory, backup=backup, tasks=1, **more))  # type: ignore[arg-type]
 
@@ -37,7 +37,7 @@ def level0(opened: Attempt) -> int:
 
 
 class Executor:
-    """A machine: attempts at the one task, each with 50 random changes, and a model of the state."""
+    """A machine that runs attempts at the one task, each with 50 random changes, and keeps a model of the state."""
 
     def __init__(self, config: JobConfig, epoch: Epoch, chance: random.Random) -> None:
         self.config, self.epoch, self.chance = config, epoch, chance
@@ -67,7 +67,7 @@ def published(driver: StateManager, prepared: PreparedCommit) -> Checkpoint:
 def test_stores_are_compacted_between_attempts(
     kafka: KafkaServer, tmp_path: Path, backup: tuple[str, ...], interval: str
 ) -> None:
-    """With time between the batches: files do not pile up, and no attempt compacts its own store."""
+    """If there is time between batches, files do not pile up and no attempt compacts its own store."""
     config = job(kafka, tmp_path, *backup, interval=interval)
     model: Model = {}
     with StateManager(config) as driver:
@@ -85,8 +85,8 @@ def test_stores_are_compacted_between_attempts(
 def test_a_compaction_that_ends_some_batches_later(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Busy: the next attempts go on with the files as they are; the first one after the end begins with the compacted
-    state and applies the segments since then, which is exactly the published state."""
+    """On a busy executor the next attempts use the files as they are. The first attempt after the compaction starts
+    with the compacted state and applies the segments since then, which gives exactly the published state."""
     go_on, waiting = threading.Event(), threading.Event()
     really = RocksDbStore.compact_if_needed
 
@@ -123,7 +123,8 @@ def test_a_compaction_that_ends_some_batches_later(
 
 
 def test_a_sweep_bounds_the_disk_of_an_executor(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A task that moved away two hours ago leaves nothing, nor does a dead process; what is open or was used stays."""
+    """A sweep removes the copies of a task that moved away two hours ago and the directories of a dead process. It
+    keeps open directories and recently used copies."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=[FACTORY], kind=SEGMENTS, tasks=3))
     tasks = [f"Partition {i}" for i in range(3)]
     here = elsewhere(config, tmp_path / "executor", FACTORY)
@@ -134,7 +135,7 @@ def test_a_sweep_bounds_the_disk_of_an_executor(kafka: KafkaServer, tmp_path: Pa
         host = attempt_host(here)
         roots = [host.services.task_directory(task) / "totals" for task in tasks]
         stamp = host.sweep._stamp
-        wait_until(lambda: stamp.is_file() and stamp.stat().st_size > 0)  # the first attempt has begun one
+        wait_until(lambda: stamp.is_file() and stamp.stat().st_size > 0)  # the first attempt has started a sweep
         stamp.write_bytes(b"")
         (roots[1] / "live" / f"1-{0:016x}.{1:016x}").mkdir()  # its owner is dead
         long_ago = time.time() - 2 * 3600
@@ -150,8 +151,8 @@ def test_a_sweep_bounds_the_disk_of_an_executor(kafka: KafkaServer, tmp_path: Pa
 
 
 def test_an_older_position_of_the_same_chain(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Executors take turns: each fetches the newer segments alone. What one of them prepared and nobody published is
-    not taken for a part of the chain."""
+    """When executors take turns, each fetches only the newer segments. A prepared commit that nobody published does not
+    count as part of the chain."""
     config = job(kafka, tmp_path, FACTORY)
     model: Model = {}
     chance = random.Random(3)
@@ -162,13 +163,13 @@ def test_an_older_position_of_the_same_chain(kafka: KafkaServer, tmp_path: Path)
         for turn in range(15):
             here = executors[turn % 3]
             if turn % 4 == 3:
-                here.attempt(checkpoint, dict(model))  # of no consequence
+                here.attempt(checkpoint, dict(model))  # this attempt is never published
             prepared, opened = executors[turn % 3].attempt(checkpoint, model)
             checkpoint = published(driver, prepared)
             (restored,) = opened.restored
             if turn >= 3 and turn % 4 != 3:
                 assert restored.factory == FACTORY
-                # what it prepared last was published, and two others have followed
+                # its last prepared commit was published, and two others have followed
                 assert 0 < restored.records <= 2 * 51
                 assert restored.bytes_fetched <= 2 * 51 * 400
                 assert restored.bytes_reused > 0

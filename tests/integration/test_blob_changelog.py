@@ -26,12 +26,12 @@ from tests.servers import KafkaServer
 
 FACTORY = "blob-store"
 NEVER = ["1000000 commits"]
-#: A value that no segment with it travels inline.
+#: A value so large that its segment is never inline.
 BIG = random.Random(0).randbytes(5000)
 
 
 def config_of(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
-    """A job on a directory that commits segments, without snapshots unless it says so."""
+    """A job on a directory that commits segments, without snapshots unless the settings ask for them."""
     settings = {"backup": [FACTORY], "task__commit__snapshot__interval": NEVER, **more}
     return JobConfig.from_mapping(job_mapping(kafka, directory, **settings))  # type: ignore[arg-type]
 
@@ -39,7 +39,7 @@ def config_of(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
 def published(
     config: JobConfig, directory: Path, checkpoint_id: str | None = None, store: str = "totals"
 ) -> dict[bytes, bytes]:
-    """A store of a checkpoint (the newest), as another machine restores it without disturbing anybody."""
+    """A store at a checkpoint (by default the newest), as another machine restores it without disturbing the job."""
     other = elsewhere(config, directory, FACTORY)
     with JobReader(other) as reader, reader.open_store(TASK, store, checkpoint_id) as opened:
         return dict(opened.scan(None, None))
@@ -62,7 +62,7 @@ def ranges(chain: SegmentChain) -> list[tuple[int, int]]:
 
 
 def snapshot_now(task: Task, store: str = "totals") -> None:
-    """Materialise a store, as the background does."""
+    """Materialise a store, as the background thread does."""
     assert task.last_checkpoint is not None
     manager, marker = task._services.backup_manager(FACTORY), task.last_checkpoint.marker(FACTORY, store)
     assert isinstance(manager, SegmentBackupManager)
@@ -71,7 +71,7 @@ def snapshot_now(task: Task, store: str = "totals") -> None:
 
 
 def change(task: Task, chance: random.Random, state: dict[bytes, bytes], store: str = "totals") -> None:
-    """Some random puts and deletes."""
+    """Make some random puts and deletes."""
     opened = task.store(store)
     for _ in range(chance.choice([0, 1, 40])):
         key = b"%d" % chance.randrange(50)
@@ -84,7 +84,7 @@ def change(task: Task, chance: random.Random, state: dict[bytes, bytes], store: 
 
 
 def test_every_pair_of_snapshot_and_commit_comes_back(kafka: KafkaServer, tmp_path: Path) -> None:
-    """B1, B2, B8: whatever snapshot a commit stands on, every retained one is restored exactly elsewhere."""
+    """B1, B2, B8: whatever snapshot a commit builds on, another machine restores every retained commit exactly."""
     config = config_of(kafka, tmp_path, task__checkpoint__retained=20)
     chance, state = random.Random(1), dict[bytes, bytes]()
     expected: dict[str, dict[bytes, bytes]] = {}
@@ -97,12 +97,13 @@ def test_every_pair_of_snapshot_and_commit_comes_back(kafka: KafkaServer, tmp_pa
                 snapshot_now(task)
     for number, (checkpoint_id, there) in enumerate(expected.items()):
         assert published(config, tmp_path / f"other-{number}", checkpoint_id) == there
-    # a snapshot that no commit took up, since nothing changed after it, expires
+    # a snapshot expires if no commit has taken it up, because nothing changed after it
     assert blob_files(tmp_path) - referenced(config) == blob_files(tmp_path, expiring=True)
 
 
 def test_the_worked_example_of_generalised_incremental_checkpoints(kafka: KafkaServer, tmp_path: Path) -> None:
-    """C1: a materialisation between two commits, one segment that straddles it, and what its completion frees."""
+    """C1: a materialisation between two commits, a segment that straddles it, and the segment that its completion
+    frees."""
     config = config_of(kafka, tmp_path, task__checkpoint__retained=1)
     taken, go_on = threading.Event(), threading.Event()
 
@@ -146,7 +147,7 @@ def test_the_worked_example_of_generalised_incremental_checkpoints(kafka: KafkaS
 
 
 def test_a_snapshot_does_not_reach_a_commit_that_was_frozen_before_it(kafka: KafkaServer, tmp_path: Path) -> None:
-    """C1: a snapshot may hold changes after the commit under way, which therefore does not begin with it."""
+    """C1: a snapshot may contain changes made after the commit in progress, so that commit does not build on it."""
     config = config_of(kafka, tmp_path)
     frozen, go_on = threading.Event(), threading.Event()
 
@@ -176,7 +177,7 @@ def test_a_snapshot_does_not_reach_a_commit_that_was_frozen_before_it(kafka: Kaf
 
 
 def test_a_very_small_commit_travels_inline(kafka: KafkaServer, tmp_path: Path) -> None:
-    """C5: a commit of few bytes puts no blob; when its chain grows too long for that, one takes them all."""
+    """C5: a commit of few bytes puts no blob. When the inline segments grow too large, one blob takes them all."""
     config = config_of(kafka, tmp_path)
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
@@ -194,7 +195,8 @@ def test_a_very_small_commit_travels_inline(kafka: KafkaServer, tmp_path: Path) 
 
 
 def test_all_stores_of_a_task_share_one_blob(kafka: KafkaServer, tmp_path: Path) -> None:
-    """C5, C6: one PUT for a commit of several stores, which goes when none of them needs it any more."""
+    """C5, C6: a commit of several stores takes one PUT. The blob is deleted when none of the stores needs it any
+    more."""
     config = config_of(kafka, tmp_path, stores=("totals", "index"), task__checkpoint__retained=1)
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
@@ -208,7 +210,7 @@ def test_all_stores_of_a_task_share_one_blob(kafka: KafkaServer, tmp_path: Path)
         task.store("totals").put(b"l", BIG)
         snapshot_now(task)
         task.commit({"orders-0": 2})
-        assert added <= blob_files(tmp_path)  # of the other store
+        assert added <= blob_files(tmp_path)  # the other store needs it
         task.store("index").put(b"l", BIG)
         snapshot_now(task, "index")
         task.commit({"orders-0": 3})
@@ -219,7 +221,7 @@ def test_all_stores_of_a_task_share_one_blob(kafka: KafkaServer, tmp_path: Path)
 
 
 def test_a_stored_segment_is_used_by_the_next_commit(kafka: KafkaServer, tmp_path: Path) -> None:
-    """C2, invariant 4: a commit that failed after its upload leaves a segment that the next one does not repeat."""
+    """C2, invariant 4: a commit that failed after its upload leaves a segment that the next commit uses again."""
     config = config_of(kafka, tmp_path)
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
@@ -239,7 +241,7 @@ def test_a_stored_segment_is_used_by_the_next_commit(kafka: KafkaServer, tmp_pat
 
 
 def test_a_failed_upload_is_repeated(kafka: KafkaServer, tmp_path: Path) -> None:
-    """C2, C3: the changes of a commit whose upload failed are in the next one's segment."""
+    """C2, C3: the next commit's segment contains the changes of a commit whose upload failed."""
     config = config_of(kafka, tmp_path)
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
@@ -253,7 +255,8 @@ def test_a_failed_upload_is_repeated(kafka: KafkaServer, tmp_path: Path) -> None
 
 
 def test_snapshots_are_made_in_the_background(kafka: KafkaServer, tmp_path: Path) -> None:
-    """B3, B5: by the interval, beside commits; what they cover goes, and nothing that is retained."""
+    """B3, B5: the background makes snapshots at the interval, in parallel with commits. What they cover is deleted, but
+    nothing that is retained."""
     config = config_of(kafka, tmp_path, task__commit__snapshot__interval=["4 commits"])
     chance, state = random.Random(2), dict[bytes, bytes]()
     done = threading.Semaphore(0)
@@ -283,7 +286,8 @@ def test_snapshots_are_made_in_the_background(kafka: KafkaServer, tmp_path: Path
 
 
 def test_snapshots_that_fail_are_tolerated_up_to_a_limit(kafka: KafkaServer, tmp_path: Path) -> None:
-    """C9: commits go on while snapshots fail, up to the limit; then one says so, and segments have everything."""
+    """C9: commits continue while snapshots fail, up to the limit. Then one commit reports the failures, and the
+    segments still contain everything."""
     config = config_of(
         kafka,
         tmp_path,
@@ -313,7 +317,8 @@ def test_snapshots_that_fail_are_tolerated_up_to_a_limit(kafka: KafkaServer, tmp
 
 
 def test_a_clean_end_leaves_nothing_to_replay(kafka: KafkaServer, tmp_path: Path) -> None:
-    """B4: after a clean end the next start on the machine has a copy; a commit may leave one for all machines."""
+    """B4: after a clean end the next start on the machine has a local copy. A commit with ``materialize`` leaves a
+    snapshot for all machines."""
     config = config_of(kafka, tmp_path)
     commit(config, {b"a": BIG}, 1)
     commit(config, {b"b": BIG}, 2)
@@ -331,7 +336,8 @@ def test_a_clean_end_leaves_nothing_to_replay(kafka: KafkaServer, tmp_path: Path
 
 @pytest.mark.parametrize("here", ["all", "none", "some", "altered"])
 def test_recovery_with_the_local_copies_of_segments(kafka: KafkaServer, tmp_path: Path, here: str) -> None:
-    """C11: after a crash, segments that are on the machine are not fetched; others are, and altered ones, too."""
+    """C11: after a crash, a restore fetches only the segments that the machine does not have, or has with altered
+    content."""
     config = config_of(kafka, tmp_path)
     manager = StateManager(config)
     task = manager.open_task(TASK)
@@ -340,7 +346,7 @@ def test_recovery_with_the_local_copies_of_segments(kafka: KafkaServer, tmp_path
         task.commit({"orders-0": number})
     copies = sorted((tmp_path / "state").rglob("*.segment"))
     assert len(copies) == 5
-    # a crash: nothing is left but what was there
+    # a crash: only the files that were there remain
     crashed = with_changes(config, state__dir=str(tmp_path / "crashed"))
     for path in copies[: {"all": 5, "none": 0, "some": 2, "altered": 5}[here]]:
         target = tmp_path / "crashed" / path.relative_to(tmp_path / "state")
@@ -360,8 +366,8 @@ def test_recovery_with_the_local_copies_of_segments(kafka: KafkaServer, tmp_path
 def test_what_a_restore_ingests_is_committed_and_backed_up_again(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B4, C11, invariant 5: tables become files of the store: the local copies of the segments stay as they were, the
-    next snapshots have those files, and a restore from them alone is exact."""
+    """B4, C11, invariant 5: ingested tables become files of the store. The local copies of the segments stay as they
+    were, the next snapshots contain those files, and a restore from the snapshots alone is exact."""
     monkeypatch.setattr(tables, "_FEWEST", 2)
     config = config_of(kafka, tmp_path)
     state: dict[bytes, bytes] = {}
@@ -392,7 +398,7 @@ def test_what_a_restore_ingests_is_committed_and_backed_up_again(
 
 @pytest.mark.parametrize("damage", ["missing", "altered", "cut"])
 def test_a_damaged_segment_is_never_a_shorter_history(kafka: KafkaServer, tmp_path: Path, damage: str) -> None:
-    """B9, FAULT 12, FAULT 13: a segment that is gone, altered or cut is an error that names its blob."""
+    """B9, FAULT 12, FAULT 13: a missing, altered or truncated segment causes an error that names its blob."""
     config = config_of(kafka, tmp_path)
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
@@ -414,7 +420,8 @@ def test_a_damaged_segment_is_never_a_shorter_history(kafka: KafkaServer, tmp_pa
 
 
 def test_a_job_moves_between_backends(kafka: KafkaServer, tmp_path: Path) -> None:
-    """B6: a job that began with another backend goes on with segments, and back again; nothing is lost on the way."""
+    """B6: a job that started with another backend continues with segments, and moves back again without losing
+    anything."""
     other = "kafka-changelog"
     config = config_of(kafka, tmp_path, backup=[other])
     commit(config, {b"1": BIG}, 1)
@@ -443,8 +450,8 @@ def test_a_job_moves_between_backends(kafka: KafkaServer, tmp_path: Path) -> Non
 
 
 def test_a_job_moves_between_snapshots_and_segments(kafka: KafkaServer, tmp_path: Path) -> None:
-    """B6: the interval may be changed at any start, here or elsewhere: what was stored before is continued, and the
-    clean-up leaves nothing of it."""
+    """B6: the interval may change at any start, on this machine or another. The job continues from what was stored
+    before, and the clean-up leaves nothing of it behind."""
     config = config_of(kafka, tmp_path, task__checkpoint__retained=1)
     state: dict[bytes, bytes] = {}
     for turn, interval in enumerate([["1 commit"], NEVER, ["1 commit"], NEVER]):
@@ -459,7 +466,7 @@ def test_a_job_moves_between_snapshots_and_segments(kafka: KafkaServer, tmp_path
 
 
 def test_segments_and_changelog_together(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A46, B6: in dual commit each backend gives the same state at each commit."""
+    """A46, B6: after dual commits, both backends restore the same state."""
     config = config_of(kafka, tmp_path, backup=["kafka-changelog", FACTORY])
     chance, state = random.Random(3), dict[bytes, bytes]()
     with StateManager(config) as manager:
@@ -475,7 +482,7 @@ def test_segments_and_changelog_together(kafka: KafkaServer, tmp_path: Path) -> 
 def test_tasks_of_a_process_share_a_blob_until_none_needs_it(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C5, C6: commits that come together are one PUT; the blob goes after the last task has let go of it."""
+    """C5, C6: commits that come together take one PUT, and the blob is deleted after the last task has released it."""
     monkeypatch.setattr(clean_up, "_MANY", 1)
     config = config_of(kafka, tmp_path, tasks=2, task__checkpoint__retained=1)
     with StateManager(config) as manager:

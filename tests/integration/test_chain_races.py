@@ -40,7 +40,7 @@ from tests.servers import KafkaServer
 
 
 class Held:
-    """Holds the thread called ``materialisation`` at a phase."""
+    """Stops the thread called ``materialisation`` at a phase until it may continue."""
 
     def __init__(self, phase: Phase) -> None:
         self.phase, self.there, self.go_on = phase, threading.Event(), threading.Event()
@@ -52,7 +52,7 @@ class Held:
 
 
 def test_directory_of_a_snapshot_under_way(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A commit that makes a directory must not take away the one that a materialisation uploads from."""
+    """A commit that makes a directory does not remove the directory that a materialisation uploads from."""
     config = config_of(kafka, tmp_path)
     held, errors = Held(Phase.DIFF), []
 
@@ -78,7 +78,7 @@ def test_directory_of_a_snapshot_under_way(kafka: KafkaServer, tmp_path: Path) -
 
 
 def reuse_a_covered_segment(config: JobConfig) -> None:
-    """A commit fails after its upload, a snapshot covers what it stored, and the next commit has both."""
+    """A commit fails after its upload, a snapshot covers the segment that it stored, and the next commit has both."""
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
         task.commit({})
@@ -91,7 +91,7 @@ def reuse_a_covered_segment(config: JobConfig) -> None:
 
 
 def test_a_reused_segment_that_the_snapshot_covers(kafka: KafkaServer, tmp_path: Path) -> None:
-    """What a commit does not refer to keeps its TTL."""
+    """A blob that no commit refers to keeps its TTL."""
     config = config_of(kafka, tmp_path)
     reuse_a_covered_segment(config)
     garbage = blob_files(tmp_path) - referenced(config)
@@ -99,7 +99,7 @@ def test_a_reused_segment_that_the_snapshot_covers(kafka: KafkaServer, tmp_path:
 
 
 def test_its_collection_is_no_loss(kafka: KafkaServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """When a collection takes that blob, the next start must not fill everything anew."""
+    """After garbage collection has deleted such a blob, the next start finds no damage."""
     config = config_of(kafka, tmp_path)
     reuse_a_covered_segment(config)
     for blob in blob_files(tmp_path) - referenced(config):
@@ -110,7 +110,7 @@ def test_its_collection_is_no_loss(kafka: KafkaServer, tmp_path: Path, caplog: p
 
 
 def test_a_late_snapshot_on_an_old_base(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot that ends between the two looks at it is checked all the same."""
+    """If a snapshot completes in the middle of a commit, the commit still checks it before it refers to it."""
     config = config_of(kafka, tmp_path, task__checkpoint__retained=1)
     held = Held(Phase.PUT_INDEX)
     chance = random.Random(5)
@@ -129,7 +129,7 @@ def test_a_late_snapshot_on_an_old_base(kafka: KafkaServer, tmp_path: Path, monk
         background.start()
         assert held.there.wait(30)
         task._stores["totals"].local.compact()  # type: ignore[attr-defined]
-        task.commit({"orders-0": 2}, materialize=True)  # another snapshot; the old one's blobs go
+        task.commit({"orders-0": 2}, materialize=True)  # another snapshot; the old one's blobs are deleted
         store.put(b"b", BIG)
         original = WriterState.unpersisted
 
@@ -147,7 +147,7 @@ def test_a_late_snapshot_on_an_old_base(kafka: KafkaServer, tmp_path: Path, monk
 def test_a_memory_store_flushed_by_two_threads(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A materialisation's flush never puts an older state into a commit's directory."""
+    """The flush of a materialisation never puts an older state into a commit's directory."""
     config = config_of(kafka, tmp_path, stores__totals__type="memory")
     there, go_on = threading.Event(), threading.Event()
     write, link = memory.write_segment, memory.durable.link_or_copy
@@ -184,7 +184,7 @@ def test_a_memory_store_flushed_by_two_threads(
         assert there.wait(30)
         monkeypatch.setattr(memory.durable, "link_or_copy", link_after)
         store.put(b"k", b"new")
-        # where the commit waits for the other flush, this lets that go on
+        # if the commit waits for the other flush, this lets the flush continue
         threading.Timer(0.5, go_on.set).start()
         task.commit({"orders-0": 1}, materialize=True)
         monkeypatch.undo()
@@ -194,7 +194,7 @@ def test_a_memory_store_flushed_by_two_threads(
 
 
 def test_no_store_starves(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Each store gets its turn, also when all are due all the time."""
+    """Each store gets its turn, even if all stores are due all the time."""
     stores = ("s0", "s1", "s2", "s3")
     config = config_of(kafka, tmp_path, stores=stores, task__commit__snapshot__interval=["1 B"])
     seen: dict[str, int] = dict.fromkeys(stores, 0)
@@ -217,7 +217,7 @@ def test_no_store_starves(kafka: KafkaServer, tmp_path: Path) -> None:
 
 
 def test_materialize_where_nothing_changed(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A last commit that asks for whole states leaves no segments."""
+    """A last commit that asks for complete states leaves no segments."""
     config = config_of(kafka, tmp_path)
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
@@ -255,7 +255,8 @@ def test_reads_of_a_commit(kafka: KafkaServer, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_cached_segment_that_vanishes(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invariant 10: another owner's tidying of the cache between look and use is a cache miss, not an error."""
+    """Invariant 10: if another owner tidies the cache between the check and the use, the result is a cache miss, not an
+    error."""
     config = config_of(kafka, tmp_path)
     manager = StateManager(config)
     task = manager.open_task(TASK)
@@ -276,7 +277,7 @@ def test_a_cached_segment_that_vanishes(kafka: KafkaServer, tmp_path: Path, monk
 
 
 def test_an_unexpected_error_of_a_snapshot_is_not_swallowed(kafka: KafkaServer, tmp_path: Path) -> None:
-    """C9: whatever a materialisation fails of is counted and said."""
+    """C9: an unexpected error of a materialisation also counts as a failure, and a commit reports it."""
     config = config_of(
         kafka, tmp_path, task__commit__snapshot__interval=["1 B"], task__commit__snapshot__tolerated__failures=1
     )
@@ -299,7 +300,7 @@ def test_an_unexpected_error_of_a_snapshot_is_not_swallowed(kafka: KafkaServer, 
 
 
 def test_bytes_of_a_fill_are_counted(kafka: KafkaServer, tmp_path: Path) -> None:
-    """B11: what a commit uploads as a snapshot is in its bytes."""
+    """B11: the bytes of a commit include the snapshot that it uploads."""
     config = config_of(kafka, tmp_path)
     uploaded: list[int] = []
     with StateManager(config) as manager:
@@ -313,9 +314,9 @@ def test_bytes_of_a_fill_are_counted(kafka: KafkaServer, tmp_path: Path) -> None
 
 
 def test_attempts_in_one_process(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attempt that opens does not take away what another one of the process uploads from."""
+    """An attempt that opens does not remove what another attempt in the same process uploads from."""
     monkeypatch.setattr("statemgr.flows.background_snapshots._OVERDUE", 1)
-    monkeypatch.setattr(AttemptSnapshots, "start", lambda *_: None)  # so that the attempt itself has to
+    monkeypatch.setattr(AttemptSnapshots, "start", lambda *_: None)  # so the attempt itself makes the snapshot
     config = config_of(kafka, tmp_path, task__commit__snapshot__interval=["1 B"])
     with StateManager(config) as manager:
         epoch = manager.acquire()
@@ -350,14 +351,14 @@ def test_attempts_in_one_process(kafka: KafkaServer, tmp_path: Path, monkeypatch
 
 
 def manager_checkpoint(config: JobConfig) -> Checkpoint:
-    """The checkpoint in force."""
+    """The current checkpoint."""
     record = current(config)
     assert record is not None
     return record.current
 
 
 def test_size_beside_a_spill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The size of frozen changes can be asked for while the task's thread spills them."""
+    """Another thread can ask for the size of frozen changes while the task's thread spills them."""
     sys.setswitchinterval(1e-6)
     errors: list[BaseException] = []
     try:
@@ -392,7 +393,7 @@ def test_size_beside_a_spill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_old_blobs_of_a_long_materialisation(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A publish refers to no blob that was uploaded more than half the shortest grace period ago."""
+    """A publish refers to no blob whose upload is older than half the shortest grace period."""
     config = config_of(kafka, tmp_path)
     hours = 3600
     with StateManager(config) as manager:
@@ -412,7 +413,7 @@ def test_old_blobs_of_a_long_materialisation(kafka: KafkaServer, tmp_path: Path)
 
         def slow(phase: Phase, _: str) -> None:
             if phase is Phase.PUT_INDEX:
-                late[0] = 10 * hours  # the uploads took as long
+                late[0] = 10 * hours  # the uploads took this long
 
         with observed(slow):
             snapshot_now(task)
@@ -440,7 +441,7 @@ def test_scratch_after_a_failed_restore(kafka: KafkaServer, tmp_path: Path) -> N
 
 
 def test_evicted_and_read_again(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A delete that fails once is tried again, or what it left still has a TTL."""
+    """A delete that fails once is tried again, so that no garbage remains."""
     config = config_of(kafka, tmp_path, task__checkpoint__retained=1)
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
@@ -462,7 +463,7 @@ def test_evicted_and_read_again(kafka: KafkaServer, tmp_path: Path, monkeypatch:
 
 
 def test_an_attempt_whose_chain_is_lost(kafka: KafkaServer, tmp_path: Path) -> None:
-    """In dual commit a lost chain is filled anew by an attempt, as it is by a task."""
+    """In dual commit an attempt can commit although its chain of segments is lost."""
     config = config_of(kafka, tmp_path, backup=["kafka-changelog", FACTORY], restore=["kafka-changelog"])
     with StateManager(config) as manager:
         epoch = manager.acquire()
@@ -485,7 +486,7 @@ def test_an_attempt_whose_chain_is_lost(kafka: KafkaServer, tmp_path: Path) -> N
 
 
 def test_a_task_whose_chain_is_lost(kafka: KafkaServer, tmp_path: Path) -> None:
-    """The same with a task, which may need a second commit."""
+    """A task whose chain is lost can also commit, at the second try at the latest."""
     config = config_of(kafka, tmp_path, backup=["kafka-changelog", FACTORY], restore=["kafka-changelog"])
     commit(config, {b"a": BIG}, 1)
     commit(config, {b"b": BIG}, 2)
@@ -504,10 +505,11 @@ def test_a_task_whose_chain_is_lost(kafka: KafkaServer, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_mended_by_the_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAULT 24: a snapshot beside the writes recovers nothing, and no recovery closes the database under it."""
+    """FAULT 24: after a full disk, a concurrent snapshot recovers nothing, and no recovery closes the database during
+    one."""
     store = RocksDbStore.open(tmp_path / "db", {})
     store.write([(b"a", b"1")])
-    store._stuck = True  # what a full disk leaves behind
+    store._stuck = True  # the state after a full disk
     with pytest.raises(DiskFull):
         store.concurrent_checkpoint(tmp_path / "refused")
     store.write([(b"b", b"2")])
@@ -535,7 +537,7 @@ def test_a_full_disk_is_mended_by_the_owner_alone(tmp_path: Path, monkeypatch: p
 
 
 def test_a_task_closes_beside_a_long_snapshot(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Closing (a revoked partition) does not wait for the upload of a whole snapshot."""
+    """Closing a task (its partition was revoked) does not wait for the upload of a complete snapshot."""
     config = config_of(kafka, tmp_path, task__commit__snapshot__interval=["1 B"])
     there, go_on = threading.Event(), threading.Event()
 
@@ -560,7 +562,8 @@ def test_a_task_closes_beside_a_long_snapshot(kafka: KafkaServer, tmp_path: Path
 
 
 def test_failures_are_counted_by_store(kafka: KafkaServer, tmp_path: Path) -> None:
-    """C9: a store whose snapshots always fail is said, whatever other stores do; and does not hold those up."""
+    """C9: a commit reports a store whose snapshots always fail, whatever the other stores do. The failing store does
+    not hold the others up."""
     config = config_of(
         kafka,
         tmp_path,

@@ -1,4 +1,4 @@
-"""Segments on snapshots under random work: commits that fail or are lost, and snapshots beside them, all at once."""
+"""Segments on snapshots under random work: commits that fail or whose outcome is lost, in parallel with snapshots."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.servers import KafkaServer
 def test_every_checkpoint_is_exact_whatever_happens(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, kind: str, retained: int
 ) -> None:
-    """Every published checkpoint is exactly the state of its moment."""
+    """Each of the newest retained checkpoints restores exactly the state at its commit."""
     monkeypatch.setattr("statemgr.flows.open_store.CHANGE_BUDGET", 20_000)
     config = config_of(
         kafka, tmp_path, stores=("totals", "index"), task__checkpoint__retained=retained, stores__totals__type=kind
@@ -91,7 +91,7 @@ def test_every_checkpoint_is_exact_whatever_happens(
             with StateManager(config) as manager:
                 task = manager.open_task(TASK)
                 last = task.last_checkpoint
-                if last is not None:  # what was not committed is gone
+                if last is not None:  # uncommitted changes are gone
                     state = {n: dict(c) for n, c in moments[last.input_offsets["orders-0"]].items()}
                 for name in state:
                     assert dict(task.store(name).range()) == state[name], (name, "reopened")

@@ -25,7 +25,7 @@ def config_of(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
 
 
 def test_a_commit_costs_its_changes_whatever_the_size_of_the_state(kafka: KafkaServer, tmp_path: Path) -> None:
-    """B1: the same changes on a state a hundred times as large are as many bytes, in one blob."""
+    """B1: the same changes to a state a hundred times larger take as many bytes, in one blob."""
     chance = random.Random(0)
     changes = {b"%d" % n: chance.randbytes(100) for n in range(100)}
     cost = []
@@ -42,14 +42,14 @@ def test_a_commit_costs_its_changes_whatever_the_size_of_the_state(kafka: KafkaS
             cost.append((directory / "blobs" / added).stat().st_size)
     size = sum(len(key) + len(value) for key, value in changes.items())
     assert size < min(cost)
-    assert max(cost) < size * 1.1 + 600  # the chain beside the segment
+    assert max(cost) < size * 1.1 + 600  # includes the chain that is stored with the segment
     assert abs(cost[0] - cost[1]) < 100
 
 
 @pytest.mark.parametrize("kind", ["rocksdb", "memory"])
 def test_every_kind_of_change_comes_back(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
-    """B3, B8: put, delete and put of a key, deletes of absent keys, empty values, deleted ranges, commits without any
-    change; with a snapshot after every commit, made while the next one writes."""
+    """B3, B8: every kind of change is restored: a key put, deleted and put again, deletes of absent keys, empty values,
+    deleted ranges, and commits without changes, while the background makes snapshots."""
     config = config_of(kafka, tmp_path, stores__totals__type=kind, task__commit__snapshot__interval=["1 B"])
     large = bytes(300_000)
     with StateManager(config) as manager, manager.open_task(TASK) as task:
@@ -81,8 +81,8 @@ def test_every_kind_of_change_comes_back(kafka: KafkaServer, tmp_path: Path, kin
 def test_much_that_was_written_is_stored_before_its_commit(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """C7: beyond a size, changes are stored while the task goes on, and their commit takes them as they are; where that
-    fails, and for what is never committed, nothing is different."""
+    """C7: beyond a size, changes are stored while the task continues, and their commit takes them as they are. If
+    storing ahead fails, or the changes are never committed, the result is the same."""
     monkeypatch.setattr("statemgr.flows.persist_ahead.AHEAD_BYTES", 50_000)
     config = config_of(kafka, tmp_path, stores__totals__write__batch__size=4)
     chance = random.Random(0)
@@ -98,7 +98,7 @@ def test_much_that_was_written_is_stored_before_its_commit(
     with StateManager(config) as manager, observed(watch):
         with manager.open_task(TASK) as task:
             task.commit({"orders-0": 0})
-            for _ in range(10):  # the same keys again and again are not much
+            for _ in range(10):  # overwriting the same keys again and again does not add up
                 write(task, {b"hot": chance.randbytes(7_000), b"key": b"1"})
             write(task, {key: items[key] for key in list(items)[:12]})
             assert tried.acquire(timeout=30)

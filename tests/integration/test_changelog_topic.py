@@ -1,4 +1,4 @@
-"""Changelog topics on a real broker: read exactly to an offset, whatever gaps the topic has."""
+"""Changelog topics on a real broker: a read ends exactly at an offset, whatever gaps the topic has."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def _transact(config: JobConfig, topic: str, *keys: bytes, commit: bool = True) 
 
 
 def test_a_range_is_read_to_exactly_its_end(kafka: KafkaServer) -> None:
-    """Records with start ≤ offset < end, with offsets and timestamps; an empty range is empty."""
+    """A read returns the records with start ≤ offset < end, with offsets and timestamps. An empty range gives no
+    records."""
     config, topic, changelog = _new(kafka)
     send(config, topic, [(b"k%d" % n, b"v%d" % n if n % 2 else None) for n in range(10)], timestamp_ms=1234)
     assert changelog.bounds(topic, 0) == (0, 10)
@@ -74,7 +75,7 @@ def test_aborted_records_and_control_records_are_not_state(kafka: KafkaServer) -
 
 
 def test_gaps_left_by_compaction_do_not_end_a_read(kafka: KafkaServer) -> None:
-    """After compaction most offsets are gone; the end is still met by position, and the state is whole."""
+    """After compaction most offsets are gone. A read still reaches the end by position, and the state is complete."""
     config, topic, changelog = _new(kafka, **EAGER)
 
     def fill(number: int) -> None:
@@ -90,7 +91,8 @@ def test_gaps_left_by_compaction_do_not_end_a_read(kafka: KafkaServer) -> None:
 
 
 def test_an_open_transaction_below_the_end_is_waited_for(kafka: KafkaServer) -> None:
-    """Committed records beyond another's open transaction count only when it has ended; the deadline names it."""
+    """A read reaches committed records behind another owner's open transaction only after that transaction ends. The
+    error at the deadline names the transaction."""
     config, topic, _ = _new(kafka)
     other = plain_producer(config, "other")
     other.begin_transaction()
@@ -106,7 +108,8 @@ def test_an_open_transaction_below_the_end_is_waited_for(kafka: KafkaServer) -> 
 
 
 def test_offsets_that_are_not_there_are_missing_state(kafka: KafkaServer) -> None:
-    """Below the first offset, or beyond the end (fault 21): a typed error with topic and partition."""
+    """A range that starts below the first offset or ends beyond the last one (fault 21) causes a typed error with topic
+    and partition."""
     config, topic, changelog = _new(kafka, cleanup__policy="compact,delete")
     send(config, topic, [(b"k%d" % n, b"v") for n in range(10)])
     admin = client(config)
@@ -123,7 +126,7 @@ def test_offsets_that_are_not_there_are_missing_state(kafka: KafkaServer) -> Non
 
 
 def test_a_record_without_a_key_is_corrupt(kafka: KafkaServer) -> None:
-    """Somebody else wrote to the changelog: the error has topic, partition and offset."""
+    """If somebody else wrote to the changelog, the error has topic, partition and offset."""
     config, topic, changelog = _new(kafka, cleanup__policy="delete")
     send(config, topic, [(b"", b"v"), (None, b"stray")])
     with pytest.raises(CorruptRecord) as refused:
@@ -135,7 +138,7 @@ def test_a_record_without_a_key_is_corrupt(kafka: KafkaServer) -> None:
 
 
 def test_a_topic_that_is_gone_is_missing_state(kafka: KafkaServer) -> None:
-    """Asking for a topic that does not exist never makes one."""
+    """Asking for a topic that does not exist never creates it."""
     config = job(kafka)
     changelog = ChangelogTopics(config, SystemClock(), system_ids())
     for ask in (lambda: changelog.describe("not-there"), lambda: changelog.bounds("not-there", 0)):
@@ -145,7 +148,7 @@ def test_a_topic_that_is_gone_is_missing_state(kafka: KafkaServer) -> None:
 
 
 def test_a_topic_made_anew_has_another_id(kafka: KafkaServer) -> None:
-    """The name stays, the ID changes: that is how a deleted changelog is recognised."""
+    """A recreated topic has the same name and another ID, which is how a deleted changelog is recognised."""
     config = job(kafka)
     make_topics(config)
     changelog, topic = ChangelogTopics(config, SystemClock(), system_ids()), config.stores["totals"].changelog_topic

@@ -1,4 +1,4 @@
-"""What a publish writes to the checkpoint topic of a real broker, counted in records and bytes."""
+"""What a publish writes to the checkpoint topic of a real broker, in records and bytes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ PARTITIONS = {f"orders-{n}": 10**12 + n for n in range(1000)}
 IDS = {"orders": "AAAAAAAAAAAAAAAAAAAAAA"}
 JSON = '{"orders":{' + ",".join(f'"{n}":{10**12 + n}' for n in range(1000)) + "}}"
 BATCH = MicroBatch("6f0c2a3e-9f1f-4a4e-8f0a-8b5a3c1f9d11", 1, JSON, JSON, 1_700_000_000_000)
-#: What a publish of 1,000 tasks may cost, and any record.
+#: The most bytes that a publish of 1,000 tasks and any single record may take.
 MOST_PUBLISHED, MOST_RECORD = 2_000_000, 256 * 1024
 
 
 def messages(config: JobConfig, start: int = 0) -> list[Message]:
-    """Every committed record on the checkpoint topic from an offset on."""
+    """Every committed record on the checkpoint topic, starting at an offset."""
     settings = {
         "bootstrap.servers": config.get("kafka.bootstrap.servers"),
         "group.id": "sizes",
@@ -60,7 +60,7 @@ def size(message: Message) -> int:
 
 
 class Job:
-    """A job that publishes all its tasks at once, without stores that somebody filled."""
+    """A job that publishes all its tasks at once, without writing to its stores."""
 
     def __init__(self, kafka: KafkaServer, directory: Path, tasks: int, retained: int) -> None:
         mapping = job_mapping(
@@ -77,13 +77,13 @@ class Job:
         self.published = Published(dict.fromkeys(names), 1, self.layout, fence_others=lambda: None)
 
     def publish(self, offsets: Mapping[str, int] | None = None) -> list[Message]:
-        """One micro-batch that changes every task. Returns: its records."""
+        """Publish one micro-batch that changes every task. Returns its records."""
         end = self.log._bounds().end
         self.publish_only(offsets)
         return messages(self.config, end)
 
     def publish_only(self, offsets: Mapping[str, int] | None = None) -> None:
-        """One micro-batch that changes every task."""
+        """Publish one micro-batch that changes every task."""
         commits = [self._commit(task, record, offsets) for task, record in self.published.records.items()]
         inputs = Inputs(PARTITIONS, IDS)
         publish(self.services, self.publisher, self.log, self.published, commits, batch=BATCH, inputs=inputs)
@@ -104,13 +104,14 @@ class Job:
         )
 
     def close(self) -> None:
-        """Let go of the clients."""
+        """Close the clients."""
         self.publisher.close()
         self.services.close()
 
 
 def test_a_publish_writes_what_it_adds_once(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Protocol 4, FAULT 58: 1,000 tasks and 1,000 partitions, all changed: at most 2 MB, no record above 256 KiB."""
+    """Protocol 4, FAULT 58: with 1,000 tasks and 1,000 partitions, all changed, a publish takes at most 2 MB, and no
+    record is larger than 256 KiB."""
     job = Job(kafka, tmp_path, tasks=1000, retained=2)
     try:
         for _ in range(2):
@@ -129,7 +130,7 @@ def test_a_publish_writes_what_it_adds_once(kafka: KafkaServer, tmp_path: Path) 
 
 
 def test_a_publish_costs_the_same_whatever_is_retained(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Protocol 4, FAULT 58: with 100 checkpoints retained, the 105th publish costs what it costs with one."""
+    """Protocol 4, FAULT 58: the 105th publish costs the same with 100 retained checkpoints as with one."""
     sizes: dict[int, list[int]] = {}
     for retained in (1, 100):
         job = Job(kafka, tmp_path, tasks=3, retained=retained)
@@ -147,7 +148,7 @@ def test_a_publish_costs_the_same_whatever_is_retained(kafka: KafkaServer, tmp_p
 
 
 def _sizes(sent: Sequence[Message]) -> list[int]:
-    """Bytes of each publish: a job record is its first."""
+    """Bytes of each publish; a publish starts with its job record."""
     found: list[int] = []
     for message in sent:
         if message.value() is not None and not decode_key(message.key() or b"").task:
@@ -162,7 +163,8 @@ def _keys(sent: Sequence[Message], *, deletes: bool) -> list[tuple[str, int | No
 
 
 def test_exactly_what_retention_drops_is_deleted(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Protocol 4: the tasks' records first, then the job records; also when less is retained than before."""
+    """Protocol 4: a publish deletes the tasks' records first, then the job records, also when less is retained than
+    before."""
     job = Job(kafka, tmp_path, tasks=2, retained=3)
     tasks = [task_name(0), task_name(1)]
     try:
@@ -183,7 +185,7 @@ def test_exactly_what_retention_drops_is_deleted(kafka: KafkaServer, tmp_path: P
 
 
 def test_a_job_record_lives_as_long_as_a_task_needs_it(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Protocol 4: a task that is published alone deletes no job record; the next publish of the whole job does."""
+    """Protocol 4: a task that is published alone deletes no job record; the next publish of all tasks does."""
     job = Job(kafka, tmp_path, tasks=2, retained=1)
     job.publish()
     job.close()
@@ -214,7 +216,7 @@ def test_a_job_record_lives_as_long_as_a_task_needs_it(kafka: KafkaServer, tmp_p
 
 
 def test_many_commits_with_many_partitions_and_checkpoints(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 58: a task with 1,000 input partitions and 100 retained checkpoints goes on committing."""
+    """FAULT 58: a task with 1,000 input partitions and 100 retained checkpoints continues to commit."""
     mapping = job_mapping(kafka, tmp_path, backup=("kafka-changelog",), task__checkpoint__retained=100)
     config = JobConfig.from_mapping(mapping)  # type: ignore[arg-type]
     with StateManager(config) as manager, manager.open_task(TASK) as task:
@@ -229,7 +231,7 @@ def test_many_commits_with_many_partitions_and_checkpoints(kafka: KafkaServer, t
 
 
 def test_a_version_one_checkpoint_stays_retained(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Protocol 4: when older software was last, the next publish writes a record for its checkpoint, too."""
+    """Protocol 4: if older software published last, the next publish also writes a record for its checkpoint."""
     mapping = job_mapping(kafka, tmp_path, backup=("kafka-changelog",), task__checkpoint__write__versions=[1, 2])
     config = with_changes(JobConfig.from_mapping(mapping), task__checkpoint__retained=3)  # type: ignore[arg-type]
     first = commit(config, {b"a": b"1"}, 1)

@@ -1,4 +1,5 @@
-"""The checkpoint topic on a real broker: the newest record of every task, or a typed error; never an older state."""
+"""The checkpoint topic on a real broker: a read returns the newest record of every task or a typed error, never an
+older state."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def _bytes(record: CheckpointRecord, version: int = 2) -> tuple[bytes, bytes]:
 
 
 def _retained(*records: CheckpointRecord) -> CheckpointRecord:
-    """What the topic says of a task that has these records, the newest first."""
+    """The record that a read returns for a task with these records, given newest first."""
     return replace(records[0], checkpoints=tuple(record.current for record in records))
 
 
@@ -63,7 +64,7 @@ def _publish(config: JobConfig, *records: CheckpointRecord, version: int = 2) ->
 
 
 def test_the_newest_record_of_every_task_is_read(kafka: KafkaServer) -> None:
-    """All checkpoints of a task, by their offsets, and only of the tasks asked for."""
+    """A read returns all checkpoints of a task with their offsets, and only the tasks asked for."""
     config, topic = _new(kafka, job__tasks=2)
     assert topic.read() == {}
     first, second, other = a_record(config, 1), a_record(config, 2), a_record(config, 3, "Partition 1")
@@ -77,14 +78,14 @@ def test_the_newest_record_of_every_task_is_read(kafka: KafkaServer) -> None:
 
 
 def test_what_comes_last_is_newest_whatever_the_clock_said(kafka: KafkaServer) -> None:
-    """A checkpoint ID from a clock that went back (fault 25) is newer if its offset is."""
+    """A checkpoint whose ID comes from a clock that went back (fault 25) is newer if its offset is."""
     config, topic = _new(kafka)
     _publish(config, a_record(config, 50), a_record(config, 7))
     assert topic.read()["Partition 0"].current.sequence == 7
 
 
 def test_records_of_other_jobs_are_ignored(kafka: KafkaServer) -> None:
-    """A shared topic: what another job or run wrote is not even decoded."""
+    """On a shared topic, a read does not even decode the records of another job or run."""
     config, topic = _new(kafka)
     other = job(kafka, config.job_name, job__id="2")
     key, _ = _bytes(a_record(other, 5))
@@ -93,7 +94,7 @@ def test_records_of_other_jobs_are_ignored(kafka: KafkaServer) -> None:
 
 
 def test_the_newest_layout_generation_counts(kafka: KafkaServer) -> None:
-    """After a rescale the older generation's records are still on the topic, and are not current."""
+    """After a rescale the records of the older generation are still on the topic, but are not current."""
     config, topic = _new(kafka)
     old = a_record(config, 9, "Partition 1")
     new = a_record(config, 10)
@@ -103,7 +104,7 @@ def test_the_newest_layout_generation_counts(kafka: KafkaServer) -> None:
 
 
 def test_another_owners_open_transaction_hides_nothing(kafka: KafkaServer) -> None:
-    """A record published behind another task's open transaction (fault 19) is waited for, never overlooked."""
+    """A read waits for a record published behind another task's open transaction (fault 19), and never misses it."""
     config, topic = _new(kafka)
     _publish(config, a_record(config, 1))
     other = plain_producer(config, config.job_name)
@@ -123,7 +124,7 @@ def test_another_owners_open_transaction_hides_nothing(kafka: KafkaServer) -> No
 
 
 def test_an_aborted_checkpoint_is_none(kafka: KafkaServer) -> None:
-    """The topic ends in an aborted record and control records: the committed one stands."""
+    """If the topic ends in an aborted record and control records, the committed record remains current."""
     config, topic = _new(kafka)
     _publish(config, a_record(config, 1))
     other = plain_producer(config, config.job_name)
@@ -135,7 +136,7 @@ def test_an_aborted_checkpoint_is_none(kafka: KafkaServer) -> None:
 
 
 def test_what_was_deleted_is_retained_no_longer(kafka: KafkaServer) -> None:
-    """A delete removes one checkpoint of one task, also one that was read before."""
+    """A delete removes one checkpoint of one task, even a checkpoint that was read before."""
     config, topic = _new(kafka, job__tasks=2)
     first, second, third = (a_record(config, number) for number in (1, 2, 3))
     _publish(config, first, second, third, a_record(config, 1, "Partition 1"))
@@ -149,7 +150,7 @@ def test_what_was_deleted_is_retained_no_longer(kafka: KafkaServer) -> None:
 
 
 def _publish_together(config: JobConfig, number: int) -> list[tuple[bytes, bytes]]:
-    """A job record and the task records that refer to it."""
+    """Send a job record and the task records that refer to it."""
     records = [a_record(config, number, f"Partition {n}", stores={"totals": f"{number}-{n}"}) for n in range(2)]
     publish, key = publish_of(records[0].current), records[0].key(records[0].current)
     sent = [codecs.encode_job(replace(key, task=""), JobCheckpoint(records[0].layout, publish))]
@@ -159,7 +160,8 @@ def _publish_together(config: JobConfig, number: int) -> list[tuple[bytes, bytes
 
 
 def test_tasks_refer_to_their_job_record(kafka: KafkaServer) -> None:
-    """Protocol 4: what tasks that are published together have in common is written once, and is in each checkpoint."""
+    """Protocol 4: the part that tasks published together have in common is written once, and appears in each
+    checkpoint."""
     config, topic = _new(kafka, job__tasks=2)
     _publish_together(config, 1)
     _publish_together(config, 2)
@@ -173,7 +175,7 @@ def test_tasks_refer_to_their_job_record(kafka: KafkaServer) -> None:
 
 @pytest.mark.parametrize("reads_before", [False, True])
 def test_a_job_record_that_is_gone_is_an_error(kafka: KafkaServer, reads_before: bool) -> None:
-    """A checkpoint whose job record somebody deleted is never passed over for an older one."""
+    """If somebody deleted a checkpoint's job record, a read fails instead of returning an older checkpoint."""
     config, topic = _new(kafka, job__tasks=2)
     _publish_together(config, 1)
     (key, _), *_ = _publish_together(config, 2)
@@ -187,7 +189,7 @@ def test_a_job_record_that_is_gone_is_an_error(kafka: KafkaServer, reads_before:
 
 
 def test_compaction_keeps_the_newest(kafka: KafkaServer) -> None:
-    """After the cleaner has run, the newest record is there and nothing counts as truncated."""
+    """After compaction the newest record is still there, and the topic does not count as truncated."""
     config = job(kafka)
     make_topic(config, config.checkpoint_topic, **EAGER)
     topic = CheckpointTopic(config, SystemClock(), stall_s=20)
@@ -208,7 +210,7 @@ def test_compaction_keeps_the_newest(kafka: KafkaServer) -> None:
 
 
 def test_what_was_read_long_ago_is_read_again(kafka: KafkaServer) -> None:
-    """Compaction removes a checkpoint and then its delete: a reader that remembers the checkpoint starts over."""
+    """Compaction removes a checkpoint and then its delete, so a reader that remembers the checkpoint starts over."""
     config = job(kafka)
     make_topic(config, config.checkpoint_topic, **EAGER)
     clock = ManualClock()
@@ -237,7 +239,7 @@ def test_what_was_read_long_ago_is_read_again(kafka: KafkaServer) -> None:
 
 
 def test_a_newer_version_one_record_is_the_current_checkpoint(kafka: KafkaServer) -> None:
-    """Older software ran meanwhile: its changelog offsets are current, the older checkpoints stay retained."""
+    """After older software has run, its changelog offsets are current, and the older checkpoints stay retained."""
     config, topic = _new(kafka)
     marker = {"kafka-changelog": {"totals": ChangelogMarker("t", "id", 0, 70)}}
     both = a_record(config, 1, state_checkpoint_markers=marker)
@@ -266,9 +268,9 @@ _POISON = {
 
 @pytest.mark.parametrize("kind", sorted(_POISON))
 def test_a_poison_record_is_an_error_with_its_place(kafka: KafkaServer, kind: str) -> None:
-    """Fault 22: it is named by topic, partition and offset, and never passed over for an older record."""
+    """Fault 22: the error names topic, partition and offset, and a read never returns an older record instead."""
     config = job(kafka)
-    # a compacted topic refuses null keys; somebody's topic may not be compacted
+    # a compacted topic refuses null keys, but a user's topic may not be compacted
     make_topic(config, config.checkpoint_topic, cleanup__policy="delete")
     key, value = _bytes(a_record(config, 2))
     bad_key, bad_value = _POISON[kind]
@@ -282,7 +284,8 @@ def test_a_poison_record_is_an_error_with_its_place(kafka: KafkaServer, kind: st
 
 
 def test_a_superseded_record_of_an_unknown_schema_is_an_error_too(kafka: KafkaServer) -> None:
-    """Every record's schema is looked at: newer software may have written one before older software went on."""
+    """A read checks every record's schema, since newer software may have written a record before older software
+    continued."""
     config, topic = _new(kafka)
     key, value = _bytes(a_record(config, 1))
     unknown = value[:2] + b"\x07" * 8 + value[10:]
@@ -293,13 +296,13 @@ def test_a_superseded_record_of_an_unknown_schema_is_an_error_too(kafka: KafkaSe
 
 
 def test_a_topic_that_is_gone_is_missing_state(kafka: KafkaServer) -> None:
-    """Fault 17: no topic is not the same as no checkpoint."""
+    """Fault 17: a missing topic is not the same as a job without checkpoints."""
     with pytest.raises(MissingState, match="does not exist"):
         CheckpointTopic(job(kafka), SystemClock()).read()
 
 
 def test_a_topic_with_two_partitions_is_refused(kafka: KafkaServer) -> None:
-    """The order of records is what says which checkpoint is current."""
+    """The order of the records decides which checkpoint is current."""
     config = job(kafka)
     make_topic(config, config.checkpoint_topic, 2, cleanup__policy="compact")
     with pytest.raises(TopicMisconfigured, match="has 2 partitions"):
@@ -307,7 +310,7 @@ def test_a_topic_with_two_partitions_is_refused(kafka: KafkaServer) -> None:
 
 
 def test_deleted_records_are_noticed(kafka: KafkaServer) -> None:
-    """Fault 17: a truncated topic says so, and the records that are left are read."""
+    """Fault 17: a truncated topic is recognised, and the remaining records are read."""
     config = job(kafka)
     make_topic(config, config.checkpoint_topic, cleanup__policy="compact,delete")
     topic = CheckpointTopic(config, SystemClock())
@@ -321,7 +324,7 @@ def test_deleted_records_are_noticed(kafka: KafkaServer) -> None:
 
 
 def _noting_ranges(topic: CheckpointTopic, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The offsets that are read from now on, as (start, end)."""
+    """Collect the offsets that are read from now on, as (start, end)."""
     ranges: list[tuple[int, int]] = []
     read = topic._reader.read
 
@@ -334,7 +337,8 @@ def _noting_ranges(topic: CheckpointTopic, monkeypatch: pytest.MonkeyPatch) -> l
 
 
 def test_what_was_read_is_not_read_again(kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that opens many tasks reads the topic once; each opening adds what is new, to the end at that time."""
+    """A process that opens many tasks reads the topic once. Each opening reads only the new records, up to the end at
+    that time."""
     config, topic = _new(kafka, job__tasks=2)
     first, second, other = a_record(config, 1), a_record(config, 2), a_record(config, 3, "Partition 1")
     ranges = _noting_ranges(topic, monkeypatch)
@@ -349,7 +353,7 @@ def test_what_was_read_is_not_read_again(kafka: KafkaServer, monkeypatch: pytest
 
 
 def test_threads_that_open_at_once_share_one_reading(kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All see what was there when they asked, and no record is read twice, whoever comes first."""
+    """All threads see every record that was there when they asked, and no record is read twice."""
     config, topic = _new(kafka)
     ranges = _noting_ranges(topic, monkeypatch)
     for number in range(1, 4):
@@ -361,7 +365,7 @@ def test_threads_that_open_at_once_share_one_reading(kafka: KafkaServer, monkeyp
 
 
 def test_a_topic_made_anew_is_read_from_its_beginning(kafka: KafkaServer) -> None:
-    """What was read of the deleted topic counts no more, also where the new one has grown longer already."""
+    """Records of the deleted topic no longer count, even if the new topic has already grown longer."""
     config, topic = _new(kafka, job__tasks=2)
     _publish(config, a_record(config, 1), a_record(config, 2, "Partition 1"))
     assert len(topic.read()) == 2
@@ -373,7 +377,7 @@ def test_a_topic_made_anew_is_read_from_its_beginning(kafka: KafkaServer) -> Non
 
 
 def test_a_topic_that_was_truncated_is_read_anew(kafka: KafkaServer) -> None:
-    """Records that were deleted from the topic's beginning are gone for a process that has read them too."""
+    """Records deleted from the beginning of the topic are also gone for a process that has read them."""
     config = job(kafka, job__tasks=2)
     make_topic(config, config.checkpoint_topic, cleanup__policy="compact,delete")
     topic = CheckpointTopic(config, SystemClock())
@@ -386,7 +390,7 @@ def test_a_topic_that_was_truncated_is_read_anew(kafka: KafkaServer) -> None:
 
 
 def test_a_poison_record_is_refused_by_every_later_read(kafka: KafkaServer) -> None:
-    """A reading that goes on from where it was never goes on beyond what it has refused."""
+    """A read that continues from where the last one stopped never continues past a record that it has refused."""
     config, topic = _new(kafka)
     _publish(config, a_record(config, 1))
     assert len(topic.read()) == 1

@@ -1,4 +1,4 @@
-"""Clean-ups that cannot be done: what blocks commits, and what does not."""
+"""Clean-ups that fail: which ones block commits, and which ones do not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.servers import KafkaServer
 def test_a_job_that_has_left_blobs_behind_commits(
     kafka: KafkaServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Blobs in older checkpoints and no blob store configured any more: said once, and no commit fails by it."""
+    """If older checkpoints have blobs and no blob store is configured any more, one warning says so and no commit
+    fails."""
     both = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     commit(both, {b"a": b"1"}, 1)
     mapping = {key: value for key, value in both.to_mapping().items() if not key.startswith("blob.")}
@@ -32,13 +33,14 @@ def test_a_job_that_has_left_blobs_behind_commits(
     checkpoint = commit(alone, {b"c": b"3"}, 3)
     assert set(checkpoint.state_checkpoint_markers) == {"kafka-changelog"}
     assert totals(alone, "kafka-changelog")[TASK] == {b"a": b"1", b"b": b"2", b"c": b"3"}
-    # and back: the blobs are filled anew
+    # and back: the blob store gets the complete state again
     commit(with_changes(both, task__restore__factories=changelog), {}, 4)
     assert totals(both, "blob-store")[TASK] == {b"a": b"1", b"b": b"2", b"c": b"3"}
 
 
 def test_outstanding_ttls_stay_few(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invariant 13: the newest checkpoint alone has them; so many that a record would not hold them are refused."""
+    """Invariant 13: only the newest checkpoint lists outstanding TTLs, and a commit that would list too many is
+    refused."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), task__checkpoint__retained=3))
 
     def refuse(self: FileBlobStore, blob_id: str) -> None:
@@ -66,7 +68,8 @@ def test_outstanding_ttls_stay_few(kafka: KafkaServer, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("whole_job", [False, True])
 def test_a_snapshot_that_lost_blobs_is_filled_anew(kafka: KafkaServer, tmp_path: Path, whole_job: bool) -> None:
-    """Invariant 2: what expired before its TTL was removed is found at the open; no later checkpoint needs it."""
+    """Invariant 2: the open finds blobs that expired before their TTL was removed, and no later checkpoint needs
+    them."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, restore=("kafka-changelog",)))
     commit(config, {b"a": random.Random(1).randbytes(200_000)}, 1)
     gone = sorted(blob for blob in blob_files(tmp_path) if not blob.endswith("/index"))

@@ -31,14 +31,14 @@ Run = Callable[..., Result]
 
 
 def write_toml(config: JobConfig, path: Path) -> None:
-    """The configuration as a file with dotted keys."""
+    """Write the configuration to a file with dotted keys."""
     lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in config.to_mapping().items()]
     path.write_text("\n".join(lines))
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command line with the job in `job.toml`."""
+    """Runs a command line with the job in `job.toml`."""
     monkeypatch.chdir(tmp_path)
 
     def run_(*arguments: str) -> Result:
@@ -49,7 +49,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def no_broker(monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
-    """Options for a broker that is not there; the deadline is shortened, so that the test does not wait it out."""
+    """Options for a broker that is not there. The deadline is shortened so that the test does not wait for the normal
+    one."""
     monkeypatch.setattr("statemgr.kafka.metadata.DEADLINE_S", 2.0)
     monkeypatch.setattr("statemgr.kafka.metadata.REQUEST_S", 2.0)
     return "--set", "kafka.bootstrap.servers=localhost:1"
@@ -67,7 +68,7 @@ def job(kafka: KafkaServer, tmp_path: Path) -> JobConfig:
 
 @pytest.fixture
 def running(job: JobConfig) -> Iterator[list[Task]]:
-    """The job, running: `Partition 0` has 200 keys, `Partition 1` one, two checkpoints each."""
+    """The job, running: `Partition 0` has 200 keys, `Partition 1` has one key, and each task has two checkpoints."""
     with StateManager(job) as manager:
         tasks = [manager.open_task(f"Partition {number}") for number in range(2)]
         for number, (task, rows) in enumerate(zip(tasks, (ROWS, {b"other": b"1"}), strict=True)):
@@ -82,7 +83,8 @@ def running(job: JobConfig) -> Iterator[list[Task]]:
 
 
 def test_topics_are_created_once_and_checked(run: Run, job: JobConfig) -> None:
-    """check fails with the command that fixes it; create fixes it; a second create changes nothing."""
+    """`topics check` fails and names the command that fixes the problem; `create` fixes it; a second `create` changes
+    nothing."""
     before = run("topics", "check")
     assert before.exit_code == 1
     assert "statemgr topics create" in before.output
@@ -93,8 +95,8 @@ def test_topics_are_created_once_and_checked(run: Run, job: JobConfig) -> None:
 
 @pytest.mark.long
 def test_topics_check_looks_at_the_input(run: Run, job: JobConfig) -> None:
-    """A missing input topic, and one with too many partitions, are named; a job that spreads keys itself may have any
-    number; nothing is created."""
+    """`topics check` names a missing input topic and one with too many partitions, and creates neither. A job that
+    distributes keys itself may have any number of partitions."""
     topic = f"{job.job_name}-input"
     check = ("topics", "check", "--set", f"task.inputs={topic}")
     run("topics", "create")
@@ -114,7 +116,7 @@ def test_topics_check_looks_at_the_input(run: Run, job: JobConfig) -> None:
 
 
 def test_a_lost_checkpoint_topic_is_not_created_silently(run: Run, job: JobConfig, tmp_path: Path) -> None:
-    """Blobs of the job are there, its topic is not: only the one-shot permission creates it."""
+    """If the job's blobs exist but its topic does not, only the one-shot permission creates the topic."""
     blob = tmp_path / "blobs" / job.job_name / job.job_id / "Partition_0" / "totals" / "a" / "index"
     blob.parent.mkdir(parents=True)
     blob.write_bytes(b"x")
@@ -128,7 +130,8 @@ def test_a_lost_checkpoint_topic_is_not_created_silently(run: Run, job: JobConfi
 
 
 def test_checkpoints_list_as_json_is_one_array_with_offsets(run: Run, running: list[Task]) -> None:
-    """One object per retained checkpoint, the one in force marked, with the Kafka offset of its record."""
+    """The list has one object per retained checkpoint, with the Kafka offset of its record, and marks the current
+    one."""
     found = json.loads(run("checkpoints", "list", "--json").stdout)
     assert [(entry["task"], entry["current"]) for entry in found] == [
         ("Partition 0", True),
@@ -142,7 +145,7 @@ def test_checkpoints_list_as_json_is_one_array_with_offsets(run: Run, running: l
 
 
 def test_checkpoints_list_and_show_for_people(run: Run, running: list[Task]) -> None:
-    """A line per checkpoint; show has the markers."""
+    """The list prints a line per checkpoint; `show` prints the markers."""
     listed = run("checkpoints", "list", "--current", "--task", "0")
     assert listed.stdout.count("Partition 0") == 1
     assert "Partition 1" not in listed.stdout
@@ -155,14 +158,14 @@ def test_checkpoints_list_and_show_for_people(run: Run, running: list[Task]) -> 
 
 
 def test_a_checkpoint_that_is_not_retained_is_exit_status_4(run: Run, running: list[Task]) -> None:
-    """State missing, with those that are retained."""
+    """The exit status means missing state, and the hint says to choose a retained checkpoint."""
     result = run("checkpoints", "show", "--checkpoint", "1700000000000-000001")
     assert result.exit_code == 4
     assert "choose one of the retained checkpoints" in result.stderr
 
 
 def test_snapshots_list_and_show(run: Run, running: list[Task]) -> None:
-    """Every retained snapshot with its size, and every file of one."""
+    """`list` reports every retained snapshot, and `show` every file of one snapshot."""
     found = json.loads(run("snapshots", "list", "--json").stdout)
     assert {entry["task"] for entry in found} == {"Partition 0", "Partition 1"}
     assert all(entry["files"] and entry["problem"] is None for entry in found)
@@ -173,7 +176,7 @@ def test_snapshots_list_and_show(run: Run, running: list[Task]) -> None:
 
 
 def test_a_lost_snapshot_is_listed_as_a_problem(run: Run, running: list[Task], tmp_path: Path) -> None:
-    """An index blob that is gone: named, and exit status 4."""
+    """A missing index blob is named, and the exit status is 4."""
     index = json.loads(run("snapshots", "list", "--json").stdout)[0]["index"]
     (tmp_path / "blobs" / index).unlink()
     result = run("snapshots", "list", "--json")
@@ -182,7 +185,8 @@ def test_a_lost_snapshot_is_listed_as_a_problem(run: Run, running: list[Task], t
 
 
 def test_a_job_of_segments(run: Run, kafka: KafkaServer, tmp_path: Path) -> None:
-    """Checkpoints, snapshots, their stores and restores, where commits are segments on top of a snapshot."""
+    """The commands for checkpoints, snapshots, stores and restores work if commits are segments on top of a
+    snapshot."""
     mapping = job_mapping(kafka, tmp_path, backup=("blob-store",), kind=SEGMENTS, stores__totals__key__serde="string")
     config = JobConfig.from_mapping(mapping)
     write_toml(config, tmp_path / "job.toml")
@@ -211,7 +215,7 @@ def test_a_job_of_segments(run: Run, kafka: KafkaServer, tmp_path: Path) -> None
         assert run("store", "get", "totals", "key-008", *then).stdout == "8\n"
         restored = json.loads(run("restore", "--into", "out", "--json").stdout)
         assert [(row["task"], row["factory"]) for row in restored] == [("Partition 0", "blob-store")]
-        task.commit({"orders-0": 3})  # nobody was fenced
+        task.commit({"orders-0": 3})  # the restore fenced nobody
     opened = open_store("rocksdb", tmp_path / "out" / "Partition_0" / "totals", {})
     try:
         expected = {**ROWS, b"key-007": large}
@@ -231,7 +235,7 @@ def test_a_job_of_segments(run: Run, kafka: KafkaServer, tmp_path: Path) -> None
 
 
 def test_store_commands_read_what_is_published(run: Run, running: list[Task]) -> None:
-    """get looks in every task, scan is in key order and says when it stops, count adds up."""
+    """`get` looks in every task, `scan` is in key order and says when it stops, and `count` adds up."""
     assert run("store", "get", "totals", "key-007").stdout == "7\n"
     assert json.loads(run("store", "get", "totals", "other", "--json").stdout)["task"] == "Partition 1"
     assert run("store", "get", "totals", "none").exit_code == 1
@@ -247,11 +251,11 @@ def test_store_commands_read_what_is_published(run: Run, running: list[Task]) ->
 
 
 def test_an_older_checkpoint_can_be_read(run: Run, running: list[Task]) -> None:
-    """What was published before the last commit: nothing yet."""
+    """The checkpoint before the last commit can be read; it is still empty."""
     older = json.loads(run("checkpoints", "list", "--task", "0", "--json").stdout)[1]["checkpoint_id"]
     counted = run("store", "count", "totals", "--task", "0", "--checkpoint", older, "--json")
     assert json.loads(counted.stdout)[0]["count"] == 0
-    # tasks of a consumer loop have checkpoints of their own: an ID names the task as well
+    # tasks of a consumer loop have checkpoints of their own, so an ID also identifies the task
     counted = run("store", "count", "totals", "--checkpoint", older, "--json")
     assert [found["task"] for found in json.loads(counted.stdout)] == ["Partition 0"]
     assert run("restore", "--into", "older", "--checkpoint", older).exit_code == 0
@@ -261,7 +265,7 @@ def test_an_older_checkpoint_can_be_read(run: Run, running: list[Task]) -> None:
 
 
 def test_a_store_that_the_job_lacks_is_named(run: Run, running: list[Task]) -> None:
-    """Wrong use, with the stores that there are."""
+    """The error is one of wrong usage and names the existing stores."""
     result = run("store", "get", "total", "x")
     assert result.exit_code == 2
     assert "totals" in result.stderr
@@ -274,7 +278,7 @@ def test_a_store_that_the_job_lacks_is_named(run: Run, running: list[Task]) -> N
 def test_restore_makes_directories_that_hold_the_state(
     run: Run, running: list[Task], tmp_path: Path, factory: str
 ) -> None:
-    """From either backend, every task; what is there is opened and equal."""
+    """From either backend, every task is restored, and the restored store opens with the same state."""
     result = run("restore", "--into", "out", "--factory", factory, "--json")
     assert result.exit_code == 0
     assert [(row["task"], row["factory"]) for row in json.loads(result.stdout)] == [
@@ -289,18 +293,18 @@ def test_restore_makes_directories_that_hold_the_state(
 
 
 def test_restore_never_overwrites(run: Run, running: list[Task]) -> None:
-    """A store that is there already stays."""
+    """A store that already exists in the directory stays, and the command refuses."""
     assert run("restore", "--into", "out", "--task", "1").exit_code == 0
     again = run("restore", "--into", "out", "--task", "1")
     assert again.exit_code == 2
     assert "exists" in again.stderr
 
 
-# --- what all of them keep --------------------------------------------------------------------------------
+# --- what all commands ensure -----------------------------------------------------------------------------
 
 
 def test_reading_fences_nobody(run: Run, running: list[Task]) -> None:
-    """After every reading command the running job commits on."""
+    """The running job can still commit after every reading command."""
     for arguments in (
         ["checkpoints", "list"],
         ["snapshots", "list"],
@@ -315,7 +319,7 @@ def test_reading_fences_nobody(run: Run, running: list[Task]) -> None:
 
 
 def test_no_output_has_a_secret(run: Run, running: list[Task]) -> None:
-    """Zero hits, people's and machines' forms."""
+    """No command prints the secret, in text or in JSON."""
     for arguments in (
         ["config", "show", "--all"],
         ["checkpoints", "show"],
@@ -328,7 +332,7 @@ def test_no_output_has_a_secret(run: Run, running: list[Task]) -> None:
 
 
 def test_a_job_without_checkpoints(run: Run, job: JobConfig) -> None:
-    """Before the first commit there is nothing to list, and nothing to restore."""
+    """Before the first commit there is nothing to list and nothing to restore."""
     run("topics", "create")
     assert json.loads(run("checkpoints", "list", "--json").stdout) == []
     assert run("restore", "--into", "out").exit_code == 4
@@ -336,7 +340,7 @@ def test_a_job_without_checkpoints(run: Run, job: JobConfig) -> None:
 
 
 def test_an_empty_machine_reads_the_same(run: Run, job: JobConfig, running: list[Task], tmp_path: Path) -> None:
-    """Nothing local is needed: another state directory, the same answers."""
+    """A read needs nothing local: another state directory gives the same answer."""
     config = elsewhere(job, tmp_path / "empty", "blob-store")
     write_toml(config, tmp_path / "elsewhere.toml")
     counted = run("store", "count", "totals", "--config", "elsewhere.toml", "--json")
@@ -347,7 +351,7 @@ def test_an_empty_machine_reads_the_same(run: Run, job: JobConfig, running: list
 
 
 def findings(result: Result) -> dict[str, set[str]]:
-    """Check → statuses."""
+    """Maps each check to its statuses."""
     found: dict[str, set[str]] = {}
     for entry in json.loads(result.stdout):
         found.setdefault(entry["check"], set()).add(entry["status"])
@@ -355,7 +359,7 @@ def findings(result: Result) -> dict[str, set[str]]:
 
 
 def test_doctor_tries_everything(run: Run, job: JobConfig) -> None:
-    """All well, once the topics are there."""
+    """All checks pass once the topics exist."""
     run("topics", "create")
     result = run("doctor", "--json")
     assert result.exit_code == 0, result.output
@@ -368,7 +372,7 @@ def test_doctor_tries_everything(run: Run, job: JobConfig) -> None:
 
 
 def test_doctor_on_s3(run: Run, kafka: KafkaServer, s3: S3Server, tmp_path: Path) -> None:
-    """The requests of a job against a real S3 server; a second put of one name is refused."""
+    """Doctor tries the requests of a job against a real S3 server, and a second put of the same name is refused."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, s3=s3))
     write_toml(config, tmp_path / "job.toml")
     run("topics", "create")
@@ -380,7 +384,8 @@ def test_doctor_on_s3(run: Run, kafka: KafkaServer, s3: S3Server, tmp_path: Path
 
 
 def test_doctor_names_what_is_wrong_and_the_fix(run: Run, job: JobConfig, tmp_path: Path) -> None:
-    """Topics missing, a blob store that cannot be written to: each with what to do, exit status 1."""
+    """Doctor reports missing topics and a blob store that it cannot write to, with a fix for the topics and exit status
+    1."""
     (tmp_path / "file").write_text("x")
     result = run("doctor", "--json", "--set", f"blob.store.uri=file://{tmp_path}/file/blobs")
     assert result.exit_code == 1
@@ -390,14 +395,14 @@ def test_doctor_names_what_is_wrong_and_the_fix(run: Run, job: JobConfig, tmp_pa
 
 
 def problems_of(run: Run, *arguments: str) -> list[dict[str, str]]:
-    """What doctor complains of; exit status 1."""
+    """The problems that doctor reports, with exit status 1."""
     result = run("doctor", "--json", *arguments)
     assert result.exit_code == 1, result.output
     return [entry for entry in json.loads(result.stdout) if entry["status"] == "problem"]
 
 
 def test_doctor_reads_the_checkpoint_topic_to_its_end(run: Run, job: JobConfig, running: list[Task]) -> None:
-    """FAULT 57: a record that stops every command is named, with its offset and the reason."""
+    """FAULT 57: doctor names a record that stops every command, with its offset and the reason."""
     assert findings(run("doctor", "--json"))["checkpoints"] == {"ok"}
     producer = plain_producer(job)
     placed = []
@@ -410,7 +415,8 @@ def test_doctor_reads_the_checkpoint_topic_to_its_end(run: Run, job: JobConfig, 
 
 
 def test_a_foreign_record_is_left_out_by_a_repair(run: Run, job: JobConfig, running: list[Task]) -> None:
-    """FAULT 57: every command stops at it; the copy has all that is valid, and the job goes on there exactly."""
+    """FAULT 57: a foreign record stops commands that read the topic. The repaired topic leaves it out, fences the job
+    on the old topic, and has the newest state."""
     before = json.loads(run("checkpoints", "list", "--json").stdout)
     producer = plain_producer(job)
     for key, value in ((b"?", b"foreign"), (b"?", None)):
@@ -426,7 +432,7 @@ def test_a_foreign_record_is_left_out_by_a_repair(run: Run, job: JobConfig, runn
     assert new not in client(job).list_topics(timeout=60).topics
     done = json.loads(run("topics", "repair", "--json").stdout)
     assert (done["to"], done["left_out"], done["valid"]) == (new, dry["left_out"], dry["valid"])
-    with pytest.raises(FencedError):  # nobody publishes to the old topic any more
+    with pytest.raises(FencedError):  # nobody can publish to the old topic any more
         running[1].commit({"orders-1": 201})
     there = ("--set", f"task.checkpoint.topic={new}")
     after = json.loads(run("checkpoints", "list", "--json", *there).stdout)
@@ -434,11 +440,12 @@ def test_a_foreign_record_is_left_out_by_a_repair(run: Run, job: JobConfig, runn
     assert {entry["checkpoint_id"] for entry in after} - known
     found = run("store", "get", "totals", "later", "--task", "0", *there)
     assert found.exit_code == 0, found.output
-    assert run("topics", "repair").exit_code == 2  # the new topic is there already
+    assert run("topics", "repair").exit_code == 2  # the new topic already exists
 
 
 def test_doctor_compares_the_layout_and_the_input_topics(run: Run, job: JobConfig, running: list[Task]) -> None:
-    """Other tasks than the checkpoints have, an input topic that is missing, or has another number of partitions."""
+    """Doctor reports a number of tasks that differs from the checkpoints, and an input topic that is missing or has the
+    wrong number of partitions."""
     found = {problem["check"]: problem["fix"] for problem in problems_of(run, "--set", "job.tasks=3")}
     assert found["layout"] == "set job.tasks = 2, or `statemgr rescale --tasks 3`"
     topic = f"{job.job_name}-in"
@@ -455,7 +462,7 @@ def test_doctor_compares_the_layout_and_the_input_topics(run: Run, job: JobConfi
 
 @pytest.mark.long
 def test_doctor_finds_that_the_group_may_not_be_read(run: Run, own_kafka: Callable[..., Any], tmp_path: Path) -> None:
-    """A broker with an ACL on the group for somebody else."""
+    """On a broker whose ACL gives the group to somebody else, doctor reports the missing permission."""
     broker = own_kafka(
         **{
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -480,7 +487,7 @@ def test_doctor_finds_that_the_group_may_not_be_read(run: Run, own_kafka: Callab
 
 
 def test_doctor_without_a_broker_goes_on(run: Run, job: JobConfig, no_broker: tuple[str, str]) -> None:
-    """One problem for the broker; disk and blobs are looked at all the same."""
+    """Doctor reports one problem for the broker and still checks the blob store."""
     result = run("doctor", "--json", *no_broker)
     assert result.exit_code == 1
     found = findings(result)
@@ -490,7 +497,7 @@ def test_doctor_without_a_broker_goes_on(run: Run, job: JobConfig, no_broker: tu
 
 
 def test_a_broker_that_is_not_there_is_exit_status_3(run: Run, job: JobConfig, no_broker: tuple[str, str]) -> None:
-    """Within the deadline, one line."""
+    """The command prints one error and exits with status 3."""
     result = run("topics", "check", *no_broker)
     assert result.exit_code == 3
     assert result.stderr.count("error:") == 1

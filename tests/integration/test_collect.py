@@ -1,4 +1,4 @@
-"""Garbage collection of real jobs, on a directory and on S3, by the command line; a job that is alive beside it."""
+"""Garbage collection of real jobs, on a directory and on S3, with the command line, also while a job runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Mapping = Callable[..., dict[str, object]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Run `statemgr gc` of a job."""
+    """Runs `statemgr gc` for a job."""
 
     def run_(config: JobConfig, *arguments: str) -> Result:
         path = tmp_path / "job.toml"
@@ -60,7 +60,7 @@ def mapping(request: pytest.FixtureRequest, kafka: KafkaServer, tmp_path: Path) 
 
 
 def time_passes(monkeypatch: pytest.MonkeyPatch, milliseconds: int = 2 * DAY_MS) -> None:
-    """The blob stores' clocks are ahead of the times of the blobs that are there."""
+    """Set the blob stores' clocks ahead of the times of the existing blobs."""
     for kind in (FileBlobStore, S3Administration):
         original: Callable[[Any], int] = kind.time_ms
         monkeypatch.setattr(kind, "time_ms", lambda self, original=original: original(self) + milliseconds)
@@ -83,7 +83,7 @@ def names(config: JobConfig) -> set[str]:
 def test_orphans_of_a_killed_commit_are_collected(
     mapping: Mapping, run: Run, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """C6, FAULTS 2, 3: what a commit uploaded before it was killed goes after the grace period, and not before."""
+    """C6, FAULTS 2, 3: blobs that a killed commit uploaded are deleted after the grace period, and not before."""
     job = mapping(backup=("blob-store",), kind=kind, stores=STORES)
     order = {"config": job, "commits": 3, "phase": Phase.BEGIN, "occurrence": 3}
     child = subprocess.Popen([sys.executable, "-m", "tests.crash.child", json.dumps(order)], cwd=ROOT)
@@ -113,13 +113,14 @@ def test_orphans_of_a_killed_commit_are_collected(
 
 
 def test_blobs_of_a_removed_store_are_collected(mapping: Mapping, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A12, FAULT 31: no checkpoint names the store any more; what its clean-up could not delete goes."""
+    """A12, FAULT 31: once no checkpoint names the store, garbage collection deletes the blobs that its clean-up
+    left."""
     config = JobConfig.from_mapping(mapping(backup=("blob-store",), stores=("old", "totals")))
     commit(config, {b"a": random.Random(1).randbytes(100_000)}, 1)
     left = with_changes(config, task__checkpoint__retained=1)
     alone = JobConfig.from_mapping({k: v for k, v in left.to_mapping().items() if not k.startswith("stores.old.")})
     with monkeypatch.context() as patch:
-        # its owner dies before it has cleaned up
+        # the store's owner dies before it has cleaned up
         patch.setattr("statemgr.flows.clean_up.CleanUp._delete_evicted", lambda *_: None)
         commit(alone, {b"b": b"2"}, 2, allow_removed_stores=True)
     needed = referenced(alone)
@@ -131,7 +132,8 @@ def test_blobs_of_a_removed_store_are_collected(mapping: Mapping, run: Run, monk
 
 
 def test_what_stops_a_collection(mapping: Mapping, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAULTS 13, 17, 38: a lost blob, a job that the topic does not know, too short a grace period: nothing goes."""
+    """FAULTS 13, 17, 38: if a blob is lost, the topic does not know the job, or the grace period is too short, nothing
+    is deleted."""
     config = JobConfig.from_mapping(mapping(backup=("blob-store",)))
     commit(config, {b"a": random.Random(1).randbytes(100_000)}, 1)
     services = open_services(config)
@@ -165,7 +167,8 @@ def test_what_stops_a_collection(mapping: Mapping, run: Run, monkeypatch: pytest
 
 
 def test_published_blobs_with_a_ttl_are_fixed(mapping: Mapping, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAULT 34, protocol 8: its owner died before it could remove the TTLs, and nobody opened the task again."""
+    """FAULT 34, protocol 8: if the owner died before it removed the TTLs and nobody opened the task again, `gc --fix`
+    removes them."""
     config = JobConfig.from_mapping(mapping(backup=("blob-store",)))
     with monkeypatch.context() as patch:
         patch.setattr("statemgr.flows.clean_up.CleanUp.after_publish", lambda *_: None)
@@ -187,7 +190,7 @@ def test_published_blobs_with_a_ttl_are_fixed(mapping: Mapping, run: Run, monkey
 def test_unfinished_multipart_uploads_are_aborted(
     kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 2: those below the job's own prefix, after the grace period."""
+    """FAULT 2: garbage collection aborts the uploads below the job's own prefix after the grace period."""
     if s3.server == "moto":
         pytest.skip("to moto every upload was begun in 2010")
     mapping = job_mapping(kafka, tmp_path, s3=s3, backup=("blob-store",))
@@ -214,7 +217,8 @@ def test_unfinished_multipart_uploads_are_aborted(
 def test_a_collection_beside_a_long_commit_leaves_it_alone(
     kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 38, invariant 3: uploads that wait for their publish are young; a commit that waits too long is refused."""
+    """FAULT 38, invariant 3: uploads that wait for their publish count as young, and a commit that waited too long is
+    refused."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",)))
     commit(config, {b"a": b"1"}, 1)
     large = random.Random(1).randbytes(200_000)
@@ -234,7 +238,7 @@ def test_a_collection_beside_a_long_commit_leaves_it_alone(
         assert waits.wait(30)
         waiting = blob_files(tmp_path) - referenced(config)
         assert len(waiting) >= 2
-        # half a day later it is still no garbage, for one that believes its clock; but it is not published any more
+        # half a day later a collection still does not see garbage, but the commit can no longer be published
         with monkeypatch.context() as patch:
             time_passes(patch, DAY_MS // 2 + 60_000)
             found = json.loads(run(config, "--json").stdout)
@@ -248,14 +252,14 @@ def test_a_collection_beside_a_long_commit_leaves_it_alone(
             time_passes(patch)
             assert json.loads(run(config, "--json").stdout)["deleted"]["blobs"] == len(waiting)
         with pytest.raises(RetryableError, match="garbage"):
-            task.commit({"orders-0": 3})  # what became of an asynchronous commit is said by the next one, too
+            task.commit({"orders-0": 3})  # the next commit also reports the outcome of an asynchronous commit
         task.commit({"orders-0": 4})
     assert totals(config, "blob-store")[TASK] == {b"a": b"1", b"b": large}
     assert blob_files(tmp_path) == referenced(config)
 
 
 class LiveJob:
-    """A publisher at full speed on a thread of its own, that retains one checkpoint and deletes the one before."""
+    """A publisher at full speed on its own thread, which retains one checkpoint and deletes the previous one."""
 
     def __init__(self, config: JobConfig) -> None:
         self.config = config
@@ -294,7 +298,7 @@ class LiveJob:
 
 
 def plant_orphan(directory: Path, config: JobConfig, name: str) -> Path:
-    """An old index that nothing refers to."""
+    """Create an old index that nothing refers to."""
     orphan = directory / "blobs" / config.job_name / "1" / "Partition_0" / "totals" / name / "index"
     orphan.parent.mkdir(parents=True)
     orphan.write_bytes(b"x")
@@ -303,7 +307,7 @@ def plant_orphan(directory: Path, config: JobConfig, name: str) -> Path:
 
 
 def live_config(kafka: KafkaServer, directory: Path, interval: str) -> JobConfig:
-    """A job whose only retained checkpoint is gone with the next commit."""
+    """A job whose only retained checkpoint is dropped at the next commit."""
     mapping = job_mapping(kafka, directory, backup=("blob-store",), task__checkpoint__retained=1)
     return JobConfig.from_mapping(mapping | {"task.commit.snapshot.interval": [interval]})
 
@@ -312,10 +316,10 @@ def live_config(kafka: KafkaServer, directory: Path, interval: str) -> JobConfig
 def test_a_live_job_loses_nothing(
     kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, interval: str
 ) -> None:
-    """FAULT 38, invariants 3 and 11: collections again and again beside commits, snapshots and clean-ups: no state
-    is lost.
+    """FAULT 38, invariants 3 and 11: collections that run again and again in parallel with commits, snapshots and
+    clean-ups lose no state.
 
-    The stores' clock is ahead, so that what is older than a minute counts as old.
+    The stores' clock is ahead, so that everything older than a minute counts as old.
     """
     config = live_config(kafka, tmp_path, interval)
     commit(config, {b"start": b"1"}, 0)
@@ -328,7 +332,7 @@ def test_a_live_job_loses_nothing(
             assert done.exit_code == 0, done.output
             planted += 1
             deleted += json.loads(done.stdout)["deleted"]["blobs"]
-            # it stays only where the job was too fast, which is said
+            # it stays only if the job was too fast, which the output notes
             assert not orphan.exists() or json.loads(done.stdout)["notes"]
     deleted += json.loads(run(config, "--json").stdout)["deleted"]["blobs"]
     assert deleted == planted
@@ -343,10 +347,11 @@ def test_a_live_job_loses_nothing(
 def test_a_job_that_publishes_faster_than_it_can_be_read_stops_no_collection(
     kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, interval: str
 ) -> None:
-    """FAULT 38, invariants 3 and 11: reads of the blob store take longer than a commit, so the index that the topic
-    names is nearly always evicted before it is read: every collection ends, and takes nothing that is needed."""
+    """FAULT 38, invariants 3 and 11: if reading the blob store takes longer than a commit, the index that the topic
+    names is nearly always evicted before it is read. Every collection still ends, and deletes nothing that is
+    needed."""
     config = live_config(kafka, tmp_path, interval)
-    # a blob that every later checkpoint carries on, and that is old
+    # an old blob that every later checkpoint carries forward
     commit(config, {b"start": random.Random(0).randbytes(100_000)}, 0)
     for blob in blob_files(tmp_path):
         os.utime(tmp_path / "blobs" / blob, (1_700_000_000, 1_700_000_000))

@@ -1,4 +1,4 @@
-"""What a changelog has forgotten: older checkpoints, and replays on machines whose clocks are off by days."""
+"""State that a changelog no longer has: older checkpoints, and replays on machines whose clocks are off by days."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ def job(kafka: KafkaServer, directory: Path, *factories: str, **more: object) ->
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """What a job needs whose changelog forgets deletes within a second; its topic is made with :func:`forgetful`."""
+    """Settings for a job whose changelog forgets deletes within a second; :func:`forgetful` makes its topic."""
     monkeypatch.setattr(topics, "DELETE_RETENTION_MS", int(EAGER["delete.retention.ms"]))
     return {"stores__totals__changelog__min__compaction__lag__ms": 0}
 
 
 def forgetful(config: JobConfig) -> None:
-    """Make the changelog, so that its cleaner is quick."""
+    """Make the changelog with a quick cleaner."""
     make_topic(config, config.stores["totals"].changelog_topic, **EAGER)
 
 
 def forget(config: JobConfig, key: bytes) -> None:
-    """Commit until the cleaner has removed all records of a key, its delete too."""
+    """Commit until the cleaner has removed all records of a key, including its delete."""
     topic = config.stores["totals"].changelog_topic
     number = 100
     with StateManager(config) as manager, manager.open_task(TASK) as task:
 
         def is_forgotten() -> bool:
             nonlocal number
-            time.sleep(0.6)  # the active segment is closed by a later record, once it is older than segment.ms
+            time.sleep(0.6)  # a later record closes the active segment once it is older than segment.ms
             number += 1
             task.store("totals").put(b"other", b"%d" % number)
             task.commit({"orders-0": number})
@@ -78,7 +78,7 @@ def forget(config: JobConfig, key: bytes) -> None:
 
 
 def at(config: JobConfig, checkpoint: object) -> dict[bytes, bytes]:
-    """The state at a checkpoint, read without disturbing anybody."""
+    """The state at a checkpoint, read without disturbing the job."""
     with JobReader(config) as reader, reader.open_store(TASK, "totals", str(checkpoint)) as store:
         return dict(store.scan(None, None))
 
@@ -93,8 +93,8 @@ def newest(config: JobConfig) -> object:
 def test_an_older_checkpoint_whose_deletes_were_compacted(
     kafka: KafkaServer, tmp_path: Path, quick: dict[str, object], factories: tuple[str, ...]
 ) -> None:
-    """FAULT 53: a key that an older checkpoint had was deleted since, and its delete is gone too. The changelog
-    refuses; the next factory of the list has the state, and the newest checkpoint is served all the same."""
+    """FAULT 53: a key that an older checkpoint had was deleted later, and its delete is gone too. The changelog refuses
+    that checkpoint and still serves the newest one; the next factory in the list has the older state."""
     config = job(kafka, tmp_path, *factories, **quick)
     forgetful(config)
     first = commit(config, {b"deleted": b"1", b"kept": b"1"}, 1).checkpoint_id
@@ -125,8 +125,8 @@ def _toml(value: object) -> str:
 def test_an_older_checkpoint_while_clocks_are_off(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committing: int, restoring: int
 ) -> None:
-    """FAULTS 53 and 54: what the cleaner has not touched yet is served exactly, by the broker's time: a clock of the
-    restoring machine that is off does not change the answer. A committing one that was days behind is refused."""
+    """FAULTS 53 and 54: the broker's time decides, so a wrong clock on the restoring machine does not change the
+    answer. Records that the cleaner has not touched are served exactly, unless the committing clock was days behind."""
     config = job(kafka, tmp_path)
     with clock(monkeypatch, committing):
         first = commit(config, {b"deleted": b"1", b"kept": b"1"}, 1).checkpoint_id
@@ -149,7 +149,7 @@ def test_a_replay_onto_an_older_directory_while_clocks_are_off(
     committing: int,
     restoring: int,
 ) -> None:
-    """FAULT 54: a machine has the directory of an older checkpoint, another machine has deleted a key since, and the
+    """FAULT 54: a machine has the directory of an older checkpoint, another machine has since deleted a key, and the
     delete is compacted away. Whatever their clocks say, the key does not come back."""
     config = job(kafka, tmp_path, **quick)
     forgetful(config)
@@ -167,8 +167,8 @@ def test_a_replay_onto_an_older_directory_while_clocks_are_off(
 def test_a_tail_is_replayed_where_the_clocks_agree(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int
 ) -> None:
-    """FAULT 54: the shortcut is for a machine whose clocks agree with each other; one whose wall clock was set in
-    between replays everything. Both are exact."""
+    """FAULT 54: a machine whose clocks agree with each other replays only the tail; a machine whose wall clock was set
+    in between replays everything. Both are exact."""
     config = job(kafka, tmp_path)
     model = {b"%03d" % n: b"1" for n in range(500)}
     commit(config, dict(model), 1)

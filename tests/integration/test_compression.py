@@ -1,4 +1,4 @@
-"""Compression at rest: jobs that compress, that begin to and that leave off again, on a real broker and S3 server."""
+"""Compression at rest: jobs that compress, start to compress and stop again, on a real broker and S3 server."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.servers import KafkaServer, S3Server
 
 
 def values(begin: int) -> Items:
-    """Keys, and values that get much smaller."""
+    """Keys with values that compress well."""
     return {b"%06d" % number: b"the same words again and again " * 30 for number in range(begin, begin + 3_000)}
 
 
 def commit(config: JobConfig, items: Items, offset: int) -> None:
-    """Commit whole states, whatever the backend."""
+    """Commit complete states, whatever the backend."""
     with StateManager(config) as manager, manager.open_task(TASK) as task:
         write(task, items)
         task.commit({"orders-0": offset}, materialize=True)
@@ -39,7 +39,8 @@ def stored(config: JobConfig) -> int:
 
 @pytest.mark.parametrize("kind", [SNAPSHOTS, pytest.param(SEGMENTS, marks=pytest.mark.long)])
 def test_compression_comes_and_goes(kafka: KafkaServer, s3: S3Server, tmp_path: Path, kind: str) -> None:
-    """Issue 4, A.6: recorded per blob, so that what was stored either way is restored together, and kept."""
+    """Issue 4, A.6: compression is recorded per blob, so that blobs stored either way are kept and restored
+    together."""
     plain = JobConfig.from_mapping(
         job_mapping(
             kafka, tmp_path, s3=s3, backup=["blob-store"], kind=kind,
@@ -54,7 +55,7 @@ def test_compression_comes_and_goes(kafka: KafkaServer, s3: S3Server, tmp_path: 
         model.update(items)
         commit(config, items, number + 1)
         sizes.append(stored(config))
-        # what a job restores does not depend on how it stores
+        # how a job stores does not affect what it can restore
         for other in (plain, zstd):
             back = elsewhere(other, tmp_path / f"restored-{number}-{other is zstd}", "blob-store")
             state, offsets = contents(back)

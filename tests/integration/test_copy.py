@@ -1,4 +1,4 @@
-"""``statemgr copy``: a new job with the state of another one at a checkpoint, in every backend."""
+"""``statemgr copy``: a new job gets the state of another job at a checkpoint, in every backend."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BACKENDS = pytest.mark.parametrize(
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`statemgr copy … --json` of one job to another."""
+    """Runs `statemgr copy … --json` from one job to another."""
     monkeypatch.chdir(tmp_path)
 
     def run_(source: JobConfig, target: JobConfig, *arguments: str) -> Result:
@@ -53,7 +53,8 @@ def new_job(config: JobConfig, directory: Path, **changes: object) -> JobConfig:
 
 
 def grown(config: JobConfig) -> dict[bytes, bytes]:
-    """Commit states that do not fit into a checkpoint record, and return the last one: old and new files, segments."""
+    """Commit states that do not fit into a checkpoint record, with old and new files and segments. Returns the last
+    state."""
     rows = random.Random(1)
     state = {b"key-%05d" % number: rows.randbytes(100) for number in range(3000)}
     commit(config, state, 1)
@@ -65,7 +66,7 @@ def grown(config: JobConfig) -> dict[bytes, bytes]:
 
 
 def check_independent(source: JobConfig, target: JobConfig, tasks: tuple[str, ...] = (TASK,)) -> None:
-    """What the new job needs is its own, and none of it will expire."""
+    """Check that everything the new job needs belongs to it, and that none of it will expire."""
     own = f"{target.job_name}/{target.job_id}/"
     with JobReader(target) as reader:
         for task in tasks:
@@ -83,7 +84,7 @@ def check_independent(source: JobConfig, target: JobConfig, tasks: tuple[str, ..
 def test_a_copy_is_exact_and_goes_its_own_way(
     kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...], kind: str, to: tuple[str, ...]
 ) -> None:
-    """From any backend to any: the state, the offsets; afterwards each job goes on by itself."""
+    """A copy between any two backends has the same state and offsets, and each job continues on its own afterwards."""
     source = job(kafka, tmp_path, backup=backup, kind=kind)
     states = history(source)
     target = new_job(source, tmp_path, task__backup__factories=list(to), task__restore__factories=list(to))
@@ -122,7 +123,7 @@ def test_a_copy_is_exact_and_goes_its_own_way(
 def test_the_server_copies_within_a_bucket(
     kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On S3 no byte of the data passes through this machine; an older checkpoint of several tasks."""
+    """On S3 no byte of the data passes through this machine, also for an older checkpoint of several tasks."""
     source = job(kafka, tmp_path, backup=("blob-store",), kind=kind, s3=s3, tasks=2, stores__totals__type="rocksdb")
     data = {b"key-%04d" % number: bytes([number % 251]) * 200 for number in range(2000)}
     for number, task in enumerate((TASK, OTHER)):
@@ -145,7 +146,7 @@ def test_the_server_copies_within_a_bucket(
 
 
 def test_another_store_is_streamed(kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run) -> None:
-    """From a directory to S3, and back to another directory: verified on the way."""
+    """The data is streamed from a directory to S3, and back to another job in the directory, without any change."""
     source = job(kafka, tmp_path, backup=("blob-store",), kind=SEGMENTS, blob__store__compression="zstd")
     state = grown(source)
     mapping = job(kafka, tmp_path, s3=s3).to_mapping()
@@ -179,7 +180,7 @@ def test_a_file_store_copies_by_hard_link(kafka: KafkaServer, tmp_path: Path, ru
 
 
 def test_micro_batches_keep_their_output(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """A whole job: the micro-batch, its watermark and its output rows are those of the checkpoint."""
+    """The copy has the checkpoint's micro-batch and its output rows."""
     source = job(kafka, tmp_path, tasks=2)
     output = b"row" * 50_000
     batch = MicroBatch("query", 0, "0", "1", 77)
@@ -205,13 +206,14 @@ def test_micro_batches_keep_their_output(kafka: KafkaServer, tmp_path: Path, run
     "what", ["name", "checkpoint", "blob", "changelog", "tasks", "stores", "type", "no checkpoint"]
 )
 def test_what_is_refused(kafka: KafkaServer, tmp_path: Path, run: Run, what: str) -> None:
-    """A job that is not new in any respect, and a configuration that does not suit; nothing is written."""
+    """The command refuses a job that is not new in some respect or whose configuration does not fit, and writes
+    nothing."""
     source = job(kafka, tmp_path)
     if what != "no checkpoint":
         history(source)
     target = new_job(source, tmp_path)
     expected = "is not new"
-    if what == "name":  # its checkpoint topic, changelog and blobs are others: a copy would fence the job itself
+    if what == "name":  # its checkpoint topic, changelog and blobs differ: a copy would fence the job itself
         more = {"task__checkpoint__topic": "checkpoints", "stores__totals__changelog__topic": "changelog"}
         topics = {key: kafka.fresh_name(topic) for key, topic in more.items()}
         uri = (tmp_path / "more").as_uri()
@@ -244,7 +246,8 @@ def test_what_is_refused(kafka: KafkaServer, tmp_path: Path, run: Run, what: str
 
 
 def test_lost_blobs_are_written_again(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """A part of the source's snapshot is missing: the changelog supplies the state, and the new snapshot is whole."""
+    """If part of the source's snapshot is missing, the changelog supplies the state and the new snapshot is
+    complete."""
     source = job(kafka, tmp_path, kind=SNAPSHOTS)
     data: Mapping[bytes, bytes | None] = {b"%05d" % number: b"v" * 100 for number in range(3000)}
     commit(source, data, 1)
@@ -261,7 +264,8 @@ def test_lost_blobs_are_written_again(kafka: KafkaServer, tmp_path: Path, run: R
 def test_a_blob_of_another_size_is_not_copied(
     kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...]
 ) -> None:
-    """A blob of the source is shorter than was written: the changelog supplies the state, or nothing is published."""
+    """If a blob of the source is shorter than it should be, the changelog supplies the state, or nothing is
+    published."""
     source = job(kafka, tmp_path, backup=backup, kind=SNAPSHOTS)
     state = grown(source)
     table = max((tmp_path / "blobs" / name for name in referenced(source)), key=lambda path: path.stat().st_size)
@@ -279,7 +283,8 @@ def test_a_blob_of_another_size_is_not_copied(
 
 
 def test_a_checkpoint_that_the_job_drops_meanwhile(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """The message says so, and not that a blob was lost. The next run copies the newer state."""
+    """The message says that the job dropped the checkpoint, not that a blob was lost. The next run copies the newer
+    state."""
     source = job(kafka, tmp_path, backup=("blob-store",), kind=SNAPSHOTS, task__checkpoint__retained=1)
     target = new_job(source, tmp_path)
     state = grown(source)
@@ -306,7 +311,7 @@ def test_a_checkpoint_that_the_job_drops_meanwhile(kafka: KafkaServer, tmp_path:
 
 
 def test_stores_say_what_they_cannot_copy(kafka: KafkaServer, s3: S3Server, tmp_path: Path) -> None:
-    """A store of another kind, a blob that is missing, and a name that is taken."""
+    """Blob stores refuse a store of another kind and a missing blob, and the file store a name that is taken."""
     from statemgr.blobs import open_raw_blob_store
     from statemgr.blobs.names import BlobExists
     from statemgr.errors import MissingBlob
@@ -334,13 +339,14 @@ def test_stores_say_what_they_cannot_copy(kafka: KafkaServer, s3: S3Server, tmp_
 def test_the_bucket_copies_a_large_object_in_parts(
     kafka: KafkaServer, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An object above the limit of one request: the copy has its bytes and a TTL, and a failure leaves no upload."""
+    """The copy of an object above the limit of one request has the same bytes and a TTL, and a failure leaves no
+    upload."""
     from statemgr.blobs import open_raw_blob_store
     from statemgr.blobs.s3 import copying
     from statemgr.errors import MissingBlob
     from statemgr.local.clock import SystemClock
 
-    least = 5 * 1024 * 1024  # of a part that is not the last one
+    least = 5 * 1024 * 1024  # the smallest size of a part that is not the last one
     monkeypatch.setattr(copying, "_MOST", least)
     monkeypatch.setattr(copying, "_PART", least)
     store = open_raw_blob_store(job(kafka, tmp_path, s3=s3), SystemClock())
@@ -364,7 +370,7 @@ def test_the_bucket_copies_a_large_object_in_parts(
 
 
 def test_the_changelog_of_a_copy_has_the_state_alone(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """One record for each key, and no tombstone."""
+    """The changelog has one record for each key, and no tombstone."""
     source = job(kafka, tmp_path, backup=("blob-store",), kind=SEGMENTS)
     state = history(source)[-1]
     target = new_job(source, tmp_path, task__backup__factories=list(DUAL))

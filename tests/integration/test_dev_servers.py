@@ -40,14 +40,14 @@ def _commit_one_transaction(bootstrap_servers: str, topic: str) -> None:
 
 
 def test_the_shared_broker_commits_a_transaction(kafka: servers.KafkaServer) -> None:
-    """The suite's broker, of whichever kind, takes a transaction."""
+    """The suite's broker, of whichever kind, accepts a transaction."""
     topic = kafka.fresh_name("transaction")
     _create_topic(kafka.bootstrap_servers, topic)
     _commit_one_transaction(kafka.bootstrap_servers, topic)
 
 
 def test_the_shared_broker_creates_no_topic_by_itself(kafka: servers.KafkaServer) -> None:
-    """A topic that nobody created stays absent when it is asked for."""
+    """A metadata request for a topic that nobody created does not create it."""
     topic = kafka.fresh_name("absent")
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.list_topics(topic, timeout=_TIMEOUT_S)
@@ -55,7 +55,7 @@ def test_the_shared_broker_creates_no_topic_by_itself(kafka: servers.KafkaServer
 
 
 def test_the_shared_s3_server_keeps_objects_and_tags(s3: servers.S3Server) -> None:
-    """The suite's S3 server, of whichever kind, keeps bytes and tags and deletes both."""
+    """The suite's S3 server, of whichever kind, stores an object with its tags and deletes it."""
     client, key = s3.client(), f"{s3.fresh_prefix()}/blob"
     client.put_object(Bucket=s3.bucket, Key=key, Body=b"bytes", Tagging="ttl=30")
     with client.get_object(Bucket=s3.bucket, Key=key)["Body"] as body:
@@ -68,7 +68,7 @@ def test_the_shared_s3_server_keeps_objects_and_tags(s3: servers.S3Server) -> No
 
 @pytest.mark.long
 def test_servers_whose_starter_died_are_known(tmp_path: Path) -> None:
-    """Ended between the start and the answer, `dev up` leaves a broker that `up` waits for and `down` stops."""
+    """If `dev up` is killed after it has started a broker, the next `up` waits for that broker and `down` stops it."""
     code = "import sys; from statemgr_tools.dev import up; up(sys.argv[1], s3=False)"
     starter = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
     deadline = time.monotonic() + _TIMEOUT_S
@@ -88,7 +88,7 @@ def test_servers_whose_starter_died_are_known(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_an_own_broker_keeps_its_data_over_a_kill_and_goes_on_after_a_pause(own_kafka) -> None:
-    """Killed and started again, suspended and resumed: same address, same topics."""
+    """A broker that is killed and started again, suspended and resumed keeps its address and its topics."""
     broker = own_kafka()
     _create_topic(broker.bootstrap_servers, "kept")
     broker.kill()
@@ -101,7 +101,7 @@ def test_an_own_broker_keeps_its_data_over_a_kill_and_goes_on_after_a_pause(own_
 
 
 def test_dev_up_status_down_by_command_line(tmp_path: Path) -> None:
-    """Servers outlive `up`, a second `up` finds them, `down` stops them, a third `up` has the data."""
+    """The servers outlive `up`, a second `up` finds them, `down` stops them, and a third `up` still has the data."""
     runner = CliRunner()
 
     def call(*arguments: str) -> dict:
@@ -127,7 +127,7 @@ def test_dev_up_status_down_by_command_line(tmp_path: Path) -> None:
 
 
 def test_the_state_file_is_for_its_owner_only(tmp_path: Path) -> None:
-    """It holds the local server's keys, so that nobody else may read it; neither does a repr show them."""
+    """Only the owner can read the state file, which has the local server's keys, and no repr shows the secret key."""
     try:
         running = up(tmp_path, kafka=False)
         assert (tmp_path / "servers.json").stat().st_mode & 0o077 == 0
@@ -138,7 +138,7 @@ def test_the_state_file_is_for_its_owner_only(tmp_path: Path) -> None:
 
 
 def test_a_reused_pid_is_never_stopped(tmp_path: Path) -> None:
-    """A process that has the PID but began at another time is somebody else's."""
+    """A process with the same PID but another start time belongs to somebody else."""
     stranger = spawn(["sleep", "60"], log=tmp_path / "log")
     try:
         remembered = ServerProcess(pid=stranger.pid, started_at=stranger.started_at - 100, log=stranger.log)
@@ -152,7 +152,7 @@ def test_a_reused_pid_is_never_stopped(tmp_path: Path) -> None:
 
 
 def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    """After the grace time comes SIGKILL."""
+    """After the grace time, the server gets a SIGKILL."""
     server = spawn(["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"], log=tmp_path / "log")
     wait_until_ready(server, lambda: "ready" in server.log.read_text(), name="it", deadline_s=60)
     assert server.stop(grace_s=0.3)
@@ -168,7 +168,7 @@ def test_a_server_that_ends_at_once_is_an_error_with_its_last_words(tmp_path: Pa
 
 
 def test_a_server_that_never_answers_meets_the_deadline(tmp_path: Path) -> None:
-    """Waiting ends with a typed error."""
+    """The wait ends with a typed error."""
     server = spawn(["sleep", "60"], log=tmp_path / "log")
     try:
         with pytest.raises(UnavailableError, match="not ready"):
@@ -178,7 +178,7 @@ def test_a_server_that_never_answers_meets_the_deadline(tmp_path: Path) -> None:
 
 
 def test_a_killed_server_is_seen_as_down_and_comes_back(tmp_path: Path) -> None:
-    """`status` asks the process, not the file; `up` starts what is missing, on the same keys."""
+    """`status` asks the process, not the file. `up` starts the missing server again with the same keys."""
     try:
         first = up(tmp_path, kafka=False)
         os.kill(first.s3_pid, signal.SIGKILL)
@@ -194,7 +194,8 @@ def test_a_killed_server_is_seen_as_down_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_in_use_is_an_error_that_names_it_and_the_option(tmp_path: Path) -> None:
-    """Each server's own option; with 0, or a free port, it starts. Nothing has started where the port was taken."""
+    """The error names the port and the option of each server, and nothing starts. Once the port is free, the server
+    starts on it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -214,7 +215,7 @@ def test_a_port_that_is_in_use_is_an_error_that_names_it_and_the_option(tmp_path
 
 
 def test_progress_is_shown_where_its_output_is_no_terminal(tmp_path: Path) -> None:
-    """One line for each step on standard error; the addresses are on standard output, as one JSON object."""
+    """`up` reports its steps on standard error and prints the addresses on standard output, as one JSON object."""
     started = subprocess.run(
         [
             sys.executable,
@@ -242,7 +243,7 @@ def test_progress_is_shown_where_its_output_is_no_terminal(tmp_path: Path) -> No
 
 @pytest.mark.long
 def test_an_installed_kafka_is_used_where_a_variable_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """KAFKA_HOME: the broker runs with its jars, and nothing is fetched."""
+    """With KAFKA_HOME set, the broker runs with the jars of that installation, and nothing is downloaded."""
     libraries = tmp_path / "kafka" / "libs"
     libraries.mkdir(parents=True)
     for jar in jars.broker_jars():
@@ -261,7 +262,7 @@ def test_an_installed_kafka_is_used_where_a_variable_names_it(tmp_path: Path, mo
 
 
 def test_a_taken_port_is_given_up_for_another(tmp_path: Path) -> None:
-    """Somebody else listens on the port of the last run: the server moves."""
+    """If somebody else listens on the port of the last run, the server starts on another port."""
     try:
         first = up(tmp_path, kafka=False, s3_kind="moto")
         down(tmp_path)
@@ -278,7 +279,7 @@ def test_a_taken_port_is_given_up_for_another(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["versitygw", "moto"])
 def test_both_s3_servers_serve_a_bucket(tmp_path: Path, kind: str) -> None:
-    """The fallback and the first choice are both good for a put and a get."""
+    """Both the preferred server and the fallback can store an object and find it again."""
     if kind == "versitygw" and find_versitygw() is None:
         pytest.skip("neither versitygw nor Go is here")
     server = S3Server(directory=tmp_path, kind=kind, port=free_port())
@@ -302,14 +303,14 @@ def test_both_s3_servers_serve_a_bucket(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_damaged_state_file_is_an_error_that_says_what_to_remove(tmp_path: Path) -> None:
-    """Never a second broker beside one that was forgotten."""
+    """The error names the file that is damaged."""
     (tmp_path / "servers.json").write_text('{"kafka": 7}')
     with pytest.raises(CorruptError, match=r"servers\.json"):
         status(tmp_path)
 
 
 def test_cached_jars_need_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in the cache is answered without a process: Java is not even looked for."""
+    """If the jars are cached, no process runs and no Java is needed."""
     found = jars.broker_jars()
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
     assert jars.broker_jars() == found

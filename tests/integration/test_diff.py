@@ -26,7 +26,7 @@ Diff = Callable[..., tuple[int, list[dict[str, Any]]]]
 
 @pytest.fixture
 def diff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Diff:
-    """Run the command with ``--json``. Returns: its exit status, and the objects that it printed."""
+    """Run the command with ``--json``. Returns its exit status and the objects that it printed."""
     monkeypatch.chdir(tmp_path)
 
     def run(config: JobConfig, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
@@ -38,7 +38,7 @@ def diff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Diff:
 
 
 def expected(before: dict[bytes, bytes], after: dict[bytes, bytes]) -> dict[str, tuple[str, str | None, str | None]]:
-    """Key → what happened to it, and both values, computed from the states themselves."""
+    """Maps each changed key to its kind of change and both values, computed from the states themselves."""
     found = {}
     for key in sorted(before.keys() | after.keys()):
         was, now = before.get(key), after.get(key)
@@ -56,7 +56,8 @@ def expected(before: dict[bytes, bytes], after: dict[bytes, bytes]) -> dict[str,
 def test_every_pair_of_checkpoints(
     kafka: KafkaServer, tmp_path: Path, diff: Diff, backup: tuple[str, ...], kind: str
 ) -> None:
-    """Added, changed and deleted keys, in key order, forward and backward; nothing of a checkpoint and itself."""
+    """The diff lists added, changed and deleted keys in key order, forward and backward. The diff of a checkpoint with
+    itself is empty."""
     config = job(kafka, tmp_path, backup=backup, kind=kind)
     states = history(config)
     ids = [identity_of(config, number) for number in (3, 2, 1, 0)]
@@ -73,7 +74,7 @@ def test_every_pair_of_checkpoints(
 def test_two_states_that_share_a_snapshot_are_fetched_once(
     kafka: KafkaServer, s3: S3Server, tmp_path: Path, diff: Diff, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second state takes the files of the snapshot from the first one, and only its segments are read."""
+    """The second state takes the snapshot's files from the first one and fetches only its own segments."""
     config = job(kafka, tmp_path, backup=("blob-store",), kind=SEGMENTS, s3=s3, stores__totals__type="rocksdb")
     rows: dict[bytes, bytes | None] = {
         b"key-%05d" % number: random.Random(number).randbytes(100) for number in range(5000)
@@ -100,7 +101,8 @@ def test_two_states_that_share_a_snapshot_are_fetched_once(
 
 
 def test_which_keys_are_shown_and_how(kafka: KafkaServer, tmp_path: Path, diff: Diff) -> None:
-    """A limit, the serdes of the store or given ones, one task, one store; wrong uses."""
+    """Options limit the keys, replace the store's serde, and select a task or a store. Unknown stores, tasks and
+    checkpoints are refused."""
     config = job(kafka, tmp_path, tasks=2)
     commit(config, {b"a": b"1", b"b": b'{"x": 1}'}, 1)
     commit(config, {b"a": b"2", b"b": b'{"x": 2}', b"c": b"3"}, 2)
@@ -120,7 +122,7 @@ def test_which_keys_are_shown_and_how(kafka: KafkaServer, tmp_path: Path, diff: 
 
 
 def test_a_store_that_only_one_checkpoint_has(kafka: KafkaServer, tmp_path: Path, diff: Diff) -> None:
-    """All its keys were added; and a configuration without it is refused."""
+    """All keys of such a store count as added, and a configuration without the store is refused."""
     config = job(kafka, tmp_path)
     commit(config, {b"a": b"1"}, 1)
     both = with_changes(config, stores__more__value__serde="bytes")

@@ -1,4 +1,4 @@
-"""The engine surface on a real broker: attempts on other machines, one transaction for all tasks, epochs as fences."""
+"""The engine API on a real broker: attempts on other machines, one transaction for all tasks, and epochs as fences."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def executor(driver: StateManager, tmp_path: Path, number: int = 0, restore: str
 def test_attempts_elsewhere_are_published_in_one_transaction(
     driver: StateManager, tmp_path: Path, restore: str
 ) -> None:
-    """Protocol 7: acquire, attempts on other machines that get and give bytes, one publish; again from its result."""
+    """Protocol 7: the driver acquires the job, attempts run on other machines, and one publish commits them. The next
+    attempts continue from its result."""
     epoch = driver.acquire()
     assert epoch.checkpoints == dict.fromkeys(TASKS)
     model: dict[str, dict[bytes, bytes]] = {task: {} for task in TASKS}
@@ -94,7 +95,8 @@ def test_attempts_elsewhere_are_published_in_one_transaction(
 
 
 def test_nothing_of_a_publish_is_seen_before_it_is_whole(driver: StateManager, tmp_path: Path) -> None:
-    """Protocol 1 and 7: after both attempts nothing is on any topic; after the publish all of it is."""
+    """Protocol 1 and 7: after both attempts no topic has any record of them; after the publish all records are
+    there."""
     config = driver.config
     epoch = driver.acquire()
     there = executor(driver, tmp_path)
@@ -108,7 +110,8 @@ def test_nothing_of_a_publish_is_seen_before_it_is_whole(driver: StateManager, t
 
 
 def test_of_two_attempts_only_the_published_one_counts(driver: StateManager, tmp_path: Path) -> None:
-    """Protocol 7, FAULT 36: two attempts at one task with different results: state and output are one attempt's."""
+    """Protocol 7, FAULT 36: of two attempts at one task with different results, state and output both come from the
+    published attempt."""
     epoch = driver.acquire()
     other = attempt(executor(driver, tmp_path, 2), epoch, TASKS[1], {}, 1)
     lost = attempt(executor(driver, tmp_path, 0), epoch, TASK, {b"by": b"first", b"1": b""}, 1, {"output": b"first"})
@@ -123,8 +126,9 @@ def test_of_two_attempts_only_the_published_one_counts(driver: StateManager, tmp
 
 
 def test_attempts_of_segments_are_one_version(kafka: KafkaServer, tmp_path: Path) -> None:
-    """B7, B8: of two attempts at a batch one becomes the version, whole; a late one is refused. When a snapshot is due
-    and no other attempt's machine has a pending one, an attempt stores one in place of its segment, sooner or later."""
+    """B7, B8: of two attempts at a batch exactly one becomes the version, and late attempts are refused. When a
+    snapshot is due and no other attempt's machine has a pending one, an attempt sooner or later stores a snapshot in
+    place of its segment."""
     config = job(
         kafka, tmp_path, backup=(FACTORY,), tasks=1, task__commit__snapshot__interval=["3 commits"],
         task__checkpoint__retained=1,
@@ -155,15 +159,15 @@ def test_attempts_of_segments_are_one_version(kafka: KafkaServer, tmp_path: Path
             marker = checkpoints[TASK].marker(FACTORY, "totals")
             assert marker is not None
             backlogs.append(backlog(config, marker))
-    assert blob_files(tmp_path, expiring=True) >= expiring  # and those of pending snapshots that nobody used
+    assert blob_files(tmp_path, expiring=True) >= expiring  # and the blobs of pending snapshots that nobody used
     assert backlogs[0] == 0
     assert any(after < before for before, after in itertools.pairwise(backlogs)), "a snapshot was due"
     assert 2 <= max(backlogs) <= 6
 
 
 def test_a_snapshot_is_made_beside_the_attempts(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A snapshot that is due is stored in the background; the next attempt on the machine begins with it, and uploads
-    its changes only."""
+    """A snapshot that is due is stored in the background. The next attempt on the machine builds on it and uploads only
+    its own changes."""
     config = job(
         kafka, tmp_path, backup=(FACTORY,), tasks=1, task__commit__snapshot__interval=["3 commits"],
         task__checkpoint__retained=1,
@@ -197,13 +201,13 @@ def test_a_snapshot_is_made_beside_the_attempts(kafka: KafkaServer, tmp_path: Pa
 
 
 def test_an_offer_that_has_lost_a_blob_is_not_taken(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Before a commit begins with a pending snapshot, its blobs are checked; the note of a lost one is removed. While
-    another process makes one, nobody else does."""
+    """Before a commit builds on a pending snapshot, it checks the snapshot's blobs, and removes the note of a snapshot
+    that lost one. While another process makes a snapshot, nobody else does."""
     assert any(an_offer_loses_a_blob(kafka, tmp_path / str(number)) for number in range(5))
 
 
 def an_offer_loses_a_blob(kafka: KafkaServer, tmp_path: Path) -> bool:
-    """Returns: False if the snapshot was ready so early that the commit of its own batch has taken it."""
+    """Returns False if the snapshot was ready so early that the commit of its own batch took it."""
     config = job(kafka, tmp_path, backup=(FACTORY,), tasks=1, task__commit__snapshot__interval=["2 commits"])
     there, model = elsewhere(config, tmp_path / "executor", FACTORY), dict[bytes, bytes]()
     snapshots, identity = attempt_host(there).snapshots, attempt_host(there).services.identity(TASK, "totals")
@@ -234,7 +238,8 @@ def an_offer_loses_a_blob(kafka: KafkaServer, tmp_path: Path) -> bool:
 
 
 def test_a_snapshot_whose_index_is_lost_is_made_anew(kafka: KafkaServer, tmp_path: Path) -> None:
-    """An interval in minutes asks the index when it was made: one that is gone is as old as can be."""
+    """With an interval in minutes, the index says when the snapshot was made. If the index is lost, a new snapshot is
+    made."""
     config = job(kafka, tmp_path, backup=(FACTORY,), tasks=1, task__commit__snapshot__interval=["100 min"])
     there, model = elsewhere(config, tmp_path / "executor", FACTORY), dict[bytes, bytes]()
     with StateManager(config) as driver:
@@ -248,13 +253,14 @@ def test_a_snapshot_whose_index_is_lost_is_made_anew(kafka: KafkaServer, tmp_pat
                 for name in blob_files(tmp_path):
                     if name.endswith("/index"):
                         (tmp_path / "blobs" / name).unlink()
-                _host.cache_clear()  # another process remembers nothing of it
+                _host.cache_clear()  # another process remembers nothing of the index
             attempt_host(there).snapshots.worker.wait()
     assert totals(config, FACTORY) == {TASK: model}
 
 
 def test_the_clean_up_goes_on_beside_the_next_batch(driver: StateManager, tmp_path: Path) -> None:
-    """Published at once, cleaned up after in the background; the next publish waits for that, and so does the end."""
+    """A publish returns before the clean-up, which runs in the background. The next publish and the close wait for
+    it."""
     config, epoch, there = driver.config, driver.acquire(), executor(driver, tmp_path)
     go_on, waited = threading.Event(), list[str]()
 
@@ -288,7 +294,7 @@ def test_the_clean_up_goes_on_beside_the_next_batch(driver: StateManager, tmp_pa
 def test_much_is_stored_ahead_of_an_attempts_commit(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an attempt writes is on its way before it prepares; one that fails leaves it to its time to live."""
+    """An attempt uploads changes before it prepares its commit. If the attempt fails, these blobs keep their TTL."""
     monkeypatch.setattr("statemgr.flows.persist_ahead.AHEAD_BYTES", 20_000)
     config = job(kafka, tmp_path, backup=(FACTORY,), kind=SEGMENTS, tasks=1, stores__totals__write__batch__size=1)
     there, chance = elsewhere(config, tmp_path / "executor", FACTORY), random.Random(0)
@@ -329,7 +335,8 @@ def backlog(config: JobConfig, marker: Marker) -> int:
 
 
 def test_an_attempt_of_an_older_epoch_is_refused(driver: StateManager, tmp_path: Path) -> None:
-    """Invariant 7: after a publish and a new acquire, what was prepared before is fenced, and not published."""
+    """Invariant 7: after a publish and a new acquire, commits that were prepared before are fenced and not
+    published."""
     epoch = driver.acquire()
     there = executor(driver, tmp_path)
     first = [attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS]
@@ -344,7 +351,7 @@ def test_an_attempt_of_an_older_epoch_is_refused(driver: StateManager, tmp_path:
 
 
 def test_an_attempt_of_an_owner_that_never_published_is_refused(driver: StateManager, tmp_path: Path) -> None:
-    """Invariant 7: an epoch that published nothing is still told from the next one of the same base."""
+    """Invariant 7: an epoch that published nothing still differs from the next epoch on the same base."""
     there = executor(driver, tmp_path)
     epoch = driver.acquire()
     stale = [attempt(there, epoch, task, {b"stale": b"1"}, 1) for task in TASKS]
@@ -356,7 +363,7 @@ def test_an_attempt_of_an_owner_that_never_published_is_refused(driver: StateMan
 
 
 def test_prepared_commits_that_do_not_belong_are_refused(driver: StateManager, tmp_path: Path) -> None:
-    """Invariants 14 and 15: another job, task, layout or base is refused, and nothing is published."""
+    """Invariants 14 and 15: a commit of another job, task, layout or base is refused, and nothing is published."""
     epoch = driver.acquire()
     there = executor(driver, tmp_path)
     good = [attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS]
@@ -375,7 +382,7 @@ def test_prepared_commits_that_do_not_belong_are_refused(driver: StateManager, t
 
 
 def test_duplicate_and_missing_tasks_are_refused(driver: StateManager, tmp_path: Path) -> None:
-    """Protocol 7: exactly N prepared commits, one for each task, or nothing is published."""
+    """Protocol 7: unless there are exactly N prepared commits, one for each task, nothing is published."""
     epoch = driver.acquire()
     there = executor(driver, tmp_path)
     one = attempt(there, epoch, TASKS[0], {b"a": b"1"}, 1)
@@ -389,7 +396,7 @@ def test_duplicate_and_missing_tasks_are_refused(driver: StateManager, tmp_path:
 
 
 def test_a_commit_is_not_published_twice(driver: StateManager, tmp_path: Path) -> None:
-    """Invariant 12: publishing the same prepared commits again is refused: their base is not current any more."""
+    """Invariant 12: publishing the same prepared commits again is refused, because their base is no longer current."""
     epoch = driver.acquire()
     there = executor(driver, tmp_path)
     prepared = [attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS]
@@ -400,7 +407,8 @@ def test_a_commit_is_not_published_twice(driver: StateManager, tmp_path: Path) -
 
 
 def test_acquiring_fences_the_tasks_of_a_consumer_loop(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Protocol 2: a whole-job writer fences the owners of single tasks, and sees what they published."""
+    """Protocol 2: a writer of all tasks fences the owners of single tasks and sees the checkpoints that they
+    published."""
     config = job(kafka, tmp_path)
     with StateManager(config) as loop, StateManager(elsewhere(config, tmp_path / "x", "blob-store")) as driver:
         task = loop.open_task(TASK)
@@ -438,7 +446,7 @@ def test_opening_a_task_fences_the_whole_job(driver: StateManager, tmp_path: Pat
 
 
 def _break_at_the_commit(monkeypatch: pytest.MonkeyPatch, first: Callable[[], None] = lambda: None) -> None:
-    """The next commit is asked for after ``first``; its answer is lost, and the producer is beyond use."""
+    """Run ``first`` before the next commit, lose the answer to the commit, and make the producer unusable."""
 
     def unusable(self: TransactionalPublisher, error: object) -> None:
         self._state = _State.UNUSABLE
@@ -460,7 +468,8 @@ def _break_at_the_commit(monkeypatch: pytest.MonkeyPatch, first: Callable[[], No
 def test_a_driver_that_lost_the_job_while_unsure_fences_nobody(
     driver: StateManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 39, protocol 2 and 3: it reads the topic before it takes anything over; the newer owner goes on."""
+    """FAULT 39, protocol 2 and 3: a driver reads the topic before it takes over anything, so the newer owner can
+    continue."""
     epoch = driver.acquire()
     there = executor(driver, tmp_path)
     prepared = [attempt(there, epoch, task, {b"zombie": b"1"}, 1) for task in TASKS]
@@ -485,7 +494,8 @@ def test_a_driver_that_lost_the_job_while_unsure_fences_nobody(
 def test_a_driver_that_is_unsure_publishes_nothing_before_the_others_are_fenced(
     driver: StateManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protocol 2 and 3: its own ID is his again, and the tasks' could not be taken over: unsure until they are."""
+    """Protocol 2 and 3: while the driver has its own ID back but cannot fence the tasks' IDs, the outcome stays
+    unknown."""
     epoch = driver.acquire()
     there = executor(driver, tmp_path)
     prepared = [attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS]
@@ -513,7 +523,8 @@ def test_a_driver_that_is_unsure_publishes_nothing_before_the_others_are_fenced(
 def test_a_producer_that_broke_is_replaced(
     driver: StateManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
 ) -> None:
-    """FAULT 16, protocol 3: a passing fault that ends a producer does not end its owner, but another's publish does."""
+    """FAULT 16, protocol 3: a driver survives a passing fault that ends its producer, but not the publish of another
+    owner."""
     epoch = driver.acquire()
     there = executor(driver, tmp_path)
     prepared = [attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS]
@@ -539,7 +550,8 @@ def test_a_producer_that_broke_is_replaced(
 
 
 def test_an_attachment_that_nobody_could_read_is_refused(driver: StateManager, tmp_path: Path) -> None:
-    """Invariant 15: at the executor, with what to do; not when the batch is published already."""
+    """Invariant 15: an attachment above the limit is refused at the executor, with a hint, before anything is
+    published."""
     large = tmp_path / "large"
     with large.open("wb") as file:
         file.truncate(256 * 1024 * 1024 + 1)
@@ -552,7 +564,7 @@ def test_an_attachment_that_nobody_could_read_is_refused(driver: StateManager, t
 
 
 def test_a_later_driver_fences_the_older_one(driver: StateManager, tmp_path: Path) -> None:
-    """Invariant 7, FAULT 23: the zombie driver publishes nothing and deletes nothing that is live."""
+    """Invariant 7, FAULT 23: the older driver publishes nothing and deletes no blob that is in use."""
     epoch = driver.acquire()
     there = executor(driver, tmp_path)
     done = driver.publish([attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS])
@@ -571,7 +583,8 @@ def test_a_later_driver_fences_the_older_one(driver: StateManager, tmp_path: Pat
 def test_a_confirmation_reads_only_if_something_was_written_since(
     kafka: KafkaServer, driver: StateManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 42: another job's record is no reason to stop, and another owner's is. Own records are not read again."""
+    """FAULT 42: a confirmation passes after another job's record and fails after another owner's. It does not read the
+    driver's own records again."""
     reads = []
     read = CheckpointTopic.read
 
@@ -605,7 +618,8 @@ def test_a_confirmation_reads_only_if_something_was_written_since(
 
 
 def test_attachments_stay_with_every_retained_checkpoint(driver: StateManager, tmp_path: Path) -> None:
-    """Protocol 7: output is stored by the attempt, inline or in a blob, and kept as long as its checkpoint."""
+    """Protocol 7: the attempt stores its output inline or in a blob, and the output is kept as long as its
+    checkpoint."""
     config = driver.config
     rows = tmp_path / "rows"
     rows.write_bytes(b"x" * 300_000)
@@ -642,7 +656,7 @@ def test_attachments_stay_with_every_retained_checkpoint(driver: StateManager, t
 
 
 def test_an_attachment_that_was_altered_is_refused(driver: StateManager, tmp_path: Path) -> None:
-    """FAULT 12: output that is not what the attempt stored is never given out."""
+    """FAULT 12: a read of altered output fails and names the blob."""
     epoch = driver.acquire()
     there = executor(driver, tmp_path)
     large = {"rows": b"y" * 50_000}
@@ -656,7 +670,8 @@ def test_an_attachment_that_was_altered_is_refused(driver: StateManager, tmp_pat
 
 
 def test_large_changes_travel_as_a_blob_and_are_deleted(driver: StateManager, tmp_path: Path) -> None:
-    """Protocol 7: executors never write to Kafka; changes too large to be inline wait in a blob for the driver."""
+    """Protocol 7: executors never write to Kafka. Changes that are too large to be inline wait in a blob for the
+    driver."""
     config = driver.config
     epoch = driver.acquire()
     there = executor(driver, tmp_path)
@@ -677,7 +692,8 @@ def test_large_changes_travel_as_a_blob_and_are_deleted(driver: StateManager, tm
 
 
 def test_a_changelog_is_filled_through_executors(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Protocol 5, FAULT 35: switched off and on again, the whole state goes out, with tombstones for the rest."""
+    """Protocol 5, FAULT 35: after the changelog was switched off and on again, it gets the complete state and
+    tombstones for deleted keys."""
     config = job(kafka, tmp_path)
     blobs_only = with_changes(config, task__backup__factories=["blob-store"], task__restore__factories=["blob-store"])
     with StateManager(config) as driver:
@@ -697,8 +713,8 @@ def test_a_changelog_is_filled_through_executors(kafka: KafkaServer, tmp_path: P
 
 
 def test_segments_are_filled_through_executors(kafka: KafkaServer, tmp_path: Path) -> None:
-    """B6, protocol 5, FAULT 35: switched on beside the changelog, off, and on again: filled each time by what executors
-    upload, then continued by segments."""
+    """B6, protocol 5, FAULT 35: each time the blob backend is switched on, executors upload the complete state, and
+    segments continue from it."""
     config = job(kafka, tmp_path, backup=("kafka-changelog",), kind=SEGMENTS)
     both = with_changes(config, task__backup__factories=list(DUAL))
     alone = with_changes(config, task__backup__factories=[FACTORY], task__restore__factories=[FACTORY])
@@ -722,7 +738,7 @@ def test_segments_are_filled_through_executors(kafka: KafkaServer, tmp_path: Pat
 
 
 def test_an_attempt_needs_no_broker_to_commit(driver: StateManager, tmp_path: Path) -> None:
-    """Protocol 7: an executor that reaches no broker restores from blobs, and prepares a dual commit."""
+    """Protocol 7: an executor that reaches no broker restores from blobs and prepares a dual commit."""
     epoch = driver.acquire()
     there = with_changes(executor(driver, tmp_path), kafka__bootstrap__servers="127.0.0.1:1")
     first = driver.publish([attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS])
@@ -732,7 +748,7 @@ def test_an_attempt_needs_no_broker_to_commit(driver: StateManager, tmp_path: Pa
 
 
 def test_a_job_of_another_partitioner_or_number_of_tasks_is_not_acquired(driver: StateManager, tmp_path: Path) -> None:
-    """Invariant 14: changing either is a rescale, and refused; a consumer loop's job is no Spark job."""
+    """Invariant 14: changing either is a rescale and is refused. A job of a consumer loop is not a Spark job."""
     epoch = driver.acquire()
     driver.publish([attempt(driver.config, epoch, task, {b"a": b"1"}, 1) for task in TASKS])
     with StateManager(driver.config, "spark-hash") as manager, pytest.raises(LayoutMismatch):
@@ -745,7 +761,7 @@ def test_a_job_of_another_partitioner_or_number_of_tasks_is_not_acquired(driver:
 
 
 def test_permissions_reach_the_attempts(driver: StateManager, tmp_path: Path) -> None:
-    """Protocol 6: a store that the checkpoint does not list starts empty only where ``acquire`` was told so."""
+    """Protocol 6: a store that the checkpoint does not list starts empty only if ``acquire`` permitted it."""
     epoch = driver.acquire()
     driver.publish([attempt(driver.config, epoch, task, {b"a": b"1"}, 1) for task in TASKS])
     more = with_changes(driver.config, stores__extra__value__serde="bytes")
@@ -760,7 +776,7 @@ def test_permissions_reach_the_attempts(driver: StateManager, tmp_path: Path) ->
 
 
 def test_a_task_and_a_whole_job_take_turns(kafka: KafkaServer, tmp_path: Path) -> None:
-    """The two surfaces publish the same kind of checkpoint: each continues what the other left."""
+    """Tasks and whole-job drivers publish the same kind of checkpoint, and each continues from the other's."""
     config = job(kafka, tmp_path)
     for turn in range(4):
         if turn % 2:
@@ -777,7 +793,7 @@ def test_a_task_and_a_whole_job_take_turns(kafka: KafkaServer, tmp_path: Path) -
 
 
 def test_a_consumer_reads_only_published_changes(driver: StateManager, tmp_path: Path) -> None:
-    """Invariant 11: the changelog is never ahead of the checkpoint: its end is the marker and a control record."""
+    """Invariant 11: the changelog is never ahead of the checkpoint; it ends at the marker and a control record."""
     config = driver.config
     epoch = driver.acquire()
     done = driver.publish([attempt(config, epoch, task, {b"a": b"1", b"b": b"2"}, 1) for task in TASKS])

@@ -1,4 +1,4 @@
-"""The examples run, with the real software whose jobs they adopt."""
+"""The examples run with the real software whose jobs they adopt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def example(kafka: KafkaServer, name: str, *arguments: str) -> Iterator[str]:
-    """Run an example. Yields what it printed; its directory stays until the block ends."""
+    """Run an example. Yields its output; its directory stays until the block ends."""
     if name in ("from-kafka-streams", "from-samza") and shutil.which("mvn") is None:
         pytest.skip("needs Maven")
     with kept(f"example-{name}") as directory:
@@ -36,12 +36,13 @@ def example(kafka: KafkaServer, name: str, *arguments: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", ["from-quix", "from-kafka-streams", "from-samza"])
 def test_an_example_ends_with_known_totals(kafka: KafkaServer, name: str) -> None:
-    """The old job counts the first half of the rows, the new one the second: no row is lost, and none counts twice."""
+    """The old job counts the first half of the rows and the new job the second half. No row is lost or counted
+    twice."""
     with example(kafka, name) as printed:
         assert "50 keys, and each has counted 20 rows" in printed
 
 
 def test_a_query_of_spark_moves_here_and_back(kafka: KafkaServer) -> None:
-    """One class on Spark's engine, here, and on Spark's engine again: no row is lost, and none counts twice."""
+    """The query runs on Spark's engine, on statemgr and on Spark's engine again. No row is lost or counted twice."""
     with example(kafka, "from-transform-with-state") as printed:
         assert "50 keys, and each has counted 30 rows" in printed

@@ -1,4 +1,4 @@
-"""Bits that change on a broker's disk: what is read is what was written, or an error with its place."""
+"""Bits that flip on a broker's disk: a read returns what was written, or an error with its place."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from tests.jobs import DUAL, elsewhere, job_mapping
 from tests.kafka_jobs import a_record, job
 from tests.log_segments import UNCOVERED, batches, flip, segment
 
-#: The checkpoint whose record is hit, among many: a broker that starts looks at the last 4 KiB of a log alone.
+#: The checkpoint with the damaged record, among many: a broker that starts checks only the last 4 KiB of a log.
 _HIT, _LAST = 20, 40
-# After a checksum that does not match, librdkafka (2.16) goes on at a wrong place of what it has received. It can abort
-# the process there (rd_slice_narrow_copy); that depends on the lengths of the batches, and with these it does not.
+# After a checksum that does not match, librdkafka (2.16) continues at a wrong position in the received data. It can
+# abort the process there (rd_slice_narrow_copy). Whether it does depends on the lengths of the batches; with these
+# lengths it does not.
 
 
 def _publish_all(configs: list[JobConfig]) -> None:
-    """The same checkpoints on the topic of each of these configurations."""
+    """Publish the same checkpoints to the topic of each of these configurations."""
     publisher = TransactionalPublisher(configs[0], "bits", SystemClock())
     publisher.fence()
     try:
@@ -51,8 +52,8 @@ def _make(broker: KafkaBroker, topics: list[str]) -> None:
 
 @pytest.mark.long
 def test_a_flipped_bit_on_the_checkpoint_topic(own_kafka: Callable[..., KafkaBroker]) -> None:
-    """FAULT 43: whichever bit of a record's batch flips, the same checkpoints are read, or the error names its place;
-    what the batch's checksum covers is always the latter."""
+    """FAULT 43: whichever bit of a record's batch flips, a read returns the same checkpoints or an error with the
+    place. A bit that the batch's checksum covers always causes the error."""
     broker = own_kafka()
     name = "bits"
     names = [f"bits-{n}" for n in range(41)]
@@ -65,7 +66,7 @@ def test_a_flipped_bit_on_the_checkpoint_topic(own_kafka: Callable[..., KafkaBro
     batch = batches(segment(broker, names[0]).read_bytes())[2 * (_HIT - 1)]
     some = random.Random(43)
     covered = [some.randrange(8 * UNCOVERED, 8 * batch.size) for _ in range(24)]
-    # all but the sign of the batch's offset: librdkafka drops what lies before the beginning of the log
+    # skip the sign bit of the batch's offset: librdkafka drops records before the beginning of the log
     bits = [*(bit for bit in range(0, 8 * UNCOVERED, 9) if bit != 7), *covered]
     for config, bit in zip(configs[1:], bits, strict=False):
         flip(segment(broker, config.checkpoint_topic), 8 * batch.start + bit)
@@ -92,7 +93,7 @@ def test_a_flipped_bit_on_the_checkpoint_topic(own_kafka: Callable[..., KafkaBro
 
 
 def test_a_flipped_bit_of_the_newest_checkpoint(own_kafka: Callable[..., KafkaBroker]) -> None:
-    """FAULT 43: the newest record is never passed over for the one before it."""
+    """FAULT 43: a read of a damaged newest record fails and never returns the one before it."""
     broker = own_kafka()
     names = [f"newest-{n}" for n in range(12)]
     _make(broker, names)
@@ -115,7 +116,8 @@ def test_a_flipped_bit_of_the_newest_checkpoint(own_kafka: Callable[..., KafkaBr
 
 @pytest.mark.long
 def test_a_flipped_bit_of_a_changelog(own_kafka: Callable[..., KafkaBroker], tmp_path: Path) -> None:
-    """FAULT 43: a changelog whose log is damaged is refused with the place, and the next factory restores the state."""
+    """FAULT 43: the restore refuses a changelog with a damaged log and names the place, and the next factory restores
+    the state."""
     broker = own_kafka()
     configs = []
     for number in range(6):

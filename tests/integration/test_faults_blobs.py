@@ -1,4 +1,5 @@
-"""Blobs and local directories that are not what they should be: hostile, foreign, replaced, lost, no room for them."""
+"""Damaged blobs and local directories: altered, replaced and lost blobs, TTLs that stay, and clean-ups during
+commits."""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
 
 
 def files_of(config: JobConfig) -> dict[str, FileIndex]:
-    """Path → file of the published snapshot."""
+    """Maps each path of the published snapshot to its file."""
     with JobReader(config) as reader:
         return dict(reader.index(TASK, "totals").root.walk())
 
 
 def test_same_name_same_size_other_content_is_uploaded(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 14, invariant 5: a file that differs in nothing but its content is another file."""
+    """FAULT 14, invariant 5: a file that differs only in its content counts as another file."""
     config = job(kafka, tmp_path, backup=("blob-store",), stores__totals__type="memory")
     first, second = random.Random(1).randbytes(60_000), random.Random(2).randbytes(60_000)
     commit(config, {b"key": first}, 1)
@@ -45,7 +46,8 @@ def test_same_name_same_size_other_content_is_uploaded(kafka: KafkaServer, tmp_p
 
 
 def test_a_missing_or_altered_blob_is_named(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULTS 12, 13: a typed error with the blob's name, for an index and for a file; nothing local is left."""
+    """FAULTS 12, 13: a lost or altered index or file causes a typed error with the blob's name, and leaves nothing
+    local."""
     config = job(kafka, tmp_path, backup=("blob-store",))
     commit(config, {b"key": random.Random(1).randbytes(200_000)}, 1)
     index = next(name for name in blob_files(tmp_path) if name.endswith("/index"))
@@ -71,7 +73,8 @@ def test_a_missing_or_altered_blob_is_named(kafka: KafkaServer, tmp_path: Path) 
 def test_a_ttl_that_cannot_be_removed_stays_outstanding(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 34, protocol 8: recorded in the checkpoints, retried by every commit, an error at a third of the TTL."""
+    """FAULT 34, protocol 8: the checkpoint records the TTL, the next owner's commits retry to remove it, and a commit
+    fails after a third of it."""
     config = job(kafka, tmp_path, backup=("blob-store",))
     remove_ttl, time_ns = FileBlobStore.remove_ttl, SystemClock.time_ns
 
@@ -87,7 +90,7 @@ def test_a_ttl_that_cannot_be_removed_stays_outstanding(
         write(task, {b"b": b"2"})
         checkpoint = task.commit({"orders-0": 2})
         assert {o.blob_id for o in checkpoint.outstanding_ttl} == first
-    # another owner inherits it; after ten of thirty days the next commit fails, and recovers once it may
+    # another owner inherits it; after ten of thirty days a commit fails, and succeeds once the TTL can be removed
     monkeypatch.setattr(SystemClock, "time_ns", lambda self: time_ns(self) + 11 * 24 * 3600 * 10**9)
     with StateManager(config) as manager, manager.open_task(TASK) as task:
         write(task, {b"c": b"3"})
@@ -103,7 +106,8 @@ def test_a_ttl_that_cannot_be_removed_stays_outstanding(
 
 
 def test_clean_up_deletes_exactly_what_nothing_retained_needs(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A5, A9, A10, A11, A14, invariant 3: after every commit and every open, the blobs are those retained, for good."""
+    """A5, A9, A10, A11, A14, invariant 3: after every commit of every owner, exactly the blobs of retained checkpoints
+    are there, without a TTL."""
     config = job(kafka, tmp_path, backup=("blob-store",), task__checkpoint__retained=2)
     for number in range(4):
         with StateManager(config) as manager, manager.open_task(TASK) as task:
@@ -117,7 +121,7 @@ def test_clean_up_deletes_exactly_what_nothing_retained_needs(kafka: KafkaServer
 
 
 def test_a_clean_up_beside_a_long_commit_leaves_it_alone(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 38: while a task's uploads wait for their publish, clean-ups of the job's other task spare all of them."""
+    """FAULT 38: while a task's uploads wait for their publish, clean-ups of the job's other task leave them alone."""
     config = job(kafka, tmp_path, backup=("blob-store",), tasks=2, task__checkpoint__retained=1)
     waits, go_on = threading.Event(), threading.Event()
     large = random.Random(1).randbytes(200_000)

@@ -1,4 +1,4 @@
-"""Indexes that somebody forged, and links that somebody planted: refused before anything local is touched."""
+"""Forged indexes and planted links: each is refused before anything local is touched."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _elsewhere(index: SnapshotIndex, blob_id: str) -> SnapshotIndex:
     return _with_file(index, FileIndex("f", 5, content_hash(b"x"), parts=(BlobRef(blob_id, 5, content_hash(b"x")),)))
 
 
-#: What is wrong with an index that is published under a real checkpoint.
+#: The forgeries: each spoils an index that is then published under a real checkpoint.
 HOSTILE: dict[str, Callable[[SnapshotIndex], SnapshotIndex]] = {
     "parent": lambda index: _with_file(index, _file("../planted")),
     "absolute": lambda index: _with_file(index, _file("/tmp/planted")),
@@ -112,7 +112,8 @@ class Forger:
 
 
 def test_a_hostile_index_is_refused_before_any_io(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULTS 27 and 29, invariant 15: names that lead elsewhere, absurd sizes, another owner: nothing local is made."""
+    """FAULTS 27 and 29, invariant 15: an index with names that lead elsewhere, absurd sizes or another owner is
+    refused, and no local file is made."""
     config = job(kafka, tmp_path, backup=("blob-store",))
     commit(config, {b"a": b"1"}, 1)
     forger = Forger(config)
@@ -124,7 +125,7 @@ def test_a_hostile_index_is_refused_before_any_io(kafka: KafkaServer, tmp_path: 
             reader.restore(TASK, target / name)
         assert caught.value.where["blob"] == blob, name
         assert not [p for p in (target / name).rglob("*") if p.is_file()], name
-    # a task that opens refuses it just the same, and the state directory stays without state
+    # a task that opens also refuses it, and the state directory stays without state
     with (
         StateManager(elsewhere(config, tmp_path / "machine", "blob-store")) as manager,
         pytest.raises(CorruptBlob),
@@ -137,7 +138,8 @@ def test_a_hostile_index_is_refused_before_any_io(kafka: KafkaServer, tmp_path: 
 
 
 def test_an_index_that_is_no_index_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULTS 12 and 27: random bytes, a cut index, one under another job's prefix: CorruptBlob, never guessed at."""
+    """FAULTS 12 and 27: random bytes, a truncated index, an index with extra bytes and one under another job's prefix
+    cause CorruptBlob."""
     config = job(kafka, tmp_path, backup=("blob-store",))
     commit(config, {b"a": b"1"}, 1)
     forger = Forger(config)
@@ -155,7 +157,8 @@ def test_an_index_that_is_no_index_is_refused(kafka: KafkaServer, tmp_path: Path
 
 
 def test_a_planted_link_is_never_followed(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 28: a link where the store's directories should be is refused, and what it leads to stays as it is."""
+    """FAULT 28: the open never follows a link in place of a store's directories, and the link's target stays as it
+    was."""
     config = job(kafka, tmp_path, backup=("blob-store",))
     commit(config, {b"a": b"1"}, 1)
     outside = tmp_path / "outside"

@@ -1,5 +1,5 @@
-# ruff: noqa: PT012 (what raises is the end of a transaction's block)
-"""Partitions that have no leader for a while, since the only broker that has them is down (fault 15)."""
+# ruff: noqa: PT012 (the end of a transaction's block raises)
+"""Partitions that have no leader for a while, because the only broker that has them is down (fault 15)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOPIC = "elsewhere"
 
 @pytest.fixture
 def second(own_kafka: Callable[..., KafkaBroker], tmp_path: Path) -> Iterator[SecondBroker]:
-    """A second broker, which alone has a topic; the first one coordinates transactions."""
+    """A second broker, which alone has a topic; the first broker coordinates transactions."""
     first = own_kafka()
     config = job(first)
     with closing(TransactionalPublisher(config, "makes the topic of transactions", SystemClock())) as publisher:
@@ -52,7 +52,8 @@ def _job(broker: SecondBroker) -> JobConfig:
 
 
 def test_a_partition_without_a_leader_is_not_missing(second: SecondBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its offsets are waited for; one that does not exist is MissingState at once."""
+    """A read of its offsets waits for the leader. A partition or topic that does not exist causes MissingState at
+    once."""
     with TopicMetadata(_job(second), SystemClock()) as metadata:
         _lose(second)
         with monkeypatch.context() as patched:
@@ -67,7 +68,8 @@ def test_a_partition_without_a_leader_is_not_missing(second: SecondBroker, monke
 
 
 def test_what_was_aborted_without_a_leader_is_never_committed(second: SecondBroker) -> None:
-    """Kafka 4.3.1 forgets to end the transaction there (KAFKA-20734), and would commit it with the next one."""
+    """Kafka 4.3.1 forgets to end the transaction there (KAFKA-20734), and would commit its records with the next
+    one."""
     config = _job(second)
     publisher = TransactionalPublisher(config, job_transactional_id(config), SystemClock())
     publisher.fence()
@@ -82,7 +84,7 @@ def test_what_was_aborted_without_a_leader_is_never_committed(second: SecondBrok
 
 
 def _published(publisher: TransactionalPublisher, change: Change) -> bool:
-    """False where the broker forgot: refused."""
+    """Returns False if the publish was refused because the broker forgot the transaction."""
     publisher.confirmed()
     try:
         with publisher.transaction() as transaction:
@@ -94,7 +96,8 @@ def _published(publisher: TransactionalPublisher, change: Change) -> bool:
 
 @pytest.mark.long
 def test_a_broker_that_is_gone_is_named_by_the_others(second: SecondBroker) -> None:
-    """By its number, with its partitions. It may be the one that the client sends its questions to."""
+    """The diagnosis names the broker by its number, with its partitions, even if the client sends its requests to
+    it."""
     config = job(second.first, task__inputs=[_TOPIC])
     with JobMonitor(config) as monitor, closing(Diagnosis(monitor)) as diagnosis:
         assert diagnosis.servers() == []

@@ -1,4 +1,4 @@
-"""The machines and their configuration: full disks, hanging calls, clocks that go back, secrets."""
+"""Problems of machines and their configuration: full disks, slow calls, clocks that go back, secrets."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
 def test_a_full_disk_fails_a_commit_and_a_restore_and_no_state(
     kafka: KafkaServer, small_disk: Path, tmp_path: Path, kind: str
 ) -> None:
-    """FAULT 24: DiskFull in a commit that makes a directory and in a restore; when space returns, both go on with all
-    that they had. A commit of changes alone needs no room."""
+    """FAULT 24: on a full disk, a restore and a commit that makes a directory fail with DiskFull. Both succeed without
+    loss when space returns. A commit of changes alone needs no space."""
     config = job(kafka, tmp_path, kind=kind, state__dir=str(small_disk / "state"))
     ballast = small_disk / "ballast"
     model = {b"%04d" % n: random.Random(n).randbytes(1000) for n in range(1000)}
@@ -80,7 +80,7 @@ def test_secrets_are_in_nothing_that_is_said(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """FAULT 30: a wrong S3 secret and a wrong SASL password, given by reference: no log, repr or error has them."""
+    """FAULT 30: a wrong S3 secret and a wrong SASL password, given by reference, appear in no log, repr or error."""
     if s3.server == "moto":
         pytest.skip("moto takes any key")
     caplog.set_level(logging.DEBUG, logger="statemgr")
@@ -126,8 +126,9 @@ def _told(error: StatemgrError) -> str:
 
 
 def test_a_commit_ends_within_its_time(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAULT 9, A35, invariant 13: a blob store that hangs: RetryableError at the deadline, then all is there."""
-    # a new broker's first transaction takes longer than the second that is given here
+    """FAULT 9, A35, invariant 13: if the blob store hangs, a commit fails with RetryableError at the deadline, and a
+    later commit publishes everything."""
+    # a new broker's first transaction takes longer than the one-second timeout below
     commit(job(kafka, tmp_path / "first"), {b"a": b"1"}, 1)
     config = job(kafka, tmp_path, task__commit__timeout__ms=1_000)
     put = FileBlobStore.put
@@ -144,7 +145,7 @@ def test_a_commit_ends_within_its_time(kafka: KafkaServer, tmp_path: Path, monke
         with pytest.raises(RetryableError, match=r"task\.commit\.timeout\.ms"):
             task.commit({"orders-0": 1})
         write(task, {b"b": b"2"})
-        for _ in range(10):  # the commit goes on, and the next one waits for it
+        for _ in range(10):  # the first commit continues, and the next one waits for it
             try:
                 task.commit({"orders-0": 2})
                 break
@@ -157,7 +158,8 @@ def test_a_commit_ends_within_its_time(kafka: KafkaServer, tmp_path: Path, monke
 def test_a_clock_that_goes_back_changes_no_order(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 25: an owner whose clock is a day behind follows the newest checkpoint, and its commits are newer."""
+    """FAULT 25: an owner whose clock is a day behind continues from the newest checkpoint, and its own commits are
+    newer."""
     config = job(kafka, tmp_path)
     first = commit(config, {b"a": b"1"}, 1)
     time_ns = SystemClock.time_ns

@@ -1,4 +1,5 @@
-"""Openings that meet others: a close in progress, a partition that was lost, transactions that a dead process left."""
+"""Openings that meet others: a close in progress, a lost partition, and transactions that a dead process left
+behind."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def config(kafka: KafkaServer, tmp_path: Path) -> JobConfig:
 
 
 def test_an_opening_waits_for_a_close_in_progress(config: JobConfig) -> None:
-    """FAULT 40: the task comes back before its close has ended; nobody is told that it is open already."""
+    """FAULT 40: an opening of a task whose close is still in progress waits, instead of failing because the task is
+    open."""
     in_commit, go_on = threading.Event(), threading.Event()
 
     def hold(phase: Phase, _: str) -> None:
@@ -59,7 +61,7 @@ def test_an_opening_waits_for_a_close_in_progress(config: JobConfig) -> None:
 
 
 def test_an_opening_whose_partition_was_lost_fences_nobody(config: JobConfig, tmp_path: Path) -> None:
-    """FAULT 40, invariant 7: the assignment is asked for just before the fence."""
+    """FAULT 40, invariant 7: an opening checks the assignment just before it fences."""
     there = elsewhere(config, tmp_path / "other", "blob-store")
     with StateManager(config) as rightful, StateManager(there) as late:
         owner = rightful.open_task(TASK)
@@ -72,7 +74,7 @@ def test_an_opening_whose_partition_was_lost_fences_nobody(config: JobConfig, tm
 
 @pytest.mark.parametrize("factory", DUAL)
 def test_a_restore_of_a_lost_partition_is_cancelled(config: JobConfig, tmp_path: Path, factory: str) -> None:
-    """FAULT 40: it ends while the state is brought, and the next opening of the same task is not hindered."""
+    """FAULT 40: the opening stops during the restore, and the next opening of the same task succeeds."""
     with StateManager(config) as manager, manager.open_task(TASK) as task:
         write(task, {b"%d" % number: b"v" * 100 for number in range(5000)})
         task.commit({"orders-0": 1})
@@ -100,7 +102,8 @@ def test_a_restore_of_a_lost_partition_is_cancelled(config: JobConfig, tmp_path:
 def test_another_process_publishes_first_beside_a_first_start(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic_is: str
 ) -> None:
-    """FAULT 50: the first blobs appear between the look at the topic and the look at the blobs: nothing was lost."""
+    """FAULT 50: if the first blobs appear after the check of the topic and before the check of the blobs, the start
+    does not treat them as a lost job."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=2))
     refuse, other = open_job.refuse_lost_job, elsewhere(config, tmp_path / "other", "blob-store")
 
@@ -118,7 +121,7 @@ def test_another_process_publishes_first_beside_a_first_start(
 
 
 def test_tasks_of_a_process_that_died_in_all_their_commits_open_at_once(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 41: all are fenced before one is read; none waits for the timeout of a transaction."""
+    """FAULT 41: all tasks are fenced before any is read, so no opening waits for a transaction to time out."""
     timeout_s = 120
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=8, task__commit__timeout__ms=timeout_s * 1000))
     names = [task_name(index) for index in range(config.tasks)]

@@ -1,4 +1,5 @@
-"""Commits that fail on the way: the broker hangs, dies or comes back; the blob store refuses or is gone."""
+"""Commits that fail halfway: the broker hangs, dies or comes back; the blob store refuses requests or is
+unreachable."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ from tests.jobs import DUAL, INTERVALS, SEGMENTS, SNAPSHOTS, elsewhere, job_mapp
 from tests.kafka_jobs import committed, state_of, wait_until
 from tests.servers import KafkaServer, S3Server
 
-#: The broker aborts what has timed out only when a test wants it to.
+#: The broker aborts transactions that have timed out only if a test wants it to.
 NEVER_ABORTS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "600000"}
 
 
 def job(broker: KafkaBroker, directory: Path, **more: object) -> JobConfig:
-    """A job with both backends with short deadlines on a broker of the test's own."""
+    """A job with both backends and short deadlines, on a broker of the test's own."""
     server = KafkaServer(bootstrap_servers=broker.bootstrap_servers, kind="local")
     settings = {"task__commit__timeout__ms": 3_000, "task__checkpoint__retained": 1, **more}
     return JobConfig.from_mapping(job_mapping(server, directory, **{**settings}))  # type: ignore[arg-type]
@@ -68,7 +69,8 @@ def before_commit(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -
 def test_a_lost_acknowledgement_of_a_publish_is_taken_over(
     own_kafka: Callable[..., KafkaBroker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 4, protocol 3: while unknown nothing is deleted and nothing repeated; then the topic says: published."""
+    """FAULT 4, protocol 3: while the outcome is unknown, nothing is deleted or published twice. Then the topic shows
+    that the commit was published."""
     broker = own_kafka(**NEVER_ABORTS)
     assert broker.process is not None
     config = job(broker, tmp_path)
@@ -97,7 +99,8 @@ def test_a_lost_acknowledgement_of_a_publish_is_taken_over(
 def test_a_lost_commit_that_another_owner_settles(
     own_kafka: Callable[..., KafkaBroker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULTS 4, 15 and 23: the broker dies at the commit, another machine takes over: one of two states, whole."""
+    """FAULTS 4, 15 and 23: the broker dies at the commit and another machine takes over. The state is that of the old
+    or the new commit, complete."""
     broker = own_kafka()
     config = job(broker, tmp_path, task__checkpoint__retained=2)
     states = {1: {b"a": b"1", b"b": b"1"}, 2: {b"a": b"2"}}
@@ -134,7 +137,8 @@ def _failure(task: Task, offset: int) -> StatemgrError:
 def test_a_bounced_broker_delays_a_commit_and_loses_nothing(
     own_kafka: Callable[..., KafkaBroker], tmp_path: Path
 ) -> None:
-    """FAULTS 15 and 6: killed in a commit and back again: the commit succeeds late, or its changes are in the next."""
+    """FAULTS 15 and 6: if the broker is killed and restarted during a commit, the commit succeeds late or its changes
+    are in the next one."""
     broker = own_kafka()
     config = job(broker, tmp_path, task__commit__timeout__ms=30_000)
 
@@ -161,7 +165,7 @@ def test_a_bounced_broker_delays_a_commit_and_loses_nothing(
 
 @pytest.fixture
 def proxy(s3: S3Server) -> Iterator[S3Proxy]:
-    """A proxy before the S3 server that can refuse or cut off requests."""
+    """A proxy in front of the S3 server that can refuse or cut off requests."""
     with S3Proxy(s3.endpoint) as running:
         yield running
 
@@ -181,13 +185,13 @@ def on_s3(kafka: KafkaServer, s3: S3Server, proxy: S3Proxy, directory: Path, **m
     )
 
 
-#: What a blob store that fails does, and what the commit then raises.
+#: The faults of a blob store that fails, and the error that the commit then raises.
 FAILURES = {
     "unreachable": ([Fault("PUT", times=10**6, reset=True)], UnavailableError),
     "busy": ([Fault("PUT", times=10**6, answer=(503, "SlowDown"))], UnavailableError),
     "denied": ([Fault("PUT", times=10**6, answer=(403, "AccessDenied"))], AccessDenied),
 }
-#: And what it does to blobs that only commits of one kind put.
+#: The same for blobs that only commits of one kind put.
 FAILURES_OF = {
     SNAPSHOTS: {
         "busy-but-lands": (
@@ -207,7 +211,8 @@ FAILURES_OF = {
 def test_a_failed_commit_is_in_the_next_one_in_every_backend(
     kafka: KafkaServer, s3: S3Server, proxy: S3Proxy, tmp_path: Path, kind: str
 ) -> None:
-    """FAULTS 6, 8, 9, 10 and 26, invariant 4, A36, A38: blobs fail, so nothing is published; the next has it all."""
+    """FAULTS 6, 8, 9, 10 and 26, invariant 4, A36, A38: if blobs fail, nothing is published, and the next commit has
+    all changes."""
     config, failures = on_s3(kafka, s3, proxy, tmp_path, kind=kind), FAILURES | FAILURES_OF[kind]
     changelog = config.stores["totals"].changelog_topic
     model: dict[bytes, bytes] = {}
@@ -240,7 +245,7 @@ def test_a_failed_commit_is_in_the_next_one_in_every_backend(
 def test_no_blind_retry_where_rights_are_missing(
     kafka: KafkaServer, s3: S3Server, proxy: S3Proxy, tmp_path: Path
 ) -> None:
-    """FAULT 10: a commit that is denied asks once for each blob, and says what to do."""
+    """FAULT 10: a commit that is denied tries to put each blob once, and the error has a hint."""
     config = on_s3(kafka, s3, proxy, tmp_path, backup=("blob-store",))
     with StateManager(config) as manager, manager.open_task(TASK) as task:
         write(task, {b"a": b"1"})
@@ -259,7 +264,8 @@ def test_no_blind_retry_where_rights_are_missing(
 def test_the_steps_of_an_asynchronous_commit_that_may_fail(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A36, A37, A38: upload or publish failing fails it, and the next commit raises it; a failed clean-up does not."""
+    """A36, A37, A38: if the upload or publish fails, the commit fails and the next commit raises its error. A failed
+    clean-up does not fail the commit."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, task__checkpoint__retained=1))
 
     def fail() -> None:
@@ -278,10 +284,10 @@ def test_the_steps_of_an_asynchronous_commit_that_may_fail(
                 task.commit_async({"orders-0": number})
             assert task.last_checkpoint is not None
             assert task.last_checkpoint.input_offsets == {"orders-0": (number - 1) * 10}
-            # having been told, the next commit goes on
+            # after one commit has raised the error, the next one continues
             task.commit({"orders-0": number * 10})
         delete = FileBlobStore.delete_many
-        for number, suffix in enumerate(("", "/index")):  # every delete fails; only the index's does
+        for number, suffix in enumerate(("", "/index")):  # first every delete fails, then only the index's
 
             def refuse(self: FileBlobStore, blob_ids: Sequence[str], suffix: str = suffix) -> object:
                 refused = {name: AccessDenied("told to", blob=name) for name in blob_ids if name.endswith(suffix)}
@@ -301,7 +307,7 @@ def test_the_steps_of_an_asynchronous_commit_that_may_fail(
 
 
 def test_an_asynchronous_commit_carries_exactly_what_was_there(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A37: writes go on beside a commit; what came after its start is in the next one, in both backends."""
+    """A37: writes continue during a commit. Both backends publish later writes with the next commit."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     started = threading.Event()
     go_on = threading.Event()

@@ -28,18 +28,18 @@ from tests.servers import KafkaServer
 
 
 def ids(config: JobConfig) -> tuple[str, str]:
-    """The IDs of the owner of the task and of the whole job."""
+    """The transactional IDs of the task's owner and of the whole job's owner."""
     return task_transactional_id(config, TASK), job_transactional_id(config)
 
 
 def commit(task: Task, number: int) -> Checkpoint:
-    """One more commit of an open task."""
+    """Make one more commit of an open task."""
     write(task, {b"number": b"%d" % number, b"k%d" % number: b""})
     return task.commit({"orders-0": number})
 
 
 def aborted(config: JobConfig) -> None:
-    """Return when the brokers have aborted the transaction that a suspended process has open."""
+    """Wait until the brokers have aborted the open transaction of a suspended process."""
     with TopicMetadata(config, SystemClock()) as metadata:
         metadata.await_stable([(config.stores["totals"].changelog_topic, 0)], 30.0)
 
@@ -53,7 +53,7 @@ class Driver:
         self._checkpoints = self._epoch.checkpoints
 
     def commit(self, number: int) -> Checkpoint:
-        """One more publish."""
+        """Make one more publish."""
         items: dict[bytes, bytes | None] = {b"number": b"%d" % number, b"k%d" % number: b""}
         prepared = attempt(self._manager.config, self._epoch, TASK, items, number, checkpoints=self._checkpoints)
         self._checkpoints = self._manager.publish([prepared])
@@ -62,7 +62,7 @@ class Driver:
 
 
 def whole(config: JobConfig, number: int) -> None:
-    """Both backends hold exactly the state of commit ``number``, and so does the changelog as others read it."""
+    """Check that both backends, and the changelog as others read it, have exactly the state of commit ``number``."""
     record = current(config)
     assert record is not None
     assert record.current.input_offsets == {"orders-0": number}
@@ -73,7 +73,8 @@ def whole(config: JobConfig, number: int) -> None:
 
 
 def test_a_zombie_whose_id_was_forgotten_publishes_nothing(forgetful: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 39, invariant 7: another owner has published and both IDs are forgotten; the older one is fenced."""
+    """FAULT 39, invariant 7: after another owner has published and both IDs are forgotten, the older owner is
+    fenced."""
     config = job(forgetful, tmp_path)
     there = elsewhere(config, tmp_path / "other", "blob-store")
     with StateManager(config) as older, StateManager(there) as newer:
@@ -91,7 +92,8 @@ def test_a_zombie_whose_id_was_forgotten_publishes_nothing(forgetful: KafkaServe
 
 
 def test_a_zombie_task_never_fences_the_owner_of_the_whole_job(forgetful: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 39: owners of both kinds: what the older one finds on the topic ends it before it fences anybody."""
+    """FAULT 39: with one owner of each kind, the older one stops at what it finds on the topic, before it fences
+    anybody."""
     config = job(forgetful, tmp_path)
     with StateManager(config) as older, StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as newer:
         zombie = older.open_task(TASK)
@@ -106,7 +108,7 @@ def test_a_zombie_task_never_fences_the_owner_of_the_whole_job(forgetful: KafkaS
 
 
 def test_a_zombie_driver_never_fences_the_owner_of_a_task(forgetful: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 39: the same the other way round."""
+    """FAULT 39: an older driver also stops before it fences the owner of a task."""
     config = job(forgetful, tmp_path)
     with StateManager(config) as older, StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as newer:
         zombie = Driver(older)
@@ -121,7 +123,8 @@ def test_a_zombie_driver_never_fences_the_owner_of_a_task(forgetful: KafkaServer
 
 
 def test_of_two_owners_that_published_nothing_yet_one_goes_on(forgetful: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 39: the topic cannot tell them apart; whichever publishes first fences the other, and nothing is mixed."""
+    """FAULT 39: the topic cannot tell the two apart. The first one to publish fences the other, and their states never
+    mix."""
     config = job(forgetful, tmp_path)
     with StateManager(config) as older, StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as newer:
         zombie = older.open_task(TASK)
@@ -141,8 +144,8 @@ def test_of_two_owners_that_published_nothing_yet_one_goes_on(forgetful: KafkaSe
 def test_the_very_first_publish_fences_the_other_owner(
     forgetful: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """FAULTS 23 and 39: the other one finds changes on its changelog that it cannot explain, and asks for no permission
-    to delete them: they are the first one's."""
+    """FAULTS 23 and 39: the other owner finds unexplained changes on its changelog. It recognises that another owner
+    has published, instead of asking for permission to delete the changes."""
     config = job(forgetful, tmp_path)
     with StateManager(config) as older, StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as newer:
         driver, guard = Driver(older), open_job.guard_targets
@@ -169,7 +172,7 @@ def test_the_very_first_publish_fences_the_other_owner(
 
 @pytest.mark.parametrize("kind", ["task", "whole job"])
 def test_an_idle_owner_commits_as_if_nothing_had_happened(forgetful: KafkaServer, tmp_path: Path, kind: str) -> None:
-    """FAULT 39: nobody else came while the ID was forgotten: no commit fails."""
+    """FAULT 39: if no other owner came while the ID was forgotten, no commit fails."""
     config = job(forgetful, tmp_path)
     with StateManager(config) as manager:
         if kind == "task":
@@ -196,8 +199,8 @@ def test_an_idle_owner_commits_as_if_nothing_had_happened(forgetful: KafkaServer
 def test_a_process_that_was_suspended_learns_that_and_goes_on(
     own_kafka: Callable[..., KafkaBroker], tmp_path: Path, phase: Phase, slow: bool
 ) -> None:
-    """FAULT 39: the brokers aborted its transaction, and nobody else came: it says so, and the next commit works. Also
-    if they are slow to answer when it wakes up."""
+    """FAULT 39: the brokers aborted the transaction of a suspended process and no other owner came. One commit reports
+    that the process was suspended, and later commits succeed, even if the brokers are slow to answer at first."""
     broker = own_kafka(**STRICT)
     config = job(broker, tmp_path, task__commit__timeout__ms=4000)
     process = Suspended(config, phase)
@@ -220,7 +223,7 @@ def test_a_process_that_was_suspended_learns_that_and_goes_on(
 def test_a_process_that_was_suspended_while_another_published_is_fenced(
     own_kafka: Callable[..., KafkaBroker], tmp_path: Path
 ) -> None:
-    """FAULTS 23 and 39: it publishes nothing more, and fences nobody."""
+    """FAULTS 23 and 39: the suspended process publishes nothing more and fences nobody."""
     config = job(own_kafka(**STRICT), tmp_path, task__commit__timeout__ms=4000)
     process = Suspended(config, Phase.COMMIT_TRANSACTION)
     with StateManager(elsewhere(config, tmp_path / "other", "blob-store")) as manager:
@@ -234,7 +237,7 @@ def test_a_process_that_was_suspended_while_another_published_is_fenced(
 
 
 def recreated_by_the_broker(config: JobConfig, topic: str) -> None:
-    """Delete a topic and have the broker make it again, as it does for a producer that asks for it."""
+    """Delete a topic and let the broker create it again, as it does for a producer that asks for it."""
     admin, other = client(config), plain_producer(config)
     admin.delete_topics([topic])[topic].result(30)
     wait_until(lambda: other.list_topics(topic, timeout=60).topics[topic].error is None)
@@ -248,7 +251,8 @@ def test_a_checkpoint_topic_that_was_created_again_takes_no_commit(
     monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:
-    """FAULT 50, invariant 8: its owner is told that, and not that there is another owner; nothing is published."""
+    """FAULT 50, invariant 8: the owner's error says that the topic was created again, not that there is another owner,
+    and nothing is published."""
     broker = own_kafka(**{"auto.create.topics.enable": "true"}) if how == "by the broker" else kafka
     config = job(broker, tmp_path)
     topic = config.checkpoint_topic
@@ -260,7 +264,7 @@ def test_a_checkpoint_topic_that_was_created_again_takes_no_commit(
             recreated_by_the_broker(config, topic)
         else:
             recreate(config, topic)
-        if how == "and written to":  # its offsets are beyond those of the old one
+        if how == "and written to":  # the offsets are beyond the offsets of the old topic
             monkeypatch.setattr("statemgr.kafka.topic_watch._EVERY_S", 0.0)
             send(config, topic, [(b"key", b"value")] * 50)
         before = committed(config, topic)
@@ -272,7 +276,7 @@ def test_a_checkpoint_topic_that_was_created_again_takes_no_commit(
 
 
 def test_owners_never_share_an_epoch(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invariant 7: with clocks that stand still, or are behind the newest epoch, two owners have two epochs."""
+    """Invariant 7: even with clocks that stand still, or are behind the newest epoch, owners have different epochs."""
     now = itertools.repeat(1_700_000_000_000_000_000)
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     with StateManager(config) as first:

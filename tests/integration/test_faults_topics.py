@@ -1,4 +1,4 @@
-"""Topics that are not as they were left: deleted, truncated, misconfigured, written to by others."""
+"""Topics that are not as the job left them: deleted, truncated, misconfigured, or written to by others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def delete_topic(config: JobConfig, topic: str) -> None:
 
 
 def refused(config: JobConfig, error: type[StatemgrError], match: str | None = None) -> StatemgrError:
-    """Opening the task fails with this error, which has a hint; nothing of the state is there then."""
+    """Check that opening the task fails with this error and a hint. Returns the error."""
     with StateManager(config) as manager, pytest.raises(error, match=match) as caught:
         manager.open_task(TASK)
     assert caught.value.hint
@@ -49,7 +49,7 @@ def refused(config: JobConfig, error: type[StatemgrError], match: str | None = N
 
 @pytest.mark.parametrize("evidence", ["local", "blobs", "changelog"])
 def test_a_deleted_checkpoint_topic_is_no_empty_start(kafka: KafkaServer, tmp_path: Path, evidence: str) -> None:
-    """FAULT 17, A16, protocol 6, invariant 8: what is left of the state says so; an empty start is asked for."""
+    """FAULT 17, A16, protocol 6, invariant 8: as long as any state remains, an empty start needs permission."""
     backup = {"local": ["kafka-changelog"], "blobs": ["blob-store"], "changelog": ["kafka-changelog"]}[evidence]
     config = job(kafka, tmp_path, backup=backup)
     commit(config, {b"a": b"1"}, 1)
@@ -59,7 +59,7 @@ def test_a_deleted_checkpoint_topic_is_no_empty_start(kafka: KafkaServer, tmp_pa
     error = refused(config, PermissionNeeded)
     assert "allow_empty_start=True" in str(error)
     if evidence != "changelog":
-        # not even created: a second try is refused as well, and for the same reason
+        # the topic was not even created, so a second try is refused for the same reason
         assert config.checkpoint_topic not in client(config).list_topics(timeout=60).topics
     refused(config, PermissionNeeded)
     with (
@@ -69,7 +69,7 @@ def test_a_deleted_checkpoint_topic_is_no_empty_start(kafka: KafkaServer, tmp_pa
         assert dict(task.store("totals").range()) == {}
         task.store("totals").put(b"b", b"2")
         task.commit({"orders-0": 2})
-    # the permission was for once and holds no longer; what was on the changelog has been deleted there
+    # the permission was for one start only, and the old records on the changelog have been deleted
     assert totals(config, backup[0])[TASK] == {b"b": b"2"}
     if backup == ["kafka-changelog"]:
         assert state_of(committed(config, config.stores["totals"].changelog_topic)) == {b"b": b"2"}
@@ -80,7 +80,8 @@ def test_a_deleted_checkpoint_topic_is_no_empty_start(kafka: KafkaServer, tmp_pa
 def test_a_lost_record_of_one_task_is_no_empty_start(
     kafka: KafkaServer, s3: S3Server, tmp_path: Path, where: str, kind: str
 ) -> None:
-    """FAULT 50, invariant 8: the topic was recreated and another task committed; the task's blobs say it had state."""
+    """FAULT 50, invariant 8: after the topic was recreated and another task committed, the task's blobs show that it
+    had state."""
     backend = "blob-store"
     config = job(kafka, tmp_path, backup=[backend], kind=kind, tasks=2, s3=s3 if where == "s3" else None)
     both = ("Partition 0", "Partition 1")
@@ -95,20 +96,20 @@ def test_a_lost_record_of_one_task_is_no_empty_start(
     assert caught.value.where["task"] == both[1]
     with StateManager(second) as manager, pytest.raises(PermissionNeeded, match="published blob"):
         manager.acquire()
-    # blobs of the other task, or those that only an unpublished attempt left, say nothing
+    # blobs of the other task, or of an attempt that was never published, are no evidence
     new = with_changes(second, job__name=f"{config.job_name}-new")
     with failing(Phase.SEND_CHECKPOINT), pytest.raises(UnavailableError):
         commit(new, {b"key": b"1"}, {"orders-1": 1}, both[1])
     commit(new, {b"key": b"1"}, {"orders-0": 1}, both[0])
     commit(new, {b"key": b"2"}, {"orders-1": 1}, both[1])
     assert totals(new, backend) == {both[0]: {b"key": b"1"}, both[1]: {b"key": b"2"}}
-    # and with the permission it starts empty
+    # with the permission the task starts empty
     commit(second, {b"other": b"1"}, {"orders-1": 1}, both[1], allow_empty_start=True)
     assert totals(second, backend)[both[1]] == {b"other": b"1"}
 
 
 def test_a_truncated_checkpoint_topic_is_no_empty_start(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 17: the topic is there and its records are not: refused on this machine and on any other."""
+    """FAULT 17: if the topic is there without its records, a start is refused on this machine and on any other."""
     for backend, evidence in (("blob-store", "published blob"), ("kafka-changelog", "records were deleted")):
         config = job(kafka, tmp_path / backend, backup=(backend,))
         commit(config, {b"a": b"1"}, 1)
@@ -118,7 +119,8 @@ def test_a_truncated_checkpoint_topic_is_no_empty_start(kafka: KafkaServer, tmp_
 
 
 def test_wrong_topic_settings_are_refused_with_the_command(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 18, A18: cleanup.policy, partitions and lag are checked first, and the error says how to fix it."""
+    """FAULT 18, A18: a wrong cleanup.policy and a wrong number of partitions are refused, and the error names the
+    command or the topic."""
     config = job(kafka, tmp_path)
     make_topic(config, config.checkpoint_topic, cleanup__policy="delete")
     error = refused(config, TopicMisconfigured, r"cleanup\.policy")
@@ -130,7 +132,8 @@ def test_wrong_topic_settings_are_refused_with_the_command(kafka: KafkaServer, t
 
 
 def test_a_foreign_tail_is_left_out_and_overwritten(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 20, protocol 1, invariant 11: records beyond the marker are in no restored state, and are undone there."""
+    """FAULT 20, protocol 1, invariant 11: foreign records beyond the marker are never part of a restored state, and the
+    opening undoes them on the topic."""
     config = job(kafka, tmp_path)
     topic = config.stores["totals"].changelog_topic
     model = {b"kept": b"1", b"changed": b"1", b"deleted": b"1"}
@@ -156,7 +159,8 @@ def test_a_foreign_tail_is_left_out_and_overwritten(kafka: KafkaServer, tmp_path
 
 
 def test_an_old_foreign_tail_cannot_be_rewound(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 20, invariant 11: where compaction may have used the tail, the changelog says so and offers the blob."""
+    """FAULT 20, invariant 11: if compaction may have used the foreign tail, the changelog refuses and the error
+    suggests the blob store."""
     config = job(kafka, tmp_path)
     commit(config, {b"a": b"1"}, 1)
     old = int((time.time() - 5 * 3600) * 1000)
@@ -172,7 +176,8 @@ def test_an_old_foreign_tail_cannot_be_rewound(kafka: KafkaServer, tmp_path: Pat
 
 
 def test_an_own_changelog_is_never_ahead_of_its_checkpoint(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 20, protocol 1: after commits, a failed one and an owner that died, the marker is at the last record."""
+    """FAULT 20, protocol 1: after several commits and a failed one, the changelog has no committed record beyond the
+    marker."""
     config = job(kafka, tmp_path, task__commit__timeout__ms=5_000)
     topic = config.stores["totals"].changelog_topic
     with StateManager(config) as manager:
@@ -205,7 +210,8 @@ def test_an_own_changelog_is_never_ahead_of_its_checkpoint(kafka: KafkaServer, t
 
 
 def test_a_changelog_that_lost_records_is_rebuilt_from_the_other_backend(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 21: a marker that the topic cannot serve: another backend or a typed error, and then a new fill."""
+    """FAULT 21: if the topic cannot serve the marker, the restore uses another backend or fails with a typed error. A
+    recreated changelog is then filled again."""
     config = job(kafka, tmp_path)
     topic = config.stores["totals"].changelog_topic
     spoilers: tuple[Callable[[JobConfig, str], None], ...] = (partial(delete_records, before=1), recreate, delete_topic)
@@ -222,24 +228,25 @@ def test_a_changelog_that_lost_records_is_rebuilt_from_the_other_backend(kafka: 
             task.commit({"orders-0": 10 + number})
         expected = {b"a": b"1", **{b"%d" % n: b"x" for n in range(number + 1)}}
         assert totals(config, "blob-store")[TASK] == expected
-        if number:  # records deleted below the marker leave a topic that cannot be replayed until it is made anew
+        if number:  # a topic with deleted records below the marker cannot be replayed until it is recreated
             assert totals(config, "kafka-changelog")[TASK] == expected
 
 
 def test_a_poison_record_stops_the_start(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 22, A18: whoever wrote it: named by topic, partition and offset, never a silent step back."""
+    """FAULT 22, A18: the error names topic, partition and offset of the poison record, and the start never uses an
+    older record instead."""
     config = job(kafka, tmp_path, backup=("kafka-changelog",))
     commit(config, {b"a": b"1"}, 1)
     send(config, config.checkpoint_topic, [(b"poison", b"poison")])
     error = refused(config, CorruptRecord)
     place = {name: error.where[name] for name in ("topic", "partition", "offset")}
-    # after the checkpoint's record and its control record
+    # the record follows the checkpoint's record and its control record
     assert place == {"topic": config.checkpoint_topic, "partition": 0, "offset": 2}
     refused(elsewhere(config, tmp_path / "x", "kafka-changelog"), CorruptRecord)
 
 
 def test_output_to_a_topic_that_does_not_exist(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A18: the hint does not send the user to a command that makes other topics; the next commit goes on."""
+    """A18: the hint says to create the topic with Kafka's tools, and not with a command that makes other topics."""
     config = job(kafka, tmp_path, kafka__producer__topic__metadata__propagation__max__ms=500)
     with StateManager(config) as manager, manager.open_task(TASK) as task:
         task.store("totals").put(b"a", b"1")

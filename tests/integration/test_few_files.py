@@ -1,4 +1,4 @@
-"""A process that has used up its file descriptors: errors that say so, and nothing is lost or given up."""
+"""A process without free file descriptors: its errors say so, and it loses nothing and gives nothing up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(what: str, mapping: dict[str, object], directory: Path, **more: object) -> list[dict[str, Any]]:
-    """What a child process met (see ``tests/few_files.py``)."""
+    """The errors that a child process met (see ``tests/few_files.py``)."""
     directory.mkdir()
     order = {"what": what, "config": mapping, "directory": str(directory), **more}
     child = subprocess.run(
@@ -33,7 +33,8 @@ def run(what: str, mapping: dict[str, object], directory: Path, **more: object) 
 
 
 def check(found: list[dict[str, Any]], names: set[str]) -> None:
-    """Each kind of work failed with few descriptors, always for now only, and with the limit named."""
+    """Check that each kind of work failed with few descriptors, always with a retryable error, that an error named the
+    limit, and that the work succeeded with enough descriptors."""
     failed = [one for one in found if one["kinds"]]
     for one in failed:
         assert "RetryableError" in one["kinds"], one
@@ -53,20 +54,23 @@ def mapping_of(kafka: KafkaServer, directory: Path, **more: Any) -> dict[str, ob
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["file", "s3"])
 def test_blobs_without_descriptors(where: str, kafka: KafkaServer, s3: S3Server, tmp_path: Path) -> None:
-    """FAULT 24: too many open files at a PUT or a GET: UnavailableError that names the limit, never a lost blob."""
+    """FAULT 24: too many open files at a PUT or a GET cause a retryable error that names the limit, never a lost
+    blob."""
     mapping = mapping_of(kafka, tmp_path, s3=s3 if where == "s3" else None)
     check(run(where, mapping, tmp_path / "work"), {f"{where} put", f"{where} get"})
 
 
 def test_a_store_without_descriptors(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 24: too many open files in RocksDB, at any of its files: for now only; nothing is called damaged."""
+    """FAULT 24: too many open files in RocksDB cause a retryable error at any of its files, and no file counts as
+    damaged."""
     check(run("rocksdb", mapping_of(kafka, tmp_path), tmp_path / "work"), {"rocksdb"})
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [SEGMENTS, SNAPSHOTS])
 def test_tasks_without_descriptors(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
-    """FAULT 24: restores and commits with too few descriptors fail for now only, and the next ones do all."""
+    """FAULT 24: with too few descriptors, restores and commits fail with retryable errors, and the next ones
+    succeed."""
     mapping = mapping_of(kafka, tmp_path, backup=DUAL, kind=kind)
     found = run("tasks", mapping, tmp_path / "work", counts=[2, 8, 18, 20, 22, 30])
     for one in found:

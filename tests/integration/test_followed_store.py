@@ -1,4 +1,4 @@
-"""A read-only copy of a store of a running job: it follows the newest checkpoint, and the job does not notice."""
+"""A read-only copy of a store of a running job, which follows the newest checkpoint without affecting the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ pytestmark = pytest.mark.integration
 
 
 def follow(copy: FollowedStore, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-    """Refresh until the copy has these values: a commit returns before its transaction is settled on the topic."""
+    """Refresh until the copy has these values, because a commit returns before its transaction is settled on the
+    topic."""
 
     def there() -> bool:
         copy.refresh()
@@ -30,7 +31,7 @@ def follow(copy: FollowedStore, keys: Sequence[bytes], values: Sequence[bytes | 
 
 @pytest.mark.parametrize(("factory", "kind"), ALL)
 def test_values_follow_the_newest_checkpoint(kafka: KafkaServer, tmp_path: Path, factory: str, kind: str) -> None:
-    """New, changed, deleted and absent keys of both tasks, after each commit; the job commits on."""
+    """The copy follows new, changed, deleted and absent keys of both tasks after each commit, while the job commits."""
     config = JobConfig.from_mapping(
         job_mapping(kafka, tmp_path, tasks=2, backup=[factory], kind=kind, stores=["totals", "other"])
     )
@@ -57,7 +58,7 @@ def test_values_follow_the_newest_checkpoint(kafka: KafkaServer, tmp_path: Path,
 
 
 def test_copies_share_files_that_may_vanish(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Two copies on a machine; one is behind; the files are deleted under both. They read on, and follow again."""
+    """Two copies on a machine, one of them behind, lose their files. Both can still read and follow the job again."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, kind=SEGMENTS))
     with (
         StateManager(config) as manager,
@@ -83,7 +84,7 @@ def test_copies_share_files_that_may_vanish(kafka: KafkaServer, tmp_path: Path) 
 
 
 def test_a_store_that_is_not_there(kafka: KafkaServer, tmp_path: Path) -> None:
-    """One that the job does not have is refused; a task that has no checkpoint is missing state, not empty state."""
+    """A store that the job does not have is refused. A task without a checkpoint is missing state, not empty state."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=2))
     with pytest.raises(ConfigError, match=r"no store 'sums'.*totals"):
         FollowedStore(config, "sums")

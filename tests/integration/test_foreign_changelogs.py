@@ -1,4 +1,4 @@
-"""Changelogs that hold what no checkpoint of the job explains: never filled over without a permission (FAULT 48)."""
+"""Changelogs with records that no checkpoint explains: a fill needs permission to replace them (FAULT 48)."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ def topic_of(config: JobConfig) -> str:
 
 
 def write_as_others(config: JobConfig, items: dict[bytes, bytes] = FOREIGN) -> None:
-    """Somebody who is none of the job's writes to its changelog, which is made if it is not there."""
+    """Write to the job's changelog as somebody who is not part of the job. Creates the changelog if it is missing."""
     with TopicAdmin(config, SystemClock()) as admin:
         admin.create_missing(changelog_topic_specs(with_changes(config, task__backup__factories=[CHANGELOG])))
     send(config, topic_of(config), items.items())
 
 
 def refused(config: JobConfig, count: str, **permissions: bool) -> PermissionNeeded:
-    """A task and the whole job are refused with the number of records, and the changelog is as it was."""
+    """Check that a task and the whole job are refused with the number of records, and that the changelog stays as it
+    was."""
     before = committed(config, topic_of(config))
     with StateManager(config) as manager:
         with pytest.raises(PermissionNeeded, match=f" {count} ") as caught:
@@ -59,17 +60,18 @@ def refused(config: JobConfig, count: str, **permissions: bool) -> PermissionNee
 def test_an_existing_changelog_is_not_filled_over_at_the_first_start(
     kafka: KafkaServer, tmp_path: Path, backup: tuple[str, ...]
 ) -> None:
-    """FAULT 48, protocol 5, invariant 16: an empty start is one permission, deleting what others wrote is another."""
+    """FAULT 48, protocol 5, invariant 16: an empty start needs one permission, and deleting the records of others needs
+    another."""
     config = job(kafka, tmp_path, backup=backup)
     write_as_others(config)
     first = refused(config, "1,000")
     assert first.hint
-    assert "allow_empty_start=True" in first.hint  # both at once, so that nobody is sent in a circle
+    assert "allow_empty_start=True" in first.hint  # the hint names both at once
     refused(config, "1,000", allow_empty_start=True)
     commit(config, {b"key-1": b"ours"}, 1, allow_empty_start=True, overwrite_changelog=True)
     assert state_of(committed(config, topic_of(config))) == {b"key-1": b"ours"}
     assert totals(config, CHANGELOG)[TASK] == {b"key-1": b"ours"}
-    commit(config, {b"key-2": b"ours"}, 2)  # it is the job's own from now on
+    commit(config, {b"key-2": b"ours"}, 2)  # from now on it is the job's own
 
 
 def test_a_changelog_that_another_job_is_writing(kafka: KafkaServer, tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_a_changelog_that_another_job_is_writing(kafka: KafkaServer, tmp_path: P
         running.store("totals").put(b"more", b"theirs")
         running.commit({"orders-0": 2})
     assert totals(theirs, CHANGELOG)[TASK] == {**FOREIGN, b"more": b"theirs"}
-    # nothing was lost on our side either
+    # the mistyped job lost nothing either
     assert totals(ours, "blob-store")[TASK] == {b"a": b"1"}
 
 
@@ -94,8 +96,8 @@ def test_a_changelog_that_another_job_is_writing(kafka: KafkaServer, tmp_path: P
 def test_somebody_else_writes_beside_a_running_job(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """FAULT 48, invariant 11: a record of others below a marker would come back as the job's own. The commit is
-    refused, an aborted transaction is not taken for such a record, and the next opening writes over it."""
+    """FAULT 48, invariant 11: a foreign record below a marker would be restored as the job's own. The commit is
+    refused, an aborted transaction does not count as such a record, and the next opening overwrites it."""
     config, foreign = job(kafka, tmp_path), [(b"a", b"foreign"), (b"x", b"foreign")]
 
     def write(phase: Phase = Phase.COMMIT_TRANSACTION, _: str = "") -> None:
@@ -134,14 +136,15 @@ def test_somebody_else_writes_beside_a_running_job(
 
 
 def test_more_records_than_are_worth_counting(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Invariant 13: the number is bounded, and says so."""
+    """Invariant 13: the count is bounded, and the error says that it is a lower bound."""
     config = job(kafka, tmp_path, backup=[CHANGELOG])
     write_as_others(config, {n.to_bytes(4, "big"): b"" for n in range(20_000)})
     refused(config, "at least 10,000", allow_empty_start=True)
 
 
 def test_a_changelog_that_is_switched_on(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 48: a running job begins to write a changelog that has records; with the permission they are deleted."""
+    """FAULT 48: if a running job starts to write a changelog that has records, it needs permission, and then deletes
+    them."""
     config = job(kafka, tmp_path, backup=["blob-store"])
     commit(config, {b"a": b"1"}, 1)
     write_as_others(config)
@@ -154,7 +157,7 @@ def test_a_changelog_that_is_switched_on(kafka: KafkaServer, tmp_path: Path) -> 
 
 
 def test_a_changelog_that_was_recreated_and_written_to(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 48: of the same name, but another topic: what is in it is not the job's."""
+    """FAULT 48: a recreated topic with the same name is another topic, so its records are not the job's."""
     config = job(kafka, tmp_path)
     commit(config, {b"a": b"1"}, 1)
     recreate(config, topic_of(config))
@@ -162,13 +165,13 @@ def test_a_changelog_that_was_recreated_and_written_to(kafka: KafkaServer, tmp_p
     here = elsewhere(config, tmp_path / "other", "blob-store")
     refused(here, "1,000")
     recreate(config, topic_of(config))
-    commit(here, {b"b": b"2"}, 2)  # an empty one is filled, as ever
+    commit(here, {b"b": b"2"}, 2)  # an empty changelog is filled as usual
     assert totals(config, CHANGELOG)[TASK] == {b"a": b"1", b"b": b"2"}
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["first commit", "later"])
 def test_records_that_come_after_the_opening(kafka: KafkaServer, tmp_path: Path, first: bool) -> None:
-    """FAULT 48: two jobs that were given one changelog and start at the same moment: the second to commit stops."""
+    """FAULT 48: if two jobs with the same changelog start at the same moment, the second one to commit is refused."""
     theirs = job(kafka, tmp_path / "theirs")
     ours = job(kafka, tmp_path / "ours", backup=["blob-store"])
     if not first:
@@ -183,7 +186,8 @@ def test_records_that_come_after_the_opening(kafka: KafkaServer, tmp_path: Path,
 
 
 def test_the_jobs_own_records_need_no_permission(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 35 and 48: switched off and on again, renamed and renamed back, a store removed and added again."""
+    """FAULT 35 and 48: a job may switch its changelog off and on again, rename it and back, or remove a store and add
+    it again."""
     config = job(kafka, tmp_path, task__checkpoint__retained=1)
     blobs = with_changes(config, task__backup__factories=["blob-store"], task__restore__factories=["blob-store"])
     renamed = with_changes(config, stores__totals__changelog__topic=f"{topic_of(config)}-2")
@@ -207,7 +211,7 @@ def test_the_jobs_own_records_need_no_permission(kafka: KafkaServer, tmp_path: P
 
 
 def test_records_that_others_wrote_while_the_backend_was_off(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 48: the job's own marker explains what it wrote itself, and nothing after that."""
+    """FAULT 48: the job's own marker explains the records that the job wrote, but no later ones."""
     config = job(kafka, tmp_path)
     blobs = with_changes(config, task__backup__factories=["blob-store"], task__restore__factories=["blob-store"])
     commit(config, {b"a": b"1"}, 1)
@@ -217,7 +221,7 @@ def test_records_that_others_wrote_while_the_backend_was_off(kafka: KafkaServer,
 
 
 def test_a_permission_is_for_one_opening(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 48: an opening whose commit fails does not make others' records the job's."""
+    """FAULT 48: an opening whose commit fails does not make the records of others the job's own."""
     config = job(kafka, tmp_path, backup=["blob-store"])
     commit(config, {b"a": b"1"}, 1)
     dual = with_changes(config, task__backup__factories=list(DUAL))

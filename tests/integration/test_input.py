@@ -1,4 +1,4 @@
-"""Input is never skipped in silence: gaps, truncated and recreated topics, more partitions, offsets that are none."""
+"""The job never skips input silently: gaps, truncated and recreated topics, more partitions, and invalid offsets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kafka_jobs import EAGER, compacted, wait_until
 from tests.loop_members import count, delete_topic, make_topic, member, produce
 from tests.servers import KafkaServer
 
-#: A client that has fetched little more than what it has given out.
+#: A client that has fetched little more than what it has returned.
 NOT_AHEAD = {
     "kafka.consumer.queued.min.messages": 1,
     "kafka.consumer.max.partition.fetch.bytes": 20_000,
@@ -33,12 +33,12 @@ ROW = 10_000
 
 
 class AnyConsumer(Consumer):
-    """A client as people configure it. ``asked``: questions for watermarks."""
+    """A client with a user's own settings. ``asked``: how often it was asked for watermarks."""
 
     asked = 0
 
     def get_watermark_offsets(self, *args: Any, **kwargs: Any) -> Any:
-        """Count it."""
+        """Count the request."""
         self.asked += 1
         return super().get_watermark_offsets(*args, **kwargs)
 
@@ -50,7 +50,7 @@ def any_consumer(config: JobConfig, group: str, reset: str) -> AnyConsumer:
 
 
 class Holding:
-    """A ``process`` that counts, and stops at one offset until it is let go."""
+    """A ``process`` that counts messages, and stops at one offset until it may continue."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -70,7 +70,7 @@ class Holding:
 
 
 def truncate(kafka: KafkaServer, topic: str, before: int) -> None:
-    """DeleteRecords on partition 0."""
+    """Delete the records before an offset from partition 0."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     [deleted] = admin.delete_records([TopicPartition(topic, 0, before)]).values()
     deleted.result(15)
@@ -78,7 +78,7 @@ def truncate(kafka: KafkaServer, topic: str, before: int) -> None:
 
 @pytest.mark.parametrize("reset", ["error", "earliest", "latest"])
 def test_input_that_is_truncated_under_a_running_loop(kafka: KafkaServer, tmp_path: Path, reset: str) -> None:
-    """FAULT 51: records that are deleted before the loop reads them end it, whatever auto.offset.reset says."""
+    """FAULT 51: if records are deleted before the loop reads them, the loop ends, whatever auto.offset.reset is."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     produce(kafka, topic, 1, range(60), ROW)
@@ -92,7 +92,7 @@ def test_input_that_is_truncated_under_a_running_loop(kafka: KafkaServer, tmp_pa
     truncate(kafka, topic, 50)
     process.go_on.set()
 
-    # a client that jumps to the end gets what comes after that
+    # a client that jumps to the end receives only later records
     def ended() -> bool:
         produce(kafka, topic, 1, [1], ROW)
         return bool(errors)
@@ -116,7 +116,8 @@ def test_input_that_is_truncated_under_a_running_loop(kafka: KafkaServer, tmp_pa
 
 
 def test_gaps_of_compaction_and_transactions_are_no_loss(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 51: a compacted and transactional input has a gap at every second offset: all is read, few questions."""
+    """FAULT 51: from a compacted and transactional input with many gaps, the loop reads all records with few requests
+    for watermarks."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), task__commit__ms=60_000))
     make_topic(kafka, topic, 1, **{name.replace(".", "__"): value for name, value in EAGER.items()})
@@ -146,7 +147,7 @@ def _note(seen: list[bytes], task: Task, message: Message) -> None:
 
 
 def test_input_that_was_recreated_is_refused_at_a_restart(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 51, invariant 17: the new topic has the checkpoint's offset, too, but it is another one."""
+    """FAULT 51, invariant 17: the new topic also has the checkpoint's offset, but it is a different topic."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     produce(kafka, topic, 1, range(30))
@@ -170,7 +171,7 @@ def test_input_that_was_recreated_is_refused_at_a_restart(kafka: KafkaServer, tm
     assert process.seen == []
     with StateManager(config) as manager, pytest.raises(MissingState, match="created again"):
         manager.open_task("Partition 0")
-    # knowingly, once: from the beginning of the topic that is there
+    # with permission for this one start, the loop begins with the first record of the new topic
     stop, errors = member(config, group, topic, process, allow_skipped_input=True)
     wait_until(lambda: len(process.seen) == 70 or bool(errors))
     stop()
@@ -183,7 +184,7 @@ def test_input_that_was_recreated_is_refused_at_a_restart(kafka: KafkaServer, tm
 
 @pytest.mark.parametrize("reset", ["error", "earliest"])
 def test_input_that_is_recreated_under_a_running_loop(kafka: KafkaServer, tmp_path: Path, reset: str) -> None:
-    """FAULT 51: rows of the new topic are never published under the old one's offsets."""
+    """FAULT 51: rows of the new topic are never published under offsets of the old one."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     produce(kafka, topic, 1, range(20))
@@ -215,7 +216,7 @@ def test_input_that_is_recreated_under_a_running_loop(kafka: KafkaServer, tmp_pa
 
 
 def told(config: JobConfig, group: str, topic: str) -> int:
-    """The offset that was published of partition 0, as the group was told."""
+    """The published offset of partition 0 that the group has."""
     client = Consumer({**config.kafka_client("consumer"), "group.id": group})
     try:
         return client.committed([TopicPartition(topic, 0)], 10)[0].offset
@@ -224,7 +225,7 @@ def told(config: JobConfig, group: str, topic: str) -> int:
 
 
 def test_input_that_is_gone_can_be_given_up_knowingly(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 51: after a truncation the loop goes on at the first record that is there, if it is told so, once."""
+    """FAULT 51: after a truncation, a loop with permission continues at the first record that still exists."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     produce(kafka, topic, 1, range(20))
@@ -241,7 +242,8 @@ def test_input_that_is_gone_can_be_given_up_knowingly(kafka: KafkaServer, tmp_pa
 
 
 def test_more_partitions_get_one_message(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 51: at the start and with any job.tasks: keep what is there; nothing is changed by trying."""
+    """FAULT 51: at the start, with any job.tasks, the error suggests a rescale, and the failed start changes
+    nothing."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 2)
     config = JobConfig.from_mapping(
@@ -275,7 +277,7 @@ def test_more_partitions_get_one_message(kafka: KafkaServer, tmp_path: Path) -> 
 
 
 def test_more_partitions_under_a_running_loop(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 51: a rebalance that brings a partition beyond job.tasks ends the loop with the same message."""
+    """FAULT 51: a rebalance that brings a partition beyond job.tasks ends the loop with the same hint."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 2)
     config = JobConfig.from_mapping(
@@ -315,7 +317,7 @@ def test_more_partitions_under_a_running_loop(kafka: KafkaServer, tmp_path: Path
     ],
 )
 def test_offsets_that_are_none_are_refused(kafka: KafkaServer, tmp_path: Path, offsets: Any) -> None:
-    """FAULT 51: by a commit and by an attempt, before anything happens; the task goes on."""
+    """FAULT 51: a commit and an attempt refuse such offsets before anything happens, and the task can continue."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",)))
     with StateManager(config) as manager, manager.open_task("Partition 0") as task:
         task.store("totals").put(b"a", b"1")
@@ -333,7 +335,7 @@ def test_offsets_that_are_none_are_refused(kafka: KafkaServer, tmp_path: Path, o
 
 
 def test_the_group_is_told_of_published_offsets(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Lag tools see what is published; what the group says is never read."""
+    """Lag tools see the published offsets in the group. The loop never starts from the group's offsets."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     produce(kafka, topic, 1, range(20))
@@ -350,14 +352,15 @@ def test_the_group_is_told_of_published_offsets(kafka: KafkaServer, tmp_path: Pa
     stop_again, more = member(config, group, topic, process)
     wait_until(lambda: len(process.seen) == 25 or bool(more))
     stop_again()
-    wait_until(lambda: looking.committed([place], 10)[0].offset == 25)  # told at the stop, too
+    wait_until(lambda: looking.committed([place], 10)[0].offset == 25)  # the stop also updates the group
     assert not errors + more
     looking.close()
 
 
 @pytest.mark.parametrize("serde", ["string", "bytes", "integer"])
 def test_a_key_that_the_serde_does_not_take_is_named(kafka: KafkaServer, tmp_path: Path, serde: str) -> None:
-    """A message without a key, or with one of another type: store, topic, partition and offset are in the error."""
+    """For a message without a key or with a key of another type, the error names the store, topic, partition and
+    offset."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})

@@ -1,6 +1,6 @@
-"""Jobs of other software: adopted, moved to blobs, given another number of tasks, rolled back, and moved back.
+"""Jobs of other software are adopted, moved to blobs, given another number of tasks, rolled back, and moved back.
 
-Oracle: the totals of every key, computed from the rows alone. ``make journeys`` does it with a million keys.
+Oracle: the totals of every key, computed from the rows alone. ``make journeys`` runs the same with a million keys.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Totals = dict[str, int]
 
 
 class Journey:
-    """The new job, and what its state must be.
+    """The new job, and the state that it must have.
 
     Args:
-        key_of: the store's key of a message's key.
+        key_of: maps a message's key to the store's key.
     """
 
     def __init__(self, file: Path, store: str, key_of: Callable[[str], str]) -> None:
@@ -51,7 +51,7 @@ class Journey:
         return JobConfig.from_file(self.file)
 
     def statemgr(self, *arguments: str) -> str:
-        """Run a command on the job. It must succeed."""
+        """Run a command on the job, which must succeed."""
         command = [sys.executable, "-m", "statemgr", *arguments, "--config", str(self.file)]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
@@ -59,7 +59,7 @@ class Journey:
         return ran.stdout
 
     def process(self, step: int) -> None:
-        """Every 97th key gets another row, and every 1,009th is deleted; one commit for each task."""
+        """Give every 97th key another row and delete every 1,009th, with one commit for each task."""
         config = self.config
         changes: list[dict[str, int | None]] = [{} for _ in range(config.tasks)]
         for number in range(step, KEYS, 97):
@@ -75,7 +75,7 @@ class Journey:
             for number, of_task in enumerate(changes):
                 with manager.open_task(task_name(number)) as task:
                     store = task.store(self._store)
-                    kind = type(next(value for _, value in store.range()))  # text or a number, as the serde has it
+                    kind = type(next(value for _, value in store.range()))  # text or a number, depending on the serde
                     for key, value in of_task.items():
                         if value is None:
                             store.delete(key)
@@ -86,7 +86,7 @@ class Journey:
         self._log(f"rows {step}")
 
     def check(self, *factories: str) -> None:
-        """Another machine that restores from each of these backends has exactly the totals that are expected."""
+        """Check that another machine that restores from each of these backends has exactly the expected totals."""
         for factory in factories:
             self._elsewhere += 1
             config = elsewhere(self.config, self.file.parent / f"elsewhere-{self._elsewhere}", factory)
@@ -110,7 +110,7 @@ class Journey:
         self.file.write_text(tomlkit.dumps(document))
 
     def move(self, command: str, stage: int, *factories: str) -> None:
-        """One stage, with a restart and rows in it."""
+        """Move one stage, with a restart and rows in between."""
         self.statemgr("migrate", command, "--write")
         self.process(stage)
         self.statemgr("migrate", command, "--wait", "--timeout", "60")
@@ -131,7 +131,8 @@ class Journey:
 
 @pytest.mark.parametrize("name", ["from-quix", "from-kafka-streams", "from-samza"])
 def test_the_whole_way_of_an_adopted_job(kafka: KafkaServer, tmp_path: Path, name: str) -> None:
-    """Stages 1 to 4, from 2 tasks to 3, an older checkpoint, and back to stage 1: equal key by key at each step."""
+    """The job moves through stages 1 to 4, from 2 tasks to 3, to an older checkpoint and back to stage 1, and its
+    totals are exact at each step."""
     begun = time.monotonic()
     with example(kafka, name, "--keys", str(KEYS), "--each", "1") as printed:
         print(f"{time.monotonic() - begun:7.1f} s  the old job, its adoption, and as many rows with the new one")

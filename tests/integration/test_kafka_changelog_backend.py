@@ -1,4 +1,4 @@
-"""The kafka-changelog backend on a real broker: what a commit sends is exactly what a restore brings back."""
+"""The kafka-changelog backend on a real broker: a restore brings back exactly what the commits sent."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _Result = tuple[dict[bytes, bytes], Restored]
 
 @dataclass
 class _Job:
-    """One task's side of the backend: its services, an owner, and what its store would hold."""
+    """One task's side of the backend: its services, an owner, and a directory for its store."""
 
     services: Services
     publisher: TransactionalPublisher
@@ -100,11 +100,11 @@ class _Job:
     def publish(self, changes: PreparedChanges | None, base: Marker | None) -> Marker:
         assert changes is not None
         manager = self.backend().backup_manager()
-        if changes.fill:  # as an opening does that is permitted to
+        if changes.fill:  # as an opening with permission does
             manager.guard_fill(self.identity, base, (), overwrite=True)
         staged = manager.stage(self.identity, changes, base)
         self.publisher.settle()
-        self.publisher.confirmed()  # nobody else is about
+        self.publisher.confirmed()  # there is no other owner
         with self.publisher.transaction() as transaction:
             staged.send(transaction)
             return staged.marker(transaction.flush())
@@ -132,7 +132,7 @@ class _Job:
             store.close()
 
     def keep(self, marker: Marker) -> _Local:
-        """Restore a marker, which is the newest, into a local directory."""
+        """Restore a marker, which is the newest one, into a local directory."""
         as_of = moment(self.services.clock)
         directories = StoreDirectories(self.directory / "local", self.services.clock, self.services.ids)
         staging = directories.staging()
@@ -151,7 +151,7 @@ class _Local:
 
 
 class _Jumping(SystemClock):
-    """Clocks that are two days ahead from the second look on."""
+    """A wall clock, and perhaps a monotonic one, that jumps two days ahead after its first reading."""
 
     def __init__(self, *, monotonic: bool = True) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ def _services(config: JobConfig) -> Iterator[Services]:
 
 @pytest.fixture
 def make_job(kafka: KafkaServer, tmp_path: Path) -> Iterator[Callable[..., _Job]]:
-    """Jobs with an open owner; ``make_job(topics=False)`` leaves the topics to the test."""
+    """Makes jobs with an open owner; ``make_job(topics=False)`` leaves the topics to the test."""
     opened: list[Iterator[Services]] = []
 
     def make(*, topics: bool = True, **more: object) -> _Job:
@@ -206,7 +206,7 @@ def _marker(marker: Marker) -> ChangelogMarker:
 
 @pytest.mark.parametrize("kind", ["memory", "rocksdb"])
 def test_what_was_committed_comes_back(make_job: Callable[..., _Job], kind: str) -> None:
-    """Puts, deletes and overwrites over several commits; every marker restores exactly its own state."""
+    """After puts, deletes and overwrites over several commits, the last marker restores exactly its state."""
     here = make_job(stores__totals__type=kind)
     first = here.commit(None, whole={b"a": b"1", b"b": b"2"})
     second = here.commit(first, (b"a", b"3"), (b"b", None), (b"empty", b""))
@@ -219,7 +219,7 @@ def test_what_was_committed_comes_back(make_job: Callable[..., _Job], kind: str)
 
 
 def test_an_empty_store_comes_back_empty(make_job: Callable[..., _Job]) -> None:
-    """A first commit of nothing: the marker is the start of the topic, and restores an empty store."""
+    """The marker of a first commit without items is the start of the topic, and restores an empty store."""
     here = make_job()
     marker = here.commit(None)
     assert _marker(marker).offset == 0
@@ -228,7 +228,8 @@ def test_an_empty_store_comes_back_empty(make_job: Callable[..., _Job]) -> None:
 
 
 def test_a_commit_without_changes_keeps_its_marker(make_job: Callable[..., _Job]) -> None:
-    """Nothing is sent, the offset stays; an unchanged store carries its marker without asking a broker."""
+    """A commit without changes sends nothing and keeps its offset. An unchanged store carries its marker without a
+    broker."""
     here = make_job()
     marker = here.commit(None, whole={b"a": b"1"})
     assert here.commit(marker) == marker
@@ -237,7 +238,8 @@ def test_a_commit_without_changes_keeps_its_marker(make_job: Callable[..., _Job]
 
 
 def test_a_fill_deletes_what_the_state_lacks(make_job: Callable[..., _Job]) -> None:
-    """A backend that is switched on again (fault 35): every key on the topic that is not in the state goes."""
+    """When a backend is switched on again (fault 35), the fill deletes every key on the topic that is not in the
+    state."""
     here = make_job()
     older = here.commit(None, whole={b"a": b"1", b"stale": b"x", b"gone": b"y"})
     here.commit(older, (b"gone", None))
@@ -247,7 +249,7 @@ def test_a_fill_deletes_what_the_state_lacks(make_job: Callable[..., _Job]) -> N
 
 
 def test_a_fill_with_nothing_empties_the_changelog(make_job: Callable[..., _Job]) -> None:
-    """A state that is empty now: tombstones for all, and a marker after them."""
+    """If the state is empty, the fill sends a tombstone for every key, and its marker restores an empty store."""
     here = make_job()
     here.commit(None, whole={b"a": b"1"})
     marker = here.commit(None)
@@ -255,7 +257,7 @@ def test_a_fill_with_nothing_empties_the_changelog(make_job: Callable[..., _Job]
 
 
 def test_a_commit_that_fails_leaves_the_state_at_its_base(make_job: Callable[..., _Job]) -> None:
-    """The transaction is aborted: the next commit carries the changes, and the old marker still restores."""
+    """After the transaction is aborted, the old marker still restores, and the next commit sends the changes."""
     here = make_job()
     base = here.commit(None, whole={b"a": b"1"})
     manager = here.backend().backup_manager()
@@ -279,7 +281,8 @@ def _no_kafka() -> NoReturn:
 def test_a_portable_commit_needs_no_broker_where_it_is_made(
     make_job: Callable[..., _Job], size: int, where: str
 ) -> None:
-    """Made without Kafka, small inside and large in a blob; published elsewhere; nothing is left in scratch."""
+    """An executor prepares such a commit without Kafka, with small changes inline and large ones in a blob. Another
+    process publishes it, and no scratch file remains."""
     here = make_job()
     base = here.commit(None, whole={b"a": b"1"})
     executor = here.backend(replace(here.services, changelog=_no_kafka)).backup_manager()
@@ -304,7 +307,7 @@ def test_a_portable_commit_needs_no_broker_where_it_is_made(
 def test_a_spoilt_segment_is_refused_before_anything_is_sent(
     make_job: Callable[..., _Job], spoil: str, kind: type[StatemgrError]
 ) -> None:
-    """A blob that is altered or missing: a typed error out of stage, the topic untouched."""
+    """For an altered or missing blob, staging raises a typed error and the topic stays untouched."""
     here = make_job()
     noise = {here.services.ids.token().encode(): here.services.ids.token().encode() * 9 for _ in range(500)}
     prepared = here.prepare(None, whole=noise, portable=True)
@@ -322,7 +325,8 @@ def test_a_spoilt_segment_is_refused_before_anything_is_sent(
 
 
 def test_a_changelog_made_anew_is_filled_or_refused(make_job: Callable[..., _Job]) -> None:
-    """Deleted and created again (faults 17, 21): no restore from it, no commit continues it, the next fills it."""
+    """A changelog that was deleted and created again (faults 17, 21) serves no restore and takes no incremental commit.
+    The next commit fills it."""
     here = make_job()
     base = here.commit(None, whole={b"a": b"1"})
     portable = here.prepare(base, ((b"b", b"2"),), portable=True).changes
@@ -340,7 +344,8 @@ def test_a_changelog_made_anew_is_filled_or_refused(make_job: Callable[..., _Job
 
 
 def test_a_changelog_that_lost_records_takes_no_commit(make_job: Callable[..., _Job]) -> None:
-    """An offset below the base's (an unclean election): refused inside the transaction, nothing is published."""
+    """If the changelog ends before the base's offset (an unclean election), the transaction is refused and nothing is
+    published."""
     here = make_job()
     base = _marker(here.commit(None, whole={b"a": b"1"}))
     ahead = replace(base, offset=base.offset + 100)
@@ -350,7 +355,7 @@ def test_a_changelog_that_lost_records_takes_no_commit(make_job: Callable[..., _
 
 
 def test_markers_that_the_changelog_cannot_serve_are_refused(make_job: Callable[..., _Job]) -> None:
-    """Beyond the end, of another partition, of another backend, of a topic that is gone (fault 21)."""
+    """A marker beyond the end, of another partition or backend, or of a topic that is gone (fault 21) is refused."""
     here = make_job()
     marker = _marker(here.commit(None, whole={b"a": b"1"}))
     others: list[Marker] = [
@@ -365,7 +370,7 @@ def test_markers_that_the_changelog_cannot_serve_are_refused(make_job: Callable[
 
 
 def test_deleted_records_are_never_a_smaller_state(make_job: Callable[..., _Job]) -> None:
-    """Records removed from the start of the topic (fault 21): an error, not the keys that are left."""
+    """Records removed from the start of the topic (fault 21) cause an error, not a smaller state."""
     here = make_job(topics=False)
     make_topic(here.config, here.topic, cleanup__policy="compact,delete")
     marker = here.commit(None, whole={b"a": b"1", b"b": b"2"})
@@ -377,7 +382,7 @@ def test_deleted_records_are_never_a_smaller_state(make_job: Callable[..., _Job]
 
 
 def test_a_version_one_marker_is_accepted_by_name(make_job: Callable[..., _Job]) -> None:
-    """Older software knew no topic IDs; the next commit's marker has one."""
+    """Markers of older software have no topic ID. The marker of the next commit has one."""
     here = make_job()
     marker = _marker(here.commit(None, whole={b"a": b"1"}))
     old = replace(marker, topic_id=None)
@@ -386,7 +391,8 @@ def test_a_version_one_marker_is_accepted_by_name(make_job: Callable[..., _Job])
 
 
 def test_an_adopted_tail_is_left_out_and_overwritten(make_job: Callable[..., _Job]) -> None:
-    """Records beyond the marker (fault 20): the state is the marker's, and a fill brings the topic back to it."""
+    """With records beyond the marker (fault 20), the restored state is the marker's, and a fill brings the topic back
+    to it."""
     here = make_job()
     marker = here.commit(None, whole={b"a": b"1", b"b": b"2"})
     manager = here.backend().backup_manager()
@@ -400,7 +406,8 @@ def test_an_adopted_tail_is_left_out_and_overwritten(make_job: Callable[..., _Jo
 
 
 def test_an_old_tail_cannot_be_rewound_exactly(make_job: Callable[..., _Job]) -> None:
-    """A tail older than the compaction lag (fault 20): it says so, and offers the blob."""
+    """For a tail older than the compaction lag (fault 20), the error says that it cannot be rewound and suggests the
+    blob store."""
     here = make_job(stores__totals__changelog__min__compaction__lag__ms=3_600_000)
     marker = here.commit(None, whole={b"a": b"1"})
     now_ms = here.services.clock.time_ns() // 1_000_000
@@ -411,7 +418,7 @@ def test_an_old_tail_cannot_be_rewound_exactly(make_job: Callable[..., _Job]) ->
 
 
 def test_the_replay_is_announced_and_reports_progress(make_job: Callable[..., _Job]) -> None:
-    """Crash tests and progress bars can watch it; the total is reached."""
+    """Crash tests and progress bars can follow the replay, which reaches its total."""
     here = make_job()
     marker = _marker(here.commit(None, whole={b"a": b"1"}))
     phases: list[tuple[Phase, str]] = []
@@ -424,7 +431,8 @@ def test_the_replay_is_announced_and_reports_progress(make_job: Callable[..., _J
 
 
 def test_compaction_changes_nothing_that_a_marker_restores(make_job: Callable[..., _Job]) -> None:
-    """Many commits over the same keys, deletes among them, until the cleaner has run: the state is the last one's."""
+    """After many commits over the same keys, with deletes, and a run of the cleaner, the last marker restores its exact
+    state."""
     here = make_job(topics=False)
     make_topic(here.config, here.topic, **EAGER)
     marker: Marker | None = None
@@ -445,7 +453,7 @@ def test_compaction_changes_nothing_that_a_marker_restores(make_job: Callable[..
         marker = here.commit(marker, *changes, whole=expected)
 
     def cleaned() -> bool:
-        time.sleep(0.6)  # the active segment is closed by a later record, once it is older than segment.ms
+        time.sleep(0.6)  # a later record closes the active segment once it is older than segment.ms
         commit(sent)
         return len(committed(here.config, here.topic)) < sent
 
@@ -460,7 +468,7 @@ def test_compaction_changes_nothing_that_a_marker_restores(make_job: Callable[..
 
 @pytest.mark.parametrize("kind", ["memory", "rocksdb"])
 def test_a_replay_continues_the_newest_local_directory(make_job: Callable[..., _Job], kind: str) -> None:
-    """Only what came after an older checkpoint that is here is read; overwrites and deletes are exact."""
+    """The replay reads only the records after an older local checkpoint, and overwrites and deletes are exact."""
     here = make_job(stores__totals__type=kind)
     first = here.commit(None, whole={b"k%d" % n: b"1" for n in range(100)})
     second = here.commit(first, (b"k1", None), (b"k2", b"2"))
@@ -482,7 +490,7 @@ def test_a_replay_continues_the_newest_local_directory(make_job: Callable[..., _
 
 
 def test_what_a_replay_continues_stays_as_it_was(make_job: Callable[..., _Job]) -> None:
-    """The older directory is copied by hard links, and still has its own state afterwards."""
+    """A replay that continues an older directory leaves that directory's own state as it was."""
     here = make_job(stores__totals__type="rocksdb")
     first = here.commit(None, whole={b"a": b"1", b"b": b"1"})
     older = here.keep(first)
@@ -496,7 +504,7 @@ def _size(local: _Local) -> int:
 
 
 def test_a_delete_that_was_compacted_away_is_not_brought_back(make_job: Callable[..., _Job]) -> None:
-    """A directory older than the topic keeps deletes: continuing it would resurrect what was deleted since."""
+    """A directory older than the topic keeps deletes is not continued, since that would bring back deleted keys."""
     here = make_job(topics=False)
     make_topic(here.config, here.topic, **EAGER)
     base = here.commit(None, whole={b"a": b"1", b"b": b"1"})
@@ -505,7 +513,7 @@ def test_a_delete_that_was_compacted_away_is_not_brought_back(make_job: Callable
 
     def gone() -> bool:
         nonlocal marker
-        time.sleep(0.6)  # the active segment is closed by a later record, once it is older than segment.ms
+        time.sleep(0.6)  # a later record closes the active segment once it is older than segment.ms
         marker = here.commit(marker, (b"b", b"2"))
         return b"a" not in dict(committed(here.config, here.topic))
 
@@ -517,8 +525,8 @@ def test_a_delete_that_was_compacted_away_is_not_brought_back(make_job: Callable
 
 @pytest.mark.parametrize("monotonic", [True, False])
 def test_a_replay_that_takes_too_long_starts_anew(make_job: Callable[..., _Job], monotonic: bool) -> None:
-    """The horizon counts at the end of the replay: the cleaner works meanwhile. A wall clock that was set meanwhile
-    contradicts the monotonic one, and is no reason to take the shortcut either (FAULT 54)."""
+    """The horizon is checked at the end of the replay, because the cleaner works meanwhile. A wall clock that was set
+    meanwhile contradicts the monotonic one, and also rules out the shortcut (FAULT 54)."""
     here = make_job()
     base = here.commit(None, whole={b"a": b"1", b"b": b"1"})
     older = here.keep(base)
@@ -530,7 +538,7 @@ def test_a_replay_that_takes_too_long_starts_anew(make_job: Callable[..., _Job],
 
 @pytest.mark.parametrize("spoil", ["CURRENT", "all"])
 def test_a_local_directory_that_is_damaged_is_replayed_over(make_job: Callable[..., _Job], spoil: str) -> None:
-    """What cannot be continued costs the shortcut, not the restore."""
+    """If a directory cannot be continued, the restore replays everything instead and succeeds."""
     here = make_job(stores__totals__type="rocksdb")
     base = here.commit(None, whole={b"a": b"1", b"b": b"1"})
     marker = here.commit(base, (b"a", None))

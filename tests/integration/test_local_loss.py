@@ -22,24 +22,24 @@ from tests.jobs import ALL, job_mapping
 from tests.servers import KafkaServer
 
 LONG = pytest.mark.long
-#: One kind of backup for `make test`; the long tests take all of them.
+#: One kind of backup for `make test`; the long tests take all kinds.
 ONE = [pytest.param(*of, marks=() if of == ALL[2] else LONG) for of in ALL]
 MODEL = {b"%04d" % n: random.Random(n).randbytes(500) for n in range(1000)}
 
 
 def job(kafka: KafkaServer, directory: Path, *factories: str, **more: object) -> JobConfig:
-    """A job of one task whose tables are large enough not to be hashed whenever they are found."""
+    """A job of one task; with ``MODEL``, its tables are too large to be hashed each time they are found."""
     return JobConfig.from_mapping(job_mapping(kafka, directory, backup=factories, **more))  # type: ignore[arg-type]
 
 
 def tables(config: JobConfig) -> list[Path]:
-    """The table files of the local copies, the largest last."""
+    """The table files of the local copies, sorted by size with the largest last."""
     root = config.state_dir / config.job_name / config.job_id / "Partition_0" / "totals" / "committed"
     return sorted(root.rglob("*.sst"), key=lambda path: path.stat().st_size)
 
 
 def flip(path: Path, at: int | None = None, *, touched: bool = False) -> None:
-    """Flip one bit; size stays, and the time too unless it is touched. All hard links have it."""
+    """Flip one bit in a file and all its hard links. The size stays, and so does the time unless ``touched``."""
     before = path.stat()
     with path.open("r+b") as file:
         file.seek(before.st_size // 2 if at is None else before.st_size + at)
@@ -51,18 +51,18 @@ def flip(path: Path, at: int | None = None, *, touched: bool = False) -> None:
 
 
 def read_each(task: Task) -> None:
-    """Every key by itself."""
+    """Read every key on its own."""
     for key in MODEL:
         task.store("totals").get(key)
 
 
 def read_many(task: Task) -> None:
-    """All keys at once."""
+    """Read all keys at once."""
     task.store("totals").get_many(list(MODEL))
 
 
 def scan(task: Task) -> None:
-    """All items in order."""
+    """Read all items in order."""
     for _ in task.store("totals").range():
         pass
 
@@ -78,8 +78,8 @@ def scan(task: Task) -> None:
 def test_a_rotten_file_is_found_at_a_read_and_restored(
     kafka: KafkaServer, tmp_path: Path, use: Callable[[Task], None], factory: str, kind: str
 ) -> None:
-    """FAULT 44: a bit of a table flips, its size and time stay. The read fails with an error that says to open the task
-    again, no commit of this task succeeds, and the next opening restores from the backend; the one after it is local
+    """FAULT 44: a bit of a table flips while its size and time stay. The read fails and says to open the task again,
+    and no commit of this task succeeds. The next opening restores from the backend, and the one after it is local
     again."""
     config = job(kafka, tmp_path, factory, kind=kind)
     commit(config, dict(MODEL), 1)
@@ -111,8 +111,8 @@ def test_a_rotten_file_is_found_at_a_read_and_restored(
 def test_a_file_that_is_no_table_any_more_is_restored_at_once(
     kafka: KafkaServer, tmp_path: Path, factory: str, kind: str
 ) -> None:
-    """FAULT 44: where the opening itself meets the flipped bit, the same opening restores, with an older directory on
-    the machine that shares the file."""
+    """FAULT 44: if the opening itself meets the flipped bit, the same opening restores from the backend, although an
+    older directory on the machine shares the file."""
     config = job(kafka, tmp_path, factory, kind=kind, task__checkpoint__retained=3)
     commit(config, dict(MODEL), 1)
     commit(config, {b"more": bytes(100_000)}, 2)
@@ -128,8 +128,8 @@ def test_a_file_that_is_no_table_any_more_is_restored_at_once(
 def test_a_rotten_file_is_never_uploaded_as_a_new_one(
     kafka: KafkaServer, tmp_path: Path, factory: str, kind: str, touched: bool
 ) -> None:
-    """FAULT 44: a commit that makes a snapshot knows a table that it shares with the last one by what it was, and
-    refuses one that has another content now."""
+    """FAULT 44: a commit that makes a snapshot refuses a shared table that was visibly altered, and otherwise refers to
+    the stored table, so that the backend's state stays exact."""
     config = job(kafka, tmp_path, factory, kind=kind)
     commit(config, dict(MODEL), 1)
     with StateManager(config) as manager:
@@ -156,8 +156,8 @@ def test_a_rotten_file_is_never_uploaded_as_a_new_one(
 def test_a_rotten_file_that_is_found_during_a_commit_is_not_trusted_by_its_local_copy(
     kafka: KafkaServer, tmp_path: Path, factory: str, kind: str
 ) -> None:
-    """FAULT 44: a read finds the damage while a commit uploads a snapshot that shares the file. The commit fails, and
-    the next opening looks at every file."""
+    """FAULT 44: if a read finds the damage while a commit uploads a snapshot that shares the file, the commit fails and
+    the next opening restores the last committed state."""
     config = job(kafka, tmp_path, factory, kind=kind)
     commit(config, dict(MODEL), 1)
     flip(tables(config)[-1])
@@ -185,8 +185,8 @@ def test_a_rotten_file_that_is_found_during_a_commit_is_not_trusted_by_its_local
 
 @pytest.mark.parametrize(("factory", "kind"), ONE)
 def test_state_dir_deleted_under_an_open_task(kafka: KafkaServer, tmp_path: Path, factory: str, kind: str) -> None:
-    """FAULT 47: commits after that succeed, or end in an error that says to open the task again; then nothing that was
-    committed is lost, in the same process."""
+    """FAULT 47: later commits succeed, or end in an error that says to open the task again. No committed change is
+    lost, even in the same process."""
     config = job(kafka, tmp_path, factory, kind=kind)
     with StateManager(config) as manager:
         task = manager.open_task(TASK)
@@ -218,8 +218,8 @@ def test_state_dir_deleted_under_an_open_task(kafka: KafkaServer, tmp_path: Path
 def test_state_dir_deleted_between_the_attempts_of_a_worker(
     kafka: KafkaServer, tmp_path: Path, factory: str, kind: str, what: str
 ) -> None:
-    """FAULT 47: a worker lives for many attempts, and what it keeps in memory of its directories is no state: the next
-    attempt restores, as does the one that follows an attempt under which everything vanished."""
+    """FAULT 47: a worker lives for many attempts and remembers its directories. If they vanish, the next attempt
+    restores, even if they vanished during an attempt."""
     config = job(kafka, tmp_path / "driver", factory, kind=kind)
     worker = JobConfig.from_mapping({**config.to_mapping(), "state.dir": str(tmp_path / "worker")})
     host = attempt_host(worker)
@@ -246,7 +246,8 @@ def test_state_dir_deleted_between_the_attempts_of_a_worker(
 
 
 def test_a_rotten_file_under_an_attempt_is_for_the_next_one_to_restore(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 44: an engine runs an attempt again after a retryable error, and the second one has the backend's state."""
+    """FAULT 44: an engine repeats an attempt after a retryable error, and the second attempt has the backend's
+    state."""
     config = job(kafka, tmp_path, "blob-store")
     with StateManager(config) as manager:
         epoch = manager.acquire()

@@ -1,4 +1,4 @@
-"""The consumer loop that the manager owns, and the README's example, on a real broker."""
+"""The manager's own consumer loop and the README's example, on a real broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Seeing:
-    """A process function that counts, and keeps the values of the messages that it was given."""
+    """A process function that counts messages and keeps their values."""
 
     def __init__(self) -> None:
         self.seen: set[object] = set()
@@ -35,16 +35,16 @@ class Seeing:
 
 
 def committed_messages(config: JobConfig) -> int:
-    """Messages that the job has committed, read without disturbing it."""
+    """The number of messages that the job has committed, read without disturbing it."""
     try:
         with JobReader(config) as reader:
             return sum(sum(record.current.input_offsets.values()) for record in reader.records().values())
-    except MissingState:  # it has not made its topics yet
+    except MissingState:  # the job has not made its topics yet
         return 0
 
 
 def counted(config: JobConfig, partitions: int) -> int:
-    """Messages counted in the published state of all tasks."""
+    """The number of messages counted in the published state of all tasks."""
     total = 0
     with StateManager(config) as manager:
         for partition in range(partitions):
@@ -54,7 +54,7 @@ def counted(config: JobConfig, partitions: int) -> int:
 
 
 def test_tasks_move_between_members_without_losing_or_doubling(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A second member joins and leaves while messages arrive: every message is counted exactly once."""
+    """A second member joins and the first one leaves while messages arrive; every message is counted exactly once."""
     topic, group, partitions = kafka.fresh_name("in"), kafka.fresh_name("group"), 4
     make_topic(kafka, topic, partitions)
     config = JobConfig.from_mapping(
@@ -83,7 +83,8 @@ def test_tasks_move_between_members_without_losing_or_doubling(kafka: KafkaServe
 
 
 def test_input_that_is_gone_stops_the_loop(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A checkpoint before the first or after the last offset of its input: never a silent jump to either end."""
+    """If a checkpoint is before the first or after the last offset of its input, the loop stops and never jumps to
+    either end."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     produce(kafka, topic, 1, range(10))
@@ -103,7 +104,7 @@ def test_input_that_is_gone_stops_the_loop(kafka: KafkaServer, tmp_path: Path) -
 
 
 def test_an_input_topic_that_does_not_exist_is_named(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Not as a wrong number of partitions: the hint is to create it."""
+    """The error names the topic, and the hint is to create it."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=2))
     stop, errors = member(config, kafka.fresh_name("group"), "nobody-made-it")
     wait_until(lambda: bool(errors))
@@ -114,8 +115,8 @@ def test_an_input_topic_that_does_not_exist_is_named(kafka: KafkaServer, tmp_pat
 
 
 def test_the_example_of_the_readme_runs(kafka: KafkaServer, tmp_path: Path) -> None:
-    """The README's ten lines and its job.toml, typed as they stand: messages counted, clean stop on SIGTERM. Then its
-    lines for a loop of one's own."""
+    """The README's ten lines and its job.toml count all messages and stop cleanly on SIGTERM. Its lines for a user's
+    own loop also work."""
     program, own_loop = blocks("README.md", "## Ten lines")
     (toml,) = blocks("README.md", "## Ten lines", "toml")
     name, topic = kafka.fresh_name("orders"), kafka.fresh_name("orders-in")

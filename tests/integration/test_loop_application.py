@@ -26,7 +26,7 @@ Start = Callable[..., tuple[Callable[[], None], list[Exception]]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts members, and stops those that a failed test leaves."""
+    """Starts members, and stops the members that a failed test leaves running."""
     stops: list[Callable[[], None]] = []
 
     def begin(*arguments: Any, **options: Any) -> tuple[Callable[[], None], list[Exception]]:
@@ -40,7 +40,8 @@ def start() -> Iterator[Start]:
 
 
 class Batches:
-    """Counts, and checks each batch: at most ``most`` messages of one task, in the order of each partition."""
+    """Counts messages, and checks that each batch has at most ``most`` messages of one task, in the order of each
+    partition."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -62,20 +63,21 @@ class Batches:
 
 
 def published(config: JobConfig) -> dict[str, int]:
-    """Source partition → next offset, of all tasks."""
+    """Maps each source partition to its next offset, for all tasks."""
     with suppress(MissingState), JobReader(config) as reader:
         return {source: at for found in reader.records().values() for source, at in found.current.input_offsets.items()}
     return {}  # the job has not made its topics yet
 
 
 def counted(config: JobConfig, tasks: int) -> int:
-    """Messages counted in the published state."""
+    """The number of messages counted in the published state."""
     states = [contents(config, f"Partition {task}")[0] for task in range(tasks)]
     return sum(int(value) for state in states for value in state["totals"].values())
 
 
 def test_batches_of_two_topics_move_between_members(kafka: KafkaServer, tmp_path: Path, start: Start) -> None:
-    """A second member joins and leaves while batches arrive: bounded, of one task, in order, and counted once."""
+    """A second member joins and the first one leaves while batches arrive. Each batch is bounded, of one task and in
+    order, and each message counts once."""
     topics, group, partitions = [kafka.fresh_name("in"), kafka.fresh_name("in")], kafka.fresh_name("group"), 2
     for topic in topics:
         make_topic(kafka, topic, partitions)
@@ -107,7 +109,7 @@ def test_batches_of_two_topics_move_between_members(kafka: KafkaServer, tmp_path
 
 
 def test_a_stop_waits_for_one_batch(kafka: KafkaServer, tmp_path: Path) -> None:
-    """SIGTERM in the middle of a batch: it is finished and committed, and no other is begun."""
+    """After a SIGTERM in the middle of a batch, the batch is finished and committed, and no other one starts."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     produce(kafka, topic, 1, range(60))
@@ -130,7 +132,7 @@ def test_a_stop_waits_for_one_batch(kafka: KafkaServer, tmp_path: Path) -> None:
 
 
 def test_a_batch_that_fails_is_not_committed(kafka: KafkaServer, tmp_path: Path, start: Start) -> None:
-    """The error has the place of the batch; the next start counts each message once."""
+    """The error has the place of the batch, and the next start counts each message once."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     produce(kafka, topic, 1, range(10))
@@ -159,7 +161,8 @@ def test_a_batch_that_fails_is_not_committed(kafka: KafkaServer, tmp_path: Path,
 
 
 def test_a_poison_message_stops_the_loop_until_it_is_handled(kafka: KafkaServer, tmp_path: Path, start: Start) -> None:
-    """FAULT 22: an error with its place; then the documented way: it goes to a topic of its own, in the transaction."""
+    """FAULT 22: the error has the message's place. With the documented solution, the message is written to a topic of
+    its own in the transaction."""
     topic, dead, group = kafka.fresh_name("in"), kafka.fresh_name("dead"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     make_topic(kafka, dead, 1)
@@ -211,7 +214,7 @@ def test_a_poison_message_stops_the_loop_until_it_is_handled(kafka: KafkaServer,
 
 
 def read(kafka: KafkaServer, topic: str, number: int) -> list[Message]:
-    """The first messages of a topic that were committed."""
+    """The first committed messages of a topic."""
     consumer = Consumer(
         {
             "bootstrap.servers": kafka.bootstrap_servers,
@@ -235,7 +238,7 @@ def read(kafka: KafkaServer, topic: str, number: int) -> list[Message]:
 
 
 class Flushing:
-    """Sums messages in memory; a timer writes the sums to the store, and another counts its own calls there."""
+    """Sums messages in memory; a timer writes the sum to the store if it has changed."""
 
     def __init__(self) -> None:
         self.sums: dict[str, int] = {}
@@ -267,7 +270,8 @@ class Flushing:
 
 
 def test_timers_write_to_stores_and_commits_follow(kafka: KafkaServer, tmp_path: Path, start: Start) -> None:
-    """On the loop's thread, never in parallel with messages; also when no message follows; again after a restart."""
+    """Timers run on the messages' thread, never in parallel with messages. They also run if no message follows, and
+    again after a restart."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     produce(kafka, topic, 1, range(500))
@@ -291,7 +295,7 @@ def test_timers_write_to_stores_and_commits_follow(kafka: KafkaServer, tmp_path:
 
 
 def test_a_failing_timer_ends_the_loop(kafka: KafkaServer, tmp_path: Path, start: Start) -> None:
-    """Its error is the loop's, with the task; what it wrote is not committed."""
+    """The loop raises the timer's error with the task, and the timer's changes are not committed."""
     topic = kafka.fresh_name("in")
     make_topic(kafka, topic, 1)
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
@@ -313,8 +317,8 @@ def test_a_failing_timer_ends_the_loop(kafka: KafkaServer, tmp_path: Path, start
 
 @pytest.mark.parametrize("loser", ["timer", "batch"])
 def test_a_restored_task_is_announced_again(kafka: KafkaServer, tmp_path: Path, start: Start, loser: str) -> None:
-    """A timer or a batch finds the local state lost: the task comes back with a timer of its own, and every message is
-    counted once."""
+    """If a timer or a batch finds the local state lost, the task is opened again with its own timer, and every message
+    counts once."""
     topic = kafka.fresh_name("in")
     make_topic(kafka, topic, 1)
     produce(kafka, topic, 1, range(10))

@@ -23,7 +23,8 @@ def never(task: Task, message: Message) -> None:
 def test_a_wrong_password_of_the_input_consumer_is_access_denied(
     secured_kafka: SecuredKafka, tmp_path: Path, by_hand: bool
 ) -> None:
-    """Said as what it is, with config.consumer and with a consumer made by hand, and not as brokers that are away."""
+    """A wrong password raises AccessDenied without showing the password, with config.consumer and with a consumer made
+    by hand."""
     config = JobConfig.from_mapping(
         {
             "job.name": "denied",
