@@ -1,4 +1,4 @@
-"""The consumer loop when local files rot or vanish under it: it restores the task in place, and counts exactly."""
+"""A consumer loop whose local files are damaged or deleted restores the task in place and counts exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEYS = 400
 
 
 def count(task: Task, message: Message) -> None:
-    """Count messages by key, in values that fill more than a block."""
+    """Count messages by key, with values that fill more than one block."""
     key = message.key()
     assert isinstance(key, bytes)
     before = task.store("totals").get(key)
@@ -31,7 +31,7 @@ def count(task: Task, message: Message) -> None:
 
 
 def produce(config: JobConfig, topic: str, rounds: int = 1) -> None:
-    """One message per key and round."""
+    """Produce one message per key and round."""
     producer = Producer({"bootstrap.servers": config.get("kafka.bootstrap.servers")})
     for _ in range(rounds):
         for number in range(KEYS):
@@ -41,7 +41,7 @@ def produce(config: JobConfig, topic: str, rounds: int = 1) -> None:
 
 @contextmanager
 def running(config: JobConfig, topic: str, errors: list[BaseException]) -> Iterator[None]:
-    """A member of the job's group for as long as the block lasts."""
+    """Run a member of the job's group while the block runs."""
     consumer = config.consumer("group-" + config.job_name)
     with StateManager(config) as manager:
         loop = manager.loop(consumer, count, topics=[topic])
@@ -63,14 +63,14 @@ def running(config: JobConfig, topic: str, errors: list[BaseException]) -> Itera
 
 
 def published(config: JobConfig) -> int:
-    """The published input offset."""
+    """Return the published input offset."""
     with JobReader(config) as reader:
         record = reader.records().get("Partition 0")
         return next(iter(record.current.input_offsets.values()), 0) if record else 0
 
 
 def counts(config: JobConfig) -> set[int]:
-    """The different counts in the published state."""
+    """Return the distinct counts in the published state."""
     with JobReader(config) as reader, reader.open_store("Partition 0", "totals") as store:
         found = dict(store.scan(None, None))
     assert len(found) == KEYS
@@ -79,7 +79,7 @@ def counts(config: JobConfig) -> set[int]:
 
 @pytest.fixture
 def job(kafka: KafkaServer, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[JobConfig, str]:
-    """A job of the backend that the test asks for, and its input topic."""
+    """Create a job with the backend that the test asks for, and its input topic."""
     factory, kind = request.param
     mapping = job_mapping(
         kafka, tmp_path, backup=(factory,), kind=kind, task__commit__ms=200, stores__totals__write__batch__size=1
@@ -94,8 +94,8 @@ def job(kafka: KafkaServer, tmp_path: Path, request: pytest.FixtureRequest) -> t
     "job", [pytest.param(of, marks=() if of == ALL[2] else pytest.mark.long) for of in ALL], indirect=True
 )
 def test_state_dir_deleted_under_a_loop(job: tuple[JobConfig, str]) -> None:
-    """FAULT 47: everything local is deleted again and again while messages arrive; the loop goes on, and every message
-    is counted exactly once."""
+    """FAULT 47: all local files are deleted again and again while messages arrive. The loop continues and counts every
+    message exactly once."""
     config, topic = job
     errors: list[BaseException] = []
     with running(config, topic, errors):
@@ -111,7 +111,8 @@ def test_state_dir_deleted_under_a_loop(job: tuple[JobConfig, str]) -> None:
     "job", [pytest.param(of, marks=() if of == ALL[1] else pytest.mark.long) for of in ALL], indirect=True
 )
 def test_a_rotten_file_under_a_loop(job: tuple[JobConfig, str]) -> None:
-    """FAULT 44: a flipped bit of a table, size and time as they were: the loop restores the task and goes on."""
+    """FAULT 44: one bit of a table file flips, but its size and time stay the same. The loop restores the task and
+    continues."""
     config, topic = job
     errors: list[BaseException] = []
     produce(config, topic)

@@ -1,4 +1,4 @@
-"""Rebalances while tasks are restored, between members in processes of their own."""
+"""Rebalances during restores, between members that run in separate processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTITIONS = 4
 
 @pytest.fixture
 def processes() -> Iterator[list[Process]]:
-    """Members that a failed test leaves are killed."""
+    """Kill the members that a failed test leaves behind."""
     started: list[Process] = []
     yield started
     for process in started:
@@ -31,8 +31,8 @@ def processes() -> Iterator[list[Process]]:
 def test_partitions_that_come_and_go_during_their_restore(
     kafka: KafkaServer, s3: S3Server, tmp_path: Path, processes: list[Process], strategy: str
 ) -> None:
-    """FAULT 40: members join and leave while restores run: none ends, every row is counted once. Also with a strategy
-    that takes partitions away one by one."""
+    """FAULT 40: members join and leave while restores run. No member ends by itself, and every row is counted once. The
+    same holds for a strategy that takes partitions away one by one."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, PARTITIONS)
     config = JobConfig.from_mapping(
@@ -68,7 +68,7 @@ def test_partitions_that_come_and_go_during_their_restore(
         seconds, error = second.terminate()
         assert error is None
         assert seconds < 8
-        # the partitions come back to the first one while it may still be restoring them, and go again
+        # the partitions return to the first member while it may still be restoring them, and then leave it again
         third = start(2)
         third.wait_for(_is_restoring)
         proxy.faults[0].times = 0

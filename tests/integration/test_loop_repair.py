@@ -1,4 +1,4 @@
-"""Damaged backups under a consumer loop: the repair is a commit of its own, beside those of the loop."""
+"""A consumer loop repairs damaged backups in separate commits, next to its regular ones."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MESSAGES = 400
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loop_repairs_what_its_opening_finds(kafka: KafkaServer, tmp_path: Path, kind: str, busy: bool) -> None:
-    """FAULT 45: the snapshot's index is gone and nobody reads it: it is made again while input arrives and while none
-    does; every message is counted once."""
+    """FAULT 45: the index of the snapshot is gone, and nothing reads it. The loop creates it again, whether or not
+    input arrives, and counts every message once."""
     topic = kafka.fresh_name("in")
     make_topic(kafka, topic, 1)
     config = dual(kafka, tmp_path, kind, task__commit__ms=100)

@@ -1,4 +1,4 @@
-"""A consumer loop that is asked to stop: out within five seconds and one message. Real processes, real SIGTERM."""
+"""A consumer loop that must stop ends within five seconds and one message. The tests use real processes and SIGTERM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.jobs import contents, elsewhere, job_mapping, with_changes
 from tests.loop_members import Process, count, make_topic, produce
 from tests.servers import KafkaServer, S3Server
 
-#: Seconds that a stop may take, and those that a busy machine adds: a process starts and ends more slowly there.
+#: Seconds that a stop may take, and extra seconds for a busy machine, where a process starts and ends more slowly.
 STOP_S = 5.0
 BUSY_S = 2.0
 TASK = "Partition 0"
@@ -27,7 +27,7 @@ Start = Callable[..., Process]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts members in processes of their own, and kills what a failed test leaves."""
+    """Start members in separate processes, and kill those that a failed test leaves behind."""
     started: list[Process] = []
 
     def begin(config: JobConfig, group: str, topic: str, **order: object) -> Process:
@@ -41,7 +41,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def test_a_stop_and_a_commit_wait_for_one_message(kafka: KafkaServer, tmp_path: Path, start: Start) -> None:
-    """FAULT 56: with 40 messages at hand that take half a second each, commits come in time and a stop is quick."""
+    """FAULT 56: with 40 messages at hand that take half a second each, commits happen on time and a stop is quick."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     produce(kafka, topic, 1, range(40))
@@ -61,7 +61,8 @@ def test_a_stop_and_a_commit_wait_for_one_message(kafka: KafkaServer, tmp_path: 
 
 @pytest.mark.long
 def test_a_slow_member_stays_in_its_group(kafka: KafkaServer, tmp_path: Path, start: Start) -> None:
-    """FAULT 56: messages that together take twice max.poll.interval.ms: nothing is taken away or read again."""
+    """FAULT 56: all messages together take twice max.poll.interval.ms. The member keeps its partition and reads no
+    message twice."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     produce(kafka, topic, 1, range(30))
@@ -85,7 +86,7 @@ def test_a_slow_member_stays_in_its_group(kafka: KafkaServer, tmp_path: Path, st
 
 @pytest.mark.parametrize("held", ["/index", ".sst"])
 def test_a_stop_ends_a_restore(kafka: KafkaServer, s3: S3Server, tmp_path: Path, start: Start, held: str) -> None:
-    """FAULT 56: SIGTERM while the blob store keeps a restore waiting."""
+    """FAULT 56: SIGTERM ends a restore that waits for the blob store."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), s3=s3))
@@ -104,7 +105,7 @@ def test_a_stop_ends_a_restore(kafka: KafkaServer, s3: S3Server, tmp_path: Path,
 
 
 def test_a_stop_ends_a_replay(kafka: KafkaServer, tmp_path: Path, start: Start) -> None:
-    """FAULT 56: SIGTERM while a changelog that takes half a minute is replayed; the next opening is whole."""
+    """FAULT 56: SIGTERM ends a slow replay of a changelog; the next opening restores the complete state."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("kafka-changelog",)))
@@ -120,7 +121,8 @@ def test_a_stop_ends_a_replay(kafka: KafkaServer, tmp_path: Path, start: Start) 
 
 
 def test_a_stop_ends_a_commit(kafka: KafkaServer, s3: S3Server, tmp_path: Path, start: Start) -> None:
-    """FAULT 56: SIGTERM while the blob store keeps a commit waiting: said as an error, and the checkpoint stands."""
+    """FAULT 56: SIGTERM ends a commit that waits for the blob store. The loop raises an error, and the last checkpoint
+    stays valid."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), s3=s3, task__commit__ms=200))
@@ -140,7 +142,7 @@ def test_a_stop_ends_a_commit(kafka: KafkaServer, s3: S3Server, tmp_path: Path, 
 
 
 def test_an_assignment_that_arrives_after_the_end_opens_nothing(kafka: KafkaServer, tmp_path: Path) -> None:
-    """The close of a consumer delivers a rebalance that was waiting; the loop has ended and takes no task."""
+    """Closing a consumer delivers a pending rebalance. The loop has already ended and takes no task."""
     topic = kafka.fresh_name("in")
     make_topic(kafka, topic, 1)
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))

@@ -1,4 +1,4 @@
-"""`statemgr materialize`: first snapshots that are built next to a running job, and how its owner adopts them."""
+"""`statemgr materialize` builds first snapshots next to a running job, and the job's owner adopts them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SOME = dict(list(ROWS.items())[:100])
 
 @pytest.fixture
 def config(kafka: KafkaServer, tmp_path: Path) -> JobConfig:
-    """A job with changelogs alone: 500 rows, of which 100 were deleted."""
+    """Create a job with changelogs only: 500 rows, of which 100 were deleted."""
     found = stage_one(kafka, tmp_path)
     commit(found, ROWS, 500)
     commit(found, dict.fromkeys(SOME), 600)
@@ -48,7 +48,7 @@ def config(kafka: KafkaServer, tmp_path: Path) -> JobConfig:
 
 
 def adopted(config: JobConfig) -> BlobMarker:
-    """Open the job in stage 2 and close it again, without a commit: the marker of the adopted offer."""
+    """Open the job in stage 2 and close it again without a commit. Returns: the marker of the adopted offer."""
     dual = stage_two(config)
     with StateManager(dual) as manager, manager.open_task(TASK):
         pass
@@ -60,7 +60,7 @@ def adopted(config: JobConfig) -> BlobMarker:
 
 
 def chain_of(config: JobConfig) -> tuple[str, int]:
-    """The index blob of the published snapshot, and the number of segments after it."""
+    """Return the index blob of the published snapshot, and the number of segments after it."""
     record = current(config)
     assert record is not None
     marker = record.current.marker(BLOBS, "totals")
@@ -71,7 +71,7 @@ def chain_of(config: JobConfig) -> tuple[str, int]:
 
 
 def collect(config: JobConfig, directory: Path, *arguments: str) -> dict[str, Any]:
-    """What `statemgr gc` reports."""
+    """Run `statemgr gc` and return its report."""
     path = str(write_file(config, directory))
     result = CliRunner().invoke(cli, ["gc", "--config", path, "--json", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -80,7 +80,8 @@ def collect(config: JobConfig, directory: Path, *arguments: str) -> dict[str, An
 
 
 def test_the_owner_begins_with_the_offer(config: JobConfig, tmp_path: Path) -> None:
-    """The chain is the offered snapshot and what the changelog has had since, deletes included: no upload of it all."""
+    """The owner's chain is the offered snapshot plus the later changes of the changelog, deletes included. The owner
+    does not upload the complete state."""
     (report,) = materialize(config, tmp_path)
     assert (report["result"], report["records"]) == ("offered", 600)
     ((key, offer),) = offers(config).items()
@@ -88,7 +89,7 @@ def test_the_owner_begins_with_the_offer(config: JobConfig, tmp_path: Path) -> N
     commit(config, later, 700)
     commit(config, {b"key-0000": None}, 701)
     offered = blob_files(tmp_path)
-    assert offered == blob_files(tmp_path, expiring=True)  # until the owner needs them
+    assert offered == blob_files(tmp_path, expiring=True)  # they keep their TTL until the owner adopts the offer
 
     adopted(config)
     expected = totals(config, CHANGELOG)
@@ -107,7 +108,7 @@ def test_the_owner_begins_with_the_offer(config: JobConfig, tmp_path: Path) -> N
     commit(dual, {b"more": b"1", b"key-0100": None}, 800)
     assert chain_of(config) == (offer.index.blob_id, 2)
     moved = elsewhere(dual, tmp_path / "other", [BLOBS])
-    commit(moved, {b"more": None}, 801)  # it continues from blobs alone
+    commit(moved, {b"more": None}, 801)  # it continues from the blobs alone
     assert totals(config, BLOBS) == totals(config, CHANGELOG)
     assert not blob_files(tmp_path, expiring=True)
 
@@ -138,7 +139,7 @@ def test_a_running_job_is_not_disturbed(config: JobConfig, tmp_path: Path) -> No
 
 
 def test_a_job_that_commits_all_the_time(config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay that takes long reads the newest checkpoint again and again, until it has caught up."""
+    """A slow replay keeps reading the newest checkpoint until it has caught up."""
     monkeypatch.setattr(build, "_NEW_S", 0.3)
     monkeypatch.setattr(build, "NOTE_S", 0.0)
     stop = threading.Event()
@@ -166,7 +167,8 @@ def test_a_job_that_commits_all_the_time(config: JobConfig, tmp_path: Path, monk
 
 
 def test_an_idle_job_has_time_to_adopt(config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint that was published long ago is the newest all the same: the offer's time begins with the look."""
+    """The newest checkpoint of an idle job may be old. The offer's time starts when the command reads that
+    checkpoint."""
     monkeypatch.setattr(build, "_RECENT_MS", -1)
     monkeypatch.setattr(build, "_TRANSACTION_MS", 0)
     monkeypatch.setattr(build, "MARGIN_MS", 0)
@@ -187,8 +189,8 @@ def test_an_idle_job_has_time_to_adopt(config: JobConfig, tmp_path: Path, monkey
 def test_tables_are_uploaded_during_the_replay(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compacted: bool
 ) -> None:
-    """Tables that stay are in the store before the replay ends, and are not uploaded again; if the build compacts its
-    tables at the end, nothing is uploaded early. The state is exact in both."""
+    """Tables that stay are uploaded before the replay ends, and the snapshot refers to them. If the build compacts its
+    tables at the end, it uploads nothing early. The state is exact in both cases."""
     config = stage_one(kafka, tmp_path)
     for number in range(4):
         commit(config, {b"%d-%04d" % (number, row): RANDOM.randbytes(3000) for row in range(2000)}, number + 1)
@@ -220,7 +222,7 @@ def test_tables_are_uploaded_during_the_replay(
 def test_a_replay_goes_on_while_nothing_can_be_uploaded(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cannot be uploaded during the replay is uploaded at its end."""
+    """Files that cannot be uploaded during the replay are uploaded at its end."""
     config = stage_one(kafka, tmp_path)
     commit(config, {b"%04d" % row: RANDOM.randbytes(3000) for row in range(4000)}, 1)
     monkeypatch.setattr(rocksdb_options, "_BULK_BUFFER", 3 * 1024 * 1024)
@@ -242,7 +244,7 @@ def test_a_replay_goes_on_while_nothing_can_be_uploaded(
 
 
 def test_an_expired_offer_is_ignored(config: JobConfig, tmp_path: Path) -> None:
-    """The next commit then uploads the state as ever."""
+    """The next commit uploads the state as usual."""
     materialize(config, tmp_path)
     ((key, offer),) = offers(config).items()
     write_offer(config, key, replace(offer, expires_ms=offer.as_of_ms))
@@ -252,7 +254,7 @@ def test_an_expired_offer_is_ignored(config: JobConfig, tmp_path: Path) -> None:
 
 
 def test_an_offer_of_another_layout_is_ignored(config: JobConfig, tmp_path: Path) -> None:
-    """Its tasks had other keys."""
+    """The tasks of another layout have other keys."""
     materialize(config, tmp_path)
     ((key, offer),) = offers(config).items()
     record = current(config)
@@ -264,7 +266,7 @@ def test_an_offer_of_another_layout_is_ignored(config: JobConfig, tmp_path: Path
 
 
 def test_an_offer_of_a_deleted_changelog_is_ignored(config: JobConfig, tmp_path: Path) -> None:
-    """The topic has the same name and offsets again, and other records."""
+    """The new topic has the same name and offsets, but other records."""
     materialize(config, tmp_path)
     ((_, offer),) = offers(config).items()
     recreate(config, offer.changelog.topic)
@@ -275,7 +277,7 @@ def test_an_offer_of_a_deleted_changelog_is_ignored(config: JobConfig, tmp_path:
 
 
 def test_an_offer_beyond_the_checkpoint_is_ignored(config: JobConfig, tmp_path: Path) -> None:
-    """After a rollback of the changelog to an older state, say."""
+    """This can happen after a rollback of the changelog to an older state."""
     materialize(config, tmp_path)
     ((key, offer),) = offers(config).items()
     beyond = replace(offer.changelog, offset=offer.changelog.offset + 1000)
@@ -285,7 +287,7 @@ def test_an_offer_beyond_the_checkpoint_is_ignored(config: JobConfig, tmp_path: 
 
 
 def test_an_offer_that_has_lost_a_blob_is_not_adopted(config: JobConfig, tmp_path: Path) -> None:
-    """What a checkpoint refers to exists when it is published."""
+    """Every blob that a checkpoint refers to exists when the checkpoint is published."""
     materialize(config, tmp_path)
     ((_, offer),) = offers(config).items()
     lost = max(blob_files(tmp_path) - {offer.index.blob_id})
@@ -296,7 +298,7 @@ def test_an_offer_that_has_lost_a_blob_is_not_adopted(config: JobConfig, tmp_pat
 
 
 def test_the_newest_of_two_offers_is_adopted(config: JobConfig, tmp_path: Path) -> None:
-    """Both are deleted; garbage collection deletes the blobs of the other one."""
+    """The adoption deletes both offers, and removes the TTL only from the blobs of the newest one."""
     materialize(config, tmp_path)
     commit(config, {b"between": b"1"}, 601)
     (report,) = materialize(config, tmp_path)
@@ -312,7 +314,8 @@ def test_the_newest_of_two_offers_is_adopted(config: JobConfig, tmp_path: Path) 
 
 
 def test_an_older_offer_is_adopted_if_the_newest_is_damaged(config: JobConfig, tmp_path: Path) -> None:
-    """FAULT 13: the newest one has lost a blob that only it has. The changes since the older one are a segment."""
+    """FAULT 13: the newest offer has lost a blob that only it has. The owner adopts the older one, and the changes
+    since then become a segment."""
     materialize(config, tmp_path)
     ((_, older),) = offers(config).items()
     before = blob_files(tmp_path)
@@ -327,7 +330,7 @@ def test_an_older_offer_is_adopted_if_the_newest_is_damaged(config: JobConfig, t
 
 
 def test_an_owner_that_dies_before_the_ttl_is_removed(config: JobConfig, tmp_path: Path) -> None:
-    """The next opening removes the TTL of everything that the adoption refers to."""
+    """The next opening removes the TTL of every blob that the adopted checkpoint refers to."""
     materialize(config, tmp_path)
     commit(config, {b"x": b"1"}, 601)
 
@@ -344,7 +347,7 @@ def test_an_owner_that_dies_before_the_ttl_is_removed(config: JobConfig, tmp_pat
 
 
 def test_an_unanswered_adoption_is_settled(config: JobConfig, tmp_path: Path) -> None:
-    """A failure during the adoption never fails the opening; the next commit goes on from what the topic says."""
+    """A failed adoption does not make the opening fail; the next opening adopts the offer."""
     materialize(config, tmp_path)
     with failing(Phase.SEND_CHECKPOINT), StateManager(stage_two(config)) as manager, manager.open_task(TASK) as task:
         assert task.last_checkpoint is not None
@@ -357,7 +360,7 @@ def test_an_unanswered_adoption_is_settled(config: JobConfig, tmp_path: Path) ->
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["directory", "s3"])
 def test_an_engine_adopts_for_all_tasks_at_once(kafka: KafkaServer, s3: S3Server, tmp_path: Path, where: str) -> None:
-    """`acquire` publishes the adopted offers of all tasks in one transaction, before the first attempt."""
+    """`acquire` adopts the offers of all tasks before the first attempt."""
     more = {"blob__store__s3__path__style": True} if where == "s3" else {}
     config = stage_one(kafka, tmp_path, s3=s3 if where == "s3" else None, tasks=3, stores=("totals", "seen"), **more)
     tasks = ["Partition 0", "Partition 1", "Partition 2"]
@@ -385,7 +388,8 @@ def test_an_engine_adopts_for_all_tasks_at_once(kafka: KafkaServer, s3: S3Server
 def test_a_build_that_takes_too_long_is_refused(
     config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compaction may have removed deletes before the replay reached them; the next run begins from scratch."""
+    """Compaction may have removed deletes before the replay reached them. The build fails, and the next run starts from
+    scratch."""
     with monkeypatch.context() as patch:
         patch.setattr(build.ChangelogBuild, "_most_ms", lambda self, info: 0)
         with pytest.raises(MissingState, match="removed deletes"):
@@ -398,7 +402,8 @@ def test_a_build_that_takes_too_long_is_refused(
 def test_a_checkpoint_that_compaction_may_have_changed_is_refused(
     config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job published another one while the last part was read, and compaction leaves no record alone."""
+    """The job published a newer checkpoint while the build read the last part, and compaction may have removed records
+    of the older one."""
 
     def commit_too(phase: Phase, subject: str) -> None:
         if phase is Phase.REPLAY:
@@ -411,7 +416,8 @@ def test_a_checkpoint_that_compaction_may_have_changed_is_refused(
 
 
 def test_a_changelog_without_its_beginning_is_refused(config: JobConfig, tmp_path: Path) -> None:
-    """FAULT 21: records were deleted, and not by compaction; never a snapshot of a part of the state."""
+    """FAULT 21: records were deleted, but not by compaction. The command never offers a snapshot of part of the
+    state."""
     topic = config.stores["totals"].changelog_topic
     delete_records(config, topic, 100)
     result = run(config, tmp_path, "--parallel", "1")
@@ -421,7 +427,8 @@ def test_a_changelog_without_its_beginning_is_refused(config: JobConfig, tmp_pat
 
 
 def test_damaged_notes_begin_a_build_again(config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notes are a cache; a link in place of the directory is refused, and never followed (FAULT 49)."""
+    """Notes are a cache, so a build with damaged notes starts again. It refuses a link in place of the directory and
+    never follows it (FAULT 49)."""
     place = config.state_dir / config.job_name / config.job_id / "materialize" / "Partition_0" / "totals"
     monkeypatch.setattr(build, "NOTE_S", 0.0)
     with failing(Phase.UPLOAD), pytest.raises(UnavailableError):
@@ -439,7 +446,8 @@ def test_damaged_notes_begin_a_build_again(config: JobConfig, tmp_path: Path, mo
 
 
 def test_two_runs_at_once(config: JobConfig, tmp_path: Path) -> None:
-    """On one machine the second one is told so; on two machines there are two offers, of which one is adopted."""
+    """On one machine the second run fails with an error. On two machines both runs make an offer, and the owner adopts
+    one."""
     refused: list[UnavailableError] = []
 
     def again(phase: Phase, subject: str) -> None:
@@ -463,7 +471,8 @@ def test_two_runs_at_once(config: JobConfig, tmp_path: Path) -> None:
 def test_garbage_collection_keeps_live_offers(
     config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 38: the blobs of a live offer stay, however old; those of one that expired long ago are deleted with it."""
+    """FAULT 38: the blobs of a live offer stay, however old they are. Those of an offer that expired long ago are
+    deleted together with it."""
     materialize(config, tmp_path)
     offered = blob_files(tmp_path)
     ((key, offer),) = offers(config).items()
@@ -473,7 +482,7 @@ def test_garbage_collection_keeps_live_offers(
         assert collect(config, tmp_path)["kept"]["blobs"] == len(offered)
         write_offer(
             config, key, replace(offer, expires_ms=offer.as_of_ms - DAY_MS // 2)
-        )  # for less than a grace period
+        )  # expired for less than a grace period
         assert collect(config, tmp_path)["kept"]["blobs"] == len(offered)
         assert blob_files(tmp_path) == offered
         write_offer(config, key, replace(offer, expires_ms=offer.as_of_ms - 2 * DAY_MS))
@@ -486,7 +495,7 @@ def test_garbage_collection_keeps_live_offers(
 
 
 def test_a_collection_next_to_a_materialization_leaves_it_alone(config: JobConfig, tmp_path: Path) -> None:
-    """FAULT 38: what is uploaded and not offered yet is young."""
+    """FAULT 38: blobs that are uploaded but not offered yet are young, and garbage collection keeps them."""
     reports = []
 
     def collect_too(phase: Phase, subject: str) -> None:
@@ -505,7 +514,7 @@ def test_a_collection_next_to_a_materialization_leaves_it_alone(config: JobConfi
 def test_an_offer_that_the_brokers_cannot_date_is_kept(
     config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the brokers' time nobody knows whether an owner adopts it just now."""
+    """Without the brokers' time, garbage collection cannot tell whether an owner is about to adopt the offer."""
     materialize(config, tmp_path)
     ((key, offer),) = offers(config).items()
     write_offer(config, key, replace(offer, expires_ms=0))
@@ -517,12 +526,12 @@ def test_an_offer_that_the_brokers_cannot_date_is_kept(
     later = FileBlobStore.time_ms
     monkeypatch.setattr(FileBlobStore, "time_ms", lambda self: later(self) + 10 * DAY_MS)
     assert collect(config, tmp_path)["deleted"]["blobs"] == 0
-    commit(stage_two(config), {b"x": b"1"}, 601)  # and an owner uploads everything instead
+    commit(stage_two(config), {b"x": b"1"}, 601)  # and the owner uploads everything instead
     assert chain_of(config)[0] != offer.index.blob_id
 
 
 def test_a_store_in_memory(kafka: KafkaServer, tmp_path: Path) -> None:
-    """The type of the store makes no difference."""
+    """`materialize` also works for a store of type `memory`."""
     config = with_changes(stage_one(kafka, tmp_path), stores__totals__type="memory")
     commit(config, ROWS, 500)
     materialize(config, tmp_path)
@@ -532,7 +541,8 @@ def test_a_store_in_memory(kafka: KafkaServer, tmp_path: Path) -> None:
 
 
 def test_what_needs_no_offer(config: JobConfig, tmp_path: Path) -> None:
-    """A dry run builds nothing; a store with a snapshot needs no offer; with a snapshot in every commit none helps."""
+    """A dry run builds nothing, and a store with a snapshot needs no offer. A job with a snapshot in every commit
+    cannot use one."""
     (report,) = materialize(config, tmp_path, "--dry-run")
     assert (report["result"], offers(config)) == ("to do", {})
     assert not blob_files(tmp_path)
@@ -547,7 +557,8 @@ def test_what_needs_no_offer(config: JobConfig, tmp_path: Path) -> None:
 
 
 def test_a_waiting_offer_is_shown(config: JobConfig, tmp_path: Path) -> None:
-    """`migrate status` and `migrate plan` show an offer until it is adopted, and count no upload for its store."""
+    """`migrate status` and `migrate plan` show an offer until it is adopted, and the plan counts no upload for its
+    store."""
 
     def migrate(command: str, *more: str) -> Result:
         path = str(write_file(config, tmp_path))
@@ -579,8 +590,8 @@ def test_a_waiting_offer_is_shown(config: JobConfig, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["another store", "deleted"])
 def test_files_that_the_store_lacks_are_uploaded_again(config: JobConfig, tmp_path: Path, what: str) -> None:
-    """FAULT 13: the notes of a killed run name blobs that are in another store, or were deleted since. The offer that
-    the next run makes is whole, and the owner adopts it."""
+    """FAULT 13: the notes of a killed run name blobs that are in another store, or have been deleted since. The next
+    run makes a complete offer, and the owner adopts it."""
 
     def die(phase: Phase, subject: str) -> None:
         if phase is Phase.PUT_INDEX:
@@ -603,7 +614,7 @@ def test_files_that_the_store_lacks_are_uploaded_again(config: JobConfig, tmp_pa
 
 
 def test_an_offer_that_nobody_can_adopt_does_not_stand_in_the_way(config: JobConfig, tmp_path: Path) -> None:
-    """FAULT 13: the offer has lost a blob. `migrate status` does not count on it, and another run makes a new one."""
+    """FAULT 13: the offer has lost a blob. `migrate status` ignores it, and another run makes a new one."""
     materialize(config, tmp_path)
     ((_, offer),) = offers(config).items()
     lost = max(blob_files(tmp_path) - {offer.index.blob_id})

@@ -1,4 +1,4 @@
-"""The metrics of jobs that share a process."""
+"""The metrics of jobs that share a process, and of an owner of all tasks of a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 
 def steps(manager: StateManager) -> dict[tuple[str, str], float]:
-    """Task and phase → how often the step was taken."""
+    """Return how often each step was taken, by task and phase."""
     return {
         (sample.labels["task"], sample.labels["phase"]): sample.value
         for metric in manager.metrics.registry.collect()
@@ -29,13 +29,13 @@ def steps(manager: StateManager) -> dict[tuple[str, str], float]:
 
 
 def commit_on(task: Task, offset: int) -> None:
-    """One change, committed."""
+    """Make one change and commit it."""
     write(task, {b"a": b"%d" % offset})
     task.commit({"orders-0": offset})
 
 
 def test_two_jobs_in_a_process_count_their_own_steps(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A job's metrics count its own steps by task, not those of another job or another ID of it, in one process."""
+    """Two IDs of a job run in one process, and the metrics of each count only its own steps, by task."""
     one = JobConfig.from_mapping(job_mapping(kafka, tmp_path / "one", tasks=2, metrics__port=0))
     named = {"name": one.job_name, "tasks": 2, "job__id": "2"}
     other = JobConfig.from_mapping(job_mapping(kafka, tmp_path / "other", **named))  # type: ignore[arg-type]
@@ -63,7 +63,8 @@ def test_two_jobs_in_a_process_count_their_own_steps(kafka: KafkaServer, tmp_pat
 
 
 def test_an_owner_of_the_whole_job_has_the_same_series(kafka: KafkaServer, tmp_path: Path) -> None:
-    """As on Spark: lag, age and tasks have the names that they have in a consumer loop; with the owner they go."""
+    """As on Spark: lag, age and tasks have the same names as in a consumer loop. Their series disappear with the
+    owner."""
     topic = kafka.fresh_name("input")
     make_topic(kafka, topic, 1)
     produce(kafka, topic, 1, range(5))

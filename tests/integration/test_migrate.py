@@ -1,4 +1,4 @@
-"""``statemgr migrate``: status, plan, advance and rollback of a real job, one stage after the other."""
+"""``statemgr migrate``: status, plan, advance and rollback of a real job, stage by stage."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ dir = "{state}"
 
 
 class Job:
-    """A job in a file that its commands change; commits read the file each time, as a restart does."""
+    """A job with a file that the commands change. Every commit reads the file, as a restart does."""
 
     def __init__(
         self, kafka: KafkaServer, directory: Path, stage: int, tasks: int = 1, s3: S3Server | None = None
@@ -110,7 +110,8 @@ class Job:
         return json.loads(self.run(*arguments, "--json").stdout)
 
     def unmet(self, *arguments: str) -> list[str]:
-        """The names of the preconditions that are not met; then nothing was written, and the exit status is 1."""
+        """Return the names of the unmet preconditions. If there are any, the file is unchanged and the exit status is
+        1."""
         before = self.file.read_text()
         result = self.run(*arguments, "--json")
         assert result.stdout, result.stderr
@@ -122,7 +123,8 @@ class Job:
 
 
 def test_a_job_moves_through_all_stages_and_back(kafka: KafkaServer, s3: S3Server, tmp_path: Path) -> None:
-    """A47, A48: 1 → 2 → 3 → 4 → 3 → 2 → 1 by the commands, a restart after each; nothing is lost on the way."""
+    """A47, A48: the commands move a job 1 → 2 → 3 → 4 → 3 → 2 → 1, with a restart after each step, and no state is
+    lost."""
     job = Job(kafka, tmp_path, stage=1, tasks=2, s3=s3)
     expected = {key: value for key, value in ROWS.items() if value is not None}
     job.commit(1)
@@ -148,7 +150,8 @@ def test_a_job_moves_through_all_stages_and_back(kafka: KafkaServer, s3: S3Serve
 
 
 def test_the_file_keeps_its_comments_and_the_old_one_is_saved(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Only the two lists change, and the old text is in another file. Without --write nothing does."""
+    """Only the lists of factories change, and the old text is saved in another file. Without --write nothing
+    changes."""
     job = Job(kafka, tmp_path, stage=1)
     job.commit(1)
     old = job.file.read_text()
@@ -171,7 +174,7 @@ def test_the_file_keeps_its_comments_and_the_old_one_is_saved(kafka: KafkaServer
 
 @pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8], ids=["plain", "byte order mark"])
 def test_a_file_of_windows_keeps_its_bytes(kafka: KafkaServer, tmp_path: Path, mark: bytes) -> None:
-    """Line ends, a byte order mark, and lists over several lines that stay as they are; the old file is saved."""
+    """Line endings, a byte order mark and lists over several lines stay as they are; the old file is saved."""
     job = Job(kafka, tmp_path, stage=1)
     text = job.file.read_text().replace(
         'restore.factories = ["kafka-changelog"]', 'restore.factories = [\n  "kafka-changelog",  # the topics\n]'
@@ -187,7 +190,7 @@ def test_a_file_of_windows_keeps_its_bytes(kafka: KafkaServer, tmp_path: Path, m
 
 @pytest.mark.long
 def test_status_for_people_fits_on_a_screen(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Many tasks in the same place are one line, and those elsewhere another."""
+    """Tasks in the same stage share one line, and a task in another stage has its own."""
     job = Job(kafka, tmp_path, stage=1, tasks=20)
     job.commit(1)
     job.set_stage(2)
@@ -205,7 +208,8 @@ def test_status_for_people_fits_on_a_screen(kafka: KafkaServer, tmp_path: Path) 
 
 
 def test_a_plan_names_what_is_not_met(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task without a checkpoint, a stage that some tasks have not reached, a missing blob, a TTL that is left."""
+    """The plan reports a task without a checkpoint, a missing blob and a leftover TTL. It also shows that some tasks
+    have not reached the stage in the file."""
     job = Job(kafka, tmp_path, stage=1, tasks=2)
     commit(job.config, ROWS, {"orders-0": 1})
     assert job.unmet("advance", "--write") == ["checkpoints"]
@@ -223,14 +227,14 @@ def test_a_plan_names_what_is_not_met(kafka: KafkaServer, tmp_path: Path, monkey
     blob.write_bytes(content)
     expires = blob.with_name(f".{blob.name}.expires")
     expires.write_text(str(2**42))
-    # only blobs of commits that are over should have no TTL
+    # the plan expects only the blobs of finished commits to have no TTL
     job.file.write_text(job.file.read_text().replace("[task]", "[task]\ncommit.timeout.ms = 1000"))
     time.sleep(1.5)
     assert job.unmet("plan") == ["blobs"]
 
 
 def test_a_plan_without_a_blob_store(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Nothing to upload to: the plan says which key is missing, and the file stays as it is."""
+    """Without a blob store there is nothing to upload to. The plan reports it, and the file stays as it is."""
     job = Job(kafka, tmp_path, stage=1)
     job.file.write_text(job.file.read_text().replace("uri = ", "#uri = "))
     job.commit(1)
@@ -238,7 +242,7 @@ def test_a_plan_without_a_blob_store(kafka: KafkaServer, tmp_path: Path) -> None
 
 
 def test_a_changelog_of_another_job_is_found_before_the_restart(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 48: a mistyped topic is a precondition that is not met, forward and back, until the user permits it."""
+    """FAULT 48: a mistyped topic is an unmet precondition, for advance and for rollback, until the user permits it."""
     (tmp_path / "theirs").mkdir()
     theirs = Job(kafka, tmp_path / "theirs", stage=1)
     theirs.commit(1)
@@ -264,8 +268,8 @@ def test_a_changelog_of_another_job_is_found_before_the_restart(kafka: KafkaServ
 
 
 def test_a_stage_that_was_left_by_hand(kafka: KafkaServer, tmp_path: Path) -> None:
-    """From 4 to 1 at once: the job refuses to start, and no command says that there is nothing to do, or that a restart
-    is all that is needed. What is not met says how to go on."""
+    """The file moved from stage 4 to stage 1 by hand. No command says that there is nothing to do, or that a restart is
+    enough; each command says how to continue."""
     job = Job(kafka, tmp_path, stage=3)
     job.commit(1)
     job.set_stage(4)
@@ -286,13 +290,13 @@ def test_a_stage_that_was_left_by_hand(kafka: KafkaServer, tmp_path: Path) -> No
 
 
 def test_tasks_in_two_stages(kafka: KafkaServer, tmp_path: Path) -> None:
-    """One task has not restarted yet: the next step is the one that is under way."""
+    """One task has not restarted yet, so the next step is the one in progress."""
     job = Job(kafka, tmp_path, stage=2, tasks=2)
     job.commit(1)
     job.set_stage(1)
     commit(job.config, {b"a": b"1"}, {"orders-1": 2}, "Partition 1")
     job.set_stage(2)
-    assert job.unmet("plan", "--trials", "0") == []  # stage 2 is written already, and one task is in it
+    assert job.unmet("plan", "--trials", "0") == []  # the file already says stage 2, and one task is in it
     waiting = job.json("plan")
     assert (waiting["stage"], waiting["next"], waiting["written"]) == (1, 2, True)
     shown = job.json("status")
@@ -300,7 +304,7 @@ def test_tasks_in_two_stages(kafka: KafkaServer, tmp_path: Path) -> None:
 
 
 def test_one_store_moves_alone(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A46: --store writes keys of the store, and the others stay where they are."""
+    """A46: --store writes keys of that store, and the other stores stay in their stage."""
     job = Job(kafka, tmp_path, stage=1)
     job.file.write_text(job.file.read_text() + '\n[stores.counts]\nvalue.serde = "bytes"\n')
     job.commit(1)
@@ -312,7 +316,7 @@ def test_one_store_moves_alone(kafka: KafkaServer, tmp_path: Path) -> None:
 
 
 def test_advance_waits_until_every_task_has_committed(kafka: KafkaServer, tmp_path: Path) -> None:
-    """The restart happens while the command waits; before it, the time is over with exit status 3."""
+    """The restart happens while the command waits. Without a restart, the command times out with exit status 3."""
     job = Job(kafka, tmp_path, stage=1, tasks=2)
     job.commit(1)
     assert job.run("advance", "--write", "--wait", "--timeout", "1").exit_code == 3
@@ -352,7 +356,8 @@ cli.main(["migrate", "rollback", "--config", sys.argv[3], "--write"])
 def test_a_rollback_from_stage_4_goes_on_after_a_kill(
     kafka: KafkaServer, tmp_path: Path, phase: str, number: int
 ) -> None:
-    """Protocol 5: the changelogs hold the whole state again, and none of the keys that were deleted in stage 4."""
+    """Protocol 5: a second run completes a killed rollback. The changelogs hold the complete state again, and none of
+    the keys that were deleted in stage 4."""
     job = Job(kafka, tmp_path, stage=3, tasks=3)
     job.commit(1)
     job.set_stage(4)
@@ -380,8 +385,8 @@ def test_a_rollback_from_stage_4_goes_on_after_a_kill(
 
 @pytest.mark.long
 def test_a_rollback_from_stage_4_while_somebody_starts_the_job_again(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 61: a task that was done commits in stage 4, without its changelog. The command does not report success; a
-    second run does."""
+    """FAULT 61: a task that the rollback has finished commits again in stage 4, without its changelog. The command
+    fails, and a second run succeeds."""
     job = Job(kafka, tmp_path, stage=3, tasks=2)
     job.commit(1)
     job.set_stage(4)
@@ -408,7 +413,7 @@ def test_a_rollback_from_stage_4_while_somebody_starts_the_job_again(kafka: Kafk
 
 
 def test_status_and_a_changelog_that_was_created_again(kafka: KafkaServer, tmp_path: Path) -> None:
-    """The changelog has nothing of the checkpoint any more, whatever offset its marker says."""
+    """`migrate status` reports that the changelog was deleted and created again."""
     job = Job(kafka, tmp_path, stage=2)
     job.commit(1)
     recreate(job.config, job.config.stores["totals"].changelog_topic)
@@ -418,7 +423,7 @@ def test_status_and_a_changelog_that_was_created_again(kafka: KafkaServer, tmp_p
 
 
 def test_a_rollback_from_stage_4_into_a_new_topic(kafka: KafkaServer, tmp_path: Path) -> None:
-    """The changelog was deleted, since nobody needed it any more."""
+    """The changelog was deleted, since nobody needed it any more. The rollback fills the new topic."""
     job = Job(kafka, tmp_path, stage=3)
     job.commit(1)
     job.set_stage(4)
@@ -429,7 +434,7 @@ def test_a_rollback_from_stage_4_into_a_new_topic(kafka: KafkaServer, tmp_path: 
 
 
 def test_a_rollback_of_a_job_that_is_published_as_a_whole(kafka: KafkaServer, tmp_path: Path) -> None:
-    """As on Spark: the micro-batch stays, so that the query goes on where it was."""
+    """As on Spark: the rollback keeps the micro-batch, so that the query continues where it was."""
     from statemgr.model.checkpoint import MicroBatch
     from tests.commits import attempt
 

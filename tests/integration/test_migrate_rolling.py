@@ -1,4 +1,4 @@
-"""Rolling restarts of a migration: members of both stages side by side in one group, while tasks move between them."""
+"""Rolling restarts of a migration: members of both stages run in one group while tasks move between them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Stop = tuple[Callable[[], None], list[Exception]]
 
 
 class Rows:
-    """Rows that arrive all the time, on a thread of their own."""
+    """Rows that arrive all the time, produced on a separate thread."""
 
     def __init__(self, kafka: KafkaServer, topic: str) -> None:
         self._kafka, self._topic = kafka, topic
@@ -45,7 +45,7 @@ class Rows:
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
-        """A block in which rows arrive."""
+        """Produce rows while the block runs."""
         self._thread.start()
         try:
             yield
@@ -55,7 +55,7 @@ class Rows:
 
 
 def stages(config: JobConfig) -> list[int]:
-    """The stage of each task's current checkpoint; none before the first member has made the topic."""
+    """Return the stage of each task's current checkpoint; empty before the first member has created the topic."""
     with JobReader(config) as reader:
         found = []
         try:
@@ -82,7 +82,7 @@ def stages(config: JobConfig) -> list[int]:
     ],
 )
 def test_old_and_new_members_side_by_side(kafka: KafkaServer, tmp_path: Path, old: int, new: int) -> None:
-    """Tasks go from old members to new ones, back to an old one, and forward again, while rows arrive."""
+    """Tasks move from old members to new ones, back to an old one, and forward again, while rows arrive."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, PARTITIONS)
     config = JobConfig.from_mapping(
@@ -136,7 +136,7 @@ def test_old_and_new_members_side_by_side(kafka: KafkaServer, tmp_path: Path, ol
     expected = Counter(f"k{number % 50}".encode() for number in range(rows.count))
     for factory in STAGES[new][0]:
         check(of_stage(new, "there"), factory, expected)
-    # whatever the last stage was, dual commits follow, and then both backends are equal
+    # whatever the last stage was, continue with dual commits; then both backends are equal
     dual = with_changes(of_stage(3 if new >= 3 else 2, "dual"), task__backup__factories=list(DUAL))
     for index in range(PARTITIONS):
         with StateManager(dual) as manager, manager.open_task(task_name(index)) as task:
@@ -150,14 +150,14 @@ def test_old_and_new_members_side_by_side(kafka: KafkaServer, tmp_path: Path, ol
 
 
 def processed(config: JobConfig, topic: str) -> int:
-    """The number of rows below the published input offsets."""
+    """Return the number of rows below the published input offsets."""
     with JobReader(config) as reader:
         offsets = {name: o for r in reader.records().values() for name, o in r.current.input_offsets.items()}
     return sum(offset for name, offset in offsets.items() if name.startswith(f"{topic}-"))
 
 
 def check(config: JobConfig, factory: str, expected: Counter[bytes]) -> None:
-    """One backend has every key of every task, exactly."""
+    """Check that a backend has exactly the expected count of every key, over all tasks."""
     found: Counter[bytes] = Counter()
     for contents in totals(config, factory).values():
         found.update({key: int(value) for key, value in contents.items()})

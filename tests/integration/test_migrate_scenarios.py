@@ -1,4 +1,4 @@
-"""Moving between backends: older software in between, both lists at once, and dual commits that are cut off."""
+"""Moves between backends: older software in between, both lists changed at once, and interrupted dual commits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHANGELOG, BLOBS = "kafka-changelog", "blob-store"
 
 
 def migrate(config: JobConfig, directory: Path, command: str) -> tuple[int, dict[str, Any]]:
-    """Run a command of ``statemgr migrate`` for a job. Returns: its exit status and its JSON."""
+    """Run a ``statemgr migrate`` command for a job. Returns: its exit status and its JSON."""
     file = directory / "job.toml"
     file.write_text("\n".join(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in config.to_mapping().items()))
     result = CliRunner().invoke(cli, ["migrate", command, "--config", str(file), "--json"], catch_exceptions=False)
@@ -32,8 +32,8 @@ def migrate(config: JobConfig, directory: Path, command: str) -> tuple[int, dict
 
 
 def test_an_upgrade_and_a_way_back_to_older_software(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A43: both versions are written, so software that knows only changelogs goes on; the upgrade then fills the blobs
-    again, and both backends hold what it wrote."""
+    """A43: the job writes both versions, so software that knows only changelogs can continue. The upgrade then fills
+    the blobs again, and both backends hold what the older software wrote."""
     mapping = job_mapping(kafka, tmp_path, task__checkpoint__write__versions=[1, 2])
     config = JobConfig.from_mapping(mapping)
     commit(config, {b"a": b"1", b"b": b"1"}, 1)
@@ -48,7 +48,7 @@ def test_an_upgrade_and_a_way_back_to_older_software(kafka: KafkaServer, tmp_pat
 @pytest.mark.parametrize("backup", [DUAL, (BLOBS,)], ids=["dual commit", "blobs alone"])
 def test_both_lists_at_once_are_refused(kafka: KafkaServer, tmp_path: Path, backup: tuple[str, ...]) -> None:
     """A44, invariant 8: a first deployment that restores from blobs alone has nothing to restore from. The plan says so
-    before the job does, nothing is written, and the old configuration goes on."""
+    before the job does, nothing is written, and the old configuration still works."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=(CHANGELOG,)))
     commit(config, {b"a": b"1"}, 1)
     at_once = with_changes(config, task__backup__factories=list(backup), task__restore__factories=[BLOBS])
@@ -68,8 +68,8 @@ def test_both_lists_at_once_are_refused(kafka: KafkaServer, tmp_path: Path, back
 
 @pytest.mark.parametrize("phase", [Phase.SEND_CHECKPOINT, Phase.REMOVE_TTL, Phase.DELETE_BLOBS])
 def test_a_dual_commit_that_is_cut_off(kafka: KafkaServer, tmp_path: Path, phase: Phase) -> None:
-    """A45: the opening and the clean-up of a job with a changelog in transactions and blobs: neither has a part of a
-    commit that failed, and the next owner finishes a clean-up that did not end."""
+    """A45: a job with a transactional changelog and blobs fails during a commit or its clean-up. Neither backend has
+    part of a failed commit, and the next owner finishes the clean-up."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, task__checkpoint__retained=1))
     commit(config, {b"a": b"1"}, 1)
     with StateManager(config) as manager, manager.open_task(TASK) as task:

@@ -1,4 +1,4 @@
-"""``statemgr migrate verify``: both backends hold the same state, on a real broker and a real S3 server."""
+"""``statemgr migrate verify`` compares the state in both backends, on a real broker and a real S3 server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def verify(tmp_path: Path) -> Verify:
 
 
 def tampered(config: JobConfig, records: list[tuple[bytes, bytes | None]]) -> None:
-    """Records that the job's blobs do not have, below the changelog marker of its current checkpoint."""
+    """Add records that the job's blobs do not have, below the changelog marker of its current checkpoint."""
     topic = config.stores["totals"].changelog_topic
     send(config, topic, records)
     record = current(config)
@@ -57,7 +57,8 @@ def tampered(config: JobConfig, records: list[tuple[bytes, bytes | None]]) -> No
 
 
 def test_several_tasks_and_stores_are_equal(kafka: KafkaServer, s3: S3Server, tmp_path: Path, verify: Verify) -> None:
-    """A48: before the dual commit ends. Segments on S3, deletes, an empty store, while the job runs."""
+    """A48: before the dual commit ends, the command finds tasks and stores equal while the job runs. The test has
+    segments on S3, deletes and an empty store."""
     mapping = job_mapping(kafka, tmp_path, stores=("totals", "counts"), tasks=2, s3=s3, kind=SEGMENTS)
     config = JobConfig.from_mapping(mapping)
     with StateManager(config) as manager:
@@ -82,7 +83,7 @@ def test_several_tasks_and_stores_are_equal(kafka: KafkaServer, s3: S3Server, tm
         assert status == 0
         assert [set(one["backends"]) for one in found["stores"]] == [{"raw-topic", BLOBS}]
         task.store("totals").put(b"a", b"1")
-        task.commit({"orders-1": 3})  # nobody was fenced
+        task.commit({"orders-1": 3})  # verify fenced nobody
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_several_tasks_and_stores_are_equal(kafka: KafkaServer, s3: S3Server, tm
 def test_a_difference_is_found_and_named(
     kafka: KafkaServer, tmp_path: Path, verify: Verify, records: Any, key: str, changelog: int | None, blobs: int | None
 ) -> None:
-    """In each direction: exit status 1, the keys and what each side has."""
+    """In either direction, the exit status is 1 and the output has the key and the value size on each side."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     commit(config, ROWS, 1)
     tampered(config, records)
@@ -113,7 +114,7 @@ def test_a_difference_is_found_and_named(
 
 @pytest.mark.long
 def test_the_keys_that_differ_are_shown_to_people(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:
-    """As many as asked for, and a verdict."""
+    """The output names as many keys as the user asks for, and ends with a verdict."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     commit(config, ROWS, 1)
     tampered(config, [(f"new-{number}".encode(), b"1") for number in range(5)])
@@ -127,7 +128,8 @@ def test_the_keys_that_differ_are_shown_to_people(kafka: KafkaServer, tmp_path: 
 
 
 def test_a_retained_checkpoint(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:
-    """An older checkpoint is proved by its own state, and one that is not retained is exit status 4."""
+    """The command compares an older checkpoint by its own state. A checkpoint that is not retained gives exit status
+    4."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     first = commit(config, ROWS, 1)
     commit(config, {b"key-000": None, b"more": b"1"}, 2)
@@ -140,7 +142,8 @@ def test_a_retained_checkpoint(kafka: KafkaServer, tmp_path: Path, verify: Verif
 
 
 def test_a_checkpoint_that_compaction_may_have_changed(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:
-    """Invariant 11: where the changelog cannot supply the older state exactly, it says so, as a restore does."""
+    """Invariant 11: where the changelog cannot supply the older state exactly, the command says so, as a restore
+    does."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, stores__totals__changelog__min__compaction__lag__ms=0))
     first = commit(config, ROWS, 1)
     commit(config, {b"key-000": None}, 2)
@@ -151,7 +154,7 @@ def test_a_checkpoint_that_compaction_may_have_changed(kafka: KafkaServer, tmp_p
 
 
 def test_a_transaction_that_stays_open_is_not_waited_for(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:
-    """Somebody hangs in a transaction behind the checkpoint. It may last a quarter of an hour, and proves nothing."""
+    """A transaction behind the checkpoint stays open and may last for minutes. The command does not wait for it."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     commit(config, ROWS, 1)
     topic = config.stores["totals"].changelog_topic
@@ -166,7 +169,7 @@ def test_a_transaction_that_stays_open_is_not_waited_for(kafka: KafkaServer, tmp
 
 
 def test_one_backend_alone_proves_nothing(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:
-    """Stages 1 and 4: exit status 1. A plain consumer can still be compared with the changelog."""
+    """With one backend alone, the exit status is 1. A plain consumer can still be compared with the changelog."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=(CHANGELOG,)))
     commit(config, ROWS, 1)
     status, found = verify(config)
@@ -180,7 +183,7 @@ def test_one_backend_alone_proves_nothing(kafka: KafkaServer, tmp_path: Path, ve
 def test_blobs_are_compared_with_a_topic_that_no_checkpoint_names(
     kafka: KafkaServer, tmp_path: Path, verify: Verify
 ) -> None:
-    """Stage 4: the changelog is read to its end."""
+    """In stage 4, the command reads the changelog to its end."""
     dual = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     commit(dual, ROWS, 1)
     blobs = with_changes(dual, task__backup__factories=[BLOBS], task__restore__factories=[BLOBS])
@@ -193,7 +196,7 @@ def test_blobs_are_compared_with_a_topic_that_no_checkpoint_names(
 def test_a_large_changelog_is_read_in_ranges(
     kafka: KafkaServer, tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranges of offsets in several processes, with control records and overwritten keys at their borders."""
+    """Several processes read ranges of offsets, with control records and overwritten keys at the borders."""
     monkeypatch.setattr("statemgr.flows.verify._WORTH_SPLITTING", 50)
     monkeypatch.setattr("statemgr.flows.verify._RANGE", 40)
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
@@ -208,7 +211,7 @@ def test_a_large_changelog_is_read_in_ranges(
 
 
 def test_a_damaged_blob_is_exit_status_4(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:
-    """A backend that cannot supply the state is no difference: it is named."""
+    """A backend that cannot supply the state is not a difference; the output names the problem."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     commit(config, ROWS, 1)
     for path in (tmp_path / "blobs").rglob("*"):
@@ -222,7 +225,8 @@ def test_a_damaged_blob_is_exit_status_4(kafka: KafkaServer, tmp_path: Path, ver
 def test_a_process_that_is_killed(
     kafka: KafkaServer, tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A helper that the system kills, for lack of memory, is one line and exit status 3, and no traceback."""
+    """When the system kills a helper process, for lack of memory for example, the command prints one line, without a
+    traceback, and its exit status is 3."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     commit(config, ROWS, 1)
     verify(config)  # writes the configuration

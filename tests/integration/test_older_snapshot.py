@@ -1,4 +1,4 @@
-"""Every blob of a chain is damaged in turn: a restore elsewhere gives exactly the published state, or a typed error."""
+"""Each blob of a chain is damaged in turn. A restore elsewhere gives exactly the published state, or a typed error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
 
 
 def committed(config: JobConfig, directory: Path) -> tuple[dict[bytes, bytes], list[SegmentChain]]:
-    """Commits on two snapshots. Returns: the published state, and the retained chains, newest first."""
+    """Make commits and two snapshots. Returns: the published state, and the retained chains, newest first."""
     state: dict[bytes, bytes] = {}
 
     def change(task: Task, number: int) -> None:
@@ -43,7 +43,7 @@ def committed(config: JobConfig, directory: Path) -> tuple[dict[bytes, bytes], l
             change(task, number)
             task.commit({"orders-0": number})
             if number in (1, 3):
-                change(task, 20 + number)  # some of it is in the snapshot, and in the segment after it
+                change(task, 20 + number)  # some of these changes are in the snapshot and also in the segment after it
                 snapshot_now(task)
     record = current(config)
     assert record is not None
@@ -51,7 +51,7 @@ def committed(config: JobConfig, directory: Path) -> tuple[dict[bytes, bytes], l
 
 
 def restored(config: JobConfig, directory: Path) -> dict[bytes, bytes] | None:
-    """The current state on an empty disk; None when a typed error says that it cannot be had."""
+    """Return the current state on an empty disk, or None if a typed error says that it is unavailable."""
     try:
         return published(config, directory)
     except (MissingError, CorruptError):
@@ -59,7 +59,7 @@ def restored(config: JobConfig, directory: Path) -> dict[bytes, bytes] | None:
 
 
 def test_every_blob_is_damaged_in_turn(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAULT 46: an older snapshot and the segments after it replace a damaged newest one; nothing else is lost."""
+    """FAULT 46: an older snapshot and the segments after it replace a damaged newest one, and the state is exact."""
     monkeypatch.setattr("statemgr.engine.task.Task.check_up", lambda self: True)
     config = config_of(kafka, tmp_path, task__checkpoint__retained=20)
     state, chains = committed(config, tmp_path)
@@ -88,7 +88,7 @@ def test_every_blob_is_damaged_in_turn(kafka: KafkaServer, tmp_path: Path, monke
             else:
                 exact.setdefault(name, set()).add(damage)
             path.write_bytes(data)
-    # the newest snapshot, the one before it, or both
+    # the damage to any one index leaves the state exact
     for index in indexes:
         assert exact[index] == set(DAMAGES)
     own = {name for name in older_blobs if name.startswith(indexes[0].rpartition("/")[0] + "/")}
@@ -99,7 +99,7 @@ def test_every_blob_is_damaged_in_turn(kafka: KafkaServer, tmp_path: Path, monke
 def test_the_newest_two_snapshots_are_damaged(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 46: the oldest retained snapshot supplies the state all the same, and without it there is a typed error."""
+    """FAULT 46: the oldest retained snapshot still supplies the state. Without it, the restore raises a typed error."""
     config = config_of(kafka, tmp_path, task__checkpoint__retained=20)
     with monkeypatch.context() as patch:
         patch.setattr("statemgr.engine.task.Task.check_up", lambda self: True)
@@ -112,7 +112,7 @@ def test_the_newest_two_snapshots_are_damaged(
         (tmp_path / "blobs" / indexes[2]).unlink()
         assert restored(config, tmp_path / "b") is None
         (tmp_path / "blobs" / indexes[2]).write_bytes(kept)
-    # FAULT 45: what was restored the older way is made again, without any input
+    # FAULT 45: after a restore from an older snapshot, the task publishes a new chain without any input
     before = current(config)
     with StateManager(elsewhere(config, tmp_path / "c", FACTORY)) as manager, manager.open_task(TASK) as task:
         assert dict(task.store("totals").range()) == state
@@ -127,8 +127,8 @@ def test_the_newest_two_snapshots_are_damaged(
 def test_a_new_lineage_is_never_mixed_with_the_old_one(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 46, invariant 11: a backend that was filled again counts its changes from the beginning. Segments of before
-    have the same numbers and other changes."""
+    """FAULT 46, invariant 11: a backend that is filled again counts its changes from the beginning. Its earlier
+    segments have the same numbers but other changes, and a restore never mixes the two."""
     monkeypatch.setattr("statemgr.engine.task.Task.check_up", lambda self: True)
     config = config_of(kafka, tmp_path, backup=["kafka-changelog", FACTORY], task__checkpoint__retained=20)
     with StateManager(config) as manager, manager.open_task(TASK) as task:

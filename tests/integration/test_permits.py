@@ -1,4 +1,4 @@
-"""`statemgr permit`: one-shot permissions on the checkpoint topic, used up by the next opening."""
+"""`statemgr permit` writes one-shot permissions to the checkpoint topic, and the next opening uses them up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Permit = Callable[..., Result]
 
 @pytest.fixture
 def config(kafka: KafkaServer, tmp_path: Path) -> JobConfig:
-    """A job of two tasks with a checkpoint each."""
+    """Create a job of two tasks with one checkpoint each."""
     found = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=2))
     for number, task in enumerate(TASKS):
         commit(found, {b"a": b"1"}, {f"orders-{number}": 1}, task)
@@ -47,30 +47,31 @@ def permit(config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def waiting(permit: Permit) -> dict[str, list[str]]:
-    """Task → permissions that no opening has used up."""
+    """Return the permissions that no opening has used up, by task."""
     return {entry["task"]: entry["permissions"] for entry in json.loads(permit("--list", "--json").stdout)}
 
 
 def with_extra(config: JobConfig) -> JobConfig:
-    """A store that the checkpoints do not list."""
+    """Add a store that the checkpoints do not list."""
     return with_changes(config, stores__extra__value__serde="bytes")
 
 
 def test_a_task_uses_its_permission_up_without_input(config: JobConfig, permit: Permit) -> None:
-    """FAULT 31, protocol 6: given while the owner runs, which goes on; the next opening commits at once."""
+    """FAULT 31, protocol 6: the owner continues while the permission is given. The next opening commits immediately and
+    uses the permission up."""
     more = with_extra(config)
     with StateManager(config) as manager, manager.open_task(TASKS[0]) as running:
         given = json.loads(permit("--task", TASKS[0], "--allow-new-stores", "--json").stdout)
         assert [(entry["task"], entry["permissions"]) for entry in given] == [(TASKS[0], ["allow_new_stores"])]
         running.store("totals").put(b"b", b"2")
-        running.commit({"orders-0": 2})  # it was not fenced, and uses nothing up
+        running.commit({"orders-0": 2})  # the owner was not fenced, and uses nothing up
     assert waiting(permit) == {TASKS[0]: ["allow_new_stores"]}
     with StateManager(more) as manager:
         with pytest.raises(PermissionNeeded):
             manager.open_task(TASKS[1])
         with failing(Phase.SEND_CHECKPOINT), pytest.raises(UnavailableError):
             manager.open_task(TASKS[0])
-        assert waiting(permit) == {TASKS[0]: ["allow_new_stores"]}  # used up by a commit, and by nothing less
+        assert waiting(permit) == {TASKS[0]: ["allow_new_stores"]}  # only a commit uses it up
         with manager.open_task(TASKS[0]) as task:
             assert dict(task.store("extra").range()) == {}
     assert waiting(permit) == {}
@@ -81,7 +82,7 @@ def test_a_task_uses_its_permission_up_without_input(config: JobConfig, permit: 
 
 
 def test_a_whole_job_uses_permissions_up_with_its_first_publish(config: JobConfig, permit: Permit) -> None:
-    """FAULT 31: every task has its own; the opening of the job takes them all."""
+    """FAULT 31: every task has its own permission, and the first publish of the job uses all of them up."""
     more = with_extra(config)
     permit("--task", "0", "--allow-new-stores")
     with StateManager(more) as manager, pytest.raises(PermissionNeeded) as caught:
@@ -98,7 +99,7 @@ def test_a_whole_job_uses_permissions_up_with_its_first_publish(config: JobConfi
 
 
 def test_a_permission_is_taken_back(config: JobConfig, permit: Permit) -> None:
-    """--revoke takes back what waits for these tasks."""
+    """--revoke takes back the permissions that wait for the given tasks."""
     permit("--allow-removed-stores", "--allow-new-stores")
     assert waiting(permit) == {task: ["allow_new_stores", "allow_removed_stores"] for task in TASKS}
     assert "revoked" in permit("--task", "1", "--revoke").stdout
@@ -108,7 +109,7 @@ def test_a_permission_is_taken_back(config: JobConfig, permit: Permit) -> None:
 
 
 def test_an_empty_start_is_permitted(config: JobConfig, permit: Permit, kafka: KafkaServer) -> None:
-    """FAULT 17, A16: for one task, whose state on this machine says that it had some."""
+    """FAULT 17, A16: one task may start empty although its state on this machine shows that it had some."""
     other = with_changes(config, task__checkpoint__topic=f"{config.job_name}-other")
     make_topics(other)
     with StateManager(other) as manager:
@@ -123,6 +124,6 @@ def test_an_empty_start_is_permitted(config: JobConfig, permit: Permit, kafka: K
 
 
 def test_what_the_command_refuses(config: JobConfig, permit: Permit) -> None:
-    """Nothing to give, or two things at once."""
+    """The command refuses to run without a permission to give, or with two requests at once."""
     for arguments in ([], ["--list", "--revoke"], ["--list", "--allow-new-stores"]):
         assert CliRunner().invoke(cli, ["permit", *arguments]).exit_code == 2

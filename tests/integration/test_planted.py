@@ -1,4 +1,5 @@
-"""Links and odd files below ``state.dir``: never followed, never waited for, and what is not ours stays."""
+"""Links and odd files below ``state.dir``: a job never follows them or waits for them, and leaves foreign files
+alone."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ FILES = (
 
 
 def job(kafka: KafkaServer, directory: Path) -> JobConfig:
-    """A job that uses everything that there is below state.dir."""
+    """Create a job that uses every level and file below state.dir."""
     return JobConfig.from_mapping(
         job_mapping(
             kafka,
@@ -76,7 +77,7 @@ def use(config: JobConfig, number: int) -> bool:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Everything below a directory that is not ours."""
+    """Return everything below a foreign directory."""
     return {
         path.relative_to(directory).as_posix(): path.read_bytes() if path.is_file() else b""
         for path in sorted(directory.rglob("*"))
@@ -85,8 +86,9 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 @pytest.mark.long
 def test_a_link_in_place_of_any_level(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 49, invariant 16: a link to a directory with files of all our own names is refused with an error that names
-    the place, or not used; nothing behind it is changed, and without it the job goes on."""
+    """FAULT 49, invariant 16: a link leads to a directory with files that have our own names. The job refuses the link
+    with an error that names the place, or does not use it. Nothing behind the link changes, and without it the job
+    continues."""
     config = job(kafka, tmp_path)
     commit(config, {b"a": b"1"}, 0)
     outside = tmp_path / "outside"
@@ -129,7 +131,8 @@ def _huge(path: Path) -> None:
     ],
 )
 def test_an_odd_file_in_place_of_ours(kafka: KafkaServer, tmp_path: Path, make: Callable[[Path], None]) -> None:
-    """FAULT 49: a FIFO, a directory, a file of 4 TiB, a link to a device: nobody waits for it or reads it whole."""
+    """FAULT 49: in place of a file there is a FIFO, a directory, a file of 4 TiB or a link to a device. The job neither
+    waits for it nor reads it to the end."""
     config = job(kafka, tmp_path)
     commit(config, {b"a": b"1"}, 0)
     for number, name in enumerate(FILES, 1):

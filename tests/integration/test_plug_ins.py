@@ -1,4 +1,4 @@
-"""A blob store that another package brings: a job runs on it as on our own."""
+"""A job runs on a blob store of another package as it does on a built-in one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.servers import KafkaServer
 def test_a_job_runs_on_a_blob_store_of_another_package(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An entry point for the scheme is all it takes: commits, a restore on another machine, and the clean-up."""
+    """An entry point for the scheme is enough for commits, a restore on another machine, and the clean-up."""
     install(
         Path(sqlite_blobs.__file__),
         "[statemgr.blob_stores]\nsqlite = sqlite_blobs:open_store\n",
@@ -32,7 +32,7 @@ def test_a_job_runs_on_a_blob_store_of_another_package(
     database = tmp_path / "blobs.db"
     mapping = job_mapping(kafka, tmp_path, backup=("blob-store",)) | {"blob.store.uri": f"sqlite://{database}"}
     for number in range(4):
-        # each time on another machine
+        # each commit is on another machine
         config = JobConfig.from_mapping(mapping | {"state.dir": str(tmp_path / f"machine-{number}")})
         with StateManager(config) as manager, manager.open_task(TASK) as task:
             assert dict(task.store("totals").range()) == {b"%d" % n: b"x" for n in range(number)}

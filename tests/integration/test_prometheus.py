@@ -1,4 +1,4 @@
-"""A real Prometheus, with the alert rules, that scrapes a real process of a job."""
+"""A real Prometheus with the alert rules scrapes a real process of a job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 
 
 def ask(port: int, path: str, **parameters: str) -> Any:
-    """The data of an answer of Prometheus; None while it does not answer."""
+    """Return the data of an answer of Prometheus, or None while it does not answer."""
     url = f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
@@ -42,8 +42,8 @@ def ask(port: int, path: str, **parameters: str) -> Any:
 
 @pytest.mark.long
 def test_prometheus_scrapes_a_job_and_knows_every_rule_and_panel(kafka: KafkaServer, tmp_path: Path) -> None:
-    """The rules load and are healthy, each expression of the dashboard is answered, and those that any consumer loop
-    fills have numbers. All of them disappear with the process."""
+    """The rules load and are healthy, Prometheus answers each expression of the dashboard, and the panels that any
+    consumer loop fills have numbers. The job's series disappear with the process."""
     prometheus = shutil.which("prometheus")
     if prometheus is None:
         pytest.skip("no prometheus: apt-get install prometheus")
@@ -87,12 +87,12 @@ def test_prometheus_scrapes_a_job_and_knows_every_rule_and_panel(kafka: KafkaSer
 
 
 def health(port: int) -> list[str]:
-    """How each rule was evaluated."""
+    """Return the health of each rule."""
     return [rule["health"] for group in ask(port, "rules")["groups"] for rule in group["rules"]]
 
 
 def unanswered(port: int, job: str) -> set[str]:
-    """The panels without a number now. Every expression has to be answered."""
+    """Return the panels that have no number now. Prometheus must answer every expression."""
     empty = set()
     for panel in json.loads((DASHBOARDS / "grafana.json").read_text(encoding="utf-8"))["panels"]:
         for target in panel.get("targets", ()):

@@ -1,5 +1,5 @@
-# ruff: noqa: PT012 (what raises is the end of a transaction's block)
-"""The transactional publisher on a real broker: what is published, what surely is not, and who is fenced."""
+# ruff: noqa: PT012 (the end of a transaction's block is what raises)
+"""The transactional publisher on a real broker: what it publishes, what it surely does not, and who is fenced."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _ready(kafka: KafkaServer | KafkaBroker, **more: object) -> tuple[JobConfig,
 
 
 def _publish(publisher: TransactionalPublisher, topic: str, *keys: bytes) -> None:
-    """Publish; after an abort first do what an owner does, as if it had compared the topic."""
+    """Publish. After an abort, first do what an owner does, as if it had compared the topic."""
     publisher.settle()
     if publisher.regained:
         publisher.regain()
@@ -50,7 +50,7 @@ def _publish(publisher: TransactionalPublisher, topic: str, *keys: bytes) -> Non
 
 
 def _abort(publisher: TransactionalPublisher, topic: str) -> None:
-    """A record is delivered, then the block raises: its own error comes through."""
+    """Deliver a record, then raise in the block. The block's own error comes through."""
     with pytest.raises(ZeroDivisionError), publisher.transaction() as transaction:
         transaction.send_changes(topic, 0, [(b"lost", b"v")])
         transaction.flush()
@@ -58,14 +58,14 @@ def _abort(publisher: TransactionalPublisher, topic: str) -> None:
 
 
 def test_ids_tell_jobs_tasks_and_owners_apart(kafka: KafkaServer) -> None:
-    """One ID per task and one per job, from the names alone."""
+    """Each task and each job has an ID of its own, which depends on the names alone."""
     config = job(kafka, "orders", job__id="7")
     assert task_transactional_id(config, "Partition 12") == "statemgr.orders.7.Partition_12"
     assert job_transactional_id(config) == "statemgr.orders.7.job"
 
 
 def test_what_is_delivered_is_told_by_partition(kafka: KafkaServer) -> None:
-    """``flush`` says where the records of each partition lie; the control record comes after them."""
+    """``flush`` reports where the records of each partition lie; the control record comes after them."""
     config, topic, publisher = _ready(kafka, job__tasks=2)
     for expected in ((3, 1), (7, 3)):
         with publisher.transaction() as transaction:
@@ -78,7 +78,7 @@ def test_what_is_delivered_is_told_by_partition(kafka: KafkaServer) -> None:
 
 
 def test_a_transaction_without_records_is_committed(kafka: KafkaServer) -> None:
-    """Nothing sent, nothing delivered, and the publisher goes on."""
+    """A transaction without records delivers nothing, and the publisher continues."""
     config, topic, publisher = _ready(kafka)
     with publisher.transaction() as transaction:
         assert transaction.flush() == {}
@@ -87,7 +87,7 @@ def test_a_transaction_without_records_is_committed(kafka: KafkaServer) -> None:
 
 
 def test_a_block_that_raises_publishes_nothing(kafka: KafkaServer) -> None:
-    """The transaction is aborted, the caller's own error comes through, the next one is unharmed."""
+    """The transaction is aborted, the caller's own error comes through, and the next transaction works."""
     config, topic, publisher = _ready(kafka)
     _abort(publisher, topic)
     _publish(publisher, topic, b"kept")
@@ -95,7 +95,7 @@ def test_a_block_that_raises_publishes_nothing(kafka: KafkaServer) -> None:
 
 
 def test_many_changes_go_through_a_small_queue(kafka: KafkaServer) -> None:
-    """Back-pressure: a queue of 1,000 records takes 30,000 without losing or reordering any."""
+    """Back-pressure: a queue of 1,000 records takes 30,000 without loss and in order."""
     config, topic, publisher = _ready(kafka, kafka__producer__queue__buffering__max__messages=1000)
     changes = [(b"%05d" % number, b"v%d" % number) for number in range(30_000)]
     with publisher.transaction() as transaction:
@@ -105,7 +105,7 @@ def test_many_changes_go_through_a_small_queue(kafka: KafkaServer) -> None:
 
 
 def test_an_older_owner_is_fenced(kafka: KafkaServer) -> None:
-    """Two owners of one ID (fault 23): the older can publish nothing more, again and again; the newer can."""
+    """Two owners of one ID (fault 23): the older one can never publish again, and the newer one can."""
     config, topic, older = _ready(kafka)
     _publish(older, topic, b"first")
     newer = _publisher(config)
@@ -123,7 +123,7 @@ def test_an_older_owner_is_fenced(kafka: KafkaServer) -> None:
 
 @pytest.mark.parametrize("delivered", [True, False], ids=["all delivered", "some in the queue"])
 def test_an_owner_is_fenced_in_the_middle_of_its_transaction(kafka: KafkaServer, delivered: bool) -> None:
-    """A newer owner that opens meanwhile aborts the transaction; nothing of it is ever seen."""
+    """A newer owner that opens meanwhile aborts the transaction, and readers never see any of it."""
     config, topic, older = _ready(kafka)
     newer = _publisher(config)
     with pytest.raises(FencedError), older.transaction() as transaction:
@@ -137,7 +137,7 @@ def test_an_owner_is_fenced_in_the_middle_of_its_transaction(kafka: KafkaServer,
 
 
 def test_the_next_owner_settles_what_a_dead_one_left_open(kafka: KafkaServer) -> None:
-    """An owner that dies in its transaction: fencing aborts it, and readers are not held up."""
+    """An owner dies in its transaction. Fencing aborts the transaction, and readers do not wait for it."""
     config, topic, dead = _ready(kafka)
     left_open = dead.transaction()
     transaction = left_open.__enter__()
@@ -153,7 +153,7 @@ def test_the_next_owner_settles_what_a_dead_one_left_open(kafka: KafkaServer) ->
 
 
 def test_a_record_that_is_too_large_is_refused_and_the_next_commit_works(kafka: KafkaServer) -> None:
-    """The error says which limit; the transaction is aborted."""
+    """The error names the limit, and the transaction is aborted."""
     config, topic, publisher = _ready(kafka)
     with pytest.raises(InvalidError, match="larger than"), publisher.transaction() as transaction:
         transaction.send_changes(topic, 0, [(b"a", b"v"), (b"big", b"x" * 3_000_000)])
@@ -162,7 +162,8 @@ def test_a_record_that_is_too_large_is_refused_and_the_next_commit_works(kafka: 
 
 
 def test_a_topic_that_does_not_exist_publishes_nothing(kafka: KafkaServer) -> None:
-    """A changelog deleted under a running job: a typed error, and nothing of the transaction is visible."""
+    """A changelog is deleted under a running job. The publisher raises a typed error, and nothing of the transaction is
+    visible."""
     config, topic, publisher = _ready(kafka, kafka__producer__topic__metadata__propagation__max__ms=500)
     with pytest.raises(MissingState), publisher.transaction() as transaction:
         transaction.send_changes(topic, 0, [(b"a", b"v")])
@@ -172,14 +173,15 @@ def test_a_topic_that_does_not_exist_publishes_nothing(kafka: KafkaServer) -> No
 
 
 def test_a_broker_that_is_not_there_is_named(kafka: KafkaServer) -> None:
-    """Fencing keeps its deadline and says what the client met."""
+    """Fencing keeps its deadline, and the error names the broker."""
     config = job(kafka, kafka__bootstrap__servers="127.0.0.1:1", task__commit__timeout__ms=1500)
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):
         _publisher(config).fence()
 
 
 def test_a_lost_acknowledgement_is_settled(own_kafka: Callable[..., KafkaBroker]) -> None:
-    """The broker hangs at the commit (fault 4): unknown, not repeated blindly, then settled with the same producer."""
+    """The broker hangs at the commit (fault 4). The outcome is unknown, the publisher does not repeat the commit
+    blindly, and then settles it with the same producer."""
     broker = own_kafka()
     config, topic, publisher = _ready(broker, task__commit__timeout__ms=2500)
     _publish(publisher, topic, b"before")
@@ -201,7 +203,8 @@ def test_a_lost_acknowledgement_is_settled(own_kafka: Callable[..., KafkaBroker]
 
 @pytest.mark.long
 def test_a_fenced_owner_learns_it_when_it_settles(own_kafka: Callable[..., KafkaBroker]) -> None:
-    """While the outcome is unknown a newer owner opens: settling never fences it, and the older is fenced."""
+    """A newer owner opens while the outcome is unknown. Settling never fences it, and the older owner can publish no
+    more."""
     broker = own_kafka()
     config, topic, older = _ready(broker, task__commit__timeout__ms=2500)
     assert broker.process is not None
@@ -213,10 +216,10 @@ def test_a_fenced_owner_learns_it_when_it_settles(own_kafka: Callable[..., Kafka
     newer = _publisher(config)
     newer.fence()
     _publish(newer, topic, b"newer")
-    # the lost answer may be there now: then it was published before the newer owner opened
+    # the lost answer may be there now; the transaction was then published before the newer owner opened
     with contextlib.suppress(FencedError):
         older.settle()
-    # the transaction was open for longer than its timeout: the brokers may have fenced it, and only the topic can say
+    # the transaction was open for longer than its timeout: the brokers may have fenced it, and only the topic can tell
     with pytest.raises((FencedError, RetryableError)), older.transaction() as transaction:
         transaction.send_changes(topic, 0, [(b"zombie", b"v")])
     _publish(newer, topic, b"newest")
@@ -225,7 +228,7 @@ def test_a_fenced_owner_learns_it_when_it_settles(own_kafka: Callable[..., Kafka
 
 @pytest.mark.long
 def test_a_restarted_broker_delays_a_commit_and_loses_nothing(own_kafka: Callable[..., KafkaBroker]) -> None:
-    """The broker is killed inside the transaction and comes back (fault 15): published once, or retried."""
+    """The broker is killed inside the transaction and comes back (fault 15). The records are published once."""
     broker = own_kafka()
     config, topic, publisher = _ready(broker, task__commit__timeout__ms=60_000)
     with publisher.transaction() as transaction:
@@ -241,9 +244,10 @@ def test_a_restarted_broker_delays_a_commit_and_loses_nothing(own_kafka: Callabl
 def test_a_transaction_that_cannot_be_aborted_now_is_aborted_before_the_next(
     own_kafka: Callable[..., KafkaBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker hangs before the commit: surely not published; later commits wait for the abort, then work."""
+    """The broker hangs before the commit, so nothing is published. Later commits fail until the transaction is aborted,
+    and then work."""
     monkeypatch.setattr("statemgr.kafka.publisher._ABORT_TIMEOUT_S", 1.0)
-    # a partition without a leader would be forgotten by the abort (KAFKA-20734): it keeps its leader over the pause
+    # the abort would skip a partition without a leader (KAFKA-20734), so the partition keeps its leader over the pause
     broker = own_kafka(**{"broker.session.timeout.ms": "60000"})
     config, topic, publisher = _ready(broker, task__commit__timeout__ms=2000)
     assert broker.process is not None
@@ -257,14 +261,15 @@ def test_a_transaction_that_cannot_be_aborted_now_is_aborted_before_the_next(
         _publish(publisher, topic, b"too early")
     publisher.close()
     broker.process.resume()
-    newer = _publisher(config)  # what a restart would do; the older transaction may have timed out by now
+    newer = _publisher(config)  # as a restart does; the older transaction may have timed out by now
     newer.fence()
     _publish(newer, topic, b"after")
     assert committed(config, topic) == [(b"after", b"v")]
 
 
 def test_nothing_begins_where_an_aborted_transaction_is_still_open(kafka: KafkaServer) -> None:
-    """A partition that was told of no end (KAFKA-20734) commits what is open with the next transaction: refused."""
+    """A partition that never saw the end of a transaction (KAFKA-20734) would commit its open records with the next
+    one. The publisher refuses to begin that one."""
     config, topic, publisher = _ready(kafka, task__commit__timeout__ms=2000)
     other = _publisher(job(kafka))
     other.fence()
@@ -282,7 +287,7 @@ def test_nothing_begins_where_an_aborted_transaction_is_still_open(kafka: KafkaS
 
 
 def test_an_aborted_transaction_in_a_topic_that_is_gone_hinders_nobody(kafka: KafkaServer) -> None:
-    """What was deleted holds nothing open."""
+    """A topic that was deleted holds no transaction open."""
     _, topic, publisher = _ready(kafka)
     _abort(publisher, topic)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})

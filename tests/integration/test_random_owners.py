@@ -1,7 +1,7 @@
-"""Random histories of owners in processes of their own, on a broker that soon forgets them.
+"""Random histories of owners in separate processes, on a broker that soon forgets them.
 
-Each history has a seed; ``STATEMGR_TEST_HISTORIES`` is how many are tried (4), from ``STATEMGR_TEST_SEED`` (0) on. All
-but the first are long tests.
+Each history has a seed. ``STATEMGR_TEST_HISTORIES`` is the number of histories (4), and ``STATEMGR_TEST_SEED`` is the
+first seed (0). All histories but the first are long tests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.servers import KafkaServer
 
 HISTORIES = int(os.environ.get("STATEMGR_TEST_HISTORIES", "4"))
 SEED = int(os.environ.get("STATEMGR_TEST_SEED", "0"))
-#: What an owner may be told: it is not the owner any more, or that it may try again.
+#: Errors that an owner may get: it is no longer the owner, or it may try again.
 EXPECTED = {"FencedError", "RetryableError", "OutcomeUnknownError"}
 OPENING = [phase for phase in Phase if phase.startswith("restore")]
 COMMIT = [phase for phase in Phase if phase.startswith(("commit", "publish", "clean-up"))]
@@ -43,7 +43,7 @@ Content = dict[str, str]
 
 
 class Process:
-    """An owner, and the model of what it has. ``order`` is what it has not answered yet."""
+    """An owner, and a model of what it holds. ``order`` is the order that it has not answered yet."""
 
     def __init__(self, config: JobConfig) -> None:
         self._config = config
@@ -55,20 +55,21 @@ class Process:
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         self.order: dict[str, Any] | None = None
-        #: Task → what its open store holds; or what a checkpoint holds, for an owner of the whole job.
+        #: Task → content of its open store; for an owner of all tasks, content of a checkpoint.
         self.tasks: dict[str, Content] = {}
         self.is_whole = False
 
     def send(self, order: dict[str, Any]) -> None:
-        """Order something."""
+        """Send an order."""
         assert self.child.stdin is not None
         self.order = order
-        with suppress(BrokenPipeError):  # the answer says so
+        with suppress(BrokenPipeError):  # the answer reports it
             self.child.stdin.write(json.dumps(order) + "\n")
             self.child.stdin.flush()
 
     def answer(self, seconds: float) -> dict[str, Any] | None:
-        """What the last order came to; None while it has not. An owner that has died is started again."""
+        """Return the outcome of the last order, or None while there is none. An owner that has died is started
+        again."""
         assert self.child.stdout is not None
         if not select.select([self.child.stdout], [], [], seconds)[0]:
             return None
@@ -84,24 +85,25 @@ class Process:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether it has stopped itself."""
+        """Whether the process has stopped itself."""
         return psutil.Process(self.child.pid).status() == psutil.STATUS_STOPPED
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self.child.kill()
         self.child.communicate()
 
 
 def config_of(config: JobConfig) -> dict[str, Any]:
-    """As a process is told."""
+    """Return the configuration in the form that a process gets."""
     return dict(config.to_mapping())
 
 
 class History:
-    """What owners did, by a random plan. Every commit writes a key of its own, so that a lost one is seen.
+    """The actions of owners, by a random plan. Every commit writes a key of its own, so that a lost commit is seen.
 
-    ``attempts``: task → number of a commit → the content that it would publish. ``acknowledged``: those that were.
+    ``attempts``: task → number of a commit → the content that it would publish. ``acknowledged``: task → numbers of the
+    acknowledged commits.
     """
 
     def __init__(self, config: JobConfig, directory: Path, seed: int) -> None:
@@ -115,13 +117,13 @@ class History:
         self.processes = [Process(with_changes(config, state__dir=str(place))) for place in places]
 
     def run(self, steps: int) -> None:
-        """Order, wait, wake up, kill; and wait for what is under way."""
+        """Send orders, wait and wake processes up at random. At the end, wait for the orders in progress."""
         chance = self._random
         process = self.processes[0]
         for _ in range(steps):
             before, process = process, process if chance.random() < 0.6 else chance.choice(self.processes)
             if process is not before and process.tasks and chance.random() < 0.3:
-                time.sleep(3.5)  # what nobody uses is forgotten
+                time.sleep(3.5)  # the broker forgets owners that do nothing
             if process.order is None:
                 process.send(self._next(process))
             elif process.is_suspended and chance.random() < 0.5:
@@ -150,7 +152,7 @@ class History:
         return {"do": "open", "task": task, "plan": self._plan(OPENING)}
 
     def _write(self, task: str, content: Content) -> Any:
-        """Changes for one more commit; they are made in ``content``, too."""
+        """Return the changes for one more commit, and apply them to ``content``."""
         self._number += 1
         items: list[tuple[str, str | None]] = [(f"commit-{self._number}", "")]
         for _ in range(self._random.choice((0, 3, 20))):
@@ -198,11 +200,12 @@ class History:
                 process.tasks[of] = self.attempts[of][number].copy()
 
     def check(self, task: str, number: int, content: Content) -> None:
-        """A state that was opened is that of a commit."""
+        """Check that a state that was opened is that of a commit."""
         assert content == self.attempts[task][number]
 
     def check_all(self, config: JobConfig) -> None:
-        """The job goes on; nothing acknowledged is lost; each publish continues the one before; backends agree."""
+        """Check that the job continues, that no acknowledged commit is lost, that each publish continues the one
+        before, and that the backends agree."""
         with StateManager(config) as manager:
             manager.fence_tasks(self._tasks)
             for task in self._tasks:
@@ -230,7 +233,7 @@ class History:
 
 @pytest.fixture
 def running() -> Iterator[ExitStack]:
-    """Ends what a failed history leaves."""
+    """End the processes that a failed history leaves behind."""
     with ExitStack() as ending:
         yield ending
 
@@ -241,8 +244,8 @@ def running() -> Iterator[ExitStack]:
 def test_owners_that_come_go_die_and_wake_up(
     forgetful: KafkaServer, tmp_path: Path, running: ExitStack, seed: int
 ) -> None:
-    """FAULTS 4, 5, 23 and 39, invariants 4, 7 and 11: two owners of two tasks, or of the whole job, in turn and at
-    once."""
+    """FAULTS 4, 5, 23 and 39, invariants 4, 7 and 11: two owners of two tasks, or of the complete job, act in turn and
+    at the same time."""
     config = job(forgetful, tmp_path, tasks=2, task__commit__timeout__ms=5000)
     history = History(config, tmp_path, seed)
     for process in history.processes:

@@ -1,4 +1,4 @@
-"""A published snapshot or chain that is damaged is rebuilt at once, by a commit of its own, without any input."""
+"""A damaged snapshot or chain is rebuilt immediately after it is found, in a separate commit and without any input."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.servers import KafkaServer
 
 FACTORY = "blob-store"
 NEVER = ["1000000 commits"]
-#: How commits go to the blob store.
+#: Snapshot intervals of the two kinds of commits.
 KINDS = {SNAPSHOTS: INTERVALS[SNAPSHOTS], SEGMENTS: NEVER}
 BIG = random.Random(0).randbytes(60_000)
 STATE = {b"a": BIG, b"b": BIG[::-1]}
 
 
 def dual(kafka: KafkaServer, directory: Path, kind: str, **more: object) -> JobConfig:
-    """A job in dual commit that is restored from its changelog: nobody reads the blobs."""
+    """Create a job in dual commit that restores from its changelog, so that nothing reads the blobs."""
     return JobConfig.from_mapping(
         job_mapping(
             kafka,
@@ -43,14 +43,14 @@ def dual(kafka: KafkaServer, directory: Path, kind: str, **more: object) -> JobC
 
 
 def record_of(config: JobConfig) -> CheckpointRecord:
-    """The task's record on the topic."""
+    """Return the task's record on the topic."""
     record = current(config)
     assert record is not None
     return record
 
 
 def is_whole(config: JobConfig, expected: dict[bytes, bytes] = STATE) -> bool:
-    """Whether a machine that has nothing but the blobs of the current checkpoint gets exactly the published state."""
+    """Return whether a machine that has only the blobs of the current checkpoint gets exactly the published state."""
     try:
         found = totals(config, FACTORY)[TASK]
     except (MissingError, CorruptError, RetryableError):
@@ -86,11 +86,12 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "what"), CASES)
 def test_a_lost_blob_is_rebuilt_at_an_opening(kafka: KafkaServer, tmp_path: Path, kind: str, what: str) -> None:
-    """FAULT 45: the partition is idle and its restore reads no blob. Any machine can restore from blobs afterwards."""
+    """FAULT 45: the partition is idle and its restore reads no blob. The opening still rebuilds the lost one, and any
+    machine can restore from blobs afterwards."""
     config = dual(kafka, tmp_path, kind)
     commit(config, {b"a": STATE[b"a"]}, 1)
     commit(config, {b"b": STATE[b"b"]}, 2)
-    # a blob that an earlier commit added, too
+    # the case "part" includes a blob that an earlier commit added
     delete(config, tmp_path, what)
     before = record_of(config)
     assert not is_whole(config)
@@ -108,7 +109,7 @@ def test_a_lost_blob_is_rebuilt_at_an_opening(kafka: KafkaServer, tmp_path: Path
 
 
 def test_an_inline_chain_whose_snapshot_is_gone(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 45: the chain can be read, and what it stands on cannot."""
+    """FAULT 45: the chain is readable, but the snapshot that it starts from is gone."""
     config = dual(kafka, tmp_path, SEGMENTS)
     commit(config, {b"a": BIG}, 1)
     commit(config, {b"b": b"small"}, 2)
@@ -122,7 +123,7 @@ def test_an_inline_chain_whose_snapshot_is_gone(kafka: KafkaServer, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_restore_fell_back_from_is_rebuilt(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
-    """FAULT 45: a flipped bit that only the restore sees. It falls back to the changelog, and the blobs are rebuilt."""
+    """FAULT 45: only the restore sees a flipped bit. It falls back to the changelog, and the blobs are rebuilt."""
     config = with_changes(dual(kafka, tmp_path, kind), task__restore__factories=[FACTORY, "kafka-changelog"])
     commit(config, STATE, 1)
     part = next(name for name in sorted(referenced(config)) if ".sst" in name or "/packs/" in name)
@@ -141,7 +142,7 @@ def test_what_a_restore_fell_back_from_is_rebuilt(kafka: KafkaServer, tmp_path: 
 def test_a_blob_store_that_was_away_at_the_opening(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """FAULT 45: what could not be checked at the opening is checked when the store answers, and rebuilt."""
+    """FAULT 45: blobs that could not be checked at the opening are checked when the store answers, and are rebuilt."""
     config = dual(kafka, tmp_path, kind, blob__store__retry__policy__max__retries=0)
     commit(config, STATE, 1)
     delete(config, tmp_path, "index")
@@ -169,7 +170,8 @@ def test_a_blob_store_that_was_away_at_the_opening(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_writes_that_are_not_committed_are_no_part_of_a_repair(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
-    """FAULT 45, invariant 11: the task has written on: what is rebuilt is the published state, or all of the next."""
+    """FAULT 45, invariant 11: the task has uncommitted writes. A repair publishes the state without them, and the next
+    commit publishes all of them."""
     config = dual(kafka, tmp_path, kind)
     commit(config, STATE, 1)
     delete(config, tmp_path, "part")
@@ -192,7 +194,7 @@ def test_writes_that_are_not_committed_are_no_part_of_a_repair(kafka: KafkaServe
 def test_a_fenced_owner_repairs_nothing(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """FAULTS 23, 45: of two owners the older one's repair is refused, and its clean-up deletes nothing."""
+    """FAULTS 23, 45: of two owners, the older one cannot publish its repair, and its clean-up deletes nothing."""
     config = dual(kafka, tmp_path, kind)
     commit(config, STATE, 1)
     delete(config, tmp_path, "index")
@@ -224,7 +226,7 @@ def test_a_fenced_owner_repairs_nothing(
 def test_a_store_that_stays_broken_is_not_tried_for_ever(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """FAULT 45: a limited number of tries, each later than the one before, and an error that says what to do."""
+    """FAULT 45: the task stops after a limited number of tries and logs it. The next commit rebuilds the blobs."""
     monkeypatch.setattr("statemgr.flows.worker.FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr("statemgr.flows.worker.TRIES", 5)
     config = dual(kafka, tmp_path, SNAPSHOTS, blob__store__retry__policy__max__retries=0)
@@ -244,6 +246,6 @@ def test_a_store_that_stays_broken_is_not_tried_for_ever(
         tried = len(puts)
         assert tried
         patch.setattr(FileBlobStore, "put", original)
-        # the next commit does it all the same
+        # the next commit rebuilds the blobs all the same
         task.commit({"orders-0": 2})
     assert is_whole(config)

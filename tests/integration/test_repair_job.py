@@ -1,4 +1,4 @@
-"""A whole job's damaged backups are made again by its owner, without a commit of the engine."""
+"""The owner of all tasks of a job rebuilds damaged backups, without a commit of the engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ITEMS = {b"key": random.Random(1).randbytes(80_000)}
 
 
 def job(kafka: KafkaServer, directory: Path, kind: str) -> JobConfig:
-    """A job of two tasks in dual commit."""
+    """Create a job of two tasks in dual commit."""
     mapping = job_mapping(kafka, directory, backup=("kafka-changelog", FACTORY), restore=("kafka-changelog",), tasks=2)
     return JobConfig.from_mapping(
         mapping | {"task.checkpoint.retained": 2, "task.commit.snapshot.interval": KINDS[kind]}
@@ -31,7 +31,8 @@ def job(kafka: KafkaServer, directory: Path, kind: str) -> JobConfig:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_is_repaired_between_the_batches(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
-    """FAULT 45, invariant 12: no micro-batch comes; the repair keeps the batch, its output and its sequence number."""
+    """FAULT 45, invariant 12: no micro-batch arrives. The repair keeps the batch, its output and its output sequence
+    number."""
     config = job(kafka, tmp_path, kind)
     with StateManager(config) as manager:
         epoch = manager.acquire()
@@ -59,7 +60,7 @@ def test_damage_is_repaired_between_the_batches(kafka: KafkaServer, tmp_path: Pa
         assert after.output_sequence == before.current.sequence
         output = next(attached for attached in after.attachments if attached.name == "output")
         assert read_attachment(config, output) == ROWS["output"]
-        # nothing more is published without need, and the next batch goes on from the repair
+        # nothing more is published without need, and the next batch continues from the repair
         wait_until(lambda: not any(manager.damaged().values()))
         checkpoints = manager.repair()
         assert checkpoints[TASK].sequence == after.sequence
@@ -74,7 +75,7 @@ def test_damage_is_repaired_between_the_batches(kafka: KafkaServer, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_an_attempt_fell_back_from_is_in_its_commit(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
-    """FAULT 45: an executor restores from the changelog, since blobs are damaged, and its commit makes them again."""
+    """FAULT 45: an executor restores from the changelog because blobs are damaged, and its commit rebuilds them."""
     config = with_changes(job(kafka, tmp_path, kind), task__restore__factories=[FACTORY, "kafka-changelog"])
     with StateManager(config) as manager:
         epoch = manager.acquire()

@@ -1,4 +1,4 @@
-"""``statemgr rescale``: another number of tasks, key by key, in every backend; back again; and what it refuses."""
+"""``statemgr rescale`` changes the number of tasks, key by key, in every backend. Also: the way back, and refusals."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ def murmur2(key: bytes) -> int:
 
 
 def keys_of(task: int, tasks: int, state: Mapping[bytes, bytes]) -> State:
-    """The part of a state that one task has."""
+    """Return the part of a state that belongs to one task."""
     return {key: value for key, value in state.items() if murmur2(key) % tasks == task}
 
 
 def some_state(count: int = 500, salt: str = "") -> State:
-    """Keys of many lengths, among them the empty one, and values of some sizes, among them none."""
+    """Return keys of many lengths, including the empty key, and values of several sizes, including empty values."""
     state = {f"{salt}key-{'x' * (n % 9)}{n}".encode(): b"%d" % n * (n % 40) for n in range(count)}
     return {b"": b"the empty key", **state}
 
 
 def fill(config: JobConfig, state: Mapping[bytes, bytes], offset: int = 7) -> None:
-    """Commit a state to all tasks of a job, as a consumer loop does: each has its own partition of the input."""
+    """Commit a state to all tasks of a job, as a consumer loop does: each task has its own partition of the input."""
     for task in range(config.tasks):
         mine = keys_of(task, config.tasks, state)
         commit(config, {**mine, b"gone": None}, {f"orders-{task}": offset + task}, task_name(task))
@@ -66,7 +66,7 @@ def fill(config: JobConfig, state: Mapping[bytes, bytes], offset: int = 7) -> No
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`statemgr rescale … --json` with the job in `job.toml`, two processes at a time; `gc` if that comes first."""
+    """Run `statemgr rescale … --json` with the job in `job.toml`, or `gc` or `doctor` if that comes first."""
     monkeypatch.chdir(tmp_path)
 
     def run_(config: JobConfig | None, *arguments: str) -> Result:
@@ -79,19 +79,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def written(tmp_path: Path) -> JobConfig:
-    """The configuration that the command has written."""
+    """Return the configuration that the command has written."""
     return JobConfig.from_file(tmp_path / "job.toml")
 
 
 def job(kafka: KafkaServer, directory: Path, tasks: int, s3: S3Server | None = None, **more: object) -> JobConfig:
-    """A job with two stores."""
+    """Create a job with two stores."""
     return JobConfig.from_mapping(
         job_mapping(kafka, directory, tasks=tasks, s3=s3, stores=("counts", "totals"), **more)  # type: ignore[arg-type]
     )
 
 
 def check(config: JobConfig, state: Mapping[bytes, bytes], directory: Path) -> None:
-    """Every backend has exactly this state on another machine, key by key, in the right tasks."""
+    """Check that every backend has exactly this state on another machine, key by key, in the right tasks."""
     for factory in config.stores["totals"].backup_factories:
         for task in range(config.tasks):
             found, _ = contents(elsewhere(config, directory / factory, factory), task_name(task))
@@ -124,7 +124,7 @@ def check(config: JobConfig, state: Mapping[bytes, bytes], directory: Path) -> N
 def test_every_key_moves_to_its_task(
     kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run, before: int, after: int, where: str
 ) -> None:
-    """Dual commits: the new tasks have all keys in both backends, and the input offsets; the job goes on."""
+    """With dual commits, the new tasks have all keys in both backends, and the input offsets. The job continues."""
     config = job(kafka, tmp_path, before, s3 if where == "s3" else None, kind=SEGMENTS)
     state = some_state()
     fill(config, some_state(200), 3)
@@ -151,8 +151,8 @@ def test_every_key_moves_to_its_task(
 
 @pytest.mark.long
 def test_undo_goes_back_and_continues(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """The old layout is in force again at its last checkpoint, under a new record; so is the new one after another
-    undo."""
+    """Undo puts the old layout in force again, at its last checkpoint. Another undo does the same for the new
+    layout."""
     config = job(kafka, tmp_path, 4, kind=SEGMENTS)
     state, more = some_state(), some_state(20, "more-")
     fill(config, state)
@@ -178,7 +178,8 @@ def test_undo_goes_back_and_continues(kafka: KafkaServer, tmp_path: Path, run: R
 def test_garbage_collection_collects_the_old_layout(
     kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its blobs are kept for the grace period, and then they go in two runs; --undo has nothing to go back to."""
+    """The old layout's blobs stay for the grace period; then two runs delete them, and --undo has nothing to go back
+    to."""
     config = job(kafka, tmp_path, 2, kind=SNAPSHOTS, backup=("blob-store",))
     fill(config, some_state())
     assert run(config, "--tasks", "3", "--write").exit_code == 0
@@ -213,8 +214,8 @@ def test_garbage_collection_collects_the_old_layout(
 def test_a_running_owner_is_fenced(
     kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may commit until it is fenced: only what it has put, changed and deleted since is brought into the new
-    layout, once while it still runs and once while it is fenced. Its next commit fails."""
+    """The owner may commit until it is fenced. The command brings only the changes since the build into the new layout,
+    once while the owner runs and once when it is fenced. The owner's next commit fails."""
     config = job(kafka, tmp_path, 2, kind=SEGMENTS, backup=backup)
     state = some_state()
     fill(config, state)
@@ -223,7 +224,7 @@ def test_a_running_owner_is_fenced(
     last = dict.fromkeys([*list(late)[:20], *mine[150:160], *keys_of(0, 2, some_state(50, "last-"))], b"last")
     gone, gone_last = dict.fromkeys(mine[100:140]), dict.fromkeys([*mine[140:145], *list(late)[20:30], b"no key"])
     steps: list[Phase] = []
-    monkeypatch.setattr(CatchUp, "_compared", None)  # the time depends on the changes only
+    monkeypatch.setattr(CatchUp, "_compared", None)  # the time must depend on the changes only
     with StateManager(config) as manager, manager.open_task("Partition 0") as task:
 
         def commits(phase: Phase, subject: str) -> None:
@@ -257,7 +258,7 @@ def test_a_running_owner_is_fenced(
 def test_a_build_that_was_cut_off_continues(
     kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...]
 ) -> None:
-    """Also if the job has committed since: what was built is used, and the changes are brought in."""
+    """The next run uses what was built, even if the job has committed since, and brings in the changes."""
     config = job(kafka, tmp_path, 2, kind=SEGMENTS, backup=backup)
     state = some_state()
     fill(config, state)
@@ -279,7 +280,7 @@ def test_a_build_that_was_cut_off_continues(
 
 
 def test_a_running_owner_that_makes_snapshots(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """No backend has the changes, so states are compared, but the job still runs meanwhile."""
+    """No backend has the changes, so the command compares states, but it does so while the job still runs."""
     config = job(kafka, tmp_path, 2, kind=SNAPSHOTS, backup=("blob-store",))
     state = some_state()
     fill(config, state)
@@ -305,7 +306,7 @@ def test_a_running_owner_that_makes_snapshots(kafka: KafkaServer, tmp_path: Path
 def test_a_retained_checkpoint_of_one_backend(
     kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...]
 ) -> None:
-    """--checkpoint begins with an older checkpoint that all tasks retain; a store in memory is split, too."""
+    """--checkpoint starts from an older checkpoint that all tasks retain. A store in memory is split as well."""
     config = JobConfig.from_mapping(
         job_mapping(kafka, tmp_path, tasks=2, backup=backup, stores__totals__type="memory", kind=SEGMENTS)
     )
@@ -329,7 +330,7 @@ def commit_all(config: JobConfig, manager: StateManager, state: State, number: i
 
 
 def merged(states: Mapping[str, State]) -> State:
-    """All keys of all tasks, of which no two have the same."""
+    """Return all keys of all tasks, and check that no two tasks have the same key."""
     found = {key: value for state in states.values() for key, value in state.items()}
     assert len(found) == sum(map(len, states.values()))
     return found
@@ -339,8 +340,8 @@ def merged(states: Mapping[str, State]) -> State:
 
 
 def test_keys_that_no_partitioner_explains(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """State whose keys are not those of the input: refused, and nothing has changed. So is the state of one task, as
-    long as nobody says how its keys are spread."""
+    """The keys of a state are not those of the input: the command refuses, and nothing changes. It also refuses the
+    state of a single task until the user names a partitioner."""
     config = job(kafka, tmp_path, 2)
     for task in range(2):
         commit(config, {b"%d" % number: b"x" for number in range(50)}, {f"orders-{task}": 1}, task_name(task))
@@ -358,7 +359,8 @@ def test_keys_that_no_partitioner_explains(kafka: KafkaServer, tmp_path: Path, r
 
 @pytest.mark.long
 def test_keys_that_quix_streams_wrote(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """They stay with the key of their message. A key that does not show it is refused, wherever it is."""
+    """Keys that Quix Streams wrote stay with the key of their message. A key that does not show it is refused, even in
+    the right task."""
     config = job(kafka, tmp_path, 2, backup=("blob-store",))
     state = {b'order-%d|"%s"' % (number, name): b"1" for number in range(50) for name in (b"rows", b"sum")}
 
@@ -379,8 +381,8 @@ def test_keys_that_quix_streams_wrote(kafka: KafkaServer, tmp_path: Path, run: R
 
 @pytest.mark.long
 def test_rows_that_were_written_for_the_old_tasks(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """Invariant 17, FAULT 51: rows that are not processed and whose keys belong to another task now; those whose keys
-    stay are no reason, and neither is input that was processed."""
+    """Invariant 17, FAULT 51: the command refuses if unprocessed rows have keys that belong to another task now. Rows
+    whose keys stay do not count, and neither does processed input."""
     topic, state = kafka.fresh_name("in"), some_state(100)
     make_topic(kafka_job(kafka), topic, 4)
     config = job(kafka, tmp_path, 2)
@@ -407,8 +409,8 @@ def test_rows_that_were_written_for_the_old_tasks(kafka: KafkaServer, tmp_path: 
 
 @pytest.mark.long
 def test_run_again_after_the_publish(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """A command that died between the publish and the configuration: the next one only writes the configuration.
-    Until then, the job is refused, and the hint names the command; so does doctor's."""
+    """A command died between the publish and the configuration, and the next one only writes the configuration. Until
+    then, the job is refused, and the hint names the command; so does doctor's."""
     config = job(kafka, tmp_path, 2)
     fill(config, some_state(100))
     assert run(config, "--tasks", "3", "--write").exit_code == 0
@@ -429,7 +431,7 @@ def test_run_again_after_the_publish(kafka: KafkaServer, tmp_path: Path, run: Ru
 def test_back_to_changelogs_after_a_rescale_on_blobs(
     kafka: KafkaServer, tmp_path: Path, run: Run, *, undo: bool
 ) -> None:
-    """The changelog of an earlier stage has the old number of partitions: the way back gets a new one."""
+    """The changelog of an earlier stage has the old number of partitions, so the way back uses a new changelog."""
     config = job(kafka, tmp_path, 2)
     fill(config, some_state(50))
     blobs = config.to_mapping() | {"task.backup.factories": ["blob-store"], "task.restore.factories": ["blob-store"]}
@@ -448,7 +450,7 @@ def test_back_to_changelogs_after_a_rescale_on_blobs(
 
 @pytest.mark.long
 def test_one_rescale_at_a_time(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """Another one on this machine is refused while one runs; a changelog with records of others stops it."""
+    """While one rescale runs, another on this machine is refused. A changelog with foreign records stops a rescale."""
     config = job(kafka, tmp_path, 2)
     fill(config, some_state(50))
     second: list[Result] = []
@@ -470,7 +472,7 @@ def test_one_rescale_at_a_time(kafka: KafkaServer, tmp_path: Path, run: Run) -> 
     wait_until(lambda: topic not in admin.list_topics(timeout=60).topics)
     with observed(another):
         assert run(config, "--tasks", "3", "--write").exit_code == 0
-    assert second[0].exit_code == 3, second[0].output + second[0].stderr  # it could be run later
+    assert second[0].exit_code == 3, second[0].output + second[0].stderr  # it can run later
     check(written(tmp_path), some_state(50), tmp_path / "other")
 
 
@@ -478,7 +480,7 @@ def test_one_rescale_at_a_time(kafka: KafkaServer, tmp_path: Path, run: Run) -> 
 def test_the_state_of_a_processor_moves_by_its_grouping_key(
     kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, inline: bool
 ) -> None:
-    """All forms of keys, by Spark's hash; the attachment with the grouping columns stays, also if it is a blob."""
+    """Keys of all forms move by Spark's hash. The attachment with the grouping columns stays, even if it is a blob."""
     recorded, config = "spark-hash(string,int)", job(kafka, tmp_path, 2, kind=SEGMENTS)
     columns = [{"name": "a", "type": "string"}, {"name": "b", "type": "integer"}]
     record = json.dumps({"format": 1, "store": "totals", "key": {"type": "struct", "fields": columns}}).encode()

@@ -1,5 +1,5 @@
-"""`rescale_job`: other machines build the new stores. Here they are calls of `rescale_unit` in this process, of which
-nothing stays on the disk."""
+"""`rescale_job`: other machines build the new stores. Here, calls of `rescale_unit` in this process stand for them, and
+leave nothing on the disk."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ LONG_DUAL = pytest.param(DUAL, marks=pytest.mark.long)
 
 
 def rescaled(config: JobConfig, tasks: int, elsewhere: Callable[[str], str] = rescale_unit) -> RescaledJob:
-    """The job with another number of tasks."""
+    """Change the number of tasks of the job."""
     return rescale_job(config, tasks, elsewhere, parallel=2)
 
 
 def nowhere(order: str) -> str:
-    """Another machine that is not needed."""
+    """Stand for another machine that must not be needed."""
     raise AssertionError(f"ordered again: {order}")
 
 
 def cut_off(config: JobConfig, tasks: int) -> None:
-    """A driver that dies when everything is built."""
+    """Run a driver that dies when everything is built."""
 
     def fence(phase: Phase, subject: str) -> None:
         if (phase, subject) == (Phase.FENCE, config.job_name):
@@ -59,7 +59,8 @@ def cut_off(config: JobConfig, tasks: int) -> None:
 def test_every_key_moves_to_its_task(
     kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run, before: int, after: int, backup: tuple[str, ...]
 ) -> None:
-    """Key by key as with the command, which afterwards only writes the configuration; nothing is left on the disk."""
+    """Every key moves as with the command, which afterwards only writes the configuration. Nothing is left on the
+    disk."""
     config, state = job(kafka, tmp_path, before, s3, kind=SEGMENTS, backup=backup), some_state()
     fill(config, some_state(200), 3)
     fill(config, state)
@@ -77,8 +78,8 @@ def test_every_key_moves_to_its_task(
 def test_a_running_owner(
     kafka: KafkaServer, tmp_path: Path, backup: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It commits while the stores are built, and while the driver catches up. The driver restores the new stores once,
-    before it fences."""
+    """The owner commits while the stores are built and while the driver catches up. The new stores have these changes,
+    and the owner's next commit fails."""
     config, state = job(kafka, tmp_path, 2, kind=SEGMENTS, backup=backup), some_state()
     fill(config, state)
     gone = list(keys_of(0, 2, state))[100]
@@ -117,7 +118,7 @@ def test_a_running_owner(
 def test_a_driver_that_died_continues(
     kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...], again: str
 ) -> None:
-    """What other machines have built is used, by both ways, and what the job has committed since is brought in."""
+    """Both ways use what other machines have built, and bring in what the job has committed since."""
     config, state = job(kafka, tmp_path, 2, kind=SEGMENTS, backup=backup), some_state()
     fill(config, state)
     cut_off(config, 3)
@@ -137,7 +138,7 @@ def test_a_driver_that_died_continues(
 
 @pytest.mark.long
 def test_a_command_that_died_continues_elsewhere(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """What the command has built on this machine is not ordered again."""
+    """Stores that the command has built on this machine are not ordered again."""
     config, state = job(kafka, tmp_path, 2, kind=SEGMENTS), some_state()
     fill(config, state)
 
@@ -153,8 +154,8 @@ def test_a_command_that_died_continues_elsewhere(kafka: KafkaServer, tmp_path: P
 @pytest.mark.long
 @pytest.mark.parametrize("backup", [DUAL, ("blob-store",)], ids=["dual", "blobs"])
 def test_a_try_that_was_given_up_and_still_runs(kafka: KafkaServer, tmp_path: Path, backup: tuple[str, ...]) -> None:
-    """Its blobs harm nobody. It may write to a changelog after the try that counts: then nothing is published, and the
-    next run builds the store again."""
+    """An abandoned try does no harm with its blobs. If it writes to a changelog after the try that counts, nothing is
+    published, and the next run builds the store again."""
     config, state = job(kafka, tmp_path, 2, kind=SEGMENTS, backup=backup), some_state()
     fill(config, state)
 
@@ -174,7 +175,7 @@ def test_a_try_that_was_given_up_and_still_runs(kafka: KafkaServer, tmp_path: Pa
 
 
 def test_a_partition_is_looked_at_when_older_tries_are_fenced(kafka: KafkaServer, tmp_path: Path) -> None:
-    """What an older try has written until then is deleted, and it cannot write later."""
+    """A newer try deletes what an older one has written until then, and the older one cannot write any more."""
     config = job(kafka, tmp_path, 1, backup=("kafka-changelog",))
     make_topic(config, topic := config.stores["totals"].changelog_topic, 1)
     with closing(open_services(config)) as services:
@@ -195,7 +196,8 @@ def test_a_partition_is_looked_at_when_older_tries_are_fenced(kafka: KafkaServer
 
 @pytest.mark.long
 def test_two_tries_at_the_same_time(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Each fences the other where it writes to a changelog later. What comes of it is whole, or is not published."""
+    """Each try fences the other where it writes to a changelog later. The result is complete, or it is not
+    published."""
     config, state = job(kafka, tmp_path, 2, kind=SEGMENTS, backup=("kafka-changelog",)), some_state()
     fill(config, state)
 
@@ -221,7 +223,7 @@ def test_two_tries_at_the_same_time(kafka: KafkaServer, tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Other machines look for the partitioner, and check each key: both errors come back with their kind."""
+    """Other machines look for the partitioner and check each key. Both errors come back with their type."""
     config = job(kafka, tmp_path, 2, backup=("blob-store",))
     for task in range(2):
         commit(config, {b"%d" % number: b"x" for number in range(50)}, {f"orders-{task}": 1}, task_name(task))

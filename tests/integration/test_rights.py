@@ -1,4 +1,4 @@
-"""The documented rights of Kafka and S3 suffice, and each of them is needed: on servers that enforce them."""
+"""The documented rights of Kafka and S3 suffice, and each of them is needed, on servers that enforce them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tests.servers import KafkaServer
 pytestmark = pytest.mark.integration
 GROUP, INPUT, PREFIX = "clicks-group", "clicks-in", "team"
 OLD_TOPIC, OLD_GROUP = "older-changelog", "older"
-#: What a life of a job consists of, as the page names it.
+#: The steps in the life of a job, as the page names them.
 STEPS = ("first start", "run", "restore", "gc", "doctor")
-#: The shortest way to need a right of a step.
+#: Step → a shorter step that needs the same rights.
 _STEP_OF = {"run": "commit", "restore": "commit"}
 
 
@@ -37,7 +37,7 @@ _STEP_OF = {"run": "commit", "restore": "commit"}
 def servers(
     secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[SecuredKafka, SecuredS3]]:
-    """A broker and an S3 server with users."""
+    """Start a broker and an S3 server with users."""
     if find_versitygw() is None:
         pytest.skip("needs versitygw, which enforces policies")
     secured_kafka.make_topic(INPUT)
@@ -50,7 +50,7 @@ def servers(
 
 
 class Life:
-    """One job, step by step, as the user."""
+    """One job, step by step, run by the user."""
 
     def __init__(self, servers: tuple[SecuredKafka, SecuredS3], directory: Path, name: str) -> None:
         self.kafka, self.s3 = servers
@@ -71,12 +71,12 @@ class Life:
         self.path.write_text("".join(f'"{k}" = {json.dumps(v)}\n' for k, v in self.config.to_mapping().items()))
 
     def allow(self, rights: list[Right]) -> None:
-        """Just these."""
+        """Allow exactly these rights."""
         self.kafka.allow(rights)
         self.s3.allow(rights)
 
     def step(self, name: str) -> None:
-        """Raises: what the step raises; AccessDenied for what a command reports."""
+        """Run a step. Raises: what the step raises; AccessDenied for a command that fails."""
         {
             "first start": lambda: self._command("topics", "create"),
             "run": self._run,
@@ -135,8 +135,8 @@ class Life:
 
 
 def test_the_documented_rights_suffice(servers: tuple[SecuredKafka, SecuredS3], tmp_path: Path) -> None:
-    """FAULT 10: a user with exactly the rights of the page creates topics, runs, restores, collects and checks; what
-    another job stores below the same prefix is out of its reach."""
+    """FAULT 10: a user with exactly the rights of the page creates topics, runs, restores, collects and checks. The job
+    stores nothing outside its prefix."""
     life = Life(servers, tmp_path, "clicks")
     root = life.s3.root()
     life.allow(life.rights)
@@ -149,7 +149,7 @@ def test_the_documented_rights_suffice(servers: tuple[SecuredKafka, SecuredS3], 
 
 @pytest.mark.long
 def test_the_documented_rights_suffice_to_adopt(servers: tuple[SecuredKafka, SecuredS3], tmp_path: Path) -> None:
-    """The rows of `adopt` and those of a job are enough to look at an older job, and to adopt it."""
+    """The rights for `adopt` and those for a job are enough to look at an older job, and to adopt it."""
     life = Life(servers, tmp_path, "adopted")
     life.allow(life.rights)
     life.adopt()
@@ -160,7 +160,8 @@ def test_the_documented_rights_suffice_to_adopt(servers: tuple[SecuredKafka, Sec
 
 @pytest.mark.long
 def test_each_right_of_kafka_is_needed_and_named(servers: tuple[SecuredKafka, SecuredS3], tmp_path: Path) -> None:
-    """FAULT 10: without any one of Kafka's rights its step ends with AccessDenied, which names right and resource."""
+    """FAULT 10: without any one of Kafka's rights, its step fails with AccessDenied, which names the right and the
+    resource."""
     life = Life(servers, tmp_path, "orders")
     life.allow(life.rights)
     for name in ("first start", "commit"):
@@ -169,7 +170,7 @@ def test_each_right_of_kafka_is_needed_and_named(servers: tuple[SecuredKafka, Se
     for number, right in enumerate(life.rights):
         if right.server != "Kafka":
             continue
-        # what is needed for making something is tried by a job that has nothing
+        # a right to create something is tried by a job that has nothing yet
         job = Life(servers, tmp_path / str(number), f"fresh{number}") if right.right == "Create" else life
         lost = job.rights[number]
         job.allow([other for other in job.rights if other != lost])
@@ -186,7 +187,8 @@ def test_each_right_of_kafka_is_needed_and_named(servers: tuple[SecuredKafka, Se
 
 
 def test_each_right_of_s3_is_needed_and_named(servers: tuple[SecuredKafka, SecuredS3], tmp_path: Path) -> None:
-    """FAULT 10: without any one of S3's rights its request ends with AccessDenied, which names right and resource."""
+    """FAULT 10: without any one of S3's rights, its request fails with AccessDenied, which names the right and the
+    bucket."""
     life = Life(servers, tmp_path, "visits")
     root, key = life.s3.root(), "visits/1/Partition_0/totals/a/x"
     upload = root.create_multipart_upload(Bucket=BUCKET, Key=f"{PREFIX}/visits/1/u")["UploadId"]
@@ -219,7 +221,7 @@ def test_each_right_of_s3_is_needed_and_named(servers: tuple[SecuredKafka, Secur
 
 
 def test_jobs_that_share_a_bucket_are_isolated(servers: tuple[SecuredKafka, SecuredS3], tmp_path: Path) -> None:
-    """What another job stores below the same prefix is out of reach of a user with the documented rights."""
+    """A user with the documented rights cannot reach what another job stores below the same prefix."""
     life = Life(servers, tmp_path, "mine")
     root, key = life.s3.root(), f"{PREFIX}/theirs/1/Partition_0/totals/a/x"
     root.put_object(Bucket=BUCKET, Key=key, Body=b"x")

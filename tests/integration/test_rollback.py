@@ -1,4 +1,4 @@
-"""``statemgr checkpoints rollback``: a retained checkpoint is current again, under a new record, in every backend."""
+"""``statemgr checkpoints rollback`` makes a retained checkpoint current again, under a new record, in every backend."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OTHER = "Partition 1"
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`statemgr checkpoints rollback … --json` with the job in `job.toml`; `tag` if that comes first."""
+    """Run `statemgr checkpoints rollback … --json` with the job in `job.toml`, or `tag` if that comes first."""
     monkeypatch.chdir(tmp_path)
 
     def run_(config: JobConfig, *arguments: str) -> Result:
@@ -41,7 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
-    """A job that retains five checkpoints."""
+    """Create a job that retains five checkpoints."""
     return JobConfig.from_mapping(job_mapping(kafka, directory, **{"task__checkpoint__retained": 5, **more}))  # type: ignore[arg-type]
 
 
@@ -62,14 +62,15 @@ def history(config: JobConfig, count: int = 4) -> list[dict[bytes, bytes]]:
 
 
 def identity_of(config: JobConfig, number: int, task: str = TASK) -> str:
-    """The ID of the checkpoint that is the ``number``-th newest."""
+    """Return the ID of the ``number``-th newest checkpoint; 0 is the current one."""
     record = current(config, task)
     assert record is not None
     return str(record.checkpoints[number].checkpoint_id)
 
 
 def check_state(config: JobConfig, expected: Mapping[bytes, bytes], task: str = TASK) -> None:
-    """Every backend has exactly this state of the task, and every blob that is needed exists and will not expire."""
+    """Check that every backend has exactly this state of the task, and that every needed blob exists and will not
+    expire."""
     for factory in config.stores["totals"].backup_factories:
         assert totals(config, factory)[task] == expected, factory
     with JobReader(config) as reader:
@@ -85,8 +86,8 @@ def check_state(config: JobConfig, expected: Mapping[bytes, bytes], task: str = 
 def test_goes_back_in_every_backend_and_continues(
     kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...], kind: str
 ) -> None:
-    """The older state is current under a new record, with its offsets, and the job goes on from it; without --write
-    nothing happens."""
+    """The older state becomes current under a new record, with its offsets, and the job continues from it. Without
+    --write, nothing changes."""
     config = job(kafka, tmp_path, backup=backup, kind=kind)
     states = history(config)
     target = identity_of(config, 2)
@@ -117,7 +118,7 @@ def test_goes_back_in_every_backend_and_continues(
 
 
 def test_copies_no_data_where_blobs_hold_the_state(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """Every retained checkpoint in turn, back and forth: no blob is added, and each is exact."""
+    """The rollback moves between retained checkpoints, back and forth. It adds no blob, and each state is exact."""
     config = job(kafka, tmp_path, backup=("blob-store",), kind=SEGMENTS, task__checkpoint__retained=9)
     states = history(config, 5)
     record, before = current(config), blob_files(tmp_path)
@@ -130,7 +131,7 @@ def test_copies_no_data_where_blobs_hold_the_state(kafka: KafkaServer, tmp_path:
 
 
 def test_all_tasks_go_back_together(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """A whole job: one transaction, one new checkpoint ID; the micro-batch and its output are those of then."""
+    """All tasks go back to one new checkpoint ID. The micro-batch and its output are those of the older checkpoint."""
     config = job(kafka, tmp_path, tasks=2, task__checkpoint__retained=4)
     with StateManager(config, "spark-hash(string)") as driver:
         epoch = driver.acquire()
@@ -161,7 +162,8 @@ def test_all_tasks_go_back_together(kafka: KafkaServer, tmp_path: Path, run: Run
 
 @pytest.mark.long
 def test_tasks_that_commit_one_by_one(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """Each task has IDs of its own: one goes back alone, or all to a checkpoint each; the other ones say how."""
+    """Each task has its own IDs. One task goes back alone, or all go back to one checkpoint each; a refusal says
+    how."""
     config = job(kafka, tmp_path, tasks=2)
     for number in range(3):
         commit(config, {b"a": b"%d" % number}, {"orders-0": number}, TASK)
@@ -185,7 +187,7 @@ def test_tasks_that_commit_one_by_one(kafka: KafkaServer, tmp_path: Path, run: R
 
 
 def test_a_running_owner_is_fenced(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """Protocol 2: the owner's next commit fails, and the state that was gone back to stays."""
+    """Protocol 2: the owner's next commit fails, and the state of the rollback stays."""
     config = job(kafka, tmp_path)
     states = history(config)
     with StateManager(config) as manager, manager.open_task(TASK) as task:
@@ -199,8 +201,9 @@ def test_a_running_owner_is_fenced(kafka: KafkaServer, tmp_path: Path, run: Run)
 def test_a_compacted_changelog_is_rebuilt_from_blobs(
     kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 53: a key was deleted since, and its delete is compacted away. The changelog alone cannot prove what it
-    was, and is refused; with blobs it is rebuilt: lost keys come back, and keys of later checkpoints go."""
+    """FAULT 53: a key was deleted since, and compaction removed its delete. The changelog alone cannot supply the older
+    state, and the command refuses. With blobs it rebuilds the changelog: lost keys come back, and later keys are
+    deleted."""
     monkeypatch.setattr(topics, "DELETE_RETENTION_MS", int(EAGER["delete.retention.ms"]))
     config = job(kafka, tmp_path, stores__totals__changelog__min__compaction__lag__ms=0, task__checkpoint__retained=99)
     forgetful(config)
@@ -221,7 +224,7 @@ def test_a_compacted_changelog_is_rebuilt_from_blobs(
 
 
 def test_a_backend_that_was_added_since_is_filled(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """The checkpoint has no marker of blobs: they get the whole state, and the next commit continues there."""
+    """The checkpoint has no marker for blobs, so the command fills them with the complete state."""
     config = job(kafka, tmp_path, backup=("kafka-changelog",))
     states = history(config, 2)
     target = identity_of(config, 1)
@@ -235,7 +238,8 @@ def test_a_backend_that_was_added_since_is_filled(kafka: KafkaServer, tmp_path: 
 def test_a_state_that_no_listed_factory_has_is_refused_at_the_look(
     kafka: KafkaServer, tmp_path: Path, run: Run
 ) -> None:
-    """The changelog alone has it, and the list has only blobs by now: said without --write, too, with what to add."""
+    """Only the changelog has the state, and the job lists only blobs. The command refuses even without --write, and
+    says what to add."""
     config = job(kafka, tmp_path, backup=("kafka-changelog",))
     states = history(config, 2)
     target = identity_of(config, 1)
@@ -252,8 +256,8 @@ def test_a_state_that_no_listed_factory_has_is_refused_at_the_look(
 
 
 def test_a_damaged_checkpoint(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """Complete before published: where nothing has the state, the command refuses, and nothing changes; a machine that
-    has a copy of it fills the backend."""
+    """If no backend has the complete state, the command refuses, and nothing changes. A machine that has a copy of the
+    state fills the backend."""
     config = job(kafka, tmp_path, backup=("blob-store",), kind=SNAPSHOTS)
     state = history(config)[-1]
     with StateManager(config) as owner:
@@ -261,7 +265,7 @@ def test_a_damaged_checkpoint(kafka: KafkaServer, tmp_path: Path, run: Run) -> N
         with owner.open_task(TASK) as task:
             task.store("totals").put(b"kept", b"1")
             task.commit({"orders-0": 8})
-        commit(config, {b"newest": b"1"}, 9)  # keeps the local copy of an owner that lives
+        commit(config, {b"newest": b"1"}, 9)  # the local copy stays, since its owner still runs
         record = current(config)
         assert record is not None
         marker = record.checkpoints[1].marker("blob-store", "totals")
@@ -278,7 +282,7 @@ def test_a_damaged_checkpoint(kafka: KafkaServer, tmp_path: Path, run: Run) -> N
 
 
 def test_stores_must_be_those_of_the_checkpoint(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """A store that was added since: the configuration of then is needed, and goes back across the change."""
+    """A store was added since. The rollback needs the configuration without it, and goes back across the change."""
     config = job(kafka, tmp_path)
     states = history(config, 2)
     target = identity_of(config, 0)
@@ -292,7 +296,7 @@ def test_stores_must_be_those_of_the_checkpoint(kafka: KafkaServer, tmp_path: Pa
 
 
 def test_input_that_is_gone_is_reported(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """The job could not continue from these offsets: said before anything is written."""
+    """Before anything is written, the command reports that the job could not continue from these offsets."""
     config = job(kafka, tmp_path)
     history(config)
     name = kafka.fresh_name("orders")
@@ -305,8 +309,8 @@ def test_input_that_is_gone_is_reported(kafka: KafkaServer, tmp_path: Path, run:
 
 @pytest.mark.long
 def test_on_s3_with_chains_in_blobs(kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run) -> None:
-    """Long chains do not fit into the record: the chain alone is stored again, and later changes are not mistaken for
-    those that were taken back when the newest snapshot is damaged."""
+    """Long chains do not fit into the record. After a rollback on S3, new changes are not mixed with those that were
+    taken back."""
     config = job(
         kafka, tmp_path, backup=("blob-store",), s3=s3, kind=SEGMENTS, task__checkpoint__retained=90, stores=("totals",)
     )
@@ -335,7 +339,7 @@ def test_on_s3_with_chains_in_blobs(kafka: KafkaServer, s3: S3Server, tmp_path: 
 def test_a_failure_leaves_the_old_or_the_new_checkpoint(
     kafka: KafkaServer, tmp_path: Path, run: Run, phase: Phase
 ) -> None:
-    """Whatever fails on the way: exactly one of the two states is current in both backends, and a second try works."""
+    """Wherever the command fails, exactly one of the two states is current in both backends, and a second try works."""
     config = job(kafka, tmp_path, kind=SEGMENTS)
     states = history(config)
     target = identity_of(config, 2)
@@ -353,8 +357,8 @@ def test_a_failure_leaves_the_old_or_the_new_checkpoint(
 
 @pytest.mark.parametrize("kind", [pytest.param(SNAPSHOTS, marks=pytest.mark.long), SEGMENTS])
 def test_a_tagged_checkpoint_outlives_retention_and_gc(kafka: KafkaServer, tmp_path: Path, run: Run, kind: str) -> None:
-    """Commits carry the tag on, also of later owners; clean-up and gc leave its blobs; one can go back to it. Released,
-    the next commit drops it and deletes what only it needed."""
+    """Later commits keep the tag, clean-up and gc leave its blobs, and the job can go back to it. After its release,
+    the next commit drops the checkpoint and deletes what only that one needed."""
     config = job(kafka, tmp_path, kind=kind, task__checkpoint__retained=2)
     states = history(config, 2)
     kept = identity_of(config, 1)
@@ -388,7 +392,7 @@ def test_a_tagged_checkpoint_outlives_retention_and_gc(kafka: KafkaServer, tmp_p
 
 
 def test_a_tag_of_a_whole_job(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """All tasks keep it, with its job record, and the driver's later publishes carry it on."""
+    """All tasks keep the tagged checkpoint, and the driver's later publishes carry it on."""
     config = job(kafka, tmp_path, tasks=2, task__checkpoint__retained=1)
 
     def publish(batches: range) -> None:

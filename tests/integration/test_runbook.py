@@ -1,4 +1,4 @@
-"""Each fault of the runbook is caused for real, and the page of `statemgr ui` names the part at fault."""
+"""Each test causes a fault of the runbook for real, and the page of `statemgr ui` names the part at fault."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ from tests.servers import KafkaServer, S3Server
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("runbook")]
 INPUT, GROUP = "orders", "orders-group"
-#: What a page lists: fault, part at fault, what was seen.
+#: One problem on a page: the fault, the part at fault, and what was seen.
 Line = tuple[str, str, str]
 
 
 @dataclass
 class Page:
-    """The page of one job on the server of `statemgr ui`. ``number``: its place on the command line."""
+    """The page of one job on the server of `statemgr ui`. ``number``: the job's place on the command line."""
 
     port: int
     number: int
 
     def ask(self, path: str = "", method: str = "GET", body: str | None = None) -> tuple[int, str]:
-        """Status and body of an answer."""
+        """Return the status and body of an answer."""
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
             connection.request(method, f"/{self.number}/{path}", body)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
 
     def lines(self) -> list[Line]:
-        """The list of problems."""
+        """Return the list of problems."""
         found = re.search(r"<caption>Problems</caption>.*?</table>", self.ask()[1])
         rows = re.findall(
             r'<tr><td><a href="/runbook#([a-z-]+)">.*?</td><td>(.*?)</td><td>(.*?)</td>', found[0] if found else ""
@@ -63,7 +63,7 @@ class Page:
         return [(fault, unescape(part), unescape(detail)) for fault, part, detail in rows]
 
     def names(self, fault: Fault, part: str, detail: str = "") -> Line:
-        """Wait until the page lists a fault with this text in its part, and then this one in what was seen."""
+        """Wait until the page lists a fault whose part contains ``part``, and whose observation contains ``detail``."""
 
         def fits(line: Line) -> bool:
             return line[0] == fault.value and part in line[1] and detail in line[2]
@@ -72,7 +72,7 @@ class Page:
         return next(filter(fits, seen))
 
     def is_fine(self) -> None:
-        """Wait until the page lists nothing."""
+        """Wait until the page lists no problem."""
         self._wait(lambda lines: not lines)
 
     def _wait(self, done: Callable[[list[Line]], bool]) -> list[Line]:
@@ -92,8 +92,8 @@ class Page:
 class Scene:
     """A broker, an S3 server, one process of a job on them, and the pages of `statemgr ui`.
 
-    ``job`` has its blobs on S3; ``denied`` is the same job as a user with rights; ``files`` has its blobs in a
-    directory, and no process.
+    ``job`` has its blobs on S3, and ``denied`` is the same job with a user that has limited rights. ``files`` has its
+    blobs in a directory, and no process.
     """
 
     kafka: SecuredKafka
@@ -112,12 +112,12 @@ class Scene:
         return KafkaServer(bootstrap_servers=self.kafka.broker.bootstrap_servers, kind="local")
 
     def produce(self, count: int) -> None:
-        """New messages."""
+        """Produce new messages."""
         produce(self.server, INPUT, 2, range(count))
 
     @contextmanager
     def process(self, **order: object) -> Iterator[Process]:
-        """A process of the job that runs meanwhile, in place of the one that ran before."""
+        """Run a process of the job while the block runs, in place of the one that ran before."""
         self.stop()
         log = self.directory / "member.log"
         self.child = Process.start(self.job, GROUP, INPUT, log, **order)
@@ -125,7 +125,7 @@ class Scene:
         self.stop()
 
     def running(self) -> Process:
-        """The process of the job: one that runs, and has nothing to do."""
+        """Return the process of the job. If none runs, start one that has nothing to do."""
         if self.child is None or self.child.child.poll() is not None:
             self.child = Process.start(self.job, GROUP, INPUT, self.directory / "member.log")
         return self.child
@@ -148,7 +148,7 @@ def toml(config: JobConfig, path: Path) -> str:
 
 @contextmanager
 def served(metrics: str, *files: str) -> Iterator[int]:
-    """`statemgr ui` as a process. Yields: its port."""
+    """Run `statemgr ui` as a process. Yields: its port."""
     configs = [word for file in files for word in ("-c", file)]
     command = [sys.executable, "-m", "statemgr", "ui", *configs, "--metrics", metrics, "--port", "0"]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -162,7 +162,7 @@ def served(metrics: str, *files: str) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """Everything, once for all faults."""
+    """Start everything once for all faults."""
     directory = tmp_path_factory.mktemp("runbook")
     s3 = OwnS3(directory=directory / "s3")
     with SecuredKafka(directory / "kafka") as kafka:
@@ -176,7 +176,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @contextmanager
 def small_disk(target: Path) -> Iterator[Path | None]:
-    """A file system of 128 MiB, or None if this user may not mount one."""
+    """Mount a file system of 128 MiB. Yields: its directory, or None if this user may not mount one."""
     mount, umount = shutil.which("mount"), shutil.which("umount")
     target.mkdir()
     command = [mount or "", "-t", "tmpfs", "-o", "size=128m", "tmpfs", str(target)]
@@ -227,7 +227,7 @@ def _scene(kafka: SecuredKafka, s3: OwnS3, directory: Path, disk: Path | None) -
 
 
 def test_broker_gone(scene: Scene) -> None:
-    """A broker that was killed is named by its address within seconds, long before the clients give up."""
+    """The page names a killed broker by its address, and still shows what it read before."""
     scene.running()
     scene.kafka.broker.kill()
     try:
@@ -242,9 +242,9 @@ def test_broker_gone(scene: Scene) -> None:
 
 
 def test_blob_store_gone(scene: Scene) -> None:
-    """An S3 server that does not answer is named by bucket and endpoint."""
+    """The page names an S3 server that does not answer by its bucket and endpoint."""
     scene.running()
-    moto = scene.s3.kind == "moto"  # it would lose its objects
+    moto = scene.s3.kind == "moto"  # a restart would lose its objects
     (scene.s3.process.suspend if moto else scene.s3.process.kill)()  # type: ignore[union-attr]
     try:
         line = scene.pages["job"].names(Fault.BLOB_STORE_GONE, scene.s3.endpoint)
@@ -259,7 +259,7 @@ def test_blob_store_gone(scene: Scene) -> None:
 
 
 def test_lag_grows(scene: Scene) -> None:
-    """A task that is slower than its input is named with its source partition and both rates."""
+    """The page names a task that is slower than its input, with its source partition and both rates."""
     enough = threading.Event()
 
     def send_on() -> None:
@@ -280,7 +280,7 @@ def test_lag_grows(scene: Scene) -> None:
 
 
 def test_member_stuck(scene: Scene) -> None:
-    """A process that stands still is named by its address, and its tasks with the input that waits."""
+    """The page names a process that stands still by its address, and its tasks with the input that waits."""
     child = scene.running()
     child.child.send_signal(signal.SIGSTOP)
     try:
@@ -297,7 +297,7 @@ def test_member_stuck(scene: Scene) -> None:
 
 
 def test_wrong_clock(scene: Scene) -> None:
-    """An owner whose clock is a minute ahead is named by its tasks, with the difference."""
+    """The page names an owner whose clock is a minute ahead by its tasks, with the difference."""
     with scene.process(clock_ahead=60):
         scene.produce(100)
         line = scene.pages["job"].names(Fault.WRONG_CLOCK, "the owner of Partition 0", "ahead of the broker's")
@@ -311,7 +311,7 @@ def test_wrong_clock(scene: Scene) -> None:
 
 
 def test_missing_rights(scene: Scene) -> None:
-    """The right that the user of the page lacks is named, with its resource."""
+    """The page names the right that its user lacks, with the resource."""
     page, topic = scene.pages["denied"], scene.job.checkpoint_topic
     page.is_fine()
     scene.kafka.allow(one for one in scene.rights if not (one.right == "Read" and topic in one.resource))
@@ -329,7 +329,7 @@ def test_missing_rights(scene: Scene) -> None:
 
 @pytest.fixture(scope="module")
 def blobs(scene: Scene) -> Path:
-    """The directory of blobs of the job without a process, which has two checkpoints."""
+    """Make two checkpoints of the job without a process. Returns: the directory of its blobs."""
     with StateManager(scene.files) as manager, manager.open_task(TASK) as task:
         for number in range(2):
             write(task, {b"%d" % key: b"value %d" % number for key in range(100)})
@@ -339,12 +339,13 @@ def blobs(scene: Scene) -> Path:
 
 
 def files_below(directory: Path) -> set[Path]:
-    """All files."""
+    """Return all files."""
     return {path for path in directory.rglob("*") if path.is_file()}
 
 
 def test_blobs_orphaned(scene: Scene, blobs: Path) -> None:
-    """What a commit left behind that died before its publish is counted at a click, with an example."""
+    """A commit that died before its publish left blobs behind. After a click, the page counts them and shows an
+    example."""
     page, before = scene.pages["files"], files_below(blobs)
     with failing(Phase.BEGIN), StateManager(scene.files) as manager, suppress(UnavailableError):
         task = manager.open_task(TASK)
@@ -365,7 +366,7 @@ def test_blobs_orphaned(scene: Scene, blobs: Path) -> None:
 
 
 def test_corrupt_blob(scene: Scene, blobs: Path) -> None:
-    """A blob with another byte in it is named with its task and store, once all bytes are read."""
+    """Once all bytes are read, the page names a blob with a changed byte, and the task that needs it."""
     page = scene.pages["files"]
     blob = max(files_below(blobs), key=lambda path: path.stat().st_size)
     whole = blob.read_bytes()
@@ -380,7 +381,7 @@ def test_corrupt_blob(scene: Scene, blobs: Path) -> None:
 
 
 def test_corrupt_record(scene: Scene, blobs: Path) -> None:
-    """A record of other software on the checkpoint topic is named by topic, partition and offset."""
+    """The page names a record of other software on the checkpoint topic by topic, partition and offset."""
     topic = scene.files.checkpoint_topic
     send(scene.files, topic, [(b"not", b"ours")])
     line = scene.pages["files"].names(Fault.CORRUPT_RECORD, f"{topic}-0 offset ")
@@ -390,7 +391,7 @@ def test_corrupt_record(scene: Scene, blobs: Path) -> None:
 
 
 def test_disk_full(scene: Scene) -> None:
-    """The directory on the full disk is named when a commit fails for want of space."""
+    """When a commit fails for lack of space, the page names the directory on the full disk."""
     page, directory = scene.pages["small"], scene.disk
     if directory is None:
         pytest.skip("mounting a small file system needs root")
@@ -416,7 +417,7 @@ def test_disk_full(scene: Scene) -> None:
 
 
 def test_every_fault_has_its_section_on_the_page(scene: Scene) -> None:
-    """The links of the list lead to sections of the runbook that the page shows."""
+    """The page shows a section of the runbook for each fault."""
     with closing(http.client.HTTPConnection("127.0.0.1", scene.pages["job"].port, timeout=60)) as connection:
         connection.request("GET", "/runbook")
         page = connection.getresponse().read().decode()

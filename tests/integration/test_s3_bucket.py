@@ -1,4 +1,4 @@
-"""What differs between S3 servers: lifecycle rules, checksums; and buckets and keys that are wrong."""
+"""S3 servers differ in lifecycle rules and checksums; buckets and keys may be wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.servers import S3Server
 
 @pytest.fixture(scope="module")
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevS3Server]:
-    """A server that has lifecycle rules, and takes a PUT with a wrong checksum."""
+    """Start a server that has lifecycle rules and accepts a PUT with a wrong checksum."""
     server = DevS3Server(directory=tmp_path_factory.mktemp("moto"), kind="moto")
     server.start()
     yield server
@@ -28,7 +28,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevS3Server]:
 
 
 def settings(server: DevS3Server | S3Server, prefix: str, **more: object) -> dict[str, object]:
-    """A job whose blobs are on a server."""
+    """Return the settings of a job whose blobs are on a server."""
     path = f"/{prefix}" if prefix else ""
     return {
         "job.name": "orders",
@@ -43,7 +43,7 @@ def settings(server: DevS3Server | S3Server, prefix: str, **more: object) -> dic
 
 
 def open_raw(server: DevS3Server | S3Server, prefix: str, **more: object) -> S3BlobStore:
-    """The adapter alone."""
+    """Open the adapter alone."""
     store = open_raw_blob_store(JobConfig.from_mapping(settings(server, prefix, **more)), SystemClock())
     assert isinstance(store, S3BlobStore)
     return store
@@ -51,7 +51,8 @@ def open_raw(server: DevS3Server | S3Server, prefix: str, **more: object) -> S3B
 
 @pytest.mark.parametrize("prefix", ["", "some/where"])
 def test_the_lifecycle_rule_is_missed_installed_and_found(moto: DevS3Server, prefix: str) -> None:
-    """A9: what expires tagged blobs is checked and installed, once, beside the rules of others."""
+    """A9: the store checks for the rule that expires tagged blobs, and installs it once, next to the rules of
+    others."""
     store = open_raw(moto, prefix, **{"blob.store.ttl.days": 7})
     client: Any = store._client
     other = {"ID": "mine", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 3}}
@@ -69,7 +70,7 @@ def test_the_lifecycle_rule_is_missed_installed_and_found(moto: DevS3Server, pre
 
 
 def test_a_rule_for_another_prefix_does_not_count(moto: DevS3Server) -> None:
-    """A rule that expires other objects is not taken for ours; one of a prefix above is."""
+    """A rule that expires other objects does not count; a rule of a parent prefix does."""
     open_raw(moto, "a", **{"blob.store.ttl.days": 9}).administration.fix()
     assert not any(
         "lifecycle" in text for text in open_raw(moto, "a/b", **{"blob.store.ttl.days": 9}).administration.probe()
@@ -78,7 +79,7 @@ def test_a_rule_for_another_prefix_does_not_count(moto: DevS3Server) -> None:
 
 
 def test_a_server_without_lifecycle_rules_says_so(s3: S3Server) -> None:
-    """What cannot be fixed there is a note; installing the rule is a typed error."""
+    """On a server without lifecycle rules, the probe reports a note, and installing the rule raises a typed error."""
     store = open_raw(s3, s3.fresh_prefix())
     before = [problem for problem in store.administration.probe() if "lifecycle" in problem]
     try:
@@ -94,7 +95,8 @@ def test_a_server_without_lifecycle_rules_says_so(s3: S3Server) -> None:
 def test_a_server_that_does_not_check_is_found_out_and_read_back(
     moto: DevS3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 2: a probe with a wrong checksum tells; then every PUT is read back, and the probe leaves nothing."""
+    """Invariant 2: a probe with a wrong checksum reveals the server. The store then reads every PUT back, and the probe
+    leaves nothing behind."""
     store = open_raw(moto, "checks")
     assert not store.checks_uploads
     assert any("read back" in problem for problem in store.administration.probe())
@@ -110,14 +112,14 @@ def test_a_server_that_does_not_check_is_found_out_and_read_back(
 
 
 def test_the_probe_is_made_once_per_process(moto: DevS3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Later stores of the same bucket do not ask again."""
+    """Later stores on the same bucket do not probe again."""
     assert not open_raw(moto, "once").checks_uploads
     monkeypatch.setattr(S3BlobStore, "_refuses_wrong_checksum", lambda self: pytest.fail("asked again"))
     assert not open_raw(moto, "other").checks_uploads
 
 
 def test_versitygw_checks(s3: S3Server) -> None:
-    """Where the server refuses a wrong checksum nothing is read back."""
+    """Where the server refuses a wrong checksum, the store relies on it; the probe leaves nothing behind."""
     store = open_raw(s3, s3.fresh_prefix())
     assert store.checks_uploads == (s3.server == "versitygw") or s3.server == "given"
     assert list(list_blobs(store, "")) == []
@@ -125,7 +127,7 @@ def test_versitygw_checks(s3: S3Server) -> None:
 
 
 def test_a_bucket_that_does_not_exist(s3: S3Server) -> None:
-    """FAULTS 10: no such bucket is not a missing blob, for every method."""
+    """FAULTS 10: a bucket that does not exist is a denied access for every method, and not a missing blob."""
     config = settings(s3, "x") | {"blob.store.uri": "s3://no-such-bucket-of-ours/x"}
     store = open_raw_blob_store(JobConfig.from_mapping(config), SystemClock())
     calls = [
@@ -139,7 +141,7 @@ def test_a_bucket_that_does_not_exist(s3: S3Server) -> None:
 
 
 def test_wrong_keys(s3: S3Server) -> None:
-    """FAULTS 10: a wrong secret key is AccessDenied with a hint, at once."""
+    """FAULTS 10: a wrong secret key raises AccessDenied with a hint."""
     if s3.server == "moto":
         pytest.skip("moto takes any key")
     config = settings(s3, "x") | {"blob.store.s3.secret.key": "not-the-key"}
@@ -151,7 +153,7 @@ def test_wrong_keys(s3: S3Server) -> None:
 
 
 def test_no_keys_at_all(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAULTS 10: without any credentials the error says where they are looked for."""
+    """FAULTS 10: without any credentials, the error says so."""
     monkeypatch.setenv("HOME", str(tmp_path))
     config = settings(s3, "x")
     del config["blob.store.s3.access.key"], config["blob.store.s3.secret.key"]
@@ -162,7 +164,7 @@ def test_no_keys_at_all(s3: S3Server, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_keys_of_the_environment(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the configuration does not say comes from the SDK's own chain."""
+    """Keys that the configuration does not set come from the SDK's own chain."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
     config = settings(s3, s3.fresh_prefix())
@@ -174,7 +176,7 @@ def test_keys_of_the_environment(s3: S3Server, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_object_has_its_tag_from_the_start(s3: S3Server) -> None:
-    """A TTL costs no request of its own: the tag comes with the PUT."""
+    """A TTL needs no request of its own: the tag comes with the PUT."""
     prefix = s3.fresh_prefix()
     store = open_raw(s3, prefix)
     store.put("a", b"x", ttl_days=12)
@@ -184,7 +186,7 @@ def test_an_object_has_its_tag_from_the_start(s3: S3Server) -> None:
 
 
 def test_keys_never_show(s3: S3Server) -> None:
-    """FAULTS 30: a store's repr has no keys."""
+    """FAULTS 30: the repr of a store shows no keys."""
     store = open_raw(s3, "x")
     assert s3.secret_key not in repr(store) + repr(vars(store))
     store.close()

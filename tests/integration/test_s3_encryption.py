@@ -1,4 +1,4 @@
-"""Encryption at rest: what every upload to S3 asks the server for."""
+"""Encryption at rest: the headers of every upload to S3."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEY = "arn:aws:kms:eu-west-1:111122223333:key/orders"
     ],
 )
 def test_every_upload_asks_for_it(s3: S3Server, settings: dict[str, str], expected: dict[str, str]) -> None:
-    """The headers are on every PUT of a blob, the probe of checksums included, and on nothing else."""
+    """Every PUT of a blob has the headers, including the probe of checksums. No other request has them."""
     with S3Proxy(s3.endpoint) as proxy:
         config = JobConfig.from_mapping(
             {

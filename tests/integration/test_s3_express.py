@@ -1,4 +1,4 @@
-"""Directory buckets of S3 Express One Zone: no tags, no order in a listing, requests signed by a session."""
+"""Directory buckets of S3 Express One Zone: no tags, no order in a listing, and requests that a session signs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.servers import KafkaServer, S3Server
 
 @pytest.fixture
 def express(s3: S3Server) -> Iterator[ExpressProxy]:
-    """A directory bucket of its own for each test."""
+    """Create a separate directory bucket for each test."""
     bucket = f"express-{secrets.token_hex(5)}--use1-az4--x-s3"
     keys = {"access_key": s3.access_key, "secret_key": s3.secret_key, "region": s3.region}
     with ExpressProxy(s3.endpoint, bucket=bucket, **keys) as proxy:
@@ -34,7 +34,7 @@ def express(s3: S3Server) -> Iterator[ExpressProxy]:
 
 
 def settings(express: ExpressProxy) -> dict[str, object]:
-    """Where the bucket is."""
+    """Return the settings for the bucket."""
     return {
         "blob.store.uri": f"s3://{express.bucket}/some/where",
         "blob.store.s3.endpoint": express.endpoint,
@@ -45,11 +45,11 @@ def settings(express: ExpressProxy) -> dict[str, object]:
 
 
 class TestExpress(BlobStoreSuite):
-    """A directory bucket is a blob store like the others."""
+    """A directory bucket is a blob store like any other."""
 
     @pytest.fixture
     def blobs(self, express: ExpressProxy) -> Iterator[BlobStore]:
-        """The adapter alone."""
+        """Open the adapter alone."""
         config = JobConfig.from_mapping({"job.name": "orders", **settings(express)})
         store = open_raw_blob_store(config, SystemClock())
         yield store
@@ -57,7 +57,7 @@ class TestExpress(BlobStoreSuite):
 
 
 def test_a_ttl_costs_no_request_of_its_own(express: ExpressProxy) -> None:
-    """An upload is one request, with its TTL; a listing shows blobs and no records; a delete takes both."""
+    """An upload is one request, with its TTL. A listing shows blobs and no TTL records, and a delete removes both."""
     config = JobConfig.from_mapping({"job.name": "orders", **settings(express)})
     store = open_blob_store(config, SystemClock())
     store.put("orders/1/warm", b"x", ttl_days=None)
@@ -73,7 +73,8 @@ def test_a_ttl_costs_no_request_of_its_own(express: ExpressProxy) -> None:
 
 
 def test_a_job_on_a_directory_bucket(express: ExpressProxy, kafka: KafkaServer, tmp_path: Path) -> None:
-    """Commits, restores on other machines, and gc, which deletes what a failed commit left: no rule expires it."""
+    """A job commits and restores on other machines, and gc keeps the young blob of a failed commit. Without its
+    checkpoint topic, the job refuses to start empty, since published blobs exist."""
     mapping = job_mapping(kafka, tmp_path, backup=("blob-store",)) | settings(express)
     config = JobConfig.from_mapping(mapping)
     for number in range(3):

@@ -1,4 +1,4 @@
-"""S3 that fails: a proxy before the real server spoils answers, and the store above stays right."""
+"""S3 faults: a proxy in front of the real server spoils answers, and the store above it stays correct."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.servers import S3Server
 
 @pytest.fixture
 def proxy(s3: S3Server) -> Iterator[S3Proxy]:
-    """The proxy, without faults at first."""
+    """Start the proxy, without faults at first."""
     with S3Proxy(s3.endpoint) as running:
         yield running
 
 
 @pytest.fixture
 def settings(s3: S3Server, proxy: S3Proxy) -> dict[str, object]:
-    """A job whose blobs go through the proxy, with short waits."""
+    """Return the settings of a job whose blobs go through the proxy, with short waits."""
     return {
         "job.name": "orders",
         "blob.store.uri": f"s3://{s3.bucket}/{s3.fresh_prefix('faults')}",
@@ -48,7 +48,7 @@ def settings(s3: S3Server, proxy: S3Proxy) -> dict[str, object]:
 
 @pytest.fixture
 def store(settings: dict[str, object]) -> Iterator[RetryingBlobStore]:
-    """The job's blob store; what the server checks is found out before any fault."""
+    """Open the job's blob store, and find out what the server checks before there is any fault."""
     opened = open_blob_store(JobConfig.from_mapping(settings), SystemClock())
     opened.put("warm/up", b"x", ttl_days=None)
     yield opened
@@ -56,7 +56,7 @@ def store(settings: dict[str, object]) -> Iterator[RetryingBlobStore]:
 
 
 def read(store: RetryingBlobStore, blob_id: str) -> bytes:
-    """A blob's bytes."""
+    """Return the bytes of a blob."""
     found, buffer = bytearray(), memoryview(bytearray(65536))
     with store.get(blob_id) as reader:
         while size := reader.readinto(buffer):
@@ -79,7 +79,7 @@ BUSY = [
 
 @pytest.mark.parametrize("fault", BUSY, ids=lambda f: f"{f.answer}-{'landed' if f.lands else 'lost'}")
 def test_a_put_is_repeated_until_it_lands(store: RetryingBlobStore, proxy: S3Proxy, fault: Fault) -> None:
-    """A34, FAULTS 8: busy answers and lost connections are tried again; a PUT that had landed counts."""
+    """A34, FAULTS 8: the store retries after busy answers and lost connections. A PUT that had landed counts."""
     data = bytes(range(256)) * 1000
     proxy.faults = [Fault(**{**vars(fault), "times": 2})]
     store.put("a/b", data, ttl_days=30)
@@ -89,7 +89,7 @@ def test_a_put_is_repeated_until_it_lands(store: RetryingBlobStore, proxy: S3Pro
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
 def test_other_calls_are_repeated(store: RetryingBlobStore, proxy: S3Proxy, method: str) -> None:
-    """A34: GET, STAT, LIST, REMOVE_TTL and DELETE are tried again as well."""
+    """A34: the store also retries GET, STAT, LIST, REMOVE_TTL and DELETE."""
     store.put("a/b", b"data", ttl_days=30)
     proxy.faults = [Fault(method, times=2, answer=(503, "SlowDown")), Fault(method, reset=True)]
     calls: dict[str, Callable[[], object]] = {
@@ -102,7 +102,7 @@ def test_other_calls_are_repeated(store: RetryingBlobStore, proxy: S3Proxy, meth
 
 
 def test_many_are_deleted_with_one_request(store: RetryingBlobStore, proxy: S3Proxy) -> None:
-    """A clean-up of many blobs is one request; a server without that request gets one for each from then on."""
+    """A clean-up of many blobs is one request. A server without that request gets one for each blob from then on."""
     names = [f"a/{n}" for n in range(30)]
     for answer, requests in ((None, 1), ((501, "NotImplemented"), 31), (None, 30)):
         for name in names:
@@ -115,7 +115,7 @@ def test_many_are_deleted_with_one_request(store: RetryingBlobStore, proxy: S3Pr
 
 
 def test_a_server_that_stays_busy_is_a_typed_error(store: RetryingBlobStore, proxy: S3Proxy) -> None:
-    """A35, FAULTS 8: after the last retry UnavailableError names the blob and the server's answer."""
+    """A35, FAULTS 8: after the last retry, UnavailableError names the blob and the server's answer."""
     proxy.faults = [Fault("PUT", times=100, answer=(503, "SlowDown"))]
     with pytest.raises(UnavailableError, match="503 SlowDown") as caught:
         store.put("a/b", b"data", ttl_days=30)
@@ -134,18 +134,19 @@ def test_a_server_that_stays_busy_is_a_typed_error(store: RetryingBlobStore, pro
 def test_what_no_retry_can_mend_is_not_repeated(
     store: RetryingBlobStore, proxy: S3Proxy, answer: tuple[int, str], hint: str
 ) -> None:
-    """FAULTS 10: 403, expired credentials, no such bucket: one request, and a hint."""
+    """FAULTS 10: after a 403, expired credentials or a missing bucket, the store sends no second request and gives a
+    hint."""
     proxy.requests.clear()
     proxy.faults = [Fault("PUT", times=9, answer=answer)]
     with pytest.raises(AccessDenied) as caught:
         store.put("a/b", b"data", ttl_days=30)
     assert hint in str(caught.value.hint)
-    # the SDK itself asks for a redirected bucket's region, once
+    # the SDK itself asks for the region of a redirected bucket, once
     assert sum(method == "PUT" for method, _ in proxy.requests) == (2 if answer[0] == 301 else 1)
 
 
 def test_a_truncated_body_is_read_on(store: RetryingBlobStore, proxy: S3Proxy) -> None:
-    """FAULTS 11: a body that ends early goes on in a new request from there; never visible as short."""
+    """FAULTS 11: when a body ends early, a new request continues from there. The reader never sees a shorter blob."""
     data = bytes(i % 251 for i in range(1_000_000))
     store.put("a/b", data, ttl_days=None)
     proxy.faults = [Fault("GET", truncate=300_000), Fault("GET", truncate=0), Fault("GET", truncate=100_001)]
@@ -155,7 +156,7 @@ def test_a_truncated_body_is_read_on(store: RetryingBlobStore, proxy: S3Proxy) -
 
 
 def test_a_body_that_is_always_truncated_is_an_error(store: RetryingBlobStore, proxy: S3Proxy) -> None:
-    """FAULTS 11: never a shorter blob: a typed error."""
+    """FAULTS 11: the reader gets a typed error, and never a shorter blob."""
     store.put("a/b", b"x" * 100_000, ttl_days=None)
     proxy.faults = [Fault("GET", times=100, truncate=0)]
     with pytest.raises(UnavailableError):
@@ -163,7 +164,8 @@ def test_a_body_that_is_always_truncated_is_an_error(store: RetryingBlobStore, p
 
 
 def test_a_body_without_a_length_is_read(store: RetryingBlobStore, proxy: S3Proxy) -> None:
-    """FAULTS 11: a proxy that sends bodies in chunks, without a length: read to the end; one that is cut is read on."""
+    """FAULTS 11: a proxy sends bodies in chunks, without a length. The store reads them to the end, and continues one
+    that is cut."""
     data = bytes(i % 251 for i in range(100_000))
     store.put("a/b", data, ttl_days=None)
     proxy.faults = [Fault("GET", times=2, chunked=True)]
@@ -176,7 +178,8 @@ def test_a_body_without_a_length_is_read(store: RetryingBlobStore, proxy: S3Prox
 def test_a_body_below_the_floor_ends_at_the_deadline(
     settings: dict[str, object], store: RetryingBlobStore, proxy: S3Proxy
 ) -> None:
-    """FAULT 59: at one byte a second a download ends at the deadline, with UnavailableError; a faster one is read."""
+    """FAULT 59: at one byte a second, a download ends at the deadline with UnavailableError. A faster one is read to
+    its end."""
     store.put("a/b", bytes(range(256)) * 1000, ttl_days=None)
     deadline = {"blob.store.retry.policy.max.retry.duration.millis": 4_000}
     hurried = open_blob_store(JobConfig.from_mapping(settings | deadline), SystemClock())
@@ -186,10 +189,10 @@ def test_a_body_below_the_floor_ends_at_the_deadline(
         read(hurried, "a/b")
     assert 4 <= time.monotonic() - begun < 12
     assert caught.value.where["blob"] == "a/b"
-    # slow at first: another connection is tried before the deadline
+    # slow at first: the store tries another connection before the deadline
     proxy.faults = [Fault("GET", trickle=1)]
     assert read(hurried, "a/b") == bytes(range(256)) * 1000
-    # slow, and above the floor
+    # slow, but above the floor
     proxy.faults = [Fault("GET", trickle=40_000)]
     assert read(hurried, "a/b") == bytes(range(256)) * 1000
     hurried.close()
@@ -198,7 +201,8 @@ def test_a_body_below_the_floor_ends_at_the_deadline(
 def test_a_fast_body_that_begins_to_trickle_is_read_on_in_another_connection(
     monkeypatch: pytest.MonkeyPatch, store: RetryingBlobStore, proxy: S3Proxy
 ) -> None:
-    """FAULT 59: in the middle of a large read the body slows down to a byte a second; the read is broken off."""
+    """FAULT 59: in the middle of a large read, the body slows down to a byte a second. The store stops that request and
+    continues with another one."""
     monkeypatch.setattr(reading, "_MOST_S", 1.0)
     data = bytes(range(256)) * 8192
     store.put("a/b", data, ttl_days=None)
@@ -210,7 +214,8 @@ def test_a_fast_body_that_begins_to_trickle_is_read_on_in_another_connection(
 
 
 def test_412_for_every_put_is_told_from_a_blob_that_exists(store: RetryingBlobStore, proxy: S3Proxy) -> None:
-    """A server that answers 412 although nothing is there: InvalidError that says so, not a blob that is missing."""
+    """A server answers 412 although nothing is there. The store raises InvalidError, which says so, instead of
+    MissingBlob."""
     proxy.faults = [Fault("PUT", times=9, answer=(412, "PreconditionFailed"))]
     with pytest.raises(InvalidError, match="reports that it does not exist"):
         store.put("a/b", b"data", ttl_days=30)
@@ -218,7 +223,8 @@ def test_412_for_every_put_is_told_from_a_blob_that_exists(store: RetryingBlobSt
 
 @pytest.mark.parametrize("status", [400, 401, 403])
 def test_expired_credentials_at_a_head(store: RetryingBlobStore, proxy: S3Proxy, status: int) -> None:
-    """FAULTS 10: the answer to a HEAD has no body, and so no code: AccessDenied with the hint, at once."""
+    """FAULTS 10: the answer to a HEAD has no body, and so no code. The store raises AccessDenied with the hint, without
+    retries."""
     store.put("a/b", b"data", ttl_days=30)
     proxy.faults = [Fault("HEAD", times=9, answer=(status, "ExpiredToken"))]
     for call in (lambda: store.stat("a/b"), store.administration.time_ms):
@@ -226,23 +232,24 @@ def test_expired_credentials_at_a_head(store: RetryingBlobStore, proxy: S3Proxy,
         with pytest.raises(AccessDenied) as caught:
             call()
         assert "session.token" in str(caught.value.hint)
-        # of a bare 400 the SDK itself asks whether the bucket is elsewhere
+        # after a bare 400, the SDK itself asks whether the bucket is elsewhere
         assert len(proxy.requests) <= 2
 
 
 def make_transfer(store: RetryingBlobStore) -> Transfer:
-    """An engine over the store."""
+    """Create a transfer over the store."""
     return Transfer(store, SystemClock(), Threads(), parallelism=4, part_size=100_000, ttl_days=30)
 
 
 def flip(body: bytes) -> bytes:
-    """One bit is other."""
+    """Flip one bit."""
     return body[:-1] + bytes([body[-1] ^ 4])
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_altered_bytes_are_found(store: RetryingBlobStore, proxy: S3Proxy, tmp_path: Path, times: int) -> None:
-    """FAULTS 12: bytes altered on the way once are fetched again; twice is CorruptBlob naming the blob."""
+    """FAULTS 12: bytes that are altered in transit once are fetched again. The second time, CorruptBlob names the
+    blob."""
     data = bytes(i % 241 for i in range(450_000))
     (tmp_path / "f").write_bytes(data)
     transfer = make_transfer(store)
@@ -258,7 +265,7 @@ def test_altered_bytes_are_found(store: RetryingBlobStore, proxy: S3Proxy, tmp_p
 
 
 def test_an_upload_through_a_bad_network_comes_back(store: RetryingBlobStore, proxy: S3Proxy, tmp_path: Path) -> None:
-    """FAULTS 8 and 11 together: many parts, many faults, the same bytes."""
+    """FAULTS 8 and 11 together: through many parts and many faults, the same bytes come back."""
     data = bytes(i % 239 for i in range(3_000_000))
     (tmp_path / "f").write_bytes(data)
     transfer = make_transfer(store)
@@ -278,7 +285,7 @@ def test_an_upload_through_a_bad_network_comes_back(store: RetryingBlobStore, pr
 def test_a_server_that_hangs_meets_its_time_limit(
     settings: dict[str, object], store: RetryingBlobStore, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULTS 9: a call without an answer ends by itself, and the next try gets through."""
+    """FAULTS 9: a call without an answer ends by itself, and the next try succeeds."""
     monkeypatch.setattr(client, "_READ_TIMEOUT_S", 1)
     hurried = open_blob_store(JobConfig.from_mapping(settings), SystemClock())
     proxy.faults = [Fault("PUT", wait=60), Fault("GET", wait=60)]
@@ -288,7 +295,7 @@ def test_a_server_that_hangs_meets_its_time_limit(
 
 
 def test_a_server_that_is_not_there(settings: dict[str, object], store: RetryingBlobStore) -> None:
-    """FAULTS 8: an endpoint where nothing listens is UnavailableError with a hint, after all retries."""
+    """FAULTS 8: an endpoint where nothing listens raises UnavailableError with a hint, after all retries."""
     gone = {**settings, "blob.store.s3.endpoint": "http://127.0.0.1:9"}
     unreachable = open_blob_store(JobConfig.from_mapping(gone), SystemClock())
     with pytest.raises(UnavailableError, match="not be reached") as caught:
@@ -298,7 +305,7 @@ def test_a_server_that_is_not_there(settings: dict[str, object], store: Retrying
 
 
 def test_removing_the_ttl_fails_while_writing_works(store: RetryingBlobStore, proxy: S3Proxy) -> None:
-    """FAULTS 34: a REMOVE_TTL that is refused is told for its blob; the blob keeps its TTL until one succeeds."""
+    """FAULTS 34: a refused REMOVE_TTL is reported for its blob, which keeps its TTL until one succeeds."""
     transfer = make_transfer(store)
     transfer.put("a/b", b"data")
     proxy.faults = [Fault("DELETE", answer=(403, "AccessDenied"))]
@@ -311,7 +318,7 @@ def test_removing_the_ttl_fails_while_writing_works(store: RetryingBlobStore, pr
 
 
 def test_no_secret_in_any_error(settings: dict[str, object], proxy: S3Proxy, s3: S3Server) -> None:
-    """FAULTS 30: keys are in no error, whatever fails."""
+    """FAULTS 30: no error contains a key, whatever fails."""
     wrong = {**settings, "blob.store.s3.secret.key": "wr0ng-s3cret-key-of-the-test"}
     store = open_blob_store(JobConfig.from_mapping(wrong), SystemClock())
     proxy.faults = [Fault("GET", times=9, reset=True)]

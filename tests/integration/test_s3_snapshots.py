@@ -1,4 +1,4 @@
-"""Real RocksDB directories through ``blob-store``, on every kind of blob store, S3 included."""
+"""Real RocksDB directories through ``blob-store``, on every kind of blob store, including S3."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.blob_snapshots import Snapshots, finished, index_of
 
 @pytest.fixture(params=["memory", "file", "s3"])
 def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlobStore]:
-    """An empty blob store of each kind, as a job gets it."""
+    """Open an empty blob store of each kind, as a job gets it."""
     settings: dict[str, object] = {"job.name": "orders", "blob.store.uri": f"memory://{tmp_path}"}
     if request.param == "file":
         settings["blob.store.uri"] = (tmp_path / "blobs").as_uri()
@@ -41,14 +41,14 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlobStore]
 
 @pytest.fixture
 def snapshots(blobs: BlobStore, tmp_path: Path) -> Iterator[Snapshots]:
-    """The backend of one store, with parts smaller than RocksDB's files."""
+    """Create the backend of one store, with parts smaller than RocksDB's files."""
     made = Snapshots(tmp_path / "work", blobs, SystemClock(), part_size=20_000)
     yield made
     made.transfer.close()
 
 
 def checkpoint(store: LocalStore, directories: StoreDirectories, state_id: str) -> CommittedDirectory:
-    """A finished local directory of the store's state now."""
+    """Make a finished local directory of the store's current state."""
     staging = directories.staging()
     store.flush()
     store.checkpoint(staging)
@@ -56,7 +56,7 @@ def checkpoint(store: LocalStore, directories: StoreDirectories, state_id: str) 
 
 
 def change(store: LocalStore, model: dict[bytes, bytes], chance: random.Random) -> None:
-    """Random puts and deletes, of the store and of the model alike."""
+    """Apply random puts and deletes to both the store and the model."""
     changes: list[tuple[bytes, bytes | None]] = []
     for _ in range(2_000):
         key = b"%05d" % chance.randrange(20_000)
@@ -70,9 +70,9 @@ def change(store: LocalStore, model: dict[bytes, bytes], chance: random.Random) 
 
 @pytest.mark.parametrize("kind", ["rocksdb", "memory"])
 def test_every_commit_comes_back(snapshots: Snapshots, tmp_path: Path, kind: str) -> None:
-    """A4, A5, A10, A19, A40: commits of a real store, incremental; each retained one is restored exactly.
+    """A4, A5, A10, A19, A40: a real store commits incrementally, and each retained commit is restored exactly.
 
-    On this host (files reused), and on another one (all fetched).
+    A restore on this host reuses files; a restore on another host fetches all of them.
     """
     directories = StoreDirectories(tmp_path / "local", SystemClock(), system_ids())
     live = directories.clone(None)
@@ -98,7 +98,7 @@ def test_every_commit_comes_back(snapshots: Snapshots, tmp_path: Path, kind: str
         for reusable in ((), directories.reusable()):
             staging = tmp_path / "restored" / f"{index_of(marker).blob_id.split('/')[-2]}-{bool(reusable)}"
             restored = snapshots.restore_into(marker, staging, reusable)
-            # A20: lock and log files are no part of the state
+            # A20: lock and log files are not part of the state
             assert not any(name.startswith(("LOCK", "LOG")) for name in restored.files or {})
             opened = open_store(kind, staging, {})
             assert dict(opened.scan(None, None)) == expected
@@ -107,7 +107,7 @@ def test_every_commit_comes_back(snapshots: Snapshots, tmp_path: Path, kind: str
 
 
 def test_unchanged_files_are_not_uploaded_again(snapshots: Snapshots, tmp_path: Path) -> None:
-    """A5: a commit after a small change moves little, whatever the state's size."""
+    """A5: a commit after a small change uploads little, whatever the size of the state."""
     directories = StoreDirectories(tmp_path / "local", SystemClock(), system_ids())
     store = open_store("rocksdb", directories.clone(None), {})
     chance = random.Random(3)

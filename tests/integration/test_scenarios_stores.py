@@ -1,4 +1,4 @@
-"""Stores of every kind through whole commits and restores: which are backed up, what comes back, what it costs."""
+"""Stores of every kind through commits and restores: which are backed up, what comes back, and what it costs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from tests.servers import KafkaServer
 
 
 def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
-    """A dual-commit job on a directory of blobs."""
+    """Create a dual-commit job on a directory of blobs."""
     return JobConfig.from_mapping(job_mapping(kafka, directory, **more))  # type: ignore[arg-type]
 
 
 def test_every_kind_of_store_is_backed_up_as_configured(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A6, A17, A19, A21: persistent and in memory, backed up or not: each comes back as it should, or empty."""
+    """A6, A17, A19, A21: stores are persistent or in memory, and backed up or not. Each comes back complete, or empty
+    if it has no backup."""
     stores = ("disk", "memory", "scratch", "scratch-memory")
     config = job(
         kafka,
@@ -59,12 +60,12 @@ def test_every_kind_of_store_is_backed_up_as_configured(kafka: KafkaServer, tmp_
 
 
 def test_a_live_directory_is_replaced_never_merged(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A20, A25, invariant 9: whatever lies in the local directories, the restored state is exactly the checkpoint's."""
+    """A20, A25, invariant 9: whatever is in the local directories, the restored state is exactly the checkpoint's."""
     config = job(kafka, tmp_path, backup=("blob-store",))
     commit(config, {b"a": b"1", b"b": b"1"}, 1)
     behind = elsewhere(config, tmp_path / "behind", "blob-store")
     commit(behind, {b"b": None, b"c": b"2"}, 2)
-    # the first machine has the older state, a live directory that a dead owner left, and files of no state
+    # the first machine has the older state, a live directory of a dead owner, and files that belong to no state
     root = tmp_path / "state" / config.job_name / config.job_id / "Partition_0" / "totals"
     for directory in [path for path in root.rglob("*") if path.is_dir()]:
         for name in ("LOG", "LOG.old.1", "LOCK", "OFFSET"):
@@ -80,7 +81,8 @@ def test_a_live_directory_is_replaced_never_merged(kafka: KafkaServer, tmp_path:
 
 @pytest.mark.parametrize("spoil", ["identical", "one-file-altered", "one-file-gone", "absent"])
 def test_a_local_directory_is_used_as_far_as_it_is_right(kafka: KafkaServer, tmp_path: Path, spoil: str) -> None:
-    """A22, A40, invariant 10: identical, different in one file, absent: the state is right, and no more is fetched."""
+    """A22, A40, invariant 10: a local directory is identical, differs in one file, or is absent. The state is right in
+    all cases, and only an identical directory needs no fetch."""
     config = job(kafka, tmp_path, backup=("blob-store",))
     commit(config, {b"%04d" % n: random.Random(n).randbytes(500) for n in range(400)}, 1)
     commit(config, {b"more": random.Random(7).randbytes(50_000)}, 2)
@@ -106,7 +108,8 @@ def test_a_local_directory_is_used_as_far_as_it_is_right(kafka: KafkaServer, tmp
 def test_each_index_is_read_once_and_nothing_is_listed(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A17, A24, A29, invariant 1: all stores' indexes are fetched at once, each only once; nothing is listed."""
+    """A17, A24, A29, invariant 1: a restore fetches the indexes of all stores at once, each only once, and lists
+    nothing."""
     stores = ("a", "b", "c")
     config = job(kafka, tmp_path, backup=("blob-store",), stores=stores)
     commit(config, {b"k": random.Random(3).randbytes(50_000)}, 1)
@@ -136,7 +139,8 @@ def test_each_index_is_read_once_and_nothing_is_listed(
 def test_failures_of_a_restore_surface_with_their_place(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A18, A30: an error at once, and one in the middle of a stream, stop the start: job, task, store, blob, hint."""
+    """A18, A30: an error at the start or in the middle of a stream stops the opening. It names the task, the store and
+    the blob, and has a hint."""
     config = job(
         kafka, tmp_path, backup=("blob-store",), blob__store__retry__policy__max__retries=0, stores=("totals", "index")
     )
@@ -154,7 +158,7 @@ def test_failures_of_a_restore_surface_with_their_place(
         def __exit__(self, *exc: object) -> None: ...
 
         def copy_to(self, fd: int, offset: int, size: int) -> int | None:
-            """Not from here."""
+            """Leave the copy to the caller."""
             return None
 
         def readinto(self, buffer: memoryview) -> int:
@@ -181,7 +185,8 @@ def test_failures_of_a_restore_surface_with_their_place(
 
 
 def test_no_entry_for_a_backend_or_for_one_store_of_it(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A23, A31, A46: a store that lacks the marker which another one has: the list's next factory, or an error."""
+    """A23, A31, A46: one store lacks a marker that another one has. The restore uses the next factory of the list, or
+    fails."""
     config = job(kafka, tmp_path, stores=("one", "two"), backup=("kafka-changelog",))
     commit(config, {b"a": b"1"}, 1)
     dual = with_changes(config, stores__one__backup__factories=list(DUAL))
@@ -207,7 +212,8 @@ def test_no_entry_for_a_backend_or_for_one_store_of_it(kafka: KafkaServer, tmp_p
 
 
 def test_a_renamed_store_needs_both_permissions(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A3, A12, protocol 6: a renamed store is one removed and one new; the blobs of the old one go with the publish."""
+    """A3, A12, protocol 6: a renamed store is one removed store and one new store. The publish deletes the blobs of the
+    old one."""
     config = job(kafka, tmp_path, backup=("blob-store",), task__checkpoint__retained=1)
     commit(config, {b"a": b"1"}, 1)
     old = blob_files(tmp_path)
@@ -224,7 +230,8 @@ def test_a_renamed_store_needs_both_permissions(kafka: KafkaServer, tmp_path: Pa
 
 
 def test_a_clean_up_that_a_dead_owner_left_is_finished_at_the_open(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A13, A14, A40 (clean-up commit), FAULT 5: TTLs go and superseded blobs are deleted, once or by two owners."""
+    """A13, A14, A40 (clean-up commit), FAULT 5: the next owner removes TTLs and deletes superseded blobs. The same
+    holds if another owner follows."""
     config = job(kafka, tmp_path, backup=("blob-store",), task__checkpoint__retained=1)
     commit(config, {b"a": random.Random(1).randbytes(50_000)}, 1)
 
@@ -248,7 +255,7 @@ def test_a_clean_up_that_a_dead_owner_left_is_finished_at_the_open(kafka: KafkaS
 
 
 def test_a_permission_is_used_up_although_no_input_follows(kafka: KafkaServer, tmp_path: Path) -> None:
-    """FAULT 31, protocol 6: an opening that was given one commits at once; the next one needs none."""
+    """FAULT 31, protocol 6: an opening with a permission commits immediately, and the next opening needs none."""
     config = job(kafka, tmp_path)
     commit(config, {b"a": b"1"}, 1)
     renamed = JobConfig.from_mapping(

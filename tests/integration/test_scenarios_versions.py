@@ -1,4 +1,4 @@
-"""Versions of checkpoint records: what is written and read, and older software that runs in between."""
+"""Versions of checkpoint records: which are written and read, and older software that runs in between."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.servers import KafkaServer
 
 
 def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
-    """A job that writes both versions."""
+    """Create a job that writes both versions."""
     settings = {"task__checkpoint__write__versions": [1, 2], **more}
     return JobConfig.from_mapping(job_mapping(kafka, directory, **settings))  # type: ignore[arg-type]
 
 
 def older_software(config: JobConfig, key: bytes, value: bytes, offset: int) -> None:
-    """What software that knows only version 1 does: appends to the changelog, then writes its checkpoint."""
+    """Act as software that knows only version 1: append to the changelog, then write a checkpoint."""
     record = current(config)
     assert record is not None
     store = config.stores["totals"]
@@ -45,7 +45,8 @@ def older_software(config: JobConfig, key: bytes, value: bytes, offset: int) -> 
 
 
 def test_both_versions_are_in_one_transaction_with_one_id(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Protocol 4, A42: a job that writes 1 and 2 writes both at once; one that reads only 2 goes on from it."""
+    """Protocol 4, A42: a job that writes versions 1 and 2 writes both at once. A job that reads only 2 continues from
+    there."""
     config = job(kafka, tmp_path, backup=("kafka-changelog",))
     checkpoint = commit(config, {b"a": b"1"}, 1)
     keys = [decode_key(key) for key, _ in committed(config, config.checkpoint_topic) if key is not None]
@@ -57,7 +58,8 @@ def test_both_versions_are_in_one_transaction_with_one_id(kafka: KafkaServer, tm
 
 
 def test_a_newer_version_one_record_wins(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Protocol 4, A1, A15, A42: older software ran meanwhile: restore from the changelog, then a full upload."""
+    """Protocol 4, A1, A15, A42: older software ran in between. The job restores from the changelog, and then uploads
+    the complete state."""
     config = job(kafka, tmp_path)
     commit(config, {b"a": b"1", b"large": b"x" * 100_000}, 1)
     older_software(config, b"a", b"older", 7)
@@ -76,18 +78,19 @@ def test_a_newer_version_one_record_wins(kafka: KafkaServer, tmp_path: Path) -> 
         assert set(checkpoint.state_checkpoint_markers) == set(DUAL), "the blob store was filled anew"
     for factory in DUAL:
         assert totals(config, factory)[TASK] == expected
-    # once more: the version 2 record is the newer one now
+    # once more: now the version 2 record is the newer one
     with StateManager(elsewhere(config, tmp_path / "y", "blob-store")) as manager, manager.open_task(TASK) as task:
         assert task.last_checkpoint == checkpoint
 
 
 def test_a_job_that_only_older_software_has_run(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A1, A15: the last checkpoint is version 1: its changelog gives the state; the first commit fills the blobs."""
+    """A1, A15: the last checkpoint has version 1. Its changelog supplies the state, and the first commit fills the
+    blobs."""
     first = job(kafka, tmp_path, backup=("kafka-changelog",))
     commit(first, {b"a": b"1"}, 1)
     record = current(first)
     assert record is not None
-    # the same job under another checkpoint topic, where only a version 1 record is
+    # the same job with another checkpoint topic, which has only a version 1 record
     config = with_changes(
         first,
         task__checkpoint__topic=first.job_name + "-older",
@@ -121,7 +124,8 @@ def test_a_job_that_only_older_software_has_run(kafka: KafkaServer, tmp_path: Pa
 def test_version_settings_are_checked_before_the_job_starts(
     kafka: KafkaServer, tmp_path: Path, settings: dict[str, object], key: str
 ) -> None:
-    """A42: what could not be read back, or could not name the state, is refused at load, naming the key."""
+    """A42: versions that could not be read back, or could not name the state, are refused at load. The error names the
+    key."""
     mapping = job_mapping(kafka, tmp_path) | settings
     if "task.backup.factories" in settings:
         mapping["task.restore.factories"] = settings["task.backup.factories"]

@@ -1,4 +1,4 @@
-"""Serdes of a Schema Registry, on a real one: Apicurio, with Confluent's API."""
+"""Serdes of a Schema Registry, with a real one: Apicurio, through Confluent's API."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INCOMPATIBLE = '{"type": "record", "name": "Order", "fields": [{"name": "amount"
 
 
 def program() -> Path:
-    """The registry's jar, fetched with Maven at the first call (142 MB)."""
+    """Return the registry's jar. The first call fetches it with Maven (142 MB)."""
     home = cache_directory() / f"apicurio-registry-{VERSION}"
     jar = home / f"apicurio-registry-app-{VERSION}-runner.jar"
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -87,14 +87,14 @@ class Registry:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    """A registry for all tests."""
+    """Start a registry for all tests."""
     registry = Registry(tmp_path_factory.mktemp("registry"))
     yield registry
     registry.process.stop()
 
 
 def config(url: str) -> JobConfig:
-    """A job that adds up orders."""
+    """Create a job that adds up orders."""
     return JobConfig.from_mapping(
         {
             "job.name": "totals",
@@ -113,7 +113,8 @@ def strict(registry: SchemaRegistry, subject: str) -> None:
 
 
 def test_an_incompatible_schema_is_refused_before_anything_changes(server: Registry) -> None:
-    """Also if the call may register schemas; the compatible one continues the state from either backend."""
+    """An incompatible schema is refused even if the call may register schemas. A compatible one continues the state
+    from either backend."""
     job = config(server.url)
     registry = SchemaRegistry(job)
     order = registry.avro("orders-value", ORDER, register=True)
@@ -139,7 +140,8 @@ def test_an_incompatible_schema_is_refused_before_anything_changes(server: Regis
 
 
 def test_json_and_protobuf(server: Registry) -> None:
-    """By their own serdes. (Apicurio cannot compare the binary form in which the client sends Protobuf schemas.)"""
+    """JSON and Protobuf have their own serdes. (Apicurio cannot compare the binary form in which the client sends
+    Protobuf schemas.)"""
     registry = SchemaRegistry({"url": server.url})
     schema = '{"type": "object", "properties": {"n": {"type": "integer"}}, "additionalProperties": false}'
     counts = registry.json_schema("counts-value", schema, register=True)
@@ -155,14 +157,14 @@ def test_json_and_protobuf(server: Registry) -> None:
 
 @pytest.fixture
 def dying(tmp_path: Path) -> Iterator[Registry]:
-    """A registry of its own."""
+    """Start a registry for one test."""
     registry = Registry(tmp_path)
     yield registry
     registry.process.kill()
 
 
 def test_a_registry_that_dies(dying: Registry) -> None:
-    """Known schemas still work; a schema that was never met needs the registry; doctor and a new start name it."""
+    """Without the registry, known schemas still work. A schema that was never met fails, and so does a new start."""
     job = config(dying.url)
     registry = SchemaRegistry({**job.schema_registry(), "max.retries": 0})
     order = registry.avro("orders-value", ORDER, register=True)
@@ -192,7 +194,7 @@ def test_a_registry_that_dies(dying: Registry) -> None:
 
 
 def message_class() -> Any:
-    """The class that ``protoc`` makes for ``message Point { int32 x = 1; }``."""
+    """Return the class that ``protoc`` makes for ``message Point { int32 x = 1; }``."""
     file = descriptor_pb2.FileDescriptorProto(name="point.proto", package="points", syntax="proto3")
     kinds = descriptor_pb2.FieldDescriptorProto
     field = kinds(name="x", number=1, type=kinds.TYPE_INT32, label=kinds.LABEL_OPTIONAL)

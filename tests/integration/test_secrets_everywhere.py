@@ -1,4 +1,5 @@
-"""A canary in every place where a secret can be: no log, repr, traceback or output has it, at the level DEBUG."""
+"""A canary is in every place where a secret can be. No log, repr, traceback or output contains it, even at level
+DEBUG."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ S3 = ("blob.store.s3.access.key", "blob.store.s3.secret.key", "blob.store.s3.ses
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
-    """Texts to be searched; what was logged by any library, at any level, is added at the end."""
+    """Collect texts to search. At the end, add what any library logged, at any level."""
     caplog.set_level(logging.DEBUG)
     caplog.handler.setFormatter(logging.Formatter("%(name)s %(message)s"))
     texts: list[str] = []
@@ -43,13 +44,13 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
 
 
 def tell(error: BaseException) -> str:
-    """Everything that an error says."""
+    """Return everything that an error says."""
     told = "".join(traceback.format_exception(error)) + repr(error)
     return told + (error.to_json() if isinstance(error, StatemgrError) else "")
 
 
 def given(keys: tuple[str, ...], how: str, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
-    """The canary under some keys: literally, or behind references."""
+    """Return the canary under some keys, literally or behind references."""
     values = {}
     for number, key in enumerate(keys):
         monkeypatch.setenv(f"TEST_CANARY_{number}", f"{CANARY}-{number}")
@@ -61,7 +62,7 @@ def given(keys: tuple[str, ...], how: str, monkeypatch: pytest.MonkeyPatch) -> M
 def test_of_the_blob_store(
     how: str, kafka: KafkaServer, s3: S3Server, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 30: keys and a session token, which every request carries: not in botocore's debug log either."""
+    """FAULT 30: every request carries keys and a session token, but not even botocore's debug log contains them."""
     mapping = job_mapping(kafka, tmp_path, s3=s3, backup=("blob-store",)) | given(S3, how, monkeypatch)
     config = JobConfig.from_mapping(mapping | {"blob.store.retry.policy.max.retries": 0})
     blobs = open_blob_store(config, SystemClock())
@@ -84,7 +85,7 @@ def test_of_the_blob_store(
 def test_of_a_blob_store_that_takes_them(
     s3: S3Server, kafka: KafkaServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """FAULT 30: the keys of a server that works are in no log of a commit and a restore."""
+    """FAULT 30: the keys of a working server are in no log of a commit and a restore."""
     caplog.set_level(logging.DEBUG)
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, s3=s3, backup=("blob-store",)))
     for _ in range(2):
@@ -101,7 +102,8 @@ def test_of_a_blob_store_that_takes_them(
 def test_of_kafka(
     how: str, kafka: KafkaServer, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 30: SASL's user and password with librdkafka's own debug log, and in a refused setting."""
+    """FAULT 30: SASL's user and password are not in librdkafka's own debug log, and a refused setting does not show a
+    secret."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path) | given(SASL, how, monkeypatch))
     sasl = with_changes(
         config, kafka__security__protocol="SASL_PLAINTEXT", kafka__sasl__mechanism="PLAIN", kafka__debug="all"
@@ -128,7 +130,7 @@ def _ask(config: JobConfig) -> None:
 def test_of_what_travels_to_workers(
     kafka: KafkaServer, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 30: the repr of a micro-batch's work, in which secrets that were given literally travel."""
+    """FAULT 30: the work of a micro-batch carries literal secrets, and its repr does not show them."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path) | given(SASL + S3, "literal", monkeypatch))
     others = {field.name: None for field in fields(Work) if field.name != "config"}
     work = Work(config=json.dumps(config.to_mapping()), **others)  # type: ignore[arg-type]
@@ -140,7 +142,8 @@ def test_of_what_travels_to_workers(
 def test_of_the_command_line(
     how: str, kafka: KafkaServer, s3: S3Server, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 30: every command that reports, with and without --debug and --json, and slips of the keys."""
+    """FAULT 30: no command that reports shows a secret, with or without --debug and --json, even if a setting is
+    mistyped."""
     mapping = job_mapping(kafka, tmp_path, s3=s3, backup=("blob-store",)) | given(S3, how, monkeypatch)
     path = tmp_path / "job.toml"
     path.write_text("".join(f'"{key}" = {json.dumps(value)}\n' for key, value in mapping.items()))

@@ -1,4 +1,4 @@
-"""A store's serdes are part of every checkpoint, and a change is refused without a permission (FAULT 52)."""
+"""A store's serdes are part of every checkpoint, and a change needs a permission (FAULT 52)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ UNNAMED = (lambda value: json.dumps(value).encode(), json.loads)
 
 
 def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
-    """A job with one task whose store has the default serdes unless given."""
+    """Create a job with one task. Its store has the default serdes unless others are given."""
     mapping = job_mapping(kafka, directory, **more)  # type: ignore[arg-type]
     left = {key: value for key, value in mapping.items() if (key, value) != ("stores.totals.value.serde", "bytes")}
     return JobConfig.from_mapping(left | {"stores.totals.type": "rocksdb"})
 
 
 def recorded(config: JobConfig) -> tuple[str, str]:
-    """The labels in the current checkpoint."""
+    """Return the labels in the current checkpoint."""
     record = current(config)
     assert record is not None
     return record.current.serdes["totals"]
 
 
 def put(config: JobConfig, key: Any, value: Any, *serdes: SerdeLike, **permissions: bool) -> Any:
-    """Open, write with these serdes, commit. Returns: what the key had before."""
+    """Open, write with these serdes and commit. Returns: the earlier value of the key."""
     with StateManager(config) as manager, manager.open_task(TASK, **permissions) as task:
         store = task.store("totals", *serdes)
         before = store.get(key)
@@ -49,7 +49,8 @@ def put(config: JobConfig, key: Any, value: Any, *serdes: SerdeLike, **permissio
 def test_a_changed_serde_is_refused_at_the_opening(
     kafka: KafkaServer, tmp_path: Path, which: str, was: str, now: str
 ) -> None:
-    """FAULT 52: every customer would begin at zero. A task and the whole job say so, before anything is changed."""
+    """FAULT 52: with a changed serde, every customer would start at zero. A task and the complete job refuse to open,
+    before anything changes."""
     config = job(kafka, tmp_path, stores__totals__key__serde="string", stores__totals__value__serde="json")
     assert put(config, "customer", 1) is None
     assert recorded(config) == ("string", "json")
@@ -61,7 +62,7 @@ def test_a_changed_serde_is_refused_at_the_opening(
             assert caught.value.where["store"] == "totals"
             assert "allow_serde_change=True" in str(caught.value.hint)
     assert put(config, "customer", 2) == 1
-    # the permission is for one opening, which commits although no input follows; then the new serde is the store's
+    # the permission is for one opening, which commits although no input follows; then the store has the new serde
     with StateManager(changed) as manager, manager.open_task(TASK, allow_serde_change=True):
         pass
     assert recorded(config) == ("string", now) if which == "value" else (now, "json")
@@ -73,14 +74,15 @@ def test_a_changed_serde_is_refused_at_the_opening(
 
 @pytest.mark.parametrize("other", [CUSTOMER_2, UNNAMED, "string", None], ids=["version", "unnamed", "string", "none"])
 def test_a_serde_that_the_application_passes(kafka: KafkaServer, tmp_path: Path, other: SerdeLike | None) -> None:
-    """FAULT 52: its name and version count; another one, or none, is refused before the store can be used."""
+    """FAULT 52: the name and the version of a serde count. Another serde, or none, is refused before the store can be
+    used."""
     config = job(kafka, tmp_path)
     assert put(config, 7, b"1", CUSTOMER) is None
     assert recorded(config) == ("customer", "bytes")
     with StateManager(config) as manager, manager.open_task(TASK) as task:
         with pytest.raises(PermissionNeeded, match="'customer'"):
             task.store("totals", other)
-        task.commit({"orders-0": 2})  # what was not used changes nothing
+        task.commit({"orders-0": 2})  # a serde that was not used changes nothing
     assert recorded(config) == ("customer", "bytes")
     assert put(config, 7, b"2", CUSTOMER) == b"1"
     with StateManager(config) as manager, manager.open_task(TASK) as task:
@@ -93,7 +95,7 @@ def test_a_serde_that_the_application_passes(kafka: KafkaServer, tmp_path: Path,
 
 
 def test_a_pair_without_a_name(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Two functions are one serde from one run to the next, as far as anyone can tell."""
+    """Two functions without a name count as one serde from one run to the next."""
     config = job(kafka, tmp_path)
     make: Callable[..., Any] = lambda: put(config, [1], b"1", UNNAMED)  # noqa: E731
     assert make() is None

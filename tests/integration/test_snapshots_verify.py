@@ -1,4 +1,4 @@
-"""`statemgr snapshots verify`: every way in which a needed blob can be damaged, on a directory and on S3."""
+"""`statemgr snapshots verify` finds every kind of damage to a needed blob, on a directory and on S3."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture(params=["file", "s3"])
 def job(request: pytest.FixtureRequest, kafka: KafkaServer, tmp_path: Path) -> JobConfig:
-    """A job with two checkpoints of one snapshot and a segment, with parts of 64 KiB."""
+    """Create a job with two checkpoints, which need one snapshot and a segment, with parts of 64 KiB."""
     s3 = request.getfixturevalue("s3") if request.param == "s3" else None
     more = {"blob.store.s3.path.style": True} if s3 else {}
     mapping = job_mapping(kafka, tmp_path, s3=s3, backup=("blob-store",), kind=SEGMENTS, blob__store__part__size=65536)
@@ -36,7 +36,7 @@ def job(request: pytest.FixtureRequest, kafka: KafkaServer, tmp_path: Path) -> J
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Run `statemgr snapshots verify` of a job."""
+    """Run `statemgr snapshots verify` for a job."""
 
     def run_(config: JobConfig, *arguments: str) -> Result:
         path = tmp_path / "job.toml"
@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> Run:
 def replaced(
     config: JobConfig, blob_id: str, change: Callable[[bytes], bytes | None], ttl_days: int | None = None
 ) -> None:
-    """Put other bytes under the name of a blob, or none."""
+    """Put other bytes under the name of a blob, or delete the blob."""
     services = open_services(config)
     try:
         store = services.blobs()
@@ -67,18 +67,18 @@ def replaced(
 
 
 def part(config: JobConfig) -> str:
-    """A blob that holds bytes of a table."""
+    """Return a blob that holds bytes of a table."""
     return max(referenced(config), key=lambda blob_id: blob_id.endswith(".1"))
 
 
 def flipped(data: bytes) -> bytes:
-    """One bit differs in the middle."""
+    """Flip one bit in the middle."""
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
 def test_a_whole_state_is_whole(job: JobConfig, run: Run) -> None:
-    """All blobs are counted, all bytes read, a sample is smaller, and a wrong share is refused."""
+    """The command counts all blobs and reads all bytes. A sample is smaller, and a wrong share is refused."""
     looked = json.loads(run(job, "--json").stdout)
     assert looked["blobs"] == len(referenced(job))
     assert (looked["tasks"], looked["checkpoints"], looked["read"]) == (1, 2, 0)
@@ -97,7 +97,7 @@ def test_a_whole_state_is_whole(job: JobConfig, run: Run) -> None:
 
 @pytest.mark.parametrize("damage", ["lost", "shorter", "flipped"])
 def test_a_damaged_part_is_named(job: JobConfig, run: Run, damage: str) -> None:
-    """FAULTS 13: exit status 4 names the blob. A flipped bit is found by reading alone."""
+    """FAULTS 13: the exit status is 4, and the output names the blob. Only a read of the data finds a flipped bit."""
     blob_id = part(job)
     change = {"lost": lambda data: None, "shorter": lambda data: data[:-1], "flipped": flipped}[damage]
     replaced(job, blob_id, change)
@@ -111,7 +111,7 @@ def test_a_damaged_part_is_named(job: JobConfig, run: Run, damage: str) -> None:
 
 
 def test_a_lost_index_is_named_once(job: JobConfig, run: Run) -> None:
-    """The other blobs are checked nevertheless."""
+    """The command still checks the other blobs."""
     [index] = {blob_id for blob_id in referenced(job) if blob_id.endswith("/index")}
     replaced(job, index, lambda data: None)
     result = run(job, "--json")
@@ -122,7 +122,7 @@ def test_a_lost_index_is_named_once(job: JobConfig, run: Run) -> None:
 
 
 def test_a_ttl_counts_once_the_commit_must_be_over(job: JobConfig, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAULTS 11: the clean-up of a fresh commit may still be running."""
+    """FAULTS 11: the clean-up of a fresh commit may still be running, so a TTL counts only later."""
     blob_id = part(job)
     replaced(job, blob_id, lambda data: data, ttl_days=30)
     assert run(job).exit_code == 0
@@ -136,7 +136,7 @@ def test_a_ttl_counts_once_the_commit_must_be_over(job: JobConfig, run: Run, mon
 def test_what_a_commit_evicts_meanwhile_is_no_damage(
     kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit deletes the blobs of the oldest checkpoint after they were listed: nothing is reported."""
+    """A commit deletes the blobs of the oldest checkpoint after they were listed. The command reports no damage."""
     config = JobConfig.from_mapping(
         job_mapping(kafka, tmp_path, backup=("blob-store",), kind=SNAPSHOTS, task__checkpoint__retained=1)
     )

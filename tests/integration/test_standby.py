@@ -1,4 +1,4 @@
-"""A warm standby: it keeps up with an owner, disturbs nobody, and makes a take-over local."""
+"""A warm standby keeps up with an owner, disturbs nobody, and makes a takeover local."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LARGE = {b"%03d" % n: random.Random(n).randbytes(3000) for n in range(100)}
 
 
 class Follow:
-    """``statemgr standby`` in a process of its own, and the lines that it has printed."""
+    """``statemgr standby`` in a separate process, and the lines that it has printed."""
 
     def __init__(self, config: JobConfig, file: Path) -> None:
         write_toml(config, file)
@@ -55,11 +55,11 @@ class Follow:
                 self.lines.append(json.loads(line))
 
     def has(self, sequence: int) -> bool:
-        """Whether it has brought the checkpoint of this sequence number."""
+        """Whether the standby has caught up with the checkpoint of this sequence number."""
         return any(line["sequence"] == sequence and line["error"] is None for line in self.lines)
 
     def stop(self) -> int:
-        """SIGTERM; its exit status."""
+        """Send SIGTERM. Returns: the exit status."""
         self._process.send_signal(signal.SIGTERM)
         status = self._process.wait(60)
         self._reader.join(10)
@@ -68,7 +68,7 @@ class Follow:
 
 @contextmanager
 def running(standby: Standby) -> Iterator[list[Followed]]:
-    """Follow in a thread; what was reported so far."""
+    """Follow in a thread. Yields: the reports so far."""
     reports: list[Followed] = []
     thread = threading.Thread(target=standby.run, args=(reports.append, 0.05), daemon=True)
     thread.start()
@@ -81,7 +81,7 @@ def running(standby: Standby) -> Iterator[list[Followed]]:
 
 
 def brought(turn: list[Followed]) -> Followed:
-    """The one task's part of a turn, which has not failed."""
+    """Return the only task's part of a turn, after a check that it has not failed."""
     [followed] = turn
     assert followed.error is None
     return followed
@@ -91,12 +91,12 @@ def brought(turn: list[Followed]) -> Followed:
 def test_a_killed_owner_is_taken_over_without_fetching(
     kafka: KafkaServer, tmp_path: Path, factory: str, kind: str
 ) -> None:
-    """The standby's machine has the last checkpoint whole: taking over opens the local directories."""
+    """The standby's machine has the complete last checkpoint, so a takeover opens the local directories."""
     mapping = job_mapping(kafka, tmp_path, backup=(factory,), kind=kind, stores=STORES)
     config = JobConfig.from_mapping(mapping)
     other = with_changes(config, state__dir=str(tmp_path / "other"))
     following = Follow(other, tmp_path / "job.toml")
-    child = start(mapping, 99, Phase.FLUSH, 13)  # of two stores: in the seventh commit
+    child = start(mapping, 99, Phase.FLUSH, 13)  # with two stores, this is in the seventh commit
     assert child.wait(120) == -signal.SIGKILL
     wait_until(lambda: following.has(6))
     assert following.stop() == 0
@@ -109,7 +109,7 @@ def test_a_killed_owner_is_taken_over_without_fetching(
 
 
 def test_only_new_blobs_are_fetched(kafka: KafkaServer, tmp_path: Path) -> None:
-    """From one checkpoint to the next, files that are here already are linked; older states go."""
+    """From one checkpoint to the next, the standby links files that it already has, and deletes older states."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",)))
     other = elsewhere(config, tmp_path / "other", "blob-store")
     with StateManager(config) as manager, manager.open_task(TASK) as task, Standby(other) as standby:
@@ -134,12 +134,12 @@ def test_only_new_blobs_are_fetched(kafka: KafkaServer, tmp_path: Path) -> None:
             )
             == second_checkpoint.sequence
         )
-        task.commit({"orders-0": 3})  # nobody was fenced
+        task.commit({"orders-0": 3})  # the standby fenced nobody
     assert contents(other)[0]["totals"] == {**LARGE, b"one": b"more"}
 
 
 def test_an_executor_on_the_same_machine_fetches_nothing(kafka: KafkaServer, tmp_path: Path) -> None:
-    """An attempt at a micro-batch finds what the standby has brought."""
+    """An attempt at a micro-batch finds what the standby has fetched."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",)))
     commit(config, dict(LARGE), 1)
     other = elsewhere(config, tmp_path / "other", "blob-store")
@@ -153,8 +153,8 @@ def test_an_executor_on_the_same_machine_fetches_nothing(kafka: KafkaServer, tmp
 
 
 def test_a_clean_up_during_a_fetch_is_no_error(kafka: KafkaServer, tmp_path: Path) -> None:
-    """The blobs of a checkpoint go while the standby fetches them: it goes on with the newer one, and does not turn to
-    the next factory, which would replay the whole changelog for a state that nobody needs."""
+    """The blobs of a checkpoint are deleted while the standby fetches them. It continues with the newer checkpoint, and
+    does not try the next factory, which would replay the complete changelog for a state that nobody needs."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=DUAL, task__checkpoint__retained=1))
     other = elsewhere(config, tmp_path / "other", ["blob-store", "kafka-changelog"])
     phases: list[Phase] = []
@@ -183,7 +183,8 @@ def test_a_clean_up_during_a_fetch_is_no_error(kafka: KafkaServer, tmp_path: Pat
 
 
 def test_beside_the_owner_on_the_same_directories(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Neither removes what the other needs: not the directory of a commit on its way, not what was just fetched."""
+    """Neither the owner nor a standby removes what the other needs: the directory of a commit in progress, or what was
+    just fetched."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",)))
     go_on = threading.Event()
     held = threading.Event()
@@ -200,7 +201,7 @@ def test_beside_the_owner_on_the_same_directories(kafka: KafkaServer, tmp_path: 
         with observed(hold):
             future = task.commit_async({"orders-0": 2})
             assert held.wait(30)
-            [first] = brought(standby.once()).stores  # tidies, and knows only the first commit
+            [first] = brought(standby.once()).stores  # it tidies up, and knows only the first commit
             assert first.factory == "local"
             go_on.set()
             second = future.result(30)
@@ -218,7 +219,7 @@ def test_beside_the_owner_on_the_same_directories(kafka: KafkaServer, tmp_path: 
 
 
 def test_two_standbys_on_the_same_directories(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Both keep up; what one has brought, the other finds, and neither takes it away."""
+    """Both standbys keep up. Each finds what the other has fetched, and neither removes it."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",)))
     other = elsewhere(config, tmp_path / "other", "blob-store")
     with StateManager(config) as manager, manager.open_task(TASK) as task, Standby(other) as one, Standby(other) as two:
@@ -234,7 +235,7 @@ def test_two_standbys_on_the_same_directories(kafka: KafkaServer, tmp_path: Path
 
 
 def test_what_vanishes_is_fetched_again(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Local directories are a cache: the standby looks at them again, also without a new checkpoint."""
+    """Local directories are a cache. The standby checks them again, even without a new checkpoint."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",)))
     commit(config, dict(LARGE), 1)
     other = elsewhere(config, tmp_path / "other", "blob-store")
@@ -248,7 +249,7 @@ def test_what_vanishes_is_fetched_again(kafka: KafkaServer, tmp_path: Path, monk
 
 
 def test_errors_are_shown_and_tried_again(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A job that does not exist yet, and lost blobs: the standby goes on when they are there."""
+    """The job does not exist yet, or blobs are lost. The standby reports it, and continues when they are there."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), tasks=2))
     other = elsewhere(config, tmp_path / "other", "blob-store")
     with Standby(other) as standby, running(standby) as reports:
@@ -275,7 +276,7 @@ def test_errors_are_shown_and_tried_again(kafka: KafkaServer, tmp_path: Path) ->
 
 
 def test_a_stop_breaks_off_what_is_under_way(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Whatever is half fetched goes; nothing is reported, and the next start fetches it whole."""
+    """The standby deletes what is half fetched and reports nothing. The next start fetches it again."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",)))
     commit(config, dict(LARGE), 1)
     other = elsewhere(config, tmp_path / "other", "blob-store")
@@ -295,7 +296,8 @@ def test_a_stop_breaks_off_what_is_under_way(kafka: KafkaServer, tmp_path: Path)
 
 
 def test_the_command_fetches_once(kafka: KafkaServer, tmp_path: Path) -> None:
-    """``--once`` ends with what is current: for people, for machines, and with a task that nobody has committed."""
+    """``--once`` fetches the current checkpoint and ends, with output for people or for machines. A task without a
+    checkpoint is exit status 4."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), tasks=2))
     commit(config, dict(LARGE), 1)
     write_toml(elsewhere(config, tmp_path / "other", "blob-store"), tmp_path / "job.toml")

@@ -31,12 +31,12 @@ BACKENDS = ["kafka-changelog", "blob-store"]
 
 
 def config_of(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
-    """A dual-commit job on a directory."""
+    """Create a dual-commit job on a directory."""
     return JobConfig.from_mapping(job_mapping(kafka, directory, **more))  # type: ignore[arg-type]
 
 
 def put_and_commit(config: JobConfig, items: dict[bytes, bytes | None], offset: int, **permissions: bool) -> str:
-    """Open, write to every store, commit, close. Returns how the first store was restored."""
+    """Open, write to every store, commit and close. Returns how the first store was restored."""
     with StateManager(config) as manager, manager.open_task("Partition 0", **permissions) as task:
         for store in config.stores:
             for key, value in items.items():
@@ -49,7 +49,7 @@ def put_and_commit(config: JobConfig, items: dict[bytes, bytes | None], offset: 
 
 
 def test_a_new_job_starts_empty_and_its_commit_comes_back(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A2, A4, A40: no checkpoint is an empty start; the commit is restored with its input offsets."""
+    """A2, A4, A40: a job without a checkpoint starts empty. Its commit is restored with its input offsets."""
     config = config_of(kafka, tmp_path)
     with StateManager(config) as manager, manager.open_task("Partition 0") as task:
         assert task.last_checkpoint is None
@@ -66,7 +66,8 @@ def test_a_new_job_starts_empty_and_its_commit_comes_back(kafka: KafkaServer, tm
 
 @pytest.mark.parametrize("restore", BACKENDS)
 def test_another_machine_restores_exactly_the_commit(kafka: KafkaServer, tmp_path: Path, restore: str) -> None:
-    """Invariant 11, A40 (new host): what was written and not committed is not there; the rest is, from either."""
+    """Invariant 11, A40 (new host): another machine restores what was committed and nothing else, from either
+    backend."""
     config = config_of(kafka, tmp_path)
     with StateManager(config) as manager, manager.open_task("Partition 0") as task:
         store = task.store("totals")
@@ -90,7 +91,7 @@ def test_another_machine_restores_exactly_the_commit(kafka: KafkaServer, tmp_pat
 
 
 def test_a_restart_on_the_same_machine_fetches_nothing(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A22, A40 (host affinity), invariant 10: the local directory of exactly this state is used."""
+    """A22, A40 (host affinity), invariant 10: the restart uses the local directory of exactly this state."""
     config = config_of(kafka, tmp_path)
     put_and_commit(config, {b"k": b"v"}, 1)
     assert put_and_commit(config, {b"k2": b"v"}, 2) == "local"
@@ -101,7 +102,7 @@ def test_a_restart_on_the_same_machine_fetches_nothing(kafka: KafkaServer, tmp_p
 
 
 def test_a_local_directory_of_another_state_is_not_used(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Invariant 10, A22: a machine that was left behind restores the newer state, reusing files by identity."""
+    """Invariant 10, A22: a machine that was left behind restores the newer state, and reuses files by identity."""
     config = config_of(kafka, tmp_path)
     put_and_commit(config, {b"%d" % n: random.Random(n).randbytes(1000) for n in range(500)}, 1)
     other = elsewhere(config, tmp_path / "other", "blob-store")
@@ -137,7 +138,7 @@ def test_several_stores_and_prefix_and_range(kafka: KafkaServer, tmp_path: Path)
 
 
 def test_an_unchanged_store_keeps_its_markers(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A commit without changes moves the input offsets and nothing else."""
+    """A commit without changes moves only the input offsets."""
     config = config_of(kafka, tmp_path)
     with StateManager(config) as manager, manager.open_task("Partition 0") as task:
         task.store("totals").put(b"a", b"1")
@@ -149,7 +150,7 @@ def test_an_unchanged_store_keeps_its_markers(kafka: KafkaServer, tmp_path: Path
 
 
 def test_the_older_of_two_owners_is_fenced(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Invariant 7, FAULT 23: the zombie's commit fails, and takes nothing from the new owner."""
+    """Invariant 7, FAULT 23: the zombie's commit fails and takes nothing from the new owner."""
     config = config_of(kafka, tmp_path)
     with StateManager(config) as old, StateManager(elsewhere(config, tmp_path / "new", "blob-store")) as new:
         zombie = old.open_task("Partition 0")
@@ -171,7 +172,7 @@ def test_the_older_of_two_owners_is_fenced(kafka: KafkaServer, tmp_path: Path) -
 
 
 def test_restore_is_switched_back_and_forth(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A47: restore from blobs, from the changelog, from blobs …; the state never differs."""
+    """A47: the job restores from blobs and from the changelog in turn, and the state never differs."""
     config = config_of(kafka, tmp_path)
     model: dict[bytes, bytes] = {}
     for turn in range(4):
@@ -188,7 +189,8 @@ def test_restore_is_switched_back_and_forth(kafka: KafkaServer, tmp_path: Path) 
 
 
 def test_a_backend_switched_on_is_filled_tombstones_included(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Protocol 5, FAULT 35, A31: off and on again, the changelog holds exactly the state, deletes included."""
+    """Protocol 5, FAULT 35, A31: a changelog that was switched off and on again holds exactly the state, deletes
+    included."""
     config = config_of(kafka, tmp_path)
     put_and_commit(config, {b"kept": b"1", b"gone": b"1"}, 1)
     blobs_only = with_changes(config, task__backup__factories=["blob-store"], task__restore__factories=["blob-store"])
@@ -199,7 +201,7 @@ def test_a_backend_switched_on_is_filled_tombstones_included(kafka: KafkaServer,
 
 
 def test_blobs_switched_on_for_one_store(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A46, A23: dual commit for a subset of stores; the others restore from their changelog."""
+    """A46, A23: one store uses dual commit, and the other one restores from its changelog."""
     config = config_of(kafka, tmp_path, stores=("totals", "index"), backup=("kafka-changelog",))
     put_and_commit(config, {b"a": b"1"}, 1)
     dual = with_changes(
@@ -218,7 +220,8 @@ def test_blobs_switched_on_for_one_store(kafka: KafkaServer, tmp_path: Path) -> 
 
 
 def test_a_blob_restore_that_fails_falls_back_if_the_list_says_so(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A49, FAULT 13, invariant 8: a missing blob is a typed error, or the next factory; never empty state."""
+    """A49, FAULT 13, invariant 8: after a missing blob there is a typed error or the next factory, and never empty
+    state."""
     config = config_of(kafka, tmp_path)
     noise = random.Random(1).randbytes(100_000)
     put_and_commit(config, {b"a": noise}, 1)
@@ -239,7 +242,8 @@ def test_a_blob_restore_that_fails_falls_back_if_the_list_says_so(kafka: KafkaSe
 def test_an_opening_that_fails_for_now_may_be_repeated(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULTS 8 and 13: no factory could supply the store, and one of them only could not be asked: call again."""
+    """FAULTS 8 and 13: no factory could supply the store, but one of them was only unavailable. The caller may try
+    again."""
     config = config_of(kafka, tmp_path, blob__store__retry__policy__max__retries=1)
     noise = random.Random(1).randbytes(100_000)
     put_and_commit(config, {b"a": noise}, 1)
@@ -263,7 +267,7 @@ def test_an_opening_that_fails_for_now_may_be_repeated(
 
 
 def test_a_store_without_a_marker_is_an_error(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A15, A31: blob restore asked for where the checkpoint has only changelog markers."""
+    """A15, A31: a restore from blobs fails where the checkpoint has only changelog markers."""
     config = config_of(kafka, tmp_path, backup=("kafka-changelog",))
     put_and_commit(config, {b"a": b"1"}, 1)
     moved = elsewhere(config, tmp_path / "x", "blob-store")
@@ -273,7 +277,8 @@ def test_a_store_without_a_marker_is_an_error(kafka: KafkaServer, tmp_path: Path
 
 
 def test_stores_come_and_go_only_with_permission(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Protocol 6, FAULT 31, A3, A12: a mistyped name is refused; a removed store's blobs go after the next publish."""
+    """Protocol 6, FAULT 31, A3, A12: a mistyped name is refused. The next publish is followed by the deletion of a
+    removed store's blobs."""
     config = config_of(kafka, tmp_path, stores=("totals", "old"), task__checkpoint__retained=1)
     put_and_commit(config, {b"a": b"1"}, 1)
     mapping = {k: v for k, v in config.to_mapping().items() if not k.startswith("stores.old")}
@@ -298,7 +303,7 @@ def test_stores_come_and_go_only_with_permission(kafka: KafkaServer, tmp_path: P
 
 
 def test_another_number_of_tasks_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Invariant 14: the number of tasks and the partitioner are part of every checkpoint."""
+    """Invariant 14: the layout is part of every checkpoint, and another partitioner is refused."""
     config = config_of(kafka, tmp_path)
     put_and_commit(config, {b"a": b"1"}, 1)
     with StateManager(config, partitioner="spark-hash") as manager, pytest.raises(LayoutMismatch):
@@ -306,7 +311,7 @@ def test_another_number_of_tasks_is_refused(kafka: KafkaServer, tmp_path: Path) 
 
 
 def test_output_is_in_the_same_transaction(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Protocol 1: what was given to produce appears with the commit, once, and not before."""
+    """Protocol 1: output appears with the commit, once, and not before."""
     from confluent_kafka import Consumer
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -331,7 +336,7 @@ def test_output_is_in_the_same_transaction(kafka: KafkaServer, tmp_path: Path) -
 
 
 def test_on_s3_a_commit_comes_back(kafka: KafkaServer, s3: S3Server, tmp_path: Path) -> None:
-    """The same on a real S3 protocol: incremental commits, then a restore elsewhere from blobs alone."""
+    """On a real S3 protocol, a job makes incremental commits, and another machine restores from blobs alone."""
     config = config_of(kafka, tmp_path, s3=s3, backup=("blob-store",))
     put_and_commit(config, {b"%03d" % n: b"x" * 2000 for n in range(300)}, 1)
     put_and_commit(config, {b"one": b"more"}, 2)
@@ -343,7 +348,8 @@ def test_on_s3_a_commit_comes_back(kafka: KafkaServer, s3: S3Server, tmp_path: P
 def test_a_large_restore_is_opened_for_writing_with_its_first_write(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opening for writing waits for the disk, which a large restore has just given much to do."""
+    """Opening for writing waits for the disk, which is busy after a large restore. The store waits for its first
+    write."""
     config = config_of(kafka, tmp_path, backup=["blob-store"])
     state = {b"%03d" % n: b"1" for n in range(500)}
     put_and_commit(config, dict(state), 1)
@@ -362,7 +368,7 @@ def test_a_large_restore_is_opened_for_writing_with_its_first_write(
 
 
 def test_a_task_that_comes_back_replays_only_what_it_missed(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A machine that had the task before continues its local directory with the changelog's newer part."""
+    """A machine that had the task before continues its local directory with the newer part of the changelog."""
     here = config_of(kafka, tmp_path, backup=["kafka-changelog"])
     put_and_commit(here, {b"k%03d" % n: b"1" for n in range(500)}, 1)
     put_and_commit(elsewhere(here, tmp_path / "other", "kafka-changelog"), {b"k001": None, b"k002": b"2"}, 2)
@@ -379,7 +385,7 @@ def test_a_task_that_comes_back_replays_only_what_it_missed(kafka: KafkaServer, 
 def test_quick_commits_to_a_changelog_wait_for_no_local_copy(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval_s: float, copies: int
 ) -> None:
-    """A local copy is made now and then; an owner that died is followed by a replay of what came after its copy."""
+    """The task makes a local copy only now and then. The owner after a dead one replays what came after the copy."""
     monkeypatch.setattr(ChangelogBackup, "local_copy_interval_s", interval_s)
     config = config_of(kafka, tmp_path, backup=["kafka-changelog"], task__checkpoint__retained=3)
     made: list[str] = []
@@ -398,7 +404,8 @@ def test_quick_commits_to_a_changelog_wait_for_no_local_copy(
 
 
 def test_the_first_changes_of_a_store_fill_a_changelog_by_themselves(kafka: KafkaServer, tmp_path: Path) -> None:
-    """What an empty store was given until a commit succeeds is its whole state: no directory is needed to read it."""
+    """The changes of an empty store, up to its first successful commit, are its complete state. No directory is needed
+    to fill a changelog with them."""
     config = config_of(kafka, tmp_path, backup=["kafka-changelog"])
     make_topics(config)
     producer = plain_producer(config)
@@ -417,7 +424,7 @@ def test_the_first_changes_of_a_store_fill_a_changelog_by_themselves(kafka: Kafk
         assert Phase.CHECKPOINT_DIR not in made
         state = {b"a": b"1", b"b": b"2", b"d": b"2"}
         assert published(config, "kafka-changelog")["Partition 0"]["totals"] == state
-        # from here on changes are no more than changes
+        # from here on, the changes are no longer the complete state
         task.store("totals").put(b"e", b"3")
         task.commit({"orders-0": 3})
         recreate(config, config.stores["totals"].changelog_topic)

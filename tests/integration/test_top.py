@@ -38,13 +38,13 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def topic(kafka: KafkaServer) -> str:
-    """The name of an input topic that no other test has."""
+    """Return the name of an input topic that no other test uses."""
     return kafka.fresh_name("orders")
 
 
 @pytest.fixture
 def config(kafka: KafkaServer, tmp_path: Path, topic: str) -> JobConfig:
-    """A job of three tasks, of which the input has two partitions."""
+    """Create a job of three tasks whose input has two partitions."""
     mapping = job_mapping(kafka, tmp_path, tasks=3, kafka__ssl__key__password=SECRET)
     config = JobConfig.from_mapping(mapping)
     make_topic(config, topic, 2)
@@ -54,7 +54,7 @@ def config(kafka: KafkaServer, tmp_path: Path, topic: str) -> JobConfig:
 
 @pytest.fixture
 def running(config: JobConfig, topic: str) -> Iterator[list[Task]]:
-    """Two tasks that have committed: `Partition 0` is 5 messages behind, `Partition 1` is 1 behind."""
+    """Run two tasks that have committed: `Partition 0` is 5 messages behind, `Partition 1` is 1 behind."""
     with StateManager(config) as manager:
         tasks = [manager.open_task(f"Partition {number}") for number in range(2)]
         for number, task in enumerate(tasks):
@@ -73,7 +73,7 @@ def run(config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
 
 
 def produce(config: JobConfig, topic: str, counts: tuple[int, ...]) -> None:
-    """Write so many messages to each partition."""
+    """Write this many messages to each partition."""
     producer = plain_producer(config)
     for partition, count in enumerate(counts):
         for _ in range(count):
@@ -82,7 +82,7 @@ def produce(config: JobConfig, topic: str, counts: tuple[int, ...]) -> None:
 
 
 def test_tasks_by_lag_with_owner_and_stage(run: Run, running: list[Task], config: JobConfig, topic: str) -> None:
-    """The lag of each task is what the input has after its checkpoint; the task with the highest lag is first."""
+    """The lag of a task is what its input has after its checkpoint. The task with the highest lag is first."""
     found = json.loads(run("top", "--json").stdout)
     first, second = found["tasks"]
     assert [(task["task"], task["lag"]) for task in (first, second)] == [("Partition 0", 5), ("Partition 1", 1)]
@@ -99,7 +99,7 @@ def test_tasks_by_lag_with_owner_and_stage(run: Run, running: list[Task], config
 
 
 def test_the_job_is_not_disturbed(run: Run, running: list[Task], topic: str) -> None:
-    """The owners commit as before, the epoch stays, and the next reading has the new checkpoint."""
+    """The owners commit as before, the epoch stays, and the next reading has the new checkpoints."""
     before = json.loads(run("top", "--json").stdout)["tasks"]
     for number, task in enumerate(running):
         task.store("totals").put(b"a", b"2")
@@ -111,7 +111,7 @@ def test_the_job_is_not_disturbed(run: Run, running: list[Task], topic: str) -> 
 
 
 def test_a_table_for_people_and_no_secret(run: Run, running: list[Task]) -> None:
-    """An output that is no terminal gets all tasks once."""
+    """If the output is not a terminal, the command prints all tasks once, and no secret."""
     found = run("top")
     assert found.exit_code == 0
     assert "lag 6" in found.stdout
@@ -123,7 +123,7 @@ def test_a_table_for_people_and_no_secret(run: Run, running: list[Task]) -> None
 def test_input_that_was_created_again_is_a_problem(
     run: Run, running: list[Task], config: JobConfig, kafka: KafkaServer, topic: str
 ) -> None:
-    """The lag of such a task is unknown, and the task comes first."""
+    """The lag of such a task is unknown, and the task lists the problem."""
     delete_topic(kafka, topic)
     make_topic(config, topic, 2)
     found = json.loads(run("top", "--json").stdout)
@@ -133,7 +133,7 @@ def test_input_that_was_created_again_is_a_problem(
 
 
 def test_without_a_checkpoint_the_lag_is_unknown(run: Run, config: JobConfig) -> None:
-    """Nobody knows where such a job will begin to read, so the lag is not 0."""
+    """Nobody knows where such a job will start to read, so the lag is unknown, not 0."""
     with StateManager(config) as manager:
         manager.open_task("Partition 0")
     found = json.loads(run("top", "--json").stdout)
@@ -142,7 +142,7 @@ def test_without_a_checkpoint_the_lag_is_unknown(run: Run, config: JobConfig) ->
 
 
 def test_a_thousand_tasks_take_a_few_requests(kafka: KafkaServer, topic: str) -> None:
-    """A reading costs as many requests for a thousand tasks as for one."""
+    """A reading of a thousand tasks costs two requests."""
     config = job(kafka, job__tasks=1000, stores__totals__backup__factories=[])
     make_topics(config)
     make_topic(config, topic, 8)
@@ -166,7 +166,7 @@ def test_a_thousand_tasks_take_a_few_requests(kafka: KafkaServer, topic: str) ->
 
 
 def test_a_thousand_tasks_that_are_published_together(kafka: KafkaServer, topic: str) -> None:
-    """Each names all thousand partitions: they are compared once, and shown once."""
+    """The checkpoint of each task names all thousand partitions. They are compared once."""
     config = job(kafka, job__tasks=1000, stores__totals__backup__factories=[])
     make_topics(config)
     make_topic(config, topic, 1)
@@ -195,7 +195,7 @@ def test_a_thousand_tasks_that_are_published_together(kafka: KafkaServer, topic:
 
 
 def test_a_checkpoint_topic_that_was_created_again(kafka: KafkaServer) -> None:
-    """A monitor that lives for long reads the new topic, and shows nothing of the old one."""
+    """A long-lived monitor reads the new topic, and shows nothing of the old one."""
     config = job(kafka)
     make_topics(config)
     send(config, config.checkpoint_topic, codecs.encode_record(a_record(config, 1)))
@@ -208,7 +208,7 @@ def test_a_checkpoint_topic_that_was_created_again(kafka: KafkaServer) -> None:
 
 
 class Terminal:
-    """`statemgr top` in a terminal of its own."""
+    """`statemgr top` in a terminal."""
 
     def __init__(self, directory: Path, *arguments: str) -> None:
         self._screen = bytearray()
@@ -230,14 +230,14 @@ class Terminal:
         return text.encode() in self._screen
 
     def close(self) -> None:
-        """End it, also after a failure."""
+        """End the process, even after a failure."""
         self.child.kill()
         self.child.wait()
         os.close(self._ours)
 
 
 def test_it_refreshes_in_a_terminal_until_ctrl_c(run: Run, running: list[Task], tmp_path: Path, topic: str) -> None:
-    """A new commit appears without a new call; Ctrl-C ends it with status 0."""
+    """A new commit appears without a new call, and Ctrl-C ends the command with status 0."""
     with closing(Terminal(tmp_path, "--interval", "0.5")) as terminal:
         wait_until(lambda: terminal.shows("Partition 1"))
         running[1].store("totals").put(b"b", b"1")
@@ -248,7 +248,7 @@ def test_it_refreshes_in_a_terminal_until_ctrl_c(run: Run, running: list[Task], 
 
 
 def test_ctrl_c_does_not_wait_for_a_broker(run: Run, tmp_path: Path) -> None:
-    """A reading waits at least so long for a broker that takes connections and never answers."""
+    """A broker takes connections and never answers. Ctrl-C does not wait until the reading gives up."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"kafka.bootstrap.servers=127.0.0.1:{silent.getsockname()[1]}"
         with closing(Terminal(tmp_path, "--set", address)) as terminal:
@@ -259,7 +259,7 @@ def test_ctrl_c_does_not_wait_for_a_broker(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_broker_that_is_gone_is_exit_status_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script sees it; nothing is shown as if it were current."""
+    """A script can see the failure, and nothing is shown as if it were current."""
     monkeypatch.setattr("statemgr.kafka.metadata.DEADLINE_S", 2.0)
     monkeypatch.setattr("statemgr.kafka.metadata.REQUEST_S", 2.0)
     found = run("top", "--once", "--set", "kafka.bootstrap.servers=localhost:1")
@@ -268,7 +268,7 @@ def test_a_broker_that_is_gone_is_exit_status_3(run: Run, monkeypatch: pytest.Mo
 
 
 def test_stages_that_the_configuration_asks_for(running: list[Task], config: JobConfig) -> None:
-    """A configuration that is ahead of the checkpoints is named next to their stage."""
+    """If the configuration is ahead of the checkpoints, its stage is shown next to theirs."""
     blobs = {"task__backup__factories": ["blob-store"], "task__restore__factories": ["blob-store"]}
     with JobMonitor(with_changes(config, **blobs)) as monitor:
         assert dict(monitor.overview().tasks[0].stages) == {"totals": "2, configured 4"}
@@ -277,7 +277,8 @@ def test_stages_that_the_configuration_asks_for(running: list[Task], config: Job
 def test_the_end_of_a_transaction_in_the_input_is_no_message_that_waits(
     running: list[Task], config: JobConfig, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It counts as lag for ever, so only a message that a consumer would get makes a late task stuck."""
+    """The end of a transaction counts as lag forever. Only a message that a consumer would get makes a late task
+    stuck."""
     monkeypatch.setattr("statemgr.cli.diagnosis.late_ms", lambda *_: -60_000)
     producer = plain_producer(config, f"{topic}-writer")
     producer.begin_transaction()

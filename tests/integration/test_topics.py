@@ -1,4 +1,5 @@
-"""Topics on a real broker: made with the right settings, and refused with the command that fixes them."""
+"""Topics on a real broker are created with the right settings. Wrong ones are refused, with the command that fixes
+them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def _settings(config: JobConfig, topic: str) -> dict[str, str]:
 
 
 def test_missing_topics_are_created_as_they_must_be(kafka: KafkaServer) -> None:
-    """The checkpoint topic has one compacted partition; a changelog has one per task, and keeps its lag."""
+    """The checkpoint topic has one compacted partition. A changelog has one per task, and its own compaction lag."""
     config = job(kafka, job__tasks=3, stores__totals__changelog__min__compaction__lag__ms=60_000)
     specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
     changelog = config.stores["totals"].changelog_topic
@@ -46,7 +47,7 @@ def test_missing_topics_are_created_as_they_must_be(kafka: KafkaServer) -> None:
 
 
 def test_wrong_settings_are_refused_with_the_command_that_fixes_them(kafka: KafkaServer) -> None:
-    """Each wrong setting is named (fault 18); doing what the command says makes the check pass."""
+    """The error names a wrong setting (fault 18), and the command in its hint makes the check pass."""
     config = job(kafka)
     topic = config.stores["totals"].changelog_topic
     make_topic(config, topic, cleanup__policy="delete", min__compaction__lag__ms="5")
@@ -67,11 +68,11 @@ def test_wrong_settings_are_refused_with_the_command_that_fixes_them(kafka: Kafk
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=changes)
         other = client(config)
         other.incremental_alter_configs([resource])[resource].result(30)
-        wait_until(lambda: admin.check(specs) == [])  # the broker answers before it has applied them
+        wait_until(lambda: admin.check(specs) == [])  # the broker answers before it has applied the changes
 
 
 def test_a_longer_lag_than_asked_for_is_fine(kafka: KafkaServer) -> None:
-    """A topic that keeps more than it must is not touched."""
+    """A topic that keeps more than it must passes the check."""
     config = job(kafka)
     topic = config.stores["totals"].changelog_topic
     make_topic(config, topic, cleanup__policy="compact", min__compaction__lag__ms="99999999")
@@ -80,7 +81,7 @@ def test_a_longer_lag_than_asked_for_is_fine(kafka: KafkaServer) -> None:
 
 
 def test_a_wrong_number_of_partitions_is_refused(kafka: KafkaServer) -> None:
-    """Two partitions of a checkpoint topic would lose the order of records; a changelog must have one per task."""
+    """A checkpoint topic with two partitions would lose the order of records. A changelog must have one per task."""
     config = job(kafka, job__tasks=2)
     make_topic(config, config.checkpoint_topic, 2, cleanup__policy="compact")
     make_topic(
@@ -105,7 +106,7 @@ def test_a_wrong_number_of_partitions_is_refused(kafka: KafkaServer) -> None:
 
 
 def test_too_few_replicas_are_refused(kafka: KafkaServer) -> None:
-    """A topic with fewer replicas than the configuration asks for is a problem with a command."""
+    """A topic with fewer replicas than the configuration asks for is a problem, with a command that fixes it."""
     config = job(kafka)
     make_topics(config)
     wanted = job(kafka, config.job_name, task__checkpoint__replication__factor=3)
@@ -116,7 +117,7 @@ def test_too_few_replicas_are_refused(kafka: KafkaServer) -> None:
 
 
 def test_what_the_broker_refuses_is_an_invalid_error(kafka: KafkaServer) -> None:
-    """More replicas than brokers cannot be created; the error names the topic."""
+    """A topic cannot have more replicas than there are brokers. The error names the topic."""
     config = job(kafka, task__checkpoint__replication__factor=300)
     with TopicAdmin(config, SystemClock()) as admin, pytest.raises(InvalidError) as refused:
         admin.create_missing([checkpoint_topic_spec(config)])
@@ -126,7 +127,7 @@ def test_what_the_broker_refuses_is_an_invalid_error(kafka: KafkaServer) -> None
 def test_a_broker_that_is_not_there_is_an_unavailable_error(
     kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The deadline is kept, and the error says what the client met."""
+    """The error says what the client was doing."""
     monkeypatch.setattr(metadata, "DEADLINE_S", 1.0)
     monkeypatch.setattr(metadata, "REQUEST_S", 1.0)
     config = JobConfig.from_mapping({"job.name": "nowhere", "kafka.bootstrap.servers": "127.0.0.1:1"})

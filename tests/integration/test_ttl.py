@@ -1,4 +1,4 @@
-"""Stores with a time to live, on a real broker: backends, readers, and a TTL that comes or goes."""
+"""Stores with a time to live, on a real broker: backends, readers, and a TTL that is added or removed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ GO = {b"go-%03d" % number: b"x" * number for number in range(100)}
 
 
 def offset(count: int) -> dict[str, int]:
-    """Input offsets after some messages."""
+    """Return the input offsets after some messages."""
     return {"orders-0": count}
 
 
 def command(config: JobConfig, directory: Path, *arguments: str) -> str:
-    """Run a command of the command line for a job. Returns: what it printed."""
+    """Run a `statemgr` command for a job. Returns: what it printed."""
     file = directory / "job.toml"
     file.write_text("\n".join(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in config.to_mapping().items()))
     result = CliRunner().invoke(cli, [*arguments[:2], "--config", str(file), *arguments[2:]], catch_exceptions=False)
@@ -39,7 +39,7 @@ def command(config: JobConfig, directory: Path, *arguments: str) -> str:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [SNAPSHOTS, SEGMENTS])
 def test_expired_entries_leave_both_backends(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
-    """What has expired is hidden from tasks and readers, then deleted in both backends; the rest keeps its expiry."""
+    """Expired entries are hidden from tasks and readers, then deleted in both backends. The other entries stay."""
     config = JobConfig.from_mapping(
         job_mapping(kafka, tmp_path, kind=kind, stores__totals__ttl__ms=HOUR_MS, task__checkpoint__retained=5)
     )
@@ -82,7 +82,7 @@ def test_expired_entries_leave_both_backends(kafka: KafkaServer, tmp_path: Path,
 
 @pytest.mark.long
 def test_a_ttl_neither_comes_nor_goes(kafka: KafkaServer, tmp_path: Path) -> None:
-    """An opening with the wrong configuration is refused and changes nothing; a new store may have a TTL."""
+    """An opening with the wrong configuration is refused and changes nothing. A new store may have a TTL."""
     plain = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     with_ttl = with_changes(plain, job__name=plain.job_name + "-ttl", stores__totals__ttl__ms=HOUR_MS)
     for config, wrong in (

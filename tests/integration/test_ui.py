@@ -1,4 +1,4 @@
-"""`statemgr ui` next to a running job: over HTTP with a parser, and in a real browser where there is one."""
+"""`statemgr ui` next to a running job: over HTTP with a parser, and in a real browser if one is installed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Document(HTMLParser):
         self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
-        """It ends the element that began last."""
+        """Check that the tag ends the element that began last."""
         assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
@@ -74,11 +74,11 @@ class Document(HTMLParser):
         return "\n".join(self.words)
 
     def all(self, name: str) -> list[dict[str, str | None]]:
-        """The attributes of all elements of a name."""
+        """Return the attributes of all elements with this name."""
         return [attributes for tag, attributes in self.elements if tag == name]
 
     def link(self, start: str) -> str:
-        """Where the first link leads whose address starts so."""
+        """Return the address of the first link that starts with this text."""
         return next(str(a["href"]) for a in self.all("a") if str(a["href"]).startswith(start))
 
 
@@ -90,7 +90,7 @@ class Site:
         self.address = f"http://127.0.0.1:{port}"
 
     def ask(self, path: str, method: str = "GET", body: str | None = None, **headers: str) -> Document:
-        """One request; ``_`` in a header's name stands for ``-``."""
+        """Send one request; ``_`` in a header's name stands for ``-``."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
         with closing(connection):
             connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -106,7 +106,7 @@ class Site:
 
 @contextmanager
 def served(config: JobConfig, **options: Any) -> Iterator[Site]:
-    """The pages of a job on a free port."""
+    """Serve the pages of a job on a free port."""
     with closing(JobView(config, **options)) as view, make("127.0.0.1", 0, Application([view])) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
@@ -119,13 +119,13 @@ def served(config: JobConfig, **options: Any) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the job of this module keeps its state and its blobs."""
+    """Return the directory in which the job of this module keeps its state and its blobs."""
     return tmp_path_factory.mktemp("ui")
 
 
 @pytest.fixture(scope="module")
 def config(kafka: KafkaServer, directory: Path) -> JobConfig:
-    """A job of two tasks with segments on top of snapshots."""
+    """Create a job of two tasks with segments on top of snapshots."""
     serdes = {"stores__totals__key__serde": "string", "stores__totals__value__serde": "string"}
     more = {"kafka__ssl__key__password": SECRET, "metrics__port": 0, **serdes}
     return JobConfig.from_mapping(job_mapping(kafka, directory, tasks=2, kind=SEGMENTS, **more))
@@ -133,14 +133,14 @@ def config(kafka: KafkaServer, directory: Path) -> JobConfig:
 
 @pytest.fixture(scope="module")
 def manager(config: JobConfig) -> Iterator[StateManager]:
-    """The manager of the running job."""
+    """Run the manager of the job."""
     with StateManager(config) as manager:
         yield manager
 
 
 @pytest.fixture(scope="module")
 def tasks(manager: StateManager, config: JobConfig) -> list[Task]:
-    """Its tasks: `Partition 0` has 121 keys, one of them hostile; both have three checkpoints."""
+    """Open the tasks: `Partition 0` has 121 keys, one of them hostile; both have three checkpoints."""
     make_topic(config, source := f"{config.job_name}-in", 2)
     found = [manager.open_task(f"Partition {number}") for number in range(2)]
     for number, task in enumerate(found):
@@ -155,18 +155,18 @@ def tasks(manager: StateManager, config: JobConfig) -> list[Task]:
 
 @pytest.fixture(scope="module")
 def site(config: JobConfig, manager: StateManager, tasks: list[Task]) -> Iterator[Site]:
-    """The pages of the running job."""
+    """Serve the pages of the running job."""
     with served(config, metrics=[f"http://127.0.0.1:{manager.metrics.port}/metrics"]) as site:
         yield site
 
 
 def store_path(**more: str) -> str:
-    """The address of the store of `Partition 0`."""
+    """Return the address of the store of `Partition 0`."""
     return "/0/store?" + urlencode({"task": "Partition 0", "store": "totals", **more})
 
 
 def every_page(site: Site) -> dict[str, Document]:
-    """All kinds of pages, an error among them."""
+    """Return pages of all kinds, including an error."""
     paths = [
         "/0/",
         "/0/task?" + urlencode({"task": "Partition 0"}),
@@ -183,7 +183,7 @@ def every_page(site: Site) -> dict[str, Document]:
 
 
 def test_tasks_and_the_checkpoints_of_a_task(site: Site, tasks: list[Task]) -> None:
-    """The first page leads to each task, whose page has its checkpoints, its stores and the phases of its commits."""
+    """The first page leads to each task, whose page shows its checkpoints, its stores and the phases of its commits."""
     assert site.ask("/").headers["Location"] == "/0/"
     first = site.ask("/0/")
     assert first.status == 200
@@ -212,7 +212,7 @@ def test_an_unknown_task_is_404_with_a_hint(site: Site) -> None:
 
 
 def test_a_scan_goes_page_by_page_through_all_keys(site: Site) -> None:
-    """No key is missing or shown twice, and no page has more than fifty."""
+    """No key is missing or shown twice, and no page has more than fifty keys."""
     path, seen = store_path(prefix=""), []
     while True:
         found = site.ask(path)
@@ -227,7 +227,8 @@ def test_a_scan_goes_page_by_page_through_all_keys(site: Site) -> None:
 
 
 def test_a_key_is_looked_up_at_a_checkpoint(site: Site, tasks: list[Task]) -> None:
-    """The value at the current checkpoint and at an older one, and a plain answer for a key that is not there."""
+    """The page shows the value at the current checkpoint. It says so if a key does not exist, there or at an older
+    one."""
     assert "value 7" in site.ask(store_path(key="key-007")).text
     assert "no key nothing" in site.ask(store_path(key="nothing")).text
     older = site.view.record("Partition 0").checkpoints[-1]
@@ -236,7 +237,7 @@ def test_a_key_is_looked_up_at_a_checkpoint(site: Site, tasks: list[Task]) -> No
 
 
 def test_a_store_that_is_too_large_is_not_restored(config: JobConfig, tasks: list[Task]) -> None:
-    """A click never fetches more than was allowed; the hint names the command that does."""
+    """A click never fetches more than the limit, and the hint names the option."""
     with served(config, most_bytes=10) as site:
         found = site.ask(store_path(key="key-007"))
     assert found.status == 400
@@ -244,7 +245,7 @@ def test_a_store_that_is_too_large_is_not_restored(config: JobConfig, tasks: lis
 
 
 def test_verify_and_bytes_at_a_click(site: Site, directory: Path) -> None:
-    """Whole blobs are reported as whole. Bytes are sorted by kind. A blob that is lost is named."""
+    """The page reports that all blobs exist, sorts bytes by kind, and names a blob that is lost."""
     assert "All blobs exist" in site.done("verify").text
     assert "needed by a current checkpoint" in site.done("blobs").text
     counted = site.view.runs["blobs"].result
@@ -259,7 +260,7 @@ def test_verify_and_bytes_at_a_click(site: Site, directory: Path) -> None:
 
 
 def test_metrics_that_cannot_be_read_are_a_note(config: JobConfig, tasks: list[Task]) -> None:
-    """The page of tasks is shown all the same."""
+    """The page of tasks is still shown."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         with served(config, metrics=[f"http://127.0.0.1:{free.getsockname()[1]}/metrics"]) as site:
@@ -292,7 +293,7 @@ def test_a_thousand_tasks_are_shown_a_hundred_at_a_time(kafka: KafkaServer) -> N
 
 
 def test_no_value_becomes_markup(site: Site) -> None:
-    """Keys, values and parameters are text, also in attributes."""
+    """Keys, values and parameters stay text, even in attributes."""
     for path, found in every_page(site).items():
         assert not found.all("script"), path
         assert not found.all("b"), path
@@ -303,7 +304,7 @@ def test_no_value_becomes_markup(site: Site) -> None:
 
 
 def test_no_secret_is_shown(site: Site, config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither on a page nor in an error of the broker's client."""
+    """Neither a page nor an error of the broker's client shows a secret."""
     assert [path for path, found in every_page(site).items() if SECRET in found.body] == []
     monkeypatch.setattr("statemgr.kafka.metadata.DEADLINE_S", 1.0)
     monkeypatch.setattr("statemgr.kafka.metadata.REQUEST_S", 1.0)
@@ -316,7 +317,7 @@ def test_no_secret_is_shown(site: Site, config: JobConfig, monkeypatch: pytest.M
 def test_nothing_is_written_and_no_owner_is_fenced(
     site: Site, config: JobConfig, tasks: list[Task], directory: Path
 ) -> None:
-    """All pages and checks leave Kafka and the blobs as they were, and the owners go on."""
+    """All pages and checks leave Kafka and the blobs unchanged, and the owners continue."""
 
     def state() -> tuple[object, object]:
         blobs = {path: path.stat().st_mtime_ns for path in (directory / "blobs").rglob("*") if path.is_file()}
@@ -334,7 +335,7 @@ def test_nothing_is_written_and_no_owner_is_fenced(
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]", ""])
 def test_another_host_name_is_refused(site: Site, host: str) -> None:
-    """A name that resolves to this machine (DNS rebinding) gets nothing."""
+    """A request with another name that resolves to this machine (DNS rebinding) gets no data."""
     found = site.ask("/0/", Host=host)
     assert found.status == 421
     assert "Partition" not in found.body
@@ -344,7 +345,7 @@ def test_another_host_name_is_refused(site: Site, host: str) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_other_methods_are_refused(site: Site, method: str) -> None:
-    """There is nothing to write to."""
+    """The server has nothing to write to."""
     assert site.ask("/0/", method).status == 405
 
 
@@ -354,7 +355,7 @@ def test_other_methods_are_refused(site: Site, method: str) -> None:
     ids=str,
 )
 def test_another_site_cannot_make_the_browser_start_work(site: Site, headers: dict[str, str]) -> None:
-    """Neither a check of the blob store nor the restore of a store."""
+    """Another site can start neither a check of the blob store nor the restore of a store."""
     before = dict(site.view.runs)
     assert site.ask("/0/run", "POST", "kind=verify", **headers).status == 403
     assert site.ask(store_path(key="key-007"), **headers).status == 403
@@ -362,7 +363,7 @@ def test_another_site_cannot_make_the_browser_start_work(site: Site, headers: di
 
 
 def test_every_answer_has_the_headers_that_limit_a_page(site: Site) -> None:
-    """No scripts, no frames, nothing from elsewhere, nothing kept."""
+    """Every answer forbids scripts, frames, content from elsewhere, and caching."""
     for found in (site.ask("/0/"), site.ask("/style.css"), site.ask("/nothing"), site.ask("/0/", Host="evil.example")):
         assert "default-src 'none'" in found.headers["Content-Security-Policy"]
         assert "frame-ancestors 'none'" in found.headers["Content-Security-Policy"]
@@ -371,7 +372,8 @@ def test_every_answer_has_the_headers_that_limit_a_page(site: Site) -> None:
 
 
 def test_rules_of_accessibility(site: Site) -> None:
-    """Landmarks, one heading, named fields, tables, charts and scrollable regions; nothing is loaded from elsewhere."""
+    """Pages have landmarks, one heading, and named fields, tables, charts and regions. They load nothing from
+    elsewhere."""
     for path, found in every_page(site).items():
         names = [name for name, _ in found.elements]
         assert found.all("html")[0]["lang"] == "en", path
@@ -390,7 +392,8 @@ def test_rules_of_accessibility(site: Site) -> None:
 
 
 def test_the_command_serves_until_it_is_stopped(config: JobConfig, tasks: list[Task], tmp_path: Path) -> None:
-    """It prints its address, answers there, ends with status 0 on SIGTERM, and leaves no restored store behind."""
+    """The command prints its address, answers there, ends with status 0 on SIGTERM, and leaves no restored store
+    behind."""
     lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in config.to_mapping().items()]
     (tmp_path / "job.toml").write_text("\n".join(lines))
     (temporary := tmp_path / "tmp").mkdir()
@@ -418,7 +421,7 @@ def test_the_command_serves_until_it_is_stopped(config: JobConfig, tasks: list[T
 
 @pytest.fixture(scope="module")
 def window() -> Iterator[Browser]:
-    """A headless browser."""
+    """Start a headless browser."""
     if not is_installed():
         pytest.skip("no Chromium with chromedriver: apt-get install chromium chromium-driver")
     with browser() as window:
@@ -428,7 +431,7 @@ def window() -> Iterator[Browser]:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280], ids=["phone", "desk"])
 def test_each_page_fits_the_screen_and_can_be_read(window: Browser, site: Site, width: int, dark: bool) -> None:
-    """Nothing but tables scrolls sideways, texts have contrast, and the browser has no complaint."""
+    """Only tables scroll sideways, texts have contrast, and the browser has no complaint."""
     window.device(width, 800, dark=dark)
     for path in ["/0/", "/0/task?task=Partition+0", store_path(prefix=""), "/0/blobs"]:
         window.open(site.address + path)
@@ -441,7 +444,7 @@ def test_each_page_fits_the_screen_and_can_be_read(window: Browser, site: Site, 
 
 
 def test_a_key_is_found_by_keyboard_alone(window: Browser, site: Site) -> None:
-    """Skip link, the link to a task, the store, the field, Enter: each has a visible focus."""
+    """The keyboard reaches the skip link, a task, its store and the field for a key. The links have a visible focus."""
     window.device(1280, 800)
     window.open(site.address + "/0/")
     window.keys(TAB)
@@ -459,7 +462,7 @@ def test_a_key_is_found_by_keyboard_alone(window: Browser, site: Site) -> None:
 
 
 def test_verify_is_one_click_in_a_browser(window: Browser, site: Site) -> None:
-    """The browser sends the form as the page's own, and the page loads itself again until the result is there."""
+    """The browser sends the form as the page's own, and the page reloads itself until the result is there."""
     site.view.runs.clear()
     window.device(1280, 800)
     window.open(site.address + "/0/blobs")
@@ -468,7 +471,7 @@ def test_verify_is_one_click_in_a_browser(window: Browser, site: Site) -> None:
 
 
 def test_a_hostile_key_stays_text_in_a_browser(window: Browser, site: Site) -> None:
-    """It is shown as it is, and runs nothing."""
+    """The page shows the key as text, and the browser runs nothing."""
     window.open(site.address + store_path(key=EVIL))
     assert EVIL in window.text()
     assert window.log() == []
